@@ -1,0 +1,30 @@
+"""What every command shares: the console, and bad input as one line with exit code 2."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from specdec_core.errors import UserError
+
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def run(command: Callable[..., None] | typer.Typer) -> None:
+    """Run a typer application, or a function as one, turning a :class:`UserError` into one line
+    on standard error and exit code 2."""
+    if isinstance(command, typer.Typer):
+        app = command
+    else:
+        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        app.command()(command)
+    try:
+        app()
+    except UserError as error:
+        errors.print(f"[red]error:[/red] {escape(str(error))}")
+        sys.exit(2)

@@ -1,0 +1,244 @@
+"""One configuration, one value.
+
+A :class:`Configuration` says how tokens are drafted and sampled. The same frozen value is a Tune
+trial, an MLflow run, a registry entry, a Serve deployment and a line of a report. Unknown keys are
+errors that name the key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from specdec_core.errors import UserError
+
+T = TypeVar("T")
+
+
+class Value(BaseModel):
+    """A frozen value that rejects unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Sampling(Value):
+    """How a distribution is made from logits; applied alike to target and draft model."""
+
+    temperature: float = Field(default=0.0, ge=0, description="0 is greedy decoding")
+    top_k: int = Field(default=0, ge=0, description="keep the k most likely tokens; 0 keeps all")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus mass kept")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+MaxTokens = Annotated[int, Field(ge=1, le=128, description="candidate tokens a round at most")]
+
+
+class FixedPolicy(Value):
+    """K candidate tokens every round (Leviathan et al., 2023)."""
+
+    kind: Literal["fixed"] = "fixed"
+    max_tokens: MaxTokens = 5
+
+    @property
+    def label(self) -> str:
+        return f"fixed K={self.max_tokens}"
+
+
+class HeuristicPolicy(Value):
+    """K grows by `increase` when everything was accepted and shrinks by `decrease` otherwise."""
+
+    kind: Literal["heuristic"] = "heuristic"
+    start: MaxTokens = 5
+    increase: int = Field(default=2, ge=0)
+    decrease: int = Field(default=1, ge=0)
+    max_tokens: MaxTokens = 20
+
+    @property
+    def label(self) -> str:
+        return f"heuristic K₀={self.start}"
+
+
+class ConfidencePolicy(Value):
+    """Stop after a token whose draft distribution peaks below `threshold`."""
+
+    kind: Literal["confidence"] = "confidence"
+    threshold: float = Field(default=0.4, ge=0, le=1)
+    max_tokens: MaxTokens = 20
+
+    @property
+    def label(self) -> str:
+        return f"confidence {self.threshold:g}"
+
+
+class SvipPolicy(Value):
+    """Stop after a token whose draft distribution has √H > `threshold` (SVIP, Eq. 7; H in nats)."""
+
+    kind: Literal["svip"] = "svip"
+    threshold: float = Field(default=0.8, ge=0)
+    max_tokens: MaxTokens = 20
+
+    @property
+    def label(self) -> str:
+        return f"svip {self.threshold:g}"
+
+
+Policy = Annotated[
+    FixedPolicy | HeuristicPolicy | ConfidencePolicy | SvipPolicy, Field(discriminator="kind")
+]
+
+
+class DraftModelDrafter(Value):
+    """A small language model drafts a chain; the policy says when to stop."""
+
+    kind: Literal["draft_model"] = "draft_model"
+    draft: str | None = Field(default=None, description="a draft of the pair; unset, the first")
+    policy: Policy = FixedPolicy()
+
+    @property
+    def label(self) -> str:
+        return f"{self.draft or 'draft'} · {self.policy.label}"
+
+    @property
+    def family(self) -> str:
+        return self.policy.kind
+
+
+class PromptLookupDrafter(Value):
+    """Copy what followed the last n-gram earlier in the text (Saxena's prompt lookup decoding)."""
+
+    kind: Literal["prompt_lookup"] = "prompt_lookup"
+    max_ngram: int = Field(default=3, ge=1, le=16)
+    min_ngram: int = Field(default=1, ge=1, le=16)
+    max_tokens: MaxTokens = 10
+
+    def model_post_init(self, _: Any) -> None:
+        if self.min_ngram > self.max_ngram:
+            raise ValueError(f"min_ngram {self.min_ngram} exceeds max_ngram {self.max_ngram}")
+
+    @property
+    def label(self) -> str:
+        return f"prompt lookup n≤{self.max_ngram} K={self.max_tokens}"
+
+    @property
+    def family(self) -> str:
+        return self.kind
+
+
+Drafter = Annotated[DraftModelDrafter | PromptLookupDrafter, Field(discriminator="kind")]
+
+
+class Configuration(Value):
+    """How one request is decoded. Without a drafter this is autoregressive decoding."""
+
+    drafter: Drafter | None = None
+    sampling: Sampling = Sampling()
+
+    @property
+    def id(self) -> str:
+        """Stable short id: the hash of the canonical JSON."""
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:10]
+
+    @property
+    def label(self) -> str:
+        """What a person reads in a table."""
+        name = self.drafter.label if self.drafter else "autoregressive"
+        if self.sampling.greedy:
+            return name
+        warpers = [f"T={self.sampling.temperature:g}"]
+        warpers += [f"top-k={self.sampling.top_k}"] if self.sampling.top_k else []
+        warpers += [f"top-p={self.sampling.top_p:g}"] if self.sampling.top_p < 1 else []
+        return f"{name} ({', '.join(warpers)})"
+
+    @property
+    def family(self) -> str:
+        """Configurations that differ only in their numbers share a family."""
+        return self.drafter.family if self.drafter else "autoregressive"
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the output provably has the target's distribution."""
+        return True
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+AUTOREGRESSIVE = Configuration()
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class RunnerSettings(Value):
+    """How a model is executed.
+
+    `auto` takes a GPU where there is one; the data type `auto` is the checkpoint's on a GPU and
+    the faster one, measured, on a CPU.
+    """
+
+    device: str = "auto"
+    target_dtype: DType = "auto"
+    draft_dtype: DType = "auto"
+    max_length: int = Field(default=1024, ge=8, description="tokens a slot can hold")
+    threads: int = Field(default=1, ge=1, description="CPU threads for each process")
+
+
+class PairSpec(Value):
+    """A target and its drafts by hub id, local folder, or `bundled:<name>`."""
+
+    target: str = "bundled:target"
+    drafts: dict[str, str] = Field(
+        default={"medium": "bundled:draft-medium", "small": "bundled:draft-small"}
+    )
+    runner: RunnerSettings = RunnerSettings()
+
+    @property
+    def name(self) -> str:
+        """A name for people and for the MLflow experiment."""
+        models = (self.target, *self.drafts.values())
+        names = [Path(model).name.removeprefix("bundled:") for model in models]
+        return "-".join([*(["bundled"] if self.target.startswith("bundled:") else []), *names])
+
+
+def parse(kind: type[T], value: Any, source: str) -> T:
+    """Validate `value` as `kind`; a mismatch is a :class:`UserError` of one line that names
+    `source`, the key and what would be right."""
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise UserError(f"{source}: {describe(error)}") from None
+
+
+def describe(error: ValidationError) -> str:
+    """A pydantic error as one line."""
+    parts = []
+    for item in error.errors(include_url=False):
+        where = ".".join(str(part) for part in item["loc"]) or "value"
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            message = "unknown key"
+        elif item["type"] != "missing":
+            message += f" (got {item['input']!r})"
+        parts.append(f"{where}: {message}")
+    return "; ".join(parts)
+
+
+def load_yaml(path: str | Path) -> Any:
+    """Read a YAML file; a missing or malformed one is a :class:`UserError`."""
+    path = Path(path)
+    try:
+        return yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: a folder, expected a YAML file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None

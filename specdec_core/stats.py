@@ -1,0 +1,158 @@
+"""What a round and a generation leave behind, and the metrics table made from them.
+
+Names follow the papers: N generated tokens, N_draft and N_target forward passes, N_discarded
+drafted tokens that are not in the output. "Acceptance rate" means accepted / drafted here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+
+import numpy as np
+import pandas as pd
+
+
+class Origin(StrEnum):
+    """Where an output token came from."""
+
+    DRAFT = "draft"
+    LOOKUP = "lookup"
+    CORRECTION = "correction"  # the target's replacement for a rejected token
+    BONUS = "bonus"  # the target's own token after everything was accepted
+
+
+@dataclass(slots=True)
+class Round:
+    """One draft-verify-commit round of one request. Times are seconds of the whole engine step,
+    which the slots of a batch share."""
+
+    position: int  # generated tokens before the round
+    drafted: int  # candidate tokens sent to verification
+    accepted: int  # of these, tokens that are in the output
+    generated: int  # tokens the round added to the output
+    draft_forwards: int
+    draft_seconds: float
+    target_seconds: float
+    other_seconds: float
+
+
+@dataclass(slots=True)
+class Generation:
+    """A finished request: tokens, text, and how they came about."""
+
+    request_id: str
+    prompt_tokens: int
+    tokens: list[int]
+    text: str
+    origins: list[Origin]
+    rounds: list[Round]
+    finish_reason: str  # "length", "stop" (EOS or a stop string)
+    prefill_seconds: float = 0.0
+    seconds: float = 0.0  # from the first prompt token to the last output token
+    token_seconds: list[float] = field(default_factory=list)  # arrival of each token
+
+    @property
+    def counts(self) -> Counts:
+        return Counts.of([self])
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Forward passes and tokens summed over generations; they do not depend on load."""
+
+    requests: int
+    n: int  # N
+    n_draft: int
+    n_target: int
+    n_discarded: int
+    n_drafted: int
+    n_accepted: int
+    n_target_tokens: int  # corrections and bonus tokens in the output
+
+    @classmethod
+    def of(cls, generations: Iterable[Generation]) -> Counts:
+        generations = list(generations)
+        rounds = [r for g in generations for r in g.rounds]
+        drafted = sum(r.drafted for r in rounds)
+        accepted = sum(r.accepted for r in rounds)
+        return cls(
+            requests=len(generations),
+            n=sum(len(g.tokens) for g in generations),
+            n_draft=sum(r.draft_forwards for r in rounds),
+            n_target=len(rounds),
+            n_discarded=drafted - accepted,
+            n_drafted=drafted,
+            n_accepted=accepted,
+            n_target_tokens=sum(
+                o in (Origin.CORRECTION, Origin.BONUS) for g in generations for o in g.origins
+            ),
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """The papers' rates. Discard rate N_discarded/N, verification rate N_target/N, MAT
+        N/N_target, acceptance rate accepted/drafted, utilisation N/N_draft (Post-use, Eq. 3)."""
+        n, drafts = max(self.n, 1), self.n_draft
+        return {
+            "discard_rate": self.n_discarded / n,
+            "verification_rate": self.n_target / n,
+            "mat": self.n / max(self.n_target, 1),
+            "acceptance_rate": self.n_accepted / self.n_drafted if self.n_drafted else 0.0,
+            "utilisation": self.n / drafts if drafts else 0.0,
+        }
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+def rounds_frame(generations: Sequence[Generation], **columns: str) -> pd.DataFrame:
+    """One row a round: `columns` (the same for all rows), request_id, round, and Round's fields."""
+    rows = [
+        {**columns, "request_id": g.request_id, "round": i, **asdict(r)}
+        for g in generations
+        for i, r in enumerate(g.rounds)
+    ]
+    return pd.DataFrame(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A ratio of two times and its bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def tied(self) -> bool:
+        """Whether the interval includes 1: the two cannot be told apart."""
+        return self.low <= 1.0 <= self.high
+
+
+def paired_ratio(
+    baseline: np.ndarray, candidate: np.ndarray, confidence: float = 0.95, draws: int = 2000
+) -> Ratio:
+    """How many times faster `candidate` is than `baseline`.
+
+    Both are seconds with shape (repeats, prompts), taken interleaved on the same prompts. Each
+    prompt's time is its median over the repeats; the ratio is that of the sums over prompts, and
+    the interval resamples prompts and repeats, keeping pairs together.
+    """
+    baseline, candidate = np.atleast_2d(baseline), np.atleast_2d(candidate)
+    if baseline.shape != candidate.shape:
+        raise ValueError(f"unpaired times: {baseline.shape} and {candidate.shape}")
+    repeats, prompts = baseline.shape
+    rng = np.random.default_rng(0)
+    r = rng.integers(repeats, size=(draws, repeats, 1))
+    p = rng.integers(prompts, size=(draws, 1, prompts))
+
+    def total(times: np.ndarray, pick: bool) -> np.ndarray:
+        chosen = times[r, p] if pick else times[None]
+        return np.median(chosen, axis=1).sum(axis=-1)
+
+    ratios = total(baseline, True) / total(candidate, True)
+    tail = (1 - confidence) / 2 * 100
+    low, high = np.percentile(ratios, [tail, 100 - tail])
+    value = total(baseline, False)[0] / total(candidate, False)[0]
+    return Ratio(float(value), float(low), float(high))
