@@ -1,0 +1,323 @@
+"""The round: draft → verify → commit, for a batch of slots of different lengths.
+
+Requests join and leave between rounds. Everything a slot does depends on its own request alone:
+its tokens, its cache rows, its random stream.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
+from specdec_core.detokenize import StreamDecoder
+from specdec_core.drafters import Drafter, Sequencing, build_drafter
+from specdec_core.errors import UserError
+from specdec_core.pair import Pair
+from specdec_core.runner import ModelRunner
+from specdec_core.sampling import RandomStream, warp
+from specdec_core.stats import Generation, Origin, Round
+from specdec_core.token_tree import TokenTree
+from specdec_core.verify import Verdict, verify_greedy, verify_sampled
+
+
+@dataclass(frozen=True)
+class Request:
+    """One text to complete. Without `sampling` the configuration's applies."""
+
+    id: str
+    tokens: tuple[int, ...]
+    max_new_tokens: int
+    sampling: Sampling | None = None
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(slots=True)
+class Chunk:
+    """What one round added to a request. `text` is what is safe to show; it lags behind `tokens`
+    where a character or a stop string may still be completed."""
+
+    request_id: str
+    text: str
+    tokens: list[int]
+    origins: list[Origin]
+    finished: Generation | None = None
+
+
+@dataclass(slots=True)
+class _Active:
+    """A request in its slot."""
+
+    request: Request
+    sequence: Sequencing
+    decoder: StreamDecoder
+    started: float
+    prefill_seconds: float
+    origins: list[Origin] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    token_seconds: list[float] = field(default_factory=list)
+
+    @property
+    def generated(self) -> list[int]:
+        return self.sequence.tokens[len(self.request.tokens) :]
+
+    @property
+    def remaining(self) -> int:
+        return self.request.max_new_tokens - len(self.origins)
+
+
+class Engine:
+    """Decodes requests under one configuration, up to `slots` at a time.
+
+    Models and caches are kept when :meth:`configure` swaps the configuration.
+    """
+
+    def __init__(
+        self, pair: Pair, configuration: Configuration = AUTOREGRESSIVE, slots: int = 1
+    ) -> None:
+        self.pair, self.slots = pair, slots
+        self.max_length = pair.max_length
+        self.target = ModelRunner(pair.target, slots, self.max_length)
+        self._draft_runners: dict[str, ModelRunner] = {}
+        self._active: dict[int, _Active] = {}
+        self._queue: deque[Request] = deque()
+        self.configure(configuration)
+
+    def configure(self, configuration: Configuration) -> None:
+        """Decode by `configuration` from now on. Only between requests."""
+        if not self.idle:
+            raise RuntimeError("the configuration cannot change while requests are being decoded")
+        self.configuration = configuration
+        self.drafter: Drafter | None = None
+        if configuration.drafter is not None:
+            self.drafter = build_drafter(
+                configuration.drafter,
+                self._draft_runner,
+                self.target.vocab_size,
+                self.pair.eos_token_ids,
+            )
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The tokens of a prompt, with the special tokens its tokenizer puts first."""
+        return tuple(self.pair.tokenizer(text)["input_ids"])
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is active or waiting."""
+        return not self._active and not self._queue
+
+    def add(self, request: Request) -> None:
+        """Queue a request; it enters a free slot at the next step.
+
+        Raises:
+            UserError: the prompt is empty, has unknown tokens or does not fit with its output.
+        """
+        total = len(request.tokens) + request.max_new_tokens
+        if not request.tokens:
+            raise UserError("the prompt is empty")
+        if request.max_new_tokens < 1:
+            raise UserError(f"max_new_tokens must be at least 1, got {request.max_new_tokens}")
+        if total > self.max_length:
+            raise UserError(
+                f"the prompt has {len(request.tokens)} tokens and {request.max_new_tokens} new ones"
+                f" were asked for, but the context holds {self.max_length}"
+            )
+        if not 0 <= min(request.tokens) <= max(request.tokens) < self.target.vocab_size:
+            raise UserError(f"the prompt has tokens outside 0…{self.target.vocab_size - 1}")
+        self._queue.append(request)
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a request, waiting or active; an unknown one is none of our business any more."""
+        self._queue = deque(r for r in self._queue if r.id != request_id)
+        self._active = {s: a for s, a in self._active.items() if a.request.id != request_id}
+
+    @torch.inference_mode()
+    def step(self) -> list[Chunk]:
+        """One round of all active slots."""
+        self._admit()
+        if not self._active:
+            return []
+        active = list(self._active.values())
+        start = perf_counter()
+        trees = self._draft(active)
+        drafted = perf_counter()
+        logits = self._target_logits(active, trees)
+        choices = logits.argmax(dim=-1).tolist()  # waits for the device
+        verified = perf_counter()
+        verdicts = [
+            self._verify(slot, tree, logits[i], choices[i])
+            for i, (slot, tree) in enumerate(zip(active, trees, strict=True))
+        ]
+        chunks = [
+            self._commit(slot, tree, verdict)
+            for slot, tree, verdict in zip(active, trees, verdicts, strict=True)
+        ]
+        end = perf_counter()
+        for slot, chunk in zip(active, chunks, strict=True):
+            last = slot.rounds[-1]
+            last.draft_seconds = drafted - start
+            last.target_seconds = verified - drafted
+            last.other_seconds = end - verified
+            slot.token_seconds += [end - slot.started] * len(chunk.tokens)
+            if chunk.finished:
+                chunk.finished.seconds = end - slot.started
+        return chunks
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        on_finish: Callable[[Generation], None] | None = None,
+    ) -> list[Generation]:
+        """Decode `requests` and return their generations in the same order."""
+        for request in requests:
+            self.add(request)
+        done: dict[str, Generation] = {}
+        while not self.idle:
+            for chunk in self.step():
+                if chunk.finished:
+                    done[chunk.request_id] = chunk.finished
+                    if on_finish:
+                        on_finish(chunk.finished)
+        return [done[request.id] for request in requests]
+
+    def stream(self, request: Request) -> Iterator[Chunk]:
+        """Decode one request, a chunk a round."""
+        self.add(request)
+        finished = False
+        try:
+            while not finished:
+                for chunk in self.step():
+                    if chunk.request_id == request.id:
+                        finished = chunk.finished is not None
+                        yield chunk
+        finally:
+            self.cancel(request.id)
+
+    # The story of a step, in its order.
+
+    def _admit(self) -> None:
+        """Fill free slots from the queue."""
+        free = [slot for slot in range(self.slots) if slot not in self._active]
+        while free and self._queue:
+            request, slot = self._queue.popleft(), free.pop(0)
+            start = perf_counter()
+            sampling = request.sampling or self.configuration.sampling
+            random = RandomStream(request.seed)
+            sequence = Sequencing(slot, list(request.tokens), sampling, random)
+            self.target.truncate(slot, 0)
+            self.target.prefill(slot, request.tokens[:-1])
+            if self.drafter is not None:
+                self.drafter.open(sequence)
+            decoder = StreamDecoder(self.pair.tokenizer, request.stop, request.tokens)
+            prefill = perf_counter() - start
+            self._active[slot] = _Active(request, sequence, decoder, start, prefill)
+
+    def _draft(self, active: list[_Active]) -> list[TokenTree]:
+        if self.drafter is None:
+            return [TokenTree() for _ in active]
+        for slot in active:
+            # The target adds a token of its own to every round.
+            slot.sequence.room = slot.remaining - 1
+        return self.drafter.propose([slot.sequence for slot in active])
+
+    def _target_logits(self, active: list[_Active], trees: list[TokenTree]) -> Tensor:
+        """Logits (slots, nodes + 1, vocabulary) behind the committed text and each node."""
+        rows = [slot.sequence.slot for slot in active]
+        tokens = [
+            [slot.sequence.tokens[-1], *tree.tokens]
+            for slot, tree in zip(active, trees, strict=True)
+        ]
+        if all(tree.is_chain for tree in trees):
+            return self.target.forward(rows, tokens)
+        parents = [[-1, *(parent + 1 for parent in tree.parents)] for tree in trees]
+        return self.target.forward(rows, tokens, parents)
+
+    @staticmethod
+    def _verify(slot: _Active, tree: TokenTree, logits: Tensor, choices: list[int]) -> Verdict:
+        sampling, random = slot.sequence.sampling, slot.sequence.random
+        if sampling.greedy:
+            return verify_greedy(tree, choices)
+        return verify_sampled(tree, warp(logits[: len(tree) + 1], sampling), random)
+
+    def _commit(self, slot: _Active, tree: TokenTree, verdict: Verdict) -> Chunk:
+        """Keep what was accepted, cut at the end of the request, and account for the round."""
+        sequence = slot.sequence
+        committed = len(sequence.tokens)
+        self.target.keep(sequence.slot, committed, verdict.path)
+        position = len(slot.origins)
+        tokens = [*(tree.tokens[node] for node in verdict.path), verdict.token]
+        own = Origin.CORRECTION if verdict.corrected else Origin.BONUS
+        origins = [*(tree.origins[node] for node in verdict.path), own]
+        tokens, text, reason = self._cut(slot, tokens)
+        origins = origins[: len(tokens)]
+        sequence.tokens += tokens
+        slot.origins += origins
+        accepted = min(len(verdict.path), len(tokens))
+        slot.rounds.append(
+            Round(
+                position=position,
+                drafted=len(tree),
+                accepted=accepted,
+                generated=len(tokens),
+                draft_forwards=tree.draft_forwards,
+                draft_seconds=0.0,
+                target_seconds=0.0,
+                other_seconds=0.0,
+            )
+        )
+        if reason is not None:
+            del self._active[sequence.slot]
+            return Chunk(slot.request.id, text, tokens, origins, self._finish(slot, reason))
+        if self.drafter is not None:
+            self.drafter.observe(sequence, tree, accepted)
+        return Chunk(slot.request.id, text, tokens, origins)
+
+    def _cut(self, slot: _Active, tokens: list[int]) -> tuple[list[int], str, str | None]:
+        """`tokens` up to the end of the request, their text, and why the request ends, if so."""
+        request, decoder = slot.request, slot.decoder
+        reason = None
+        if not request.ignore_eos:
+            ends = (i for i, token in enumerate(tokens) if token in self.pair.eos_token_ids)
+            if (end := next(ends, None)) is not None:
+                tokens, reason = tokens[: end + 1], "stop"
+        text = decoder.push(tokens)
+        if decoder.stopped:
+            return tokens[: decoder.used - len(slot.origins)], text, "stop"
+        if reason is None and len(tokens) == slot.remaining:
+            reason = "length"
+        return tokens, text if reason is None else text + decoder.finish(), reason
+
+    @staticmethod
+    def _finish(slot: _Active, reason: str) -> Generation:
+        return Generation(
+            request_id=slot.request.id,
+            prompt_tokens=len(slot.request.tokens),
+            tokens=slot.generated,
+            text=slot.decoder.text,
+            origins=slot.origins,
+            rounds=slot.rounds,
+            finish_reason=reason,
+            prefill_seconds=slot.prefill_seconds,
+            token_seconds=slot.token_seconds,
+        )
+
+    def _draft_runner(self, name: str | None) -> ModelRunner:
+        """The runner of a draft of the pair; the first draft's without a name."""
+        drafts = self.pair.drafts
+        if name is None:
+            if not drafts:
+                raise UserError("the configuration needs a draft model, but the pair has none")
+            name = next(iter(drafts))
+        if name not in drafts:
+            known = ", ".join(drafts) or "none"
+            raise UserError(f"drafter.draft: the pair has no draft {name!r} (it has: {known})")
+        if name not in self._draft_runners:
+            self._draft_runners[name] = ModelRunner(drafts[name], self.slots, self.max_length)
+        return self._draft_runners[name]

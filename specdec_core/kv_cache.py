@@ -1,0 +1,105 @@
+"""A preallocated key-value cache with a length of its own for every row (slot).
+
+Rolling back rejected tokens is setting a number: what lies beyond a row's length is overwritten by
+the next forward and never attended to. The cache sits behind transformers' cache interface, so a
+model's own code writes to it and reads from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+class Window:
+    """Where the next forward writes: `width` tokens of each row from that row's offset on."""
+
+    def __init__(self, rows: list[int], offsets: list[int], width: int) -> None:
+        self.rows, self.offsets, self.width = rows, offsets, width
+        self.end = max(offsets) + width
+        first, count = rows[0], len(rows)
+        consecutive = rows == list(range(first, first + count))
+        self.row_slice = slice(first, first + count) if consecutive else None
+        self.aligned = len(set(offsets)) == 1
+        self._index: tuple[Tensor, Tensor] | None = None
+
+    def index(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Row numbers (rows, 1) and cache positions (rows, width)."""
+        if self._index is None:
+            rows = torch.tensor(self.rows, device=device)[:, None]
+            offsets = torch.tensor(self.offsets, device=device)[:, None]
+            self._index = rows, offsets + torch.arange(self.width, device=device)
+        return self._index
+
+
+class SlotLayer(CacheLayerMixin):
+    """One layer's keys and values, (slots, heads, positions, head size) each."""
+
+    def __init__(self, cache: SlotCache) -> None:
+        super().__init__()
+        self.cache = cache
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        slots, positions = self.cache.slots, self.cache.positions
+        for name, states in (("keys", key_states), ("values", value_states)):
+            # Zeros: a masked position still meets its value with weight 0, and 0 · NaN is NaN.
+            shape = (slots, states.shape[1], positions, states.shape[3])
+            setattr(self, name, states.new_zeros(shape))
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        return self._write(self.keys, key_states), self._write(self.values, value_states)
+
+    def _write(self, store: Tensor, states: Tensor) -> Tensor:
+        window = self.cache.window
+        if window.aligned and window.row_slice is not None:
+            start = window.offsets[0]
+            store[window.row_slice, :, start : start + window.width] = states
+        else:
+            rows, positions = window.index(store.device)
+            store[rows, :, positions] = states.transpose(1, 2)
+        rows = window.row_slice if window.row_slice is not None else window.rows
+        return store[rows, :, : window.end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.cache.window.end, 0
+
+    def get_seq_length(self) -> int:
+        return max(self.cache.lengths)
+
+    def get_max_length(self) -> int:
+        return self.cache.positions
+
+
+class SlotCache(Cache):
+    """Keys and values of `slots` rows of up to `positions` tokens, for `layers` layers."""
+
+    def __init__(self, layers: int, slots: int, positions: int) -> None:
+        self.slots, self.positions = slots, positions
+        self.lengths = [0] * slots
+        self.window = Window([0], [0], 1)
+        super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
+
+    def open_window(self, rows: Sequence[int], width: int) -> Window:
+        """Aim the next forward behind each row's valid tokens."""
+        rows = list(rows)
+        self.window = Window(rows, [self.lengths[row] for row in rows], width)
+        return self.window
+
+    def keep(self, row: int, start: int, kept: Sequence[int]) -> None:
+        """Compact `row`: of the positions from `start` on keep those at `start + i` for i in `kept`
+        (increasing), in this order, and make them the row's end. No recomputation."""
+        if list(kept) != list(range(len(kept))):
+            source = torch.tensor(kept) + start
+            for layer in self.layers:
+                for store in (layer.keys, layer.values):
+                    moved = store[row, :, source.to(store.device)]
+                    store[row, :, start : start + len(kept)] = moved
+        self.lengths[row] = start + len(kept)

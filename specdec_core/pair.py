@@ -1,0 +1,167 @@
+"""A target model, its drafts and their tokenizer, from hub ids, folders or `bundled:` names."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from specdec_core.bundled import bundled_path
+from specdec_core.config import PairSpec, RunnerSettings
+from specdec_core.errors import UserError
+from specdec_core.runner import check_supported, context_length
+
+
+@dataclass(slots=True)
+class Pair:
+    """Loaded models. `drafts` keeps the order of the specification; the first is the default."""
+
+    spec: PairSpec
+    tokenizer: PreTrainedTokenizerBase
+    target: PreTrainedModel
+    drafts: dict[str, PreTrainedModel] = field(default_factory=dict)
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a text, by the target's generation settings or else the tokenizer's."""
+        settings = self.target.generation_config
+        eos = settings.eos_token_id if settings else None
+        eos = self.tokenizer.eos_token_id if eos is None else eos
+        return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of prompt and output together that every model of the pair can hold."""
+        models = (self.target, *self.drafts.values())
+        limits = [context_length(model.config) for model in models]
+        return min([self.spec.runner.max_length, *(limit for limit in limits if limit)])
+
+
+def resolve_path(name: str) -> str:
+    """The folder of a bundled model; any other name as it is, `~` expanded."""
+    if not name.startswith("bundled:"):
+        return os.path.expanduser(name)
+    try:
+        return str(bundled_path(name.removeprefix("bundled:")))
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def _from_pretrained(factory: Any, name: str, what: str, **options: Any) -> Any:
+    """`factory.from_pretrained`, with one line for what can go wrong in finding the model."""
+    path = resolve_path(name)
+    if path.startswith((".", os.sep)) and not Path(path).is_dir():
+        raise UserError(f"{name}: no such folder")
+    try:
+        return factory.from_pretrained(
+            str(Path(path).expanduser()) if "~" in path else path, **options
+        )
+    except (OSError, ValueError, KeyError) as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+        raise UserError(f"{name}: cannot load its {what}: {reason.strip()}") from None
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of one model."""
+    return _from_pretrained(AutoTokenizer, name, "tokenizer")
+
+
+def check_pair(spec: PairSpec) -> PreTrainedTokenizerBase:
+    """Check, from configurations and tokenizers alone, that the models exist, can be served and
+    share one vocabulary. Returns the target's tokenizer.
+
+    Raises:
+        UserError: what is wrong with which model, in one line.
+    """
+    tokenizer = load_tokenizer(spec.target)
+    for name in (spec.target, *spec.drafts.values()):
+        check_supported(_from_pretrained(AutoConfig, name, "configuration"), name)
+    vocabulary = tokenizer.get_vocab()
+    for name in spec.drafts.values():
+        other = load_tokenizer(name).get_vocab()
+        if other != vocabulary:
+            unlike = sorted(set(vocabulary.items()) ^ set(other.items()), key=lambda item: item[1])
+            raise UserError(
+                f"draft {name} and target {spec.target} have different vocabularies"
+                f" ({len(other)} and {len(vocabulary)} tokens, first difference at token"
+                f" {unlike[0][1]}: {unlike[0][0]!r}); a pair must share its tokenizer"
+            )
+    return tokenizer
+
+
+def load_pair(spec: PairSpec) -> Pair:
+    """Check and load the models of a pair; sets this process's torch threads."""
+    torch.set_num_threads(spec.runner.threads)
+    tokenizer = check_pair(spec)
+    spec = resolve_dtypes(spec)
+    runner = spec.runner
+    drafts = {n: _load_model(m, runner.draft_dtype, runner) for n, m in spec.drafts.items()}
+    target = _load_model(spec.target, runner.target_dtype, runner)
+    return Pair(spec, tokenizer, target, drafts)
+
+
+def _load_model(name: str, dtype: str, runner: RunnerSettings) -> PreTrainedModel:
+    transformers_logging.disable_progress_bar()
+    model = _from_pretrained(
+        AutoModelForCausalLM,
+        name,
+        "weights",
+        dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+    )
+    return model.to(runner.device).eval()
+
+
+def resolve_dtypes(spec: PairSpec) -> PairSpec:
+    """Replace device and data types of `auto` by concrete ones, so that every process decodes
+    alike: on a GPU the checkpoint's type, on a CPU the faster one, measured."""
+    runner = spec.runner
+    device = runner.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    on_cpu = device == "cpu"
+    changes: dict[str, str] = {"device": device}
+    for which, name in (("target", spec.target), ("draft", next(iter(spec.drafts.values()), None))):
+        if name and on_cpu and getattr(runner, f"{which}_dtype") == "auto":
+            changes[f"{which}_dtype"] = _faster_dtype(name)
+    return spec.model_copy(update={"runner": runner.model_copy(update=changes)})
+
+
+def _faster_dtype(name: str) -> str:
+    """float32 or bfloat16: whichever runs the products of one decoder layer, and the output head,
+    faster for a single token. Only shapes matter, so nothing is loaded."""
+    config = _from_pretrained(AutoConfig, name, "configuration")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    text = config.get_text_config(decoder=True)
+    linears = [m.weight.shape for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    share = max(len(linears) // text.num_hidden_layers, 1)
+    shapes = [*linears[:share], model.get_output_embeddings().weight.shape]
+    seconds: dict[str, list[float]] = {"float32": [], "bfloat16": []}
+    operands = {
+        name: [(torch.randn(1, i), torch.randn(o, i)) for o, i in shapes] for name in seconds
+    }
+    for name, pairs in operands.items():
+        dtype = getattr(torch, name)
+        operands[name] = [(x.to(dtype), weight.to(dtype)) for x, weight in pairs]
+    with torch.inference_mode():
+        for _ in range(30):
+            for name, pairs in operands.items():
+                start = perf_counter()
+                for x, weight in pairs:
+                    F.linear(x, weight)
+                seconds[name].append(perf_counter() - start)
+    return min(seconds, key=lambda name: median(seconds[name]))

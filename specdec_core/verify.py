@@ -1,0 +1,76 @@
+"""The one place where a candidate is accepted or rejected.
+
+At a node of the token tree the children are tried in the order drawn. Child y, drawn from q, is
+accepted with probability min(1, p(y)/q(y)); a rejection leaves p ← norm(max(p − q, 0)) for its
+siblings. When all are rejected the next token is drawn from what is left of p, when none was drawn
+from p itself (Leviathan et al., 2023; SpecDec++, Alg. 2; SpecInfer for siblings). The output then
+has exactly the target's distribution. Greedy decoding is equality with the target's argmax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from specdec_core.sampling import RandomStream, draw
+from specdec_core.token_tree import ROOT, TokenTree
+
+
+@dataclass(slots=True)
+class Verdict:
+    """The accepted nodes from the root on, and the target's own token behind them."""
+
+    path: list[int]
+    token: int
+    corrected: bool  # the token replaces a rejected candidate; otherwise it is a bonus
+
+
+def verify_greedy(tree: TokenTree, argmax: Sequence[int]) -> Verdict:
+    """`argmax[0]` is the target's choice after the committed text, `argmax[i + 1]` after node i."""
+    children = tree.children()
+    path: list[int] = []
+    node = ROOT
+    while True:
+        wanted = argmax[node + 1]
+        tried = children.get(node, [])
+        match = next((child for child in tried if tree.tokens[child] == wanted), None)
+        if match is None:
+            return Verdict(path, wanted, corrected=bool(tried))
+        path.append(match)
+        node = match
+
+
+def verify_sampled(tree: TokenTree, target_probs: Tensor, random: RandomStream) -> Verdict:
+    """`target_probs` (nodes + 1, vocabulary): after the committed text, then after each node."""
+    children = tree.children()
+    path: list[int] = []
+    node = ROOT
+    while True:
+        left = target_probs[node + 1]
+        tried = children.get(node, [])
+        for child in tried:
+            token, q = tree.tokens[child], tree.draft_probs[child]
+            q_token = 1.0 if q is None else float(q[token])
+            if random.uniform() * q_token < float(left[token]):
+                path.append(child)
+                node = child
+                break
+            left = residual(left, token, q)
+        else:
+            return Verdict(path, draw(left, random.uniform()), corrected=bool(tried))
+
+
+def residual(p: Tensor, token: int, q: Tensor | None) -> Tensor:
+    """norm(max(p − q, 0)) for a rejected `token` drawn from `q` (None: one-hot)."""
+    if q is None:
+        left = p.clone()
+        left[token] = 0
+    else:
+        left = p.clone()
+        left[: len(q)] -= q  # a draft model may lack the target's padding entries
+        left.clamp_(min=0)
+    total = left.sum()
+    # p = q up to rounding: a rejection then has probability 0 but for that rounding.
+    return left / total if total > 0 else p

@@ -1,0 +1,84 @@
+"""Small real models made by configuration, shared by all tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from specdec_core.config import PairSpec, RunnerSettings
+from specdec_core.pair import Pair, load_pair
+
+DATASETS = Path(__file__).parents[2] / "shared" / "datasets"
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE with a few merges."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([Path(__file__).read_text()], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
+
+
+def tiny_llama(seed: int, hidden: int, layers: int, vocab: int) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+        tie_word_embeddings=True,
+        eos_token_id=0,
+        bos_token_id=None,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="session")
+def tiny_pair_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders `target` and `draft` of two small Llamas that share a tokenizer. The draft is the
+    target with some noise, so that some of its candidates are accepted."""
+    root = tmp_path_factory.mktemp("tiny-pair")
+    tokenizer = tiny_tokenizer()
+    target = tiny_llama(0, hidden=32, layers=2, vocab=len(tokenizer))
+    draft = tiny_llama(0, hidden=32, layers=2, vocab=len(tokenizer))
+    draft.load_state_dict(target.state_dict())
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(1)
+        for parameter in draft.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter += 0.12 * parameter.std(correction=0) * noise
+    folders = {"target": root / "target", "draft": root / "draft"}
+    for name, model in (("target", target), ("draft", draft)):
+        model.save_pretrained(folders[name])
+        tokenizer.save_pretrained(folders[name])
+    return folders
+
+
+@pytest.fixture(scope="session")
+def tiny_spec(tiny_pair_folders: dict[str, Path]) -> PairSpec:
+    """The specification of the tiny pair, in float32."""
+    return PairSpec(
+        target=str(tiny_pair_folders["target"]),
+        drafts={"draft": str(tiny_pair_folders["draft"])},
+        runner=RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=256),
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(tiny_spec: PairSpec) -> Pair:
+    return load_pair(tiny_spec)
