@@ -1,0 +1,143 @@
+"""How well a draft model follows its target on the target's own greedy trajectories.
+
+Everything here is teacher-forced: one forward of each model over a trajectory says, for each of its
+N generated positions, whether the draft's best token is the target's, how sure the draft was, and
+how far the two distributions are apart. No speculative round is run.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A prompt and what the target wrote after it: token ids [prompt_length + N]."""
+
+    tokens: torch.Tensor
+    prompt_length: int
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """A draft against a target over the N generated positions of some trajectories.
+
+    `oracle_verification_rate` is SpecDec++'s (Thm 4.1): a draft that always stops just before its
+    next rejection needs one target forward a disagreement, and one to end each trajectory, so
+    (disagreements + trajectories) / N. The two AUCs say how well the draft's confidence (its top
+    probability; low) and its entropy (high) tell disagreements from agreements: 0.5 is chance; NaN
+    where there is nothing to tell apart. Entropy and KL(target || draft) are in nats.
+    """
+
+    trajectories: int
+    positions: int
+    disagreements: int
+    agreement: float
+    oracle_verification_rate: float
+    confidence_auc: float
+    entropy_auc: float
+    mean_confidence: float
+    mean_entropy: float
+    kl: float
+
+    def as_dict(self) -> dict[str, float]:
+        """The figures by name, as metrics are logged."""
+        return asdict(self)
+
+
+def auc(scores: torch.Tensor, positive: torch.Tensor) -> float:
+    """Probability that a positive scores above a negative, ties counting half (Mann-Whitney U).
+
+    `scores` [n] and `positive` [n] (bool). NaN when either class is empty.
+    """
+    positives = int(positive.sum())
+    negatives = positive.numel() - positives
+    if not positives or not negatives:
+        return math.nan
+    _, group, size = torch.unique(scores, return_inverse=True, return_counts=True)
+    # Tied scores share the mean of the ranks (from 1) that they span.
+    rank = size.cumsum(0) - (size - 1) / 2
+    above = rank[group][positive].double().sum().item() - positives * (positives + 1) / 2
+    return above / (positives * negatives)
+
+
+@torch.no_grad()
+def greedy_trajectories(
+    target: Any, prompts: Sequence[Sequence[int]], new_tokens: int, *, rows: int = 32
+) -> list[Trajectory]:
+    """What the target writes greedily after each prompt, to its end token or `new_tokens`.
+
+    Prompts of like length are run together, padded on the left.
+    """
+    end = target.config.eos_token_id
+    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+    found: dict[int, Trajectory] = {}
+    for start in range(0, len(order), rows):
+        chosen = order[start : start + rows]
+        longest = max(len(prompts[index]) for index in chosen)
+        ids = torch.zeros(len(chosen), longest, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, index in enumerate(chosen):
+            ids[row, longest - len(prompts[index]) :] = torch.tensor(prompts[index])
+            mask[row, longest - len(prompts[index]) :] = 1
+        written = target.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=new_tokens,
+            do_sample=False,
+            pad_token_id=0 if end is None else end,
+        )
+        for row, index in enumerate(chosen):
+            tail = written[row, longest:]
+            ends = (tail == end).nonzero() if end is not None else tail.new_empty(0)
+            if len(ends):
+                tail = tail[: int(ends[0]) + 1]
+            prompt = ids[row, longest - len(prompts[index]) :]
+            found[index] = Trajectory(torch.cat([prompt, tail]), len(prompt))
+    return [found[index] for index in range(len(prompts))]
+
+
+@torch.no_grad()
+def measure_alignment(target: Any, draft: Any, trajectories: Sequence[Trajectory]) -> Alignment:
+    """Teacher-force both models over each trajectory and compare them at every generated position.
+
+    `target` and `draft` are transformers causal LMs over one vocabulary. Raises `ValueError` when
+    there is no generated position to compare at.
+    """
+    agreed, confidence, entropy, divergence = [], [], [], []
+    for trajectory in trajectories:
+        if not trajectory.generated:
+            continue
+        ids = trajectory.tokens[None, :-1]
+        first = trajectory.prompt_length - 1
+        q = F.log_softmax(draft(ids, use_cache=False).logits[0, first:].float(), dim=-1)
+        p = F.log_softmax(target(ids, use_cache=False).logits[0, first:].float(), dim=-1)
+        best, token = q.max(dim=-1)
+        agreed.append(token == trajectory.tokens[trajectory.prompt_length :])
+        confidence.append(best.exp())
+        entropy.append(-(q.exp() * q).sum(-1))
+        divergence.append((p.exp() * (p - q)).sum(-1))
+    if not agreed:
+        raise ValueError("no trajectory has a generated token to compare at")
+    rejected = ~torch.cat(agreed)
+    disagreements, positions = int(rejected.sum()), rejected.numel()
+    return Alignment(
+        trajectories=len(agreed),
+        positions=positions,
+        disagreements=disagreements,
+        agreement=1 - disagreements / positions,
+        oracle_verification_rate=(disagreements + len(agreed)) / positions,
+        confidence_auc=auc(-torch.cat(confidence), rejected),
+        entropy_auc=auc(torch.cat(entropy), rejected),
+        mean_confidence=torch.cat(confidence).mean().item(),
+        mean_entropy=torch.cat(entropy).mean().item(),
+        kl=torch.cat(divergence).mean().item(),
+    )
