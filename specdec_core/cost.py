@@ -8,22 +8,31 @@ configuration (SpecDec++, Eq. 3.1, 3.2 and 5.1) without running it. All times ar
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from specdec_core.config import describe
+from specdec_core.config import (
+    AUTOREGRESSIVE,
+    Configuration,
+    DraftModelDrafter,
+    FixedPolicy,
+    describe,
+)
 from specdec_core.errors import UserError
 from specdec_core.files import write_atomically
 from specdec_core.stats import Counts
 
 if TYPE_CHECKING:
-    pass
+    from specdec_core.pair import Pair
+    from specdec_core.runner import ModelRunner
 
 
 class _Value(BaseModel):
@@ -39,66 +48,90 @@ class Measurement(_Value):
     seconds: float  # median over the repeats
 
 
+class Terms(_Value):
+    """t(n, c, b) = fixed + per_token · n·b + per_cached · c·b + per_pair · n·c·b  for width n,
+    context c and batch b.
+
+    The weights are read once whatever is fed in (fixed), the layers' arithmetic grows with the
+    tokens fed in, reading keys and values with the tokens cached, and attention's arithmetic with
+    the pairs of both. No coefficient is negative: more work is never faster, also where the fit
+    extrapolates. Affine in n, so many rounds take what as many rounds of their mean width take.
+    """
+
+    fixed: float
+    per_token: float
+    per_cached: float
+    per_pair: float
+
+    @classmethod
+    def fit(cls, measurements: Sequence[Measurement]) -> Terms:
+        """Least squares of the relative error, so that the cheap forwards, which are the most
+        frequent, count as much as the large ones."""
+        shapes = np.array([(m.width, m.context, m.batch) for m in measurements], dtype=float)
+        seconds = np.array([m.seconds for m in measurements])
+        columns = np.stack(_products(*shapes.T), axis=1)
+        found = nonnegative_least_squares(columns / seconds[:, None], np.ones(len(seconds)))
+        return cls(**dict(zip(cls.model_fields, found, strict=True)))
+
+    def seconds(self, width: float, context: float, batch: int) -> float:
+        products = _products(width, context, batch)
+        coefficients = (self.fixed, self.per_token, self.per_cached, self.per_pair)
+        return float(sum(c * p for c, p in zip(coefficients, products, strict=True)))
+
+
+def _products(width: Any, context: Any, batch: Any) -> tuple[Any, Any, Any, Any]:
+    return batch / batch, width * batch, context * batch, width * context * batch
+
+
+class Kind(StrEnum):
+    """Forwards that run different kernels."""
+
+    TOKEN = "token"  # one token of one row: matrix-vector products
+    ROWS = "rows"  # one token of each of several rows: attention of single queries
+    WIDE = "wide"  # several tokens a row
+
+    @classmethod
+    def of(cls, width: float, batch: int) -> Kind:
+        return cls.WIDE if width > 1 else cls.ROWS if batch > 1 else cls.TOKEN
+
+
+# Which kind stands in, in this order, for one that was not measured.
+_STAND_IN = {
+    Kind.TOKEN: (Kind.TOKEN, Kind.ROWS, Kind.WIDE),
+    Kind.ROWS: (Kind.ROWS, Kind.WIDE, Kind.TOKEN),
+    Kind.WIDE: (Kind.WIDE, Kind.ROWS, Kind.TOKEN),
+}
+
+
 class ForwardCost(_Value):
-    """Forward seconds as a function of width n, context c and batch b.
+    """Forward seconds of one model as a function of width, context and batch.
 
-        t(n, c, b) = fixed + per_token · n·b + per_cached · c·b
-
-    The weights are read once whatever is fed in (fixed), arithmetic grows with the tokens fed in
-    (n·b) and attention reads every cached key and value (c·b). One token alone goes through
-    matrix-vector kernels and several through matrix-matrix kernels, so the fixed part has two
-    values, `single` and `several`. All coefficients are non-negative: more work is never faster,
-    also where the fit extrapolates. Affine in n, so the time of many rounds is that of their mean
-    width.
+    The kinds of forward are fitted apart: less work can take longer where it runs other kernels
+    (on a CPU one token is often slower than two).
     """
 
     measurements: list[Measurement]
-    single: float
-    several: float
-    per_token: float
-    per_cached: float
+    terms: dict[Kind, Terms]
     r2: float
 
     @classmethod
     def fit(cls, measurements: Sequence[Measurement]) -> ForwardCost:
-        """Least squares of the *relative* error, so that one-token forwards, which are the most
-        frequent, count as much as the large ones. Raises ValueError without measurements."""
+        """Fit each kind that was measured. Raises ValueError without measurements."""
         if not measurements:
             raise ValueError("no measurements to fit")
+        groups: dict[Kind, list[Measurement]] = {}
+        for m in measurements:
+            groups.setdefault(Kind.of(m.width, m.batch), []).append(m)
+        terms = {kind: Terms.fit(group) for kind, group in groups.items()}
+        fitted = cls(measurements=list(measurements), terms=terms, r2=0.0)
         seconds = np.array([m.seconds for m in measurements])
-        batch = np.array([m.batch for m in measurements])
-        tokens = batch * np.array([m.width for m in measurements])
-        cached = batch * np.array([m.context for m in measurements])
-        fixed = [tokens == 1, tokens > 1]
-        if not (fixed[0].any() and fixed[1].any()):
-            fixed = [np.ones(len(tokens))]
-        columns = np.stack([*fixed, tokens, cached], axis=1).astype(float)
-        *fixed_part, per_token, per_cached = nonnegative_least_squares(
-            columns / seconds[:, None], np.ones(len(seconds))
-        )
-        predicted = columns @ np.array([*fixed_part, per_token, per_cached])
-        return cls(
-            measurements=list(measurements),
-            single=fixed_part[0],
-            several=fixed_part[-1],
-            per_token=per_token,
-            per_cached=per_cached,
-            r2=r_squared(seconds, predicted),
-        )
+        predicted = np.array([fitted.seconds(m.width, m.context, m.batch) for m in measurements])
+        return fitted.model_copy(update={"r2": r_squared(seconds, predicted)})
 
     @property
     def typical_context(self) -> float:
         """The median context measured: what `seconds` assumes when it is told none."""
         return statistics.median(m.context for m in self.measurements)
-
-    def seconds(self, width: float = 1, context: float | None = None, batch: int = 1) -> float:
-        """Seconds of one forward. `width` may be a mean over rounds; a mean between one and two
-        tokens is a mixture of both fixed costs."""
-        context = self.typical_context if context is None else context
-        tokens = width * batch
-        mixture = min(max(tokens - 1, 0.0), 1.0)
-        fixed = (1 - mixture) * self.single + mixture * self.several
-        return fixed + self.per_token * tokens + self.per_cached * context * batch
 
     @property
     def worst_error(self) -> float:
@@ -107,6 +140,16 @@ class ForwardCost(_Value):
             abs(self.seconds(m.width, m.context, m.batch) / m.seconds - 1)
             for m in self.measurements
         )
+
+    def seconds(self, width: float = 1, context: float | None = None, batch: int = 1) -> float:
+        """Seconds of one forward. `width` may be a mean over forwards; one between 1 and 2 is a
+        mixture of both."""
+        context = self.typical_context if context is None else context
+        if 1 < width < 2:
+            one, two = self.seconds(1, context, batch), self.seconds(2, context, batch)
+            return one + (width - 1) * (two - one)
+        kind = next(k for k in _STAND_IN[Kind.of(width, batch)] if k in self.terms)
+        return self.terms[kind].seconds(width, context, batch)
 
 
 class Profile(_Value):
@@ -137,6 +180,10 @@ class Profile(_Value):
         if not self.drafts:
             raise ValueError("the profile has no draft model")
         draft = next(iter(self.drafts)) if draft is None else draft
+        if draft not in self.drafts:
+            raise ValueError(
+                f"no draft {draft!r} in the profile (it has: {', '.join(self.drafts)})"
+            )
         forward = self.drafts[draft].seconds(1, context, batch)
         return forward + self.draft_overhead.get(draft, 0.0)
 
@@ -150,7 +197,8 @@ class Profile(_Value):
         """Eq. 3.1, t_draft·N_draft + t_target·N_target, with the cost of verifying several tokens.
 
         A verification feeds the round's candidates and the token before them, so its width is
-        1 + drafted on average. A batch shares each forward among its rows. Prefill is not included.
+        1 + drafted on average. A batch shares each forward among its rows, taken to be all busy.
+        Prefill is not included.
         """
         counts = _counts(counts)
         if not counts.n_target:
@@ -336,3 +384,144 @@ def r_squared(values: np.ndarray, predicted: np.ndarray) -> float:
     spread = float(np.square(values - values.mean()).sum())
     residual = float(np.square(values - predicted).sum())
     return 1 - residual / spread if spread else float(np.isclose(residual, 0))
+
+
+# --- measuring ----------------------------------------------------------------------------------
+# The engine is imported where it is used: reading a profile needs neither torch nor transformers.
+
+WIDTHS = (1, 2, 3, 5, 8, 12, 16)
+CONTEXTS = (64, 256, 512)
+BATCHES = (1, 2, 4)  # two above 1, to tell a row's cost from the fixed one
+
+
+def profile_pair(
+    pair: Pair,
+    widths: Sequence[int] = WIDTHS,
+    contexts: Sequence[int] | None = None,
+    batches: Sequence[int] = BATCHES,
+    repeats: int = 7,
+    on_step: Callable[[int, int], None] | None = None,
+) -> Profile:
+    """Measure forwards of every model of `pair` at every width, context and batch, fit them, and
+    measure what the engine adds.
+
+    The models take turns within a repeat, so that a change of the machine's load falls on all of
+    them alike; a measurement is the median of its repeats. Contexts unset are :data:`CONTEXTS` as
+    far as the pair can hold them. `on_step(done, total)` is called after every repeat. Sizes that
+    are not positive or do not fit are a :class:`UserError`.
+    """
+    from specdec_core.runner import ModelRunner
+
+    room = pair.max_length - max(widths)
+    if contexts is None:
+        contexts = [context for context in CONTEXTS if context <= room] or [max(room, 1)]
+    for name, sizes in (("widths", widths), ("contexts", contexts), ("batches", batches)):
+        if min(sizes) < 1:
+            raise UserError(f"profile {name} must be at least 1 (got {min(sizes)})")
+    if max(contexts) > room:
+        raise UserError(
+            f"{max(widths)} tokens after a context of {max(contexts)} are more than the"
+            f" {pair.max_length} that the pair can hold"
+        )
+    if repeats < 1:
+        raise UserError(f"profile repeats must be at least 1 (got {repeats})")
+
+    models = {_TARGET: pair.target, **pair.drafts}
+    runners = {
+        name: ModelRunner(model, max(batches), pair.max_length) for name, model in models.items()
+    }
+    shapes = [(width, batch) for batch in sorted(set(batches)) for width in sorted(set(widths))]
+    measured: dict[str, list[Measurement]] = {name: [] for name in runners}
+    done, total = 0, len(set(contexts)) * (repeats + 1)
+    for context in sorted(set(contexts)):
+        samples = {(name, *shape): [] for name in runners for shape in shapes}
+        for runner in runners.values():
+            _fill(runner, context)
+        for _ in range(repeats + 1):
+            for name, runner in runners.items():
+                _time_forward(runner, *shapes[-1])  # its weights are back in the caches
+                for shape in shapes:
+                    samples[name, *shape].append(_time_forward(runner, *shape))
+            done += 1
+            if on_step:
+                on_step(done, total)
+        for (name, width, batch), times in samples.items():
+            seconds = statistics.median(times[1:])  # the first one warmed up
+            measured[name].append(
+                Measurement(width=width, context=context, batch=batch, seconds=seconds)
+            )
+    costs = {name: ForwardCost.fit(measurements) for name, measurements in measured.items()}
+    profile = Profile(
+        target=costs.pop(_TARGET),
+        drafts=costs,
+        device=str(pair.target.device),
+        target_dtype=_dtype(pair.target),
+        draft_dtype=_dtype(next(iter(pair.drafts.values()), pair.target)),
+        threads=pair.spec.runner.threads,
+    )
+    return profile.model_copy(update=_overheads(profile, pair))
+
+
+_TARGET = "\0target"  # beside the drafts' names, which people choose
+
+
+def _dtype(model: Any) -> str:
+    return str(model.dtype).removeprefix("torch.")
+
+
+def _fill(runner: ModelRunner, context: int) -> None:
+    """Bring every row to `context` cached tokens; which ones does not change a forward's time."""
+    for row, length in enumerate(runner.lengths):
+        runner.prefill(row, [1] * (context - length))
+
+
+def _time_forward(runner: ModelRunner, width: int, batch: int) -> float:
+    lengths = runner.lengths[:batch]
+    start = time.perf_counter()
+    logits = runner.forward(range(batch), [[1] * width] * batch)
+    logits[0, 0, 0].item()  # waits for the device
+    seconds = time.perf_counter() - start
+    for row, length in enumerate(lengths):
+        runner.truncate(row, length)
+    return seconds
+
+
+def _overheads(profile: Profile, pair: Pair, repeats: int = 3) -> dict[str, Any]:
+    """`round_overhead` and `draft_overhead` from short runs of the engine.
+
+    A round's is what autoregressive rounds take beyond their forwards; a drafting step's is what
+    remains of drafting rounds after all forwards and the rounds' overhead.
+    """
+    from specdec_core.engine import Engine, Request
+
+    prompt = min(64, pair.max_length // 2)
+    tokens = min(32, pair.max_length // 2)
+    request = Request("profile", (1,) * prompt, tokens, ignore_eos=True)
+    policy = FixedPolicy(max_tokens=4)
+    runs = {_TARGET: AUTOREGRESSIVE} | {
+        name: Configuration(drafter=DraftModelDrafter(draft=name, policy=policy))
+        for name in profile.drafts
+    }
+    engine = Engine(pair)
+    excess: dict[str, list[float]] = {name: [] for name in runs}
+    counts: dict[str, Counts] = {}
+    for _ in range(repeats):
+        for name, configuration in runs.items():
+            engine.configure(configuration)
+            (generation,) = engine.generate([request])
+            took = sum(
+                r.draft_seconds + r.target_seconds + r.other_seconds for r in generation.rounds
+            )
+            counts[name] = generation.counts
+            forwards = profile.estimate_seconds(counts[name], name, context=prompt + tokens / 2)
+            excess[name].append(took - forwards)
+    left = {name: statistics.median(seconds) for name, seconds in excess.items()}
+    per_round = max(left.pop(_TARGET) / counts[_TARGET].n_target, 0.0)
+    return {
+        "round_overhead": per_round,
+        "draft_overhead": {
+            name: max(seconds - per_round * counts[name].n_target, 0.0)
+            / max(counts[name].n_draft, 1)
+            for name, seconds in left.items()
+        },
+    }
