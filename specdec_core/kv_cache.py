@@ -93,6 +93,7 @@ class SlotCache(Cache):
         self.window = Window(rows, [self.lengths[row] for row in rows], width)
         return self.window
 
+    @torch.inference_mode()
     def keep(self, row: int, start: int, kept: Sequence[int]) -> None:
         """Compact `row`: of the positions from `start` on keep those at `start + i` for i in `kept`
         (increasing), in this order, and make them the row's end. No recomputation."""

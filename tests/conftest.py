@@ -12,6 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from specdec_core.config import PairSpec, RunnerSettings
 from specdec_core.pair import Pair, load_pair
 
+torch.set_num_threads(1)  # the models are tiny; threads would only wait for each other
+
 DATASETS = Path(__file__).parents[2] / "shared" / "datasets"
 
 
