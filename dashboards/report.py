@@ -1,0 +1,270 @@
+"""One self-contained HTML report of a sweep: no network, one file to send around."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from plotly.offline import get_plotlyjs
+
+from dashboards import figures
+from specdec_core.errors import UserError
+from specdec_core.files import write_atomically
+from specdec_core.results import SweepResult, Timing, Trial
+from specdec_core.stats import Ratio, paired_ratio
+
+TABLE_ROWS = 500
+
+
+def write_report(result: SweepResult, folder: Path) -> Path:
+    """Write `<folder>/report.html` from the result and the folder's rounds.parquet; returns its
+    path. Raises UserError where the rounds are missing."""
+    folder = Path(folder)
+    source = folder / "rounds.parquet"
+    if not source.is_file():
+        raise UserError(f"{source}: no such file; a finished sweep leaves its rounds there")
+    return write_atomically(folder / "report.html", render(result, pd.read_parquet(source)))
+
+
+def render(result: SweepResult, rounds: pd.DataFrame) -> str:
+    """The report as HTML. `rounds` has the columns config_id, request_id, round and those of
+    :class:`specdec_core.stats.Round`."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    drawn = {
+        "frontier": figures.frontier(result),
+        "speedups": figures.speedups(result),
+        "time": figures.time_per_token(result),
+        "accepted": figures.accepted_lengths(result, rounds),
+        "lengths": figures.lengths_over_position(result, rounds),
+        "forwards": figures.forward_times(result),
+    }
+    return environment.get_template("report.jinja").render(
+        result=result,
+        headline=headline(result),
+        tiles=list(tiles(result)),
+        facts=list(facts(result)),
+        caveats=list(caveats(result)),
+        rows=table(result)[:TABLE_ROWS],
+        rows_left_out=max(0, len(result.trials) - TABLE_ROWS),
+        metrics=METRICS,
+        figures=[_embed(name, fig) for name, fig in drawn.items()],
+        neutral=[figures.INK, figures.MUTED, figures.PAPER],
+        plotly=get_plotlyjs(),
+    )
+
+
+def _embed(name: str, fig: go.Figure) -> dict[str, Any]:
+    """A figure's title and subtitle as text of the page, which wraps, and the rest as JSON."""
+    title, subtitle = fig.layout.title.text, fig.layout.title.subtitle.text
+    fig = go.Figure(fig).update_layout(title=None, margin_t=24)
+    document = json.loads(fig.to_json())
+    # "<" in a script element could end it
+    text = json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
+    return {
+        "name": name, "title": title, "subtitle": subtitle, "json": text,
+        "height": fig.layout.height,
+    }  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------- what is said
+
+
+def headline(result: SweepResult) -> str:
+    if result.champion is None:
+        return "No champion yet: nothing was timed"
+    best = figures.champion(result)
+    if best is None:
+        return "Nothing beats autoregressive decoding here"
+    gain = figures.speedup(result, best)
+    about = "" if gain.timing else "an estimated "
+    return f"{figures.label(best)} is {about}{gain.value:.2f}× as fast as autoregressive decoding"
+
+
+def tiles(result: SweepResult) -> Iterator[tuple[str, str, str]]:
+    """(what, value, note) of the champion, the most important first."""
+    best = figures.champion(result)
+    if best is None:
+        return
+    gain = figures.speedup(result, best)
+    if gain.timing:
+        interval = f"95 % interval {gain.timing.low:.2f}–{gain.timing.high:.2f}"
+    else:
+        interval = "estimated from the profile, not timed"
+    yield "speedup", f"{gain.value:.2f}×", interval
+    if gain.timing and result.autoregressive:
+        yield (
+            "tokens per second",
+            f"{gain.timing.tokens_per_second:,.0f}",
+            f"autoregressive {result.autoregressive.tokens_per_second:,.0f}",
+        )
+    fixed = figures.best_of(result, "fixed")
+    if fixed is not None and fixed.id != best.id:
+        ratio = against(result, best, fixed)
+        note = figures.label(fixed)
+        if ratio is None:
+            value = gain.value / figures.speedup(result, fixed).value
+            yield "over the best fixed K", f"≈ {value - 1:+.0%}", f"{note}, estimated"
+        else:
+            note += f"; interval {ratio.low - 1:+.1%} to {ratio.high - 1:+.1%}"
+            yield "over the best fixed K", f"{ratio.value - 1:+.1%}", note
+    oracle = next((o for o in result.oracles if o.draft == figures.draft_of(result, best)), None)
+    if oracle is not None and oracle.speedup > 0:
+        yield (
+            "of the oracle",
+            f"{gain.value / oracle.speedup:.0%}",
+            f"with the same draft at most {oracle.speedup:.2f}×",
+        )
+    metrics = best.metrics
+    yield "MAT", f"{metrics['mat']:.2f}", "output tokens per target forward"
+    yield (
+        "accepted / drafted",
+        f"{metrics['acceptance_rate']:.0%}",
+        f"{metrics['discard_rate']:.2f} thrown away per output token",
+    )
+
+
+def against(result: SweepResult, trial: Trial, other: Trial) -> Ratio | None:
+    """How many times faster `trial` is than `other`, both timed on the same prompts. Where their
+    outputs differ in length, for the same number of tokens."""
+    mine, theirs = (figures.speedup(result, t).timing for t in (trial, other))
+    if mine is None or theirs is None:
+        return None
+    lengths = np.array(theirs.tokens) / np.maximum(mine.tokens, 1)
+    return paired_ratio(np.array(theirs.seconds), np.array(mine.seconds) * lengths)
+
+
+def facts(result: SweepResult) -> Iterator[tuple[str, str]]:
+    """What was measured, on what, with what."""
+    pair, profile, environment = result.pair, result.profile, result.environment
+    yield "target", f"{pair.target} ({profile.target_dtype})"
+    drafts = ", ".join(f"{name} = {model}" for name, model in pair.drafts.items())
+    yield "drafts", f"{drafts} ({profile.draft_dtype})" if drafts else "none"
+    yield (
+        "prompts",
+        f"{result.prompts.count} from {result.prompts.source}, digest {result.prompts.digest[:12]}",
+    )
+    yield "decoding", f"{decoding(result)}, at most {result.max_new_tokens} new tokens"
+    threads = f"{profile.threads} thread" + ("s" if profile.threads != 1 else "")
+    yield "device", f"{profile.device}, {threads}"
+    yield "lossless", lossless(result)
+    yield from environment.items()
+
+
+def decoding(result: SweepResult) -> str:
+    """How tokens are chosen, in words."""
+    ways = []
+    for sampling in {t.configuration.sampling: None for t in result.trials}:
+        parts = ["greedy" if sampling.greedy else f"sampling, temperature {sampling.temperature:g}"]
+        parts += [f"top-k {sampling.top_k}"] if sampling.top_k else []
+        parts += [f"top-p {sampling.top_p:g}"] if sampling.top_p < 1 else []
+        ways.append(", ".join(parts))
+    return "; ".join(ways) or "greedy"
+
+
+def lossless(result: SweepResult) -> str:
+    best = figures.champion(result)
+    if best is not None and not best.configuration.lossless:
+        return "no: the champion is a lossy method, allowed by name"
+    return (
+        "yes: a candidate is kept with probability min(1, p/q) and else replaced by a draw from "
+        "norm(max(p − q, 0)), which leaves the target's distribution as it is; greedy output is "
+        "the target's own up to rounding"
+    )
+
+
+def caveats(result: SweepResult) -> Iterator[str]:
+    """What a careful reader has to know before quoting the headline."""
+    best, timings = figures.champion(result), result.timings
+    trials = figures.ranked(result)
+    labels = {t.id: figures.label(t) for t in trials}
+    if result.champion is not None:
+        tied = [labels[t.config_id] for t in timings if t.tied_with_champion]
+        if tied:
+            yield f"Tied with the champion on these prompts: {', '.join(tied)}."
+    timing = figures.speedup(result, best).timing if best else None
+    if timing is not None and timing.low <= 1 <= timing.high:
+        yield "The interval includes 1: the champion cannot be told from autoregressive decoding."
+    differing = [
+        f"{labels[t.config_id]} {t.differing_outputs} of {len(t.tokens)}"
+        for t in timings
+        if t.differing_outputs
+    ]
+    if differing:
+        dtype = result.profile.target_dtype
+        yield (
+            f"Greedy outputs that differ from autoregressive decoding's: {', '.join(differing)}. "
+            "Verifying several tokens at once rounds differently than one at a time, "
+            f"and in {dtype} "
+            + ("that should not flip a token." if dtype == "float32" else "near-ties can flip.")
+        )
+    errors = [error for t in timings if not math.isnan(error := _estimate_error(result, t))]
+    if len(timings) < len(trials):
+        text = (
+            f"{len(timings)} of {len(trials)} configurations were timed. The others' speedups (≈) "
+            "are estimates: their counts times the profile's forward times"
+        )
+        if errors:
+            text += f", off by {np.median(errors):.0%} (median) for those that were timed"
+        yield text + "."
+    stopped = sum(not t.finished for t in trials)
+    if stopped:
+        yield f"{stopped} configurations were stopped early; their counts cover fewer prompts."
+    for name, cost in {"target": result.profile.target, **result.profile.drafts}.items():
+        if cost.r2 < 0.9:
+            yield f"The fit of the forward times of {name} is poor (R² {cost.r2:.2f})."
+    if result.prompts.count < 20:
+        yield f"{result.prompts.count} prompts are few; others may rank close ones differently."
+
+
+def _estimate_error(result: SweepResult, timing: Timing) -> float:
+    estimate = result.trial(timing.config_id).metrics.get("estimated_speedup", math.nan)
+    return abs(estimate / timing.speedup - 1)
+
+
+# ------------------------------------------------------------------------------------------ table
+
+METRICS = {  # column -> (heading, what it says)
+    "verification_rate": ("verif. rate", "target forwards per output token"),
+    "discard_rate": ("discard rate", "thrown-away draft tokens per output token"),
+    "mat": ("MAT", "output tokens per target forward"),
+    "acceptance_rate": ("acceptance", "accepted / drafted tokens"),
+    "utilisation": ("util.", "output tokens per draft forward"),
+}
+
+
+def table(result: SweepResult) -> list[dict[str, Any]]:
+    """One row a configuration, as shown: the champion, those timed, those estimated."""
+    rows = []
+    for trial in figures.ranked(result):
+        gain = figures.speedup(result, trial)
+        if trial.id == result.champion:
+            status = "champion"
+        elif gain.timing is not None:
+            status = "tied" if gain.timing.tied_with_champion else "timed"
+        else:
+            status = "estimated" if trial.finished else "stopped early"
+        rows.append({
+            "label": figures.label(trial),
+            "id": trial.id,
+            "yaml": trial.configuration.to_yaml(),
+            "colour": figures.style(trial.configuration.family).colour,
+            "status": status,
+            "speedup": gain.value,
+            "interval": (gain.timing.low, gain.timing.high) if gain.timing else None,
+            "tokens_per_second": gain.timing.tokens_per_second if gain.timing else None,
+            "metrics": {name: trial.metrics.get(name, math.nan) for name in METRICS},
+        })  # fmt: skip
+    return rows

@@ -1,0 +1,53 @@
+"""Write a sweep's HTML report again, from what the sweep left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from jobs.console import console, run
+from specdec_core.config import describe
+from specdec_core.errors import UserError
+from specdec_core.results import SweepResult
+from specdec_core.workspace import workspace
+
+
+def main(
+    sweep_folder: Annotated[
+        Path | None,
+        typer.Argument(help="The folder of a sweep; unset, the newest one of the workspace."),
+    ] = None,
+) -> None:
+    """Write <sweep folder>/report.html: one file with everything in it, to open or send around."""
+    from dashboards.report import headline, write_report  # plotly takes a second to import
+
+    folder = newest_sweep(workspace() / "sweeps") if sweep_folder is None else sweep_folder
+    result = load(folder)
+    path = write_report(result, folder)
+    console.print(headline(result), style="bold", markup=False)
+    console.print(f"report: {path}", markup=False, soft_wrap=True)
+
+
+def newest_sweep(sweeps: Path) -> Path:
+    """The folder in `sweeps` whose result was written last; UserError where there is none."""
+    results = sorted(sweeps.glob("*/sweep.json"), key=lambda path: path.stat().st_mtime)
+    if not results:
+        raise UserError(f"{sweeps}: no sweep yet; run `specdec sweep` first")
+    return results[-1].parent
+
+
+def load(folder: Path) -> SweepResult:
+    """The result in a sweep's folder; UserError where there is none."""
+    try:
+        return SweepResult.load(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{folder}: not the folder of a sweep: no sweep.json in it") from None
+    except ValidationError as error:
+        raise UserError(f"{folder / 'sweep.json'}: {describe(error)}") from None
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,233 @@
+"""The figures say what the sweep found."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+
+from dashboards import figures
+from specdec_core.config import Configuration, DraftModelDrafter, FixedPolicy
+from specdec_core.results import SweepResult, Trial
+
+
+@pytest.fixture
+def result(swept: tuple[SweepResult, Path]) -> SweepResult:
+    return swept[0].model_copy(deep=True)
+
+
+@pytest.fixture
+def rounds(swept: tuple[SweepResult, Path]) -> pd.DataFrame:
+    return pd.read_parquet(swept[1] / "rounds.parquet")
+
+
+def draw_all(result: SweepResult, rounds: pd.DataFrame) -> dict[str, go.Figure]:
+    return {
+        "frontier": figures.frontier(result),
+        "speedups": figures.speedups(result),
+        "time": figures.time_per_token(result),
+        "accepted": figures.accepted_lengths(result, rounds),
+        "lengths": figures.lengths_over_position(result, rounds),
+        "forwards": figures.forward_times(result),
+    }
+
+
+def test_every_figure_has_a_title_and_names_its_axes(result, rounds):
+    for name, figure in draw_all(result, rounds).items():
+        assert figure.layout.title.text, name
+        assert figure.layout.title.subtitle.text, name
+        assert len(figure.data) > 0, name
+        axes = [*figure.select_xaxes(), *figure.select_yaxes()]
+        titled = [axis for axis in axes if axis.title.text]
+        # bars are named by the configuration, which needs no axis name
+        assert len(titled) == len(axes) - (name in ("speedups", "time")), name
+
+
+def test_frontier_shows_every_drafting_configuration_once(result):
+    drawn = [
+        (x, y)
+        for trace in figures.frontier(result).data
+        if trace.mode in ("lines+markers", "markers") and not trace.name.startswith("oracle")
+        for x, y in zip(trace.x, trace.y, strict=True)
+    ]
+    expected = [
+        (t.metrics["discard_rate"], t.metrics["verification_rate"])
+        for t in result.trials
+        if t.configuration.drafter is not None
+    ]
+    assert sorted(drawn) == sorted(expected)
+
+
+def test_oracle_is_marked_at_discard_rate_zero(result):
+    (oracle,) = [t for t in figures.frontier(result).data if t.name == "oracle"]
+    assert list(oracle.x) == [0]
+    assert list(oracle.y) == [0.1]
+
+
+def test_a_frontier_keeps_what_nothing_beats_in_both_rates():
+    def trial(discard: float, verification: float) -> Trial:
+        metrics = {"discard_rate": discard, "verification_rate": verification}
+        return Trial(configuration=Configuration(), counts={}, metrics=metrics)
+
+    points = [(0.5, 0.3), (0.2, 0.5), (0.6, 0.4), (0.9, 0.2), (0.2, 0.6)]
+    front = figures.pareto([trial(*p) for p in points])
+    rates = [(t.metrics["discard_rate"], t.metrics["verification_rate"]) for t in front]
+    assert rates == [(0.2, 0.5), (0.5, 0.3), (0.9, 0.2)]
+
+
+def test_lines_of_equal_latency_agree_with_the_estimates(result):
+    """A chain's point lies between the lines of the speedups just above and below its estimate."""
+    trial = next(t for t in result.trials if t.configuration.family == "fixed")
+    profile, counts = result.profile, trial.counts
+    lines = figures.iso_latency(profile, "draft")
+    n = counts["n"]
+    # the last verification of a request may throw its own token away; compare where it did not
+    assert counts["n_draft"] + counts["n_target"] == n + counts["n_discarded"]
+    predicted = lines.gain(counts["n_discarded"] / n, counts["n_target"] / n)
+    assert predicted == pytest.approx(trial.metrics["estimated_speedup"], rel=1e-6)
+    on_line = lines.verification(predicted, counts["n_discarded"] / n)
+    assert on_line == pytest.approx(counts["n_target"] / n, rel=1e-6)
+
+
+def test_timed_bars_are_solid_with_intervals_and_estimated_ones_are_lighter(result):
+    bars = [t for t in figures.speedups(result).data if isinstance(t, go.Bar)]
+    timed = {t.config_id: t for t in result.timings}
+    seen = set()
+    for bar in bars:
+        for i, config in enumerate(bar.y):
+            seen.add(config)
+            if config in timed:
+                assert bar.marker.opacity == 1
+                assert bar.x[i] + bar.error_x.array[i] == pytest.approx(timed[config].high)
+                assert bar.x[i] - bar.error_x.arrayminus[i] == pytest.approx(timed[config].low)
+            else:
+                assert bar.marker.opacity < 0.5
+                assert bar.error_x.array is None
+    assert seen == {t.id for t in result.trials if t.configuration.drafter is not None}
+
+
+def test_bars_mark_the_champion_and_who_is_tied_with_it(result):
+    axis = figures.speedups(result).layout.yaxis
+    text = dict(zip(axis.tickvals, axis.ticktext, strict=True))
+    assert text[result.champion].startswith("★")
+    tied = [config for config, shown in text.items() if shown.startswith("tied")]
+    assert tied == [t.config_id for t in result.timings if t.tied_with_champion]
+
+
+def test_bars_are_limited_to_the_fastest(result):
+    figure = figures.speedups(result, limit=3)
+    ids = [t.id for t in figures.ranked(result)[:3]]
+    assert sorted(figure.layout.yaxis.tickvals) == sorted(ids)
+    assert "slower configurations are in the table" in figure.layout.title.subtitle.text
+
+
+def test_lengths_over_position_average_the_rounds(result, rounds):
+    figure = figures.lengths_over_position(result, rounds, bins=1)
+    for column in ("drafted", "accepted"):
+        own = rounds[rounds["config_id"] == result.champion]
+        (trace,) = [
+            t
+            for t in figure.data
+            if t.legendgroup == result.champion and f">{column} " in t.hovertemplate
+        ]
+        assert trace.visible is True
+        assert trace.y[0] == pytest.approx(own[column].mean())
+
+
+def test_time_of_a_token_adds_up_to_the_estimate(result):
+    bars = [t for t in figures.time_per_token(result).data if isinstance(t, go.Bar)]
+    total: dict[str, float] = {}
+    for bar in bars:
+        for config, milliseconds in zip(bar.y, bar.x, strict=True):
+            total[config] = total.get(config, 0) + milliseconds
+    trial = result.champion_trial
+    seconds = result.profile.estimate_seconds(trial.counts, "draft") / trial.counts["n"]
+    assert total[result.champion] == pytest.approx(1e3 * seconds)
+
+
+def test_forward_times_show_measurements_and_the_fit(result):
+    figure = figures.forward_times(result)
+    for role, cost in {
+        "target": result.profile.target,
+        "draft draft": result.profile.drafts["draft"],
+    }.items():
+        traces = [t for t in figure.data if t.name.startswith(role)]
+        points = sum(len(t.x) for t in traces if t.mode == "markers")
+        assert points == len(cost.measurements)
+        assert any(t.mode == "lines" for t in traces)
+
+
+def test_figures_of_an_unfinished_sweep(result, rounds):
+    """Counts only: nothing timed, no champion, no oracle."""
+    result.timings, result.autoregressive, result.champion, result.oracles = [], None, None, []
+    draw_all(result, rounds)
+
+
+def test_figures_of_a_sweep_where_speculation_does_not_pay(result, rounds):
+    result.champion = result.autoregressive.config_id
+    draw_all(result, rounds)
+
+
+def test_figures_of_a_pair_without_drafts(result, rounds):
+    result.trials = [
+        t
+        for t in result.trials
+        if t.configuration.family not in figures.STYLES
+        or t.configuration.family in ("autoregressive", "prompt_lookup")
+    ]
+    result.pair = result.pair.model_copy(update={"drafts": {}})
+    result.profile = result.profile.model_copy(update={"drafts": {}})
+    result.timings, result.champion, result.oracles = [], None, []
+    draw_all(result, rounds)
+
+
+def test_a_second_draft_is_told_apart(result, rounds):
+    result.pair = result.pair.model_copy(update={"drafts": {"draft": "a", "other": "b"}})
+    costs = result.profile.drafts["draft"]
+    result.profile = result.profile.model_copy(update={"drafts": {"draft": costs, "other": costs}})
+    fixed = next(t for t in result.trials if t.configuration.family == "fixed")
+    other = Configuration(drafter=DraftModelDrafter(draft="other", policy=FixedPolicy()))
+    result.trials.append(fixed.model_copy(update={"configuration": other}))
+    figure = figures.frontier(result)
+    names = [t.name for t in figure.data]
+    assert {"fixed K · draft", "fixed K · other"} <= set(names)
+    draw_all(result, rounds)
+
+
+# Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB
+VISION = {
+    "normal": np.eye(3),
+    "deuteranopia": np.array([
+        [0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]
+    ]),
+    "protanopia": np.array([
+        [0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]
+    ]),
+    "tritanopia": np.array([
+        [1.2555, -0.0767, -0.1788], [-0.0784, 0.9308, 0.1476], [0.0047, 0.6914, 0.3039]
+    ]),
+}  # fmt: skip
+
+
+def lab(colour: str, vision: np.ndarray) -> np.ndarray:
+    """CIE L*a*b* of an sRGB colour as someone with `vision` sees it."""
+    rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    to_xyz = np.array([
+        [0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]
+    ])  # fmt: skip
+    x, y, z = np.cbrt(to_xyz @ np.clip(vision @ linear, 1e-3, 1) / [0.9505, 1, 1.089])
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("vision", VISION)
+def test_families_are_told_apart_by_everyone(vision):
+    looks = figures.STYLES.values()
+    for one, other in itertools.combinations(looks, 2):
+        seen = [lab(look.colour, VISION[vision]) for look in (one, other)]
+        assert np.linalg.norm(seen[0] - seen[1]) > 20, (one.name, other.name)
+        assert one.symbol != other.symbol

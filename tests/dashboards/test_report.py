@@ -1,0 +1,154 @@
+"""The report is one file that draws itself in a browser, asks for nothing and says the truth."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from dashboards.report import caveats, headline, render, tiles, write_report
+from jobs import report as job
+from specdec_core.errors import UserError
+from specdec_core.results import SweepResult
+from tests.dashboards import browser
+
+FIGURES = {"frontier", "speedups", "time", "accepted", "lengths", "forwards"}
+
+
+@pytest.fixture
+def result(swept: tuple[SweepResult, Path]) -> SweepResult:
+    return swept[0].model_copy(deep=True)
+
+
+@pytest.fixture
+def folder(swept: tuple[SweepResult, Path], tmp_path: Path) -> Path:
+    """A copy of the sweep's folder."""
+    return shutil.copytree(swept[1], tmp_path / "sweep")
+
+
+@pytest.fixture(scope="module")
+def page(swept: tuple[SweepResult, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = shutil.copytree(swept[1], tmp_path_factory.mktemp("report") / "sweep")
+    return write_report(swept[0], folder)
+
+
+@pytest.fixture(params=["light", "dark", "narrow"])
+def opened(page: Path, request: pytest.FixtureRequest):
+    """The report in a headless Chromium."""
+    if program := browser.missing():
+        pytest.skip(f"no {program} on PATH (Debian: apt-get install chromium chromium-driver)")
+    flags = ["--blink-settings=preferredColorScheme=0"] if request.param == "dark" else []
+    width = 500 if request.param == "narrow" else 1280
+    with browser.Browser(width, 1000, *flags) as window:
+        window.open(page)
+        yield request.param, window
+
+
+def test_report_draws_itself_in_a_browser_with_a_clean_console(opened):
+    kind, window = opened
+    drawn = window.run("""
+        return Object.fromEntries([...document.querySelectorAll(".plot")].map(plot => [plot.id, {
+            svg: plot.querySelectorAll("svg.main-svg").length,
+            marks: plot.querySelectorAll(".trace path, .trace .point, .trace .textpoint").length,
+            axes: plot.querySelectorAll(".xtitle, .ytitle, .x2title, .y2title").length,
+            width: plot.querySelector("svg.main-svg").getBoundingClientRect().width,
+        }]));
+    """)
+    assert set(drawn) == FIGURES
+    for name, figure in drawn.items():
+        assert figure["svg"] > 0, name
+        assert figure["marks"] > 3, name
+        assert figure["axes"] > 0, name
+        assert figure["width"] > (300 if kind == "narrow" else 900), name
+    assert window.log("browser") == []
+    assert [url for url in window.requests() if not url.startswith("data:")] == [window.address]
+    assert window.run("return document.documentElement.scrollWidth <= innerWidth")
+    ink, ground = window.run("""
+        const page = getComputedStyle(document.body), axis = document.querySelector(".xtitle");
+        return [getComputedStyle(axis).fill, page.backgroundColor];
+    """)
+    light = [sum(map(int, re.findall(r"\d+", colour)[:3])) > 384 for colour in (ink, ground)]
+    assert light == ([True, False] if kind == "dark" else [False, True])
+
+
+def test_a_click_on_a_heading_sorts_the_table(opened):
+    _, window = opened
+    column = """
+        const rows = [...document.querySelectorAll("tbody tr")];
+        return rows.map(row => Number(row.cells[3].dataset.value));
+    """
+    window.run("document.querySelectorAll('th button')[3].click()")
+    assert (rates := window.run(column)) == sorted(rates, reverse=True)
+    window.run("document.querySelectorAll('th button')[3].click()")
+    assert window.run(column) == sorted(rates)
+
+
+def test_plotly_is_inlined_once_and_nothing_is_linked(page):
+    text = page.read_text()
+    assert text.count("plotly.js v") == 1
+    assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=(?!\"data:)", text)
+
+
+def test_what_people_named_cannot_break_out_of_the_page(result, folder):
+    evil = "</script><script>alert(1)</script>"
+    result.name = evil
+    result.environment["cpu"] = evil
+    result.pair = result.pair.model_copy(update={"drafts": {"draft": evil}})
+    html = render(result, pd.read_parquet(folder / "rounds.parquet"))
+    assert "<script>alert" not in html
+
+
+def test_the_headline_is_the_measured_speedup_of_the_champion(result):
+    best = next(t for t in result.timings if t.config_id == result.champion)
+    assert f"{best.speedup:.2f}×" in headline(result)
+    assert "estimated" not in headline(result)
+    assert f"{best.low:.2f}–{best.high:.2f}" in dict((w, n) for w, _, n in tiles(result))["speedup"]
+
+
+def test_an_untimed_champion_is_called_an_estimate(result):
+    result.timings = []
+    assert "estimated" in headline(result)
+
+
+def test_a_sweep_where_speculation_does_not_pay_says_so(result, folder):
+    result.champion = result.autoregressive.config_id
+    assert headline(result) == "Nothing beats autoregressive decoding here"
+    assert headline(result) in write_report(result, folder).read_text()
+
+
+def test_caveats_name_ties_differing_outputs_and_what_was_only_estimated(result):
+    text = " ".join(caveats(result))
+    assert "Tied with the champion on these prompts: draft · fixed K=5." in text
+    assert "draft · confidence 0.3 1 of 4" in text
+    assert "3 of 8 configurations were timed" in text
+
+
+def test_a_folder_without_rounds_is_refused_and_nothing_is_written(result, tmp_path):
+    with pytest.raises(UserError, match=r"rounds\.parquet: no such file"):
+        write_report(result, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_reports_on_the_newest_sweep(swept, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    with pytest.raises(UserError, match="no sweep yet"):
+        job.main()
+    for name in ("older", "newer"):
+        shutil.copytree(swept[1], tmp_path / "sweeps" / name)
+        (tmp_path / "sweeps" / name / "sweep.json").touch()
+    job.main()
+    assert (tmp_path / "sweeps" / "newer" / "report.html").is_file()
+    assert not (tmp_path / "sweeps" / "older" / "report.html").exists()
+    assert "newer/report.html" in capsys.readouterr().out
+
+
+def test_the_command_refuses_what_is_no_sweep_in_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"no sweep\.json in it"):
+        job.main(tmp_path)
+    (tmp_path / "sweep.json").write_text('{"name": "x", "colour": 1}')
+    with pytest.raises(UserError, match="colour: unknown key") as caught:
+        job.main(tmp_path)
+    assert "\n" not in str(caught.value)
