@@ -1,0 +1,119 @@
+"""Serve a pair under one configuration over HTTP with Ray Serve."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fastapi import FastAPI
+from ray import serve
+
+from cluster.http_app import CompletionService, build_app
+from cluster.ray_session import ray_session, resources
+from specdec_core.config import Configuration, PairSpec
+from specdec_core.engine import Engine
+from specdec_core.errors import UserError
+from specdec_core.pair import check_pair, load_pair
+
+APPLICATION = "specdec"
+MAX_ONGOING_REQUESTS = 256  # at a replica; those without a slot wait in the engine
+
+
+@serve.deployment(
+    name="completions",
+    max_ongoing_requests=MAX_ONGOING_REQUESTS,
+    max_constructor_retry_count=1,
+    graceful_shutdown_timeout_s=5,
+)
+@serve.ingress()
+class CompletionServer:
+    """A replica: one pair, one engine, one HTTP application."""
+
+    def __init__(self, spec: PairSpec, configuration: Configuration, slots: int, model: str):
+        self._service = CompletionService(Engine(load_pair(spec), configuration, slots), model)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return build_app(self._service)
+
+    def check_health(self) -> None:
+        """Ray Serve replaces a replica whose engine failed."""
+        if self._service.loop.failure:
+            raise self._service.loop.failure
+
+
+def check_servable(spec: PairSpec, configuration: Configuration) -> None:
+    """Check, before anything is started, that the pair can be loaded and has the draft that the
+    configuration names. Raises :class:`UserError`."""
+    check_pair(spec)
+    drafter = configuration.drafter
+    if drafter is None or drafter.kind != "draft_model":
+        return
+    known = ", ".join(spec.drafts) or "none"
+    if not spec.drafts or drafter.draft not in (None, *spec.drafts):
+        wanted = "a draft" if drafter.draft is None else f"draft {drafter.draft!r}"
+        raise UserError(f"the configuration needs {wanted}, the pair's drafts are: {known}")
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises :class:`UserError` when nothing can listen there, for instance because something
+    already does (Ray Serve itself would share the port without a word)."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"cannot listen on {host}:{port}: {reason.lower()}") from None
+
+
+@contextmanager
+def serving(
+    spec: PairSpec,
+    configuration: Configuration,
+    *,
+    slots: int = 4,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    model: str | None = None,
+) -> Iterator[str]:
+    """Serve while the block runs; yields the base URL once requests are answered.
+
+    Args:
+        spec: the pair; every replica loads it.
+        configuration: how requests are decoded; its sampling is their default.
+        slots: requests decoded together; more wait.
+        model: the name that clients give; the pair's name when unset.
+
+    Raises:
+        UserError: the pair, the configuration or the port cannot be used, or the replica failed.
+    """
+    check_servable(spec, configuration)
+    if not os.environ.get("RAY_ADDRESS"):
+        check_port(host, port)
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    with ray_session():
+        needs = resources(spec.runner.threads, spec.runner.device)
+        deployment = CompletionServer.options(
+            ray_actor_options={"num_cpus": needs["CPU"], "num_gpus": needs["GPU"]}
+        )
+        try:
+            serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
+            application = deployment.bind(spec, configuration, slots, model or spec.name)
+            try:
+                serve.run(application, name=APPLICATION, route_prefix="/")
+            except RuntimeError as error:
+                raise UserError(f"the server did not start: {_last_line(str(error))}") from None
+            yield f"http://{host}:{port}"
+        finally:
+            serve.delete(APPLICATION)
+
+
+def _last_line(text: str) -> str:
+    return text.strip().splitlines()[-1].strip()

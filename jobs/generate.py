@@ -1,0 +1,126 @@
+"""Complete one prompt and show where the tokens came from."""
+
+from __future__ import annotations
+
+import secrets
+from itertools import chain
+from pathlib import Path
+from typing import Annotated
+
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+from typer import Argument, Option
+
+from jobs.choice import Choice, choose
+from jobs.console import console, run
+from specdec_core.config import Configuration, DraftModelDrafter
+from specdec_core.errors import UserError
+from specdec_core.stats import Generation, Origin
+
+DEFAULT = Configuration(drafter=DraftModelDrafter())
+STYLES = {
+    Origin.DRAFT: "green",
+    Origin.LOOKUP: "cyan",
+    Origin.CORRECTION: "red",
+    Origin.BONUS: "yellow",
+}
+MEANING = {
+    Origin.DRAFT: "proposed by the draft model, accepted",
+    Origin.LOOKUP: "copied from earlier text, accepted",
+    Origin.CORRECTION: "the target's, in place of a rejected token",
+    Origin.BONUS: "the target's own, where nothing was rejected",
+}
+
+
+def main(
+    prompt: Annotated[str, Argument(help="Text to complete.")],
+    config: Annotated[
+        Path | None,
+        Option(help="YAML with `pair` and `configuration`; the champion when left out."),
+    ] = None,
+    max_new_tokens: Annotated[int, Option(min=1, help="Tokens to generate at most.")] = 128,
+    temperature: Annotated[
+        float | None, Option(min=0, help="0 is greedy; the configuration's when left out.")
+    ] = None,
+    seed: Annotated[
+        int | None, Option(help="Of the random numbers; a new one when left out.")
+    ] = None,
+    stop: Annotated[list[str] | None, Option(help="End before this text; repeatable.")] = None,
+) -> None:
+    """Complete a prompt and print the text, coloured by the tokens' origin, and the counts."""
+    choice, source = _choose(config)
+    configuration = choice.configuration
+    if temperature is not None:
+        sampling = configuration.sampling.model_copy(update={"temperature": temperature})
+        configuration = configuration.model_copy(update={"sampling": sampling})
+    with console.status(f"loading {choice.pair.name}"):
+        # torch and transformers take seconds to import
+        from specdec_core.detokenize import StreamDecoder
+        from specdec_core.engine import Engine, Request
+        from specdec_core.pair import load_pair
+
+        pair = load_pair(choice.pair)
+        engine = Engine(pair, configuration)
+    request = Request(
+        id="generate",
+        tokens=engine.encode(prompt),
+        max_new_tokens=max_new_tokens,
+        seed=secrets.randbits(63) if seed is None else seed,
+        stop=tuple(stop or ()),
+    )
+    # The engine's chunks hold tokens of several origins; this decoder tells their texts apart.
+    decoder = StreamDecoder(pair.tokenizer, request.stop, request.tokens)
+    chunks = engine.stream(request)
+    first = next(chunks)  # a bad request is refused before anything is shown
+    console.print(f"{escape(configuration.label)}  [dim]({escape(source)})[/dim]\n")
+    _show(prompt, "dim")
+    for chunk in chain([first], chunks):
+        for token, origin in zip(chunk.tokens, chunk.origins, strict=True):
+            _show(decoder.push([token]), STYLES[origin])
+        if chunk.finished:
+            _show(decoder.finish(), STYLES[chunk.origins[-1]])
+            console.print("\n")
+            _show_counts(chunk.finished)
+
+
+def _choose(config: Path | None) -> tuple[Choice, str]:
+    try:
+        return choose(config)
+    except UserError as error:
+        if config is not None:
+            raise
+        return Choice(configuration=DEFAULT), f"default: {error}"
+
+
+def _show(text: str, style: str) -> None:
+    safe = text.replace("\x1b", "␛")  # a model must not steer the terminal
+    console.print(Text(safe, style), end="", soft_wrap=True)
+
+
+def _show_counts(generation: Generation) -> None:
+    for origin in Origin:
+        if origin in generation.origins:
+            console.print(f"[{STYLES[origin]}]■ {origin}[/] [dim]{MEANING[origin]}[/]")
+    counts = generation.counts
+    metrics = counts.metrics()
+    table = Table(show_header=False, box=None, pad_edge=False)
+    rows = {
+        "tokens": str(counts.n),
+        "rounds": str(counts.n_target),
+        "drafted": str(counts.n_drafted),
+        "accepted": str(counts.n_accepted),
+        "verification rate": f"{metrics['verification_rate']:.3f}",
+        "discard rate": f"{metrics['discard_rate']:.3f}",
+        "MAT": f"{metrics['mat']:.2f}",
+        "tokens/s": f"{counts.n / generation.seconds:.1f}",
+        "ended by": generation.finish_reason,
+    }
+    for name, value in rows.items():
+        table.add_row(f"[dim]{name}[/]", value)
+    console.print()
+    console.print(table)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,53 @@
+"""Serve the champion, or the configuration of a file, over HTTP."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Annotated
+
+from rich.markup import escape
+from typer import Option
+
+from jobs.choice import choose
+from jobs.console import console, run
+
+
+def main(
+    config: Annotated[
+        Path | None,
+        Option(help="YAML with `pair` and `configuration`; the champion when left out."),
+    ] = None,
+    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    slots: Annotated[int, Option(min=1, help="Requests decoded together; more wait.")] = 4,
+) -> None:
+    """Serve completions over HTTP (OpenAI's protocol) with Ray Serve until Ctrl-C."""
+    choice, source = choose(config)
+    from cluster.serving import serving  # Ray takes seconds to import
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as Ctrl-C
+    try:
+        with console.status("starting Ray Serve and loading the models") as status:
+            server = serving(choice.pair, choice.configuration, slots=slots, host=host, port=port)
+            with server as url:
+                status.stop()
+                _announce(url, choice.pair.name, choice.configuration.label, source)
+                signal.pause()
+    except KeyboardInterrupt:
+        console.print("stopped")
+
+
+def _announce(url: str, model: str, label: str, source: str) -> None:
+    body = json.dumps({"model": model, "prompt": "def main(", "max_tokens": 64, "stream": True})
+    console.print(f"[green]ready[/green]  {url}  {escape(label)}  [dim]({escape(source)})[/dim]")
+    console.print(
+        f"\n  curl -N {url}/v1/completions -H 'Content-Type: application/json' \\\n"
+        f"    -d '{escape(body)}'\n\nCtrl-C stops the server.",
+        soft_wrap=True,
+    )
+
+
+if __name__ == "__main__":
+    run(main)
