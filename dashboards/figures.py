@@ -1,15 +1,10 @@
 """The figures of a sweep: functions from its result to plotly figures, for the report and for
-notebooks.
-
-A family of configurations has one colour and one symbol in every figure. The colours keep apart
-under the common colour-vision deficiencies and on light and dark grounds alike.
-"""
+notebooks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -17,147 +12,22 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from dashboards.look import (
+    INK,
+    MUTED,
+    OTHER_COLOURS,
+    PAPER,
+    PARTS,
+    STYLES,
+    TARGET_COLOUR,
+    base_figure,
+    family_order,
+    style,
+)
+from dashboards.ranking import best_of, champion, contenders, draft_of, label, ranked, speedup
 from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.cost import Profile, latency
-from specdec_core.results import SweepResult, Timing, Trial
-
-
-class Style(NamedTuple):
-    name: str
-    colour: str
-    symbol: str
-
-
-STYLES = {
-    "fixed": Style("fixed K", "#096cae", "circle"),
-    "heuristic": Style("heuristic", "#e9820c", "square"),
-    "confidence": Style("confidence", "#2db470", "diamond"),
-    "svip": Style("SVIP", "#d61f31", "triangle-up"),
-    "prompt_lookup": Style("prompt lookup", "#9b16f3", "cross"),
-    "autoregressive": Style("autoregressive", "#8a8f98", "x"),
-}
-# for families that have no style of their own yet
-OTHER_COLOURS = ["#29b6d8", "#e56fae", "#8a7a00", "#8c4a2f", "#5560c0"]
-OTHER_SYMBOLS = ["star-square", "pentagon", "hexagon2", "bowtie", "hourglass"]
-
-# The neutral colours; the report swaps these three for those of the reader's colour scheme.
-INK, MUTED, PAPER = "#2b3038", "#7b828d", "#fefefe"
-GRID = "rgba(128,134,145,0.22)"
-TARGET_COLOUR = "#5d6a82"
-PARTS = {  # of the time of a token
-    "target forwards": TARGET_COLOUR,
-    "draft forwards, kept": "#35a596",
-    "draft forwards, thrown away": "#ee8f5b",
-    "rest of the round": "#c3c7ce",
-}
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-
-
-def style(family: str) -> Style:
-    """The look of a family, the same in every figure of every report."""
-    if family in STYLES:
-        return STYLES[family]
-    pick = sum(family.encode()) % len(OTHER_COLOURS)
-    return Style(family.replace("_", " "), OTHER_COLOURS[pick], OTHER_SYMBOLS[pick])
-
-
-@dataclass(frozen=True)
-class Speedup:
-    """Over autoregressive decoding; without an interval it is an estimate from the profile."""
-
-    value: float
-    timing: Timing | None = None
-
-    @property
-    def text(self) -> str:
-        if self.timing is None:
-            return f"≈ {self.value:.2f}×"
-        return f"{self.value:.2f}× [{self.timing.low:.2f}, {self.timing.high:.2f}]"
-
-
-def speedup(result: SweepResult, trial: Trial) -> Speedup:
-    """Measured where the configuration was timed, estimated elsewhere; NaN when neither."""
-    timing = next((t for t in result.timings if t.config_id == trial.id), None)
-    if timing is not None:
-        return Speedup(timing.speedup, timing)
-    if trial.configuration.drafter is None:
-        return Speedup(1.0, result.autoregressive)
-    return Speedup(trial.metrics.get("estimated_speedup", math.nan))
-
-
-def ranked(result: SweepResult) -> list[Trial]:
-    """Trials with a drafter: the champion, then those timed, then by estimate; fastest first."""
-
-    def key(trial: Trial) -> tuple[bool, bool, float]:
-        gain = speedup(result, trial)
-        value = -math.inf if math.isnan(gain.value) else gain.value
-        return trial.id != result.champion, gain.timing is None, -value
-
-    return sorted((t for t in result.trials if t.configuration.drafter is not None), key=key)
-
-
-def champion(result: SweepResult) -> Trial | None:
-    """The champion, unless there is none yet or it is autoregressive decoding."""
-    drafting = (t for t in result.trials if t.configuration.drafter is not None)
-    return next((t for t in drafting if t.id == result.champion), None)
-
-
-def label(trial: Trial) -> str:
-    """The configuration's label without the sampling, which a sweep's configurations share."""
-    drafter = trial.configuration.drafter
-    return drafter.label if drafter else AUTOREGRESSIVE.label
-
-
-def best_of(result: SweepResult, family: str) -> Trial | None:
-    """The fastest trial of a family (of fixed K: the baseline that the papers compare with)."""
-    return next((t for t in ranked(result) if t.configuration.family == family), None)
-
-
-def draft_of(result: SweepResult, trial: Trial) -> str | None:
-    """The name of the draft model, None for a drafter that runs none."""
-    drafter = trial.configuration.drafter
-    if drafter is None or not hasattr(drafter, "draft"):
-        return None
-    return drafter.draft or next(iter(result.pair.drafts), None)
-
-
-def contenders(result: SweepResult, count: int = 8) -> list[Trial]:
-    """The champion, the best fixed K, and the next fastest: what is worth comparing in detail."""
-    first = [champion(result), best_of(result, "fixed")]
-    chosen = {t.id: t for t in [*first, *ranked(result)[:count]] if t is not None}
-    return list(chosen.values())[:count]
-
-
-def figure(title: str, subtitle: str, height: int, fig: go.Figure | None = None) -> go.Figure:
-    """An empty figure in the house's look. The report shows title and subtitle as HTML."""
-    fig = fig or go.Figure()
-    axis = {
-        "gridcolor": GRID, "zeroline": False, "linecolor": GRID, "automargin": True,
-        "title": {"standoff": 12, "font": {"size": 13}},
-    }  # fmt: skip
-    fig.update_layout(
-        template="none",
-        title={
-            "text": title, "subtitle": {"text": subtitle}, "x": 0, "xref": "paper",
-            "yref": "container", "y": 0.97, "yanchor": "top",
-        },
-        height=height,
-        paper_bgcolor=PAPER,
-        plot_bgcolor=PAPER,
-        font={"family": FONT, "size": 13, "color": INK},
-        margin={"l": 12, "r": 20, "t": 80, "b": 12},
-        legend={
-            "orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom",
-            "traceorder": "normal",
-        },
-        hoverlabel={"font": {"family": FONT}, "align": "left"},
-        modebar={"bgcolor": "rgba(0,0,0,0)", "color": MUTED, "activecolor": TARGET_COLOUR},
-        hovermode="closest",
-    )  # fmt: skip
-    fig.update_xaxes(**axis)
-    fig.update_yaxes(**axis)
-    return fig
-
+from specdec_core.results import SweepResult, Trial
 
 # ------------------------------------------------------------------ verification against discard
 
@@ -187,7 +57,7 @@ def frontier(result: SweepResult) -> go.Figure:
             f"{label(best)} runs the target {rate['verification_rate']:.2f} times "
             f"and throws away {rate['discard_rate']:.2f} draft tokens per output token"
         )
-    fig = figure(
+    fig = base_figure(
         title,
         "Each point is one configuration; down and to the left is better, on any hardware. "
         "The line joins a family's best trade-offs, stars are the oracle, and on a grey line "
@@ -204,20 +74,20 @@ def frontier(result: SweepResult) -> go.Figure:
         leading = name == (best and draft_of(result, best)) or len(result.pair.drafts) == 1
         fig.add_traces(_iso_lines(result, name, view, visible=bool(leading)))
 
-    order = list(STYLES)
     drafts = list(result.pair.drafts)
-    for (family, draft), members in sorted(
-        groups.items(),
-        key=lambda g: (
-            drafts.index(g[0][1]) if g[0][1] in drafts else len(drafts),
-            order.index(g[0][0]) if g[0][0] in order else len(order),
-            g[0][0],
-        ),
-    ):
+
+    def order(group: tuple[str, str | None]) -> tuple[int, tuple[int, str]]:
+        family, draft = group
+        place = drafts.index(draft) if draft in drafts else len(drafts)
+        return place, family_order(family)
+
+    for family, draft in sorted(groups, key=order):
+        members = groups[family, draft]
         look = style(family)
         second = draft in drafts[1:]
         front = pareto(members)
-        behind = [t for t in members if t not in front]
+        on_front = {t.id for t in front}
+        behind = [t for t in members if t.id not in on_front]
         name = f"{look.name} · {draft}" if draft and len(drafts) > 1 else look.name
         for part, opacity in ((front, 1.0), (behind, 0.4)):
             if part:
@@ -238,6 +108,15 @@ def frontier(result: SweepResult) -> go.Figure:
                     text=[_hover(result, t) for t in part],
                     hovertemplate="%{text}<extra></extra>",
                 )  # fmt: skip
+        if family == "fixed":
+            ends = (front[0], front[-1])
+            fig.add_scatter(
+                x=[t.metrics["discard_rate"] for t in ends],
+                y=[t.metrics["verification_rate"] for t in ends],
+                text=[f"\u2002K={t.configuration.drafter.policy.max_tokens}" for t in ends],
+                mode="text", textposition="middle right", textfont={"size": 11, "color": MUTED},
+                name=name, legendgroup=name, showlegend=False, hoverinfo="skip",
+            )  # fmt: skip
     for oracle in result.oracles:
         fig.add_scatter(
             x=[0.0],
@@ -406,13 +285,11 @@ def speedups(result: SweepResult, limit: int = 24) -> go.Figure:
     )
     if left_out:
         subtitle += f" {left_out} slower configurations are in the table."
-    fig = figure(title, subtitle, 130 + 27 * max(len(shown), 4))
+    fig = base_figure(title, subtitle, 130 + 27 * max(len(shown), 4))
     rows = list(reversed(shown))
     labels = [_bar_label(result, t) for t in rows]
     gains = [speedup(result, t) for t in rows]
-    order = list(STYLES)
-    families = {t.configuration.family for t in rows}
-    for family in sorted(families, key=lambda f: (order.index(f) if f in order else 99, f)):
+    for family in sorted({t.configuration.family for t in rows}, key=family_order):
         look = style(family)
         own = [(t, g) for t, g in zip(rows, gains, strict=True) if t.configuration.family == family]
         measured = [(t, g) for t, g in own if g.timing]
@@ -487,7 +364,7 @@ def lengths_over_position(result: SweepResult, rounds: pd.DataFrame, bins: int =
     best fixed K are shown; the other contenders wait in the legend."""
     trials = [t for t in contenders(result) if (rounds["config_id"] == t.id).any()]
     shown = {t.id for t in (champion(result), best_of(result, "fixed")) if t is not None}
-    fig = figure(
+    fig = base_figure(
         "How long drafts are, and how much of them survives, along the output",
         "Solid: tokens drafted in a round. Dotted: accepted. The gap between them is thrown away. "
         "A click on a name shows or hides a configuration.",
@@ -542,10 +419,10 @@ def forward_times(result: SweepResult) -> go.Figure:
     batches = sorted({m.batch for cost in costs.values() for m in cost.measurements})
     widest = max((m.width for m in profile.target.measurements), default=1)
     one, many = profile.target.seconds(width=1), profile.target.seconds(width=widest)
-    fig = figure(
+    fig = base_figure(
         f"Verifying {widest} tokens at once takes the target {many / one:.2f} times as long as one",
-        "Median time of a forward on an idle machine: dots are measured, lines the fit that "
-        "turns counts into estimated speedups.",
+        "Median time of one forward: dots are measured (darker: longer context), lines the fit "
+        "that turns counts into estimated speedups.",
         440,
     )
     colours = [TARGET_COLOUR, STYLES["fixed"].colour, STYLES["heuristic"].colour, *OTHER_COLOURS]
@@ -558,7 +435,7 @@ def forward_times(result: SweepResult) -> go.Figure:
             visible = True if batch == batches[0] else "legendonly"
             contexts = sorted({m.context for m in points})
             middle = contexts[len(contexts) // 2]
-            widths = np.linspace(1, max(m.width for m in points), 60)
+            widths = list(range(1, max(m.width for m in points) + 1))
             fig.add_scatter(
                 x=widths,
                 y=[1e3 * cost.seconds(width=w, context=middle, batch=batch) for w in widths],
@@ -610,7 +487,7 @@ def accepted_lengths(result: SweepResult, rounds: pd.DataFrame) -> go.Figure:
             f"wastes {_waste(best):.1f}; {label(fixed)}: "
             f"{fixed.metrics['mat']:.1f} and {_waste(fixed):.1f}"
         )
-    fig = figure(
+    fig = base_figure(
         title,
         "Share of rounds by the number of draft tokens that were accepted (top: more on the right "
         "is better) and thrown away (bottom: less on the right is better).",
@@ -663,10 +540,11 @@ def time_per_token(result: SweepResult) -> go.Figure:
     profile = result.profile
     parts["autoregressive"] = [1e3 * profile.t_target(), 0.0, 0.0, 1e3 * profile.round_overhead]
     keys = list(reversed(names))
-    fig = figure(
+    fig = base_figure(
         "Where the time of one output token goes",
         "The fastest configuration of each family, counts times the profile's forward times "
-        "(Eq. 3.1, verification at its real width). The diamonds are the measured totals.",
+        "(Eq. 3.1, verification at its real width). The diamonds are the measured totals, "
+        "prefill included.",
         170 + 34 * len(keys),
     )
     for i, (part, colour) in enumerate(PARTS.items()):
@@ -685,7 +563,11 @@ def time_per_token(result: SweepResult) -> go.Figure:
     if timed:
         fig.add_scatter(
             x=[1e3 / measured[k].tokens_per_second for k in timed], y=timed, mode="markers",
-            name="measured", marker={"symbol": "diamond", "size": 10, "color": INK},
+            name="measured",
+            marker={
+                "symbol": "diamond", "size": 11, "color": INK,
+                "line": {"color": PAPER, "width": 1.5},
+            },
             customdata=[names[k] for k in timed],
             hovertemplate="<b>%{customdata}</b><br>measured %{x:.3f} ms a token<extra></extra>",
         )  # fmt: skip

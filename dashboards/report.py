@@ -14,7 +14,16 @@ import plotly.graph_objects as go
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
-from dashboards import figures
+from dashboards import figures, look
+from dashboards.ranking import (
+    best_of,
+    champion,
+    contenders,
+    draft_of,
+    label,
+    ranked,
+    speedup,
+)
 from specdec_core.errors import UserError
 from specdec_core.files import write_atomically
 from specdec_core.results import SweepResult, Timing, Trial
@@ -30,7 +39,9 @@ def write_report(result: SweepResult, folder: Path) -> Path:
     source = folder / "rounds.parquet"
     if not source.is_file():
         raise UserError(f"{source}: no such file; a finished sweep leaves its rounds there")
-    return write_atomically(folder / "report.html", render(result, pd.read_parquet(source)))
+    shown = [trial.id for trial in contenders(result)]
+    rounds = pd.read_parquet(source, filters=[("config_id", "in", shown)] if shown else None)
+    return write_atomically(folder / "report.html", render(result, rounds))
 
 
 def render(result: SweepResult, rounds: pd.DataFrame) -> str:
@@ -61,7 +72,7 @@ def render(result: SweepResult, rounds: pd.DataFrame) -> str:
         rows_left_out=max(0, len(result.trials) - TABLE_ROWS),
         metrics=METRICS,
         figures=[_embed(name, fig) for name, fig in drawn.items()],
-        neutral=[figures.INK, figures.MUTED, figures.PAPER],
+        neutral=[look.INK, look.MUTED, look.PAPER],
         plotly=get_plotlyjs(),
     )
 
@@ -85,20 +96,20 @@ def _embed(name: str, fig: go.Figure) -> dict[str, Any]:
 def headline(result: SweepResult) -> str:
     if result.champion is None:
         return "No champion yet: nothing was timed"
-    best = figures.champion(result)
+    best = champion(result)
     if best is None:
         return "Nothing beats autoregressive decoding here"
-    gain = figures.speedup(result, best)
+    gain = speedup(result, best)
     about = "" if gain.timing else "an estimated "
-    return f"{figures.label(best)} is {about}{gain.value:.2f}× as fast as autoregressive decoding"
+    return f"{label(best)} is {about}{gain.value:.2f}× as fast as autoregressive decoding"
 
 
 def tiles(result: SweepResult) -> Iterator[tuple[str, str, str]]:
     """(what, value, note) of the champion, the most important first."""
-    best = figures.champion(result)
+    best = champion(result)
     if best is None:
         return
-    gain = figures.speedup(result, best)
+    gain = speedup(result, best)
     if gain.timing:
         interval = f"95 % interval {gain.timing.low:.2f}–{gain.timing.high:.2f}"
     else:
@@ -110,17 +121,17 @@ def tiles(result: SweepResult) -> Iterator[tuple[str, str, str]]:
             f"{gain.timing.tokens_per_second:,.0f}",
             f"autoregressive {result.autoregressive.tokens_per_second:,.0f}",
         )
-    fixed = figures.best_of(result, "fixed")
+    fixed = best_of(result, "fixed")
     if fixed is not None and fixed.id != best.id:
         ratio = against(result, best, fixed)
-        note = figures.label(fixed)
+        note = label(fixed)
         if ratio is None:
-            value = gain.value / figures.speedup(result, fixed).value
+            value = gain.value / speedup(result, fixed).value
             yield "over the best fixed K", f"≈ {value - 1:+.0%}", f"{note}, estimated"
         else:
             note += f"; interval {ratio.low - 1:+.1%} to {ratio.high - 1:+.1%}"
             yield "over the best fixed K", f"{ratio.value - 1:+.1%}", note
-    oracle = next((o for o in result.oracles if o.draft == figures.draft_of(result, best)), None)
+    oracle = next((o for o in result.oracles if o.draft == draft_of(result, best)), None)
     if oracle is not None and oracle.speedup > 0:
         yield (
             "of the oracle",
@@ -139,7 +150,7 @@ def tiles(result: SweepResult) -> Iterator[tuple[str, str, str]]:
 def against(result: SweepResult, trial: Trial, other: Trial) -> Ratio | None:
     """How many times faster `trial` is than `other`, both timed on the same prompts. Where their
     outputs differ in length, for the same number of tokens."""
-    mine, theirs = (figures.speedup(result, t).timing for t in (trial, other))
+    mine, theirs = (speedup(result, t).timing for t in (trial, other))
     if mine is None or theirs is None:
         return None
     lengths = np.array(theirs.tokens) / np.maximum(mine.tokens, 1)
@@ -175,7 +186,7 @@ def decoding(result: SweepResult) -> str:
 
 
 def lossless(result: SweepResult) -> str:
-    best = figures.champion(result)
+    best = champion(result)
     if best is not None and not best.configuration.lossless:
         return "no: the champion is a lossy method, allowed by name"
     return (
@@ -187,18 +198,18 @@ def lossless(result: SweepResult) -> str:
 
 def caveats(result: SweepResult) -> Iterator[str]:
     """What a careful reader has to know before quoting the headline."""
-    best, timings = figures.champion(result), result.timings
-    trials = figures.ranked(result)
-    labels = {t.id: figures.label(t) for t in trials}
+    best, timings = champion(result), result.timings
+    trials = ranked(result)
+    labels = {t.id: label(t) for t in trials}
     if result.champion is not None:
         tied = [labels[t.config_id] for t in timings if t.tied_with_champion]
         if tied:
             yield f"Tied with the champion on these prompts: {', '.join(tied)}."
-    timing = figures.speedup(result, best).timing if best else None
+    timing = speedup(result, best).timing if best else None
     if timing is not None and timing.low <= 1 <= timing.high:
         yield "The interval includes 1: the champion cannot be told from autoregressive decoding."
     differing = [
-        f"{labels[t.config_id]} {t.differing_outputs} of {len(t.tokens)}"
+        f"{t.differing_outputs} of {len(t.tokens)} ({labels[t.config_id]})"
         for t in timings
         if t.differing_outputs
     ]
@@ -248,8 +259,8 @@ METRICS = {  # column -> (heading, what it says)
 def table(result: SweepResult) -> list[dict[str, Any]]:
     """One row a configuration, as shown: the champion, those timed, those estimated."""
     rows = []
-    for trial in figures.ranked(result):
-        gain = figures.speedup(result, trial)
+    for trial in ranked(result):
+        gain = speedup(result, trial)
         if trial.id == result.champion:
             status = "champion"
         elif gain.timing is not None:
@@ -257,10 +268,10 @@ def table(result: SweepResult) -> list[dict[str, Any]]:
         else:
             status = "estimated" if trial.finished else "stopped early"
         rows.append({
-            "label": figures.label(trial),
+            "label": label(trial),
             "id": trial.id,
             "yaml": trial.configuration.to_yaml(),
-            "colour": figures.style(trial.configuration.family).colour,
+            "colour": look.style(trial.configuration.family).colour,
             "status": status,
             "speedup": gain.value,
             "interval": (gain.timing.low, gain.timing.high) if gain.timing else None,

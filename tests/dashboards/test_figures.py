@@ -10,7 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from dashboards import figures
+from dashboards import figures, look, ranking
 from specdec_core.config import Configuration, DraftModelDrafter, FixedPolicy
 from specdec_core.results import SweepResult, Trial
 
@@ -120,7 +120,7 @@ def test_bars_mark_the_champion_and_who_is_tied_with_it(result):
 
 def test_bars_are_limited_to_the_fastest(result):
     figure = figures.speedups(result, limit=3)
-    ids = [t.id for t in figures.ranked(result)[:3]]
+    ids = [t.id for t in ranking.ranked(result)[:3]]
     assert sorted(figure.layout.yaxis.tickvals) == sorted(ids)
     assert "slower configurations are in the table" in figure.layout.title.subtitle.text
 
@@ -173,12 +173,8 @@ def test_figures_of_a_sweep_where_speculation_does_not_pay(result, rounds):
 
 
 def test_figures_of_a_pair_without_drafts(result, rounds):
-    result.trials = [
-        t
-        for t in result.trials
-        if t.configuration.family not in figures.STYLES
-        or t.configuration.family in ("autoregressive", "prompt_lookup")
-    ]
+    free = ("autoregressive", "prompt_lookup")
+    result.trials = [t for t in result.trials if t.configuration.family in free]
     result.pair = result.pair.model_copy(update={"drafts": {}})
     result.profile = result.profile.model_copy(update={"drafts": {}})
     result.timings, result.champion, result.oracles = [], None, []
@@ -226,7 +222,7 @@ def lab(colour: str, vision: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("vision", VISION)
 def test_families_are_told_apart_by_everyone(vision):
-    looks = figures.STYLES.values()
+    looks = look.STYLES.values()
     for one, other in itertools.combinations(looks, 2):
         seen = [lab(look.colour, VISION[vision]) for look in (one, other)]
         assert np.linalg.norm(seen[0] - seen[1]) > 20, (one.name, other.name)

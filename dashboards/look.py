@@ -1,0 +1,87 @@
+"""The look of every figure: a colour and a symbol for each family, neutral colours, layout.
+
+The families' colours keep apart under the common colour-vision deficiencies and on light and dark
+grounds alike.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import plotly.graph_objects as go
+
+
+class Style(NamedTuple):
+    name: str
+    colour: str
+    symbol: str
+
+
+STYLES = {
+    "fixed": Style("fixed K", "#1272b4", "circle"),
+    "heuristic": Style("heuristic", "#e6860f", "square"),
+    "confidence": Style("confidence", "#2fb074", "diamond"),
+    "svip": Style("SVIP", "#d22f41", "triangle-up"),
+    "prompt_lookup": Style("prompt lookup", "#9638e4", "cross"),
+    "autoregressive": Style("autoregressive", "#8a8f98", "x"),
+}
+# for families that have no style of their own yet
+OTHER_COLOURS = ["#29b6d8", "#e56fae", "#8a7a00", "#8c4a2f", "#5560c0"]
+OTHER_SYMBOLS = ["star-square", "pentagon", "hexagon2", "bowtie", "hourglass"]
+
+# The neutral colours; the report swaps these three for those of the reader's colour scheme.
+INK, MUTED, PAPER = "#2b3038", "#7b828d", "#fefefe"
+GRID = "rgba(128,134,145,0.22)"
+TARGET_COLOUR = "#5d6a82"
+PARTS = {  # of the time of a token
+    "target forwards": TARGET_COLOUR,
+    "draft forwards, kept": "#35a596",
+    "draft forwards, thrown away": "#ee8f5b",
+    "rest of the round": "#9fa8b6",
+}
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+
+
+def style(family: str) -> Style:
+    """The look of a family, the same in every figure of every report."""
+    if family in STYLES:
+        return STYLES[family]
+    pick = sum(family.encode()) % len(OTHER_COLOURS)
+    return Style(family.replace("_", " "), OTHER_COLOURS[pick], OTHER_SYMBOLS[pick])
+
+
+def family_order(family: str) -> tuple[int, str]:
+    """Sorts families as they are listed in STYLES, unknown ones behind."""
+    known = list(STYLES)
+    return (known.index(family) if family in known else len(known), family)
+
+
+def base_figure(title: str, subtitle: str, height: int, fig: go.Figure | None = None) -> go.Figure:
+    """An empty figure in the house's look. The report shows title and subtitle as HTML."""
+    fig = fig or go.Figure()
+    axis = {
+        "gridcolor": GRID, "zeroline": False, "linecolor": GRID, "automargin": True,
+        "title": {"standoff": 12, "font": {"size": 13}},
+    }  # fmt: skip
+    fig.update_layout(
+        template="none",
+        title={
+            "text": title, "subtitle": {"text": subtitle}, "x": 0, "xref": "paper",
+            "yref": "container", "y": 0.97, "yanchor": "top",
+        },
+        height=height,
+        paper_bgcolor=PAPER,
+        plot_bgcolor=PAPER,
+        font={"family": FONT, "size": 13, "color": INK},
+        margin={"l": 12, "r": 20, "t": 80, "b": 12},
+        legend={
+            "orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom",
+            "traceorder": "normal",
+        },
+        hoverlabel={"font": {"family": FONT}, "align": "left"},
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": MUTED, "activecolor": TARGET_COLOUR},
+        hovermode="closest",
+    )  # fmt: skip
+    fig.update_xaxes(**axis)
+    fig.update_yaxes(**axis)
+    return fig

@@ -1,0 +1,76 @@
+"""Which configurations of a sweep are the fastest, and which are worth comparing in detail."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from specdec_core.config import AUTOREGRESSIVE
+from specdec_core.results import SweepResult, Timing, Trial
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """Over autoregressive decoding; without an interval it is an estimate from the profile."""
+
+    value: float
+    timing: Timing | None = None
+
+    @property
+    def text(self) -> str:
+        if self.timing is None:
+            return f"≈ {self.value:.2f}×"
+        return f"{self.value:.2f}× [{self.timing.low:.2f}, {self.timing.high:.2f}]"
+
+
+def speedup(result: SweepResult, trial: Trial) -> Speedup:
+    """Measured where the configuration was timed, estimated elsewhere; NaN when neither."""
+    timing = next((t for t in result.timings if t.config_id == trial.id), None)
+    if timing is not None:
+        return Speedup(timing.speedup, timing)
+    if trial.configuration.drafter is None:
+        return Speedup(1.0, result.autoregressive)
+    return Speedup(trial.metrics.get("estimated_speedup", math.nan))
+
+
+def ranked(result: SweepResult) -> list[Trial]:
+    """Trials with a drafter: the champion, then those timed, then by estimate; fastest first."""
+
+    def key(trial: Trial) -> tuple[bool, bool, float]:
+        gain = speedup(result, trial)
+        value = -math.inf if math.isnan(gain.value) else gain.value
+        return trial.id != result.champion, gain.timing is None, -value
+
+    return sorted((t for t in result.trials if t.configuration.drafter is not None), key=key)
+
+
+def champion(result: SweepResult) -> Trial | None:
+    """The champion, unless there is none yet or it is autoregressive decoding."""
+    drafting = (t for t in result.trials if t.configuration.drafter is not None)
+    return next((t for t in drafting if t.id == result.champion), None)
+
+
+def label(trial: Trial) -> str:
+    """The configuration's label without the sampling, which a sweep's configurations share."""
+    drafter = trial.configuration.drafter
+    return drafter.label if drafter else AUTOREGRESSIVE.label
+
+
+def best_of(result: SweepResult, family: str) -> Trial | None:
+    """The fastest trial of a family (of fixed K: the baseline that the papers compare with)."""
+    return next((t for t in ranked(result) if t.configuration.family == family), None)
+
+
+def draft_of(result: SweepResult, trial: Trial) -> str | None:
+    """The name of the draft model, None for a drafter that runs none."""
+    drafter = trial.configuration.drafter
+    if drafter is None or not hasattr(drafter, "draft"):
+        return None
+    return drafter.draft or next(iter(result.pair.drafts), None)
+
+
+def contenders(result: SweepResult, count: int = 8) -> list[Trial]:
+    """The champion, the best fixed K, and the next fastest: what is worth comparing in detail."""
+    first = [champion(result), best_of(result, "fixed")]
+    chosen = {t.id: t for t in [*first, *ranked(result)[:count]] if t is not None}
+    return list(chosen.values())[:count]
