@@ -471,8 +471,8 @@ def _dtype(model: Any) -> str:
 
 def _fill(runner: ModelRunner, context: int) -> None:
     """Bring every row to `context` cached tokens; which ones does not change a forward's time."""
-    for row, length in enumerate(runner.lengths):
-        runner.prefill(row, [1] * (context - length))
+    missing = [[1] * (context - length) for length in runner.lengths]
+    runner.prefill(range(len(missing)), missing)
 
 
 def _time_forward(runner: ModelRunner, width: int, batch: int) -> float:

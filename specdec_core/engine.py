@@ -20,7 +20,7 @@ from specdec_core.drafters import Drafter, Sequencing, build_drafter
 from specdec_core.errors import UserError
 from specdec_core.pair import Pair
 from specdec_core.runner import ModelRunner
-from specdec_core.sampling import RandomStream, warp
+from specdec_core.sampling import RandomStream, warp_rows
 from specdec_core.stats import Generation, Origin, Round
 from specdec_core.token_tree import TokenTree
 from specdec_core.verify import Verdict, verify_greedy, verify_sampled
@@ -151,9 +151,10 @@ class Engine:
         logits = self._target_logits(active, trees)
         choices = logits.argmax(dim=-1).tolist()  # waits for the device
         verified = perf_counter()
+        probs = warp_rows(logits, [slot.sequence.sampling for slot in active])
         verdicts = [
-            self._verify(slot, tree, logits[i], choices[i])
-            for i, (slot, tree) in enumerate(zip(active, trees, strict=True))
+            verify_greedy(tree, own) if p is None else verify_sampled(tree, p, slot.sequence.random)
+            for slot, tree, own, p in zip(active, trees, choices, probs, strict=True)
         ]
         chunks = [
             self._commit(slot, tree, verdict)
@@ -203,21 +204,30 @@ class Engine:
     # The story of a step, in its order.
 
     def _admit(self) -> None:
-        """Fill free slots from the queue."""
+        """Fill free slots from the queue; those that enter together are prefilled together."""
         free = [slot for slot in range(self.slots) if slot not in self._active]
-        while free and self._queue:
-            request, slot = self._queue.popleft(), free.pop(0)
-            start = perf_counter()
-            sampling = request.sampling or self.configuration.sampling
-            random = RandomStream(request.seed)
-            sequence = Sequencing(slot, list(request.tokens), sampling, random)
+        entering = {slot: self._queue.popleft() for slot in free[: len(self._queue)]}
+        if not entering:
+            return
+        start = perf_counter()
+        sequences = [
+            Sequencing(
+                slot,
+                list(request.tokens),
+                request.sampling or self.configuration.sampling,
+                RandomStream(request.seed),
+            )
+            for slot, request in entering.items()
+        ]
+        for slot in entering:
             self.target.truncate(slot, 0)
-            self.target.prefill(slot, request.tokens[:-1])
-            if self.drafter is not None:
-                self.drafter.open(sequence)
+        self.target.prefill(list(entering), [r.tokens[:-1] for r in entering.values()])
+        if self.drafter is not None:
+            self.drafter.open(sequences)
+        seconds = perf_counter() - start
+        for sequence, request in zip(sequences, entering.values(), strict=True):
             decoder = StreamDecoder(self.pair.tokenizer, request.stop, request.tokens)
-            prefill = perf_counter() - start
-            self._active[slot] = _Active(request, sequence, decoder, start, prefill)
+            self._active[sequence.slot] = _Active(request, sequence, decoder, start, seconds)
 
     def _draft(self, active: list[_Active]) -> list[TokenTree]:
         if self.drafter is None:
@@ -238,13 +248,6 @@ class Engine:
             return self.target.forward(rows, tokens)
         parents = [[-1, *(parent + 1 for parent in tree.parents)] for tree in trees]
         return self.target.forward(rows, tokens, parents)
-
-    @staticmethod
-    def _verify(slot: _Active, tree: TokenTree, logits: Tensor, choices: list[int]) -> Verdict:
-        sampling, random = slot.sequence.sampling, slot.sequence.random
-        if sampling.greedy:
-            return verify_greedy(tree, choices)
-        return verify_sampled(tree, warp(logits[: len(tree) + 1], sampling), random)
 
     def _commit(self, slot: _Active, tree: TokenTree, verdict: Verdict) -> Chunk:
         """Keep what was accepted, cut at the end of the request, and account for the round."""

@@ -98,12 +98,17 @@ class ModelRunner:
         return logits
 
     @torch.inference_mode()
-    def prefill(self, row: int, tokens: Sequence[int]) -> None:
-        """Append `tokens` to a row without computing logits, a chunk at a time."""
-        for start in range(0, len(tokens), _PREFILL_CHUNK):
-            chunk = tokens[start : start + _PREFILL_CHUNK]
-            self._run([row], [chunk], None, **self._last_only)
-            self.lengths[row] += len(chunk)
+    def prefill(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
+        """Append `tokens[i]` to row `rows[i]` without computing logits, a chunk at a time."""
+        for start in range(0, max(map(len, tokens), default=0), _PREFILL_CHUNK):
+            chunks = {
+                row: own[start : start + _PREFILL_CHUNK]
+                for row, own in zip(rows, tokens, strict=True)
+                if len(own) > start
+            }
+            self._run(list(chunks), list(chunks.values()), None, **self._last_only)
+            for row, chunk in chunks.items():
+                self.lengths[row] += len(chunk)
 
     def truncate(self, row: int, length: int) -> None:
         """Forget everything of `row` past its first `length` tokens."""

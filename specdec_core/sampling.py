@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -28,21 +31,34 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     return scores.softmax(dim=-1)
 
 
-def draw(probabilities: Tensor, uniform: float) -> int:
-    """The token whose slice of the cumulative distribution (vocabulary,) holds `uniform` in [0, 1).
+def warp_rows(logits: Tensor, samplings: Sequence[Sampling]) -> list[Tensor | None]:
+    """Each row of `logits` (rows, ..., vocabulary) warped by its own sampling; None where greedy.
+    Rows that sample alike are warped together."""
+    rows: dict[Sampling, list[int]] = {}
+    for row, sampling in enumerate(samplings):
+        rows.setdefault(sampling, []).append(row)
+    warped: list[Tensor | None] = [None] * len(samplings)
+    for sampling, own in rows.items():
+        if not sampling.greedy:
+            probs = warp(logits if len(own) == len(samplings) else logits[own], sampling)
+            for row, row_probs in zip(own, probs, strict=True):
+                warped[row] = row_probs
+    return warped
+
+
+def draw(probabilities: Tensor, uniforms: Sequence[float]) -> list[int]:
+    """For each row of `probabilities` (rows, vocabulary) the token whose slice of the cumulative
+    distribution holds that row's uniform number in [0, 1).
 
     The weights need not sum to 1. A token of weight 0 is never drawn.
     """
-    cumulative = probabilities.double().cumsum(0)
-    return int(torch.searchsorted(cumulative, uniform * cumulative[-1], right=True))
+    cumulative = probabilities.double().cumsum(-1)
+    scaled = torch.tensor(uniforms, dtype=torch.float64).to(cumulative.device)[:, None]
+    return torch.searchsorted(cumulative, scaled * cumulative[:, -1:], right=True)[:, 0].tolist()
 
 
 class RandomStream:
     """A request's own uniform numbers: what it draws does not depend on who shares its batch."""
 
     def __init__(self, seed: int) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def uniform(self) -> float:
-        """The next number in [0, 1)."""
-        return torch.rand((), generator=self._generator, dtype=torch.float64).item()
+        self.uniform = random.Random(seed).random

@@ -59,7 +59,8 @@ def verify_sampled(tree: TokenTree, target_probs: Tensor, random: RandomStream) 
                 break
             left = residual(left, token, q)
         else:
-            return Verdict(path, draw(left, random.uniform()), corrected=bool(tried))
+            [own] = draw(left[None], [random.uniform()])
+            return Verdict(path, own, corrected=bool(tried))
 
 
 def residual(p: Tensor, token: int, q: Tensor | None) -> Tensor:

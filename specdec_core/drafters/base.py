@@ -25,8 +25,8 @@ class Sequencing:
 class Drafter(Protocol):
     """Proposes a token tree for each slot and learns what became of it."""
 
-    def open(self, sequence: Sequencing) -> None:
-        """A request enters `sequence.slot`."""
+    def open(self, sequences: Sequence[Sequencing]) -> None:
+        """Requests enter their slots."""
 
     def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
         """At most `sequence.room` candidate tokens deep for each slot; maybe none."""

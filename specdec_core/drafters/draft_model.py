@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec_core.drafters.base import Sequencing
 from specdec_core.policies import LengthPolicy, Signals
 from specdec_core.runner import ModelRunner
-from specdec_core.sampling import draw, warp
+from specdec_core.sampling import draw, warp_rows
 from specdec_core.stats import Origin
 from specdec_core.token_tree import TokenTree
 
@@ -31,10 +31,11 @@ class DraftModel:
         self.runner, self.policy = runner, policy
         self.vocab_size, self.eos_token_ids = vocab_size, eos_token_ids
 
-    def open(self, sequence: Sequencing) -> None:
-        self.policy.reset(sequence.slot)
-        self.runner.truncate(sequence.slot, 0)
-        self.runner.prefill(sequence.slot, sequence.tokens[:-1])
+    def open(self, sequences: Sequence[Sequencing]) -> None:
+        for sequence in sequences:
+            self.policy.reset(sequence.slot)
+            self.runner.truncate(sequence.slot, 0)
+        self.runner.prefill([s.slot for s in sequences], [s.tokens[:-1] for s in sequences])
 
     @torch.inference_mode()
     def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
@@ -71,7 +72,7 @@ class DraftModel:
         """Committed tokens that the draft model has not seen."""
         slot, length = sequence.slot, self.runner.lengths[sequence.slot]
         if len(sequence.tokens) - length > _CATCH_UP:
-            self.runner.prefill(slot, sequence.tokens[length:-1])
+            self.runner.prefill([slot], [sequence.tokens[length:-1]])
             length = self.runner.lengths[slot]
         return sequence.tokens[length:]
 
@@ -89,18 +90,14 @@ class DraftModel:
         sequences: list[Sequencing], logits: Tensor
     ) -> tuple[list[int], list[Tensor | None]]:
         """The drafted token of each row and the distribution it was drawn from."""
-        if all(s.sampling.greedy for s in sequences):
-            return logits.argmax(dim=-1).tolist(), [None] * len(sequences)
-        tokens: list[int] = []
-        probs: list[Tensor | None] = []
-        for sequence, row in zip(sequences, logits, strict=True):
-            if sequence.sampling.greedy:
-                tokens.append(int(row.argmax()))
-                probs.append(None)
-            else:
-                q = warp(row, sequence.sampling)
-                tokens.append(draw(q, sequence.random.uniform()))
-                probs.append(q)
+        probs = warp_rows(logits, [s.sampling for s in sequences])
+        sampled = [row for row, q in enumerate(probs) if q is not None]
+        tokens = logits.argmax(dim=-1).tolist() if len(sampled) < len(probs) else [0] * len(probs)
+        if sampled:
+            q = torch.stack([probs[row] for row in sampled])
+            uniforms = [sequences[row].random.uniform() for row in sampled]
+            for row, token in zip(sampled, draw(q, uniforms), strict=True):
+                tokens[row] = token
         return tokens, probs
 
     def _going_on(

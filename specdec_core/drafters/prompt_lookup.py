@@ -43,8 +43,10 @@ class PromptLookup:
         self.settings = settings
         self._indices: dict[int, _Index] = {}
 
-    def open(self, sequence: Sequencing) -> None:
-        self._indices[sequence.slot] = _Index(self.settings.min_ngram, self.settings.max_ngram)
+    def open(self, sequences: Sequence[Sequencing]) -> None:
+        for sequence in sequences:
+            index = _Index(self.settings.min_ngram, self.settings.max_ngram)
+            self._indices[sequence.slot] = index
 
     def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
         trees = []

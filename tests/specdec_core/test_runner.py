@@ -46,8 +46,7 @@ def model(request: pytest.FixtureRequest, tiny_pair: Pair) -> torch.nn.Module:
 
 def test_a_tree_in_one_forward_equals_its_paths_one_by_one(model: torch.nn.Module) -> None:
     runner = ModelRunner(model, slots=2, max_length=64)
-    for row, prefix in enumerate(PREFIXES):
-        runner.prefill(row, prefix)
+    runner.prefill([0, 1], PREFIXES)
     logits = runner.forward([0, 1], [TOKENS, TOKENS], [PARENTS, PARENTS])
     for row, prefix in enumerate(PREFIXES):
         for node in range(len(TOKENS)):
@@ -57,8 +56,7 @@ def test_a_tree_in_one_forward_equals_its_paths_one_by_one(model: torch.nn.Modul
 
 def test_an_accepted_path_is_compacted_without_recomputation(model: torch.nn.Module) -> None:
     runner = ModelRunner(model, slots=2, max_length=64)
-    for row, prefix in enumerate(PREFIXES):
-        runner.prefill(row, prefix)
+    runner.prefill([0, 1], PREFIXES)
     runner.forward([0, 1], [TOKENS, TOKENS], [PARENTS, PARENTS])
     kept = [0, 2, 5]
     runner.keep(0, len(PREFIXES[0]), kept)
@@ -90,7 +88,7 @@ def test_a_long_prompt_prefilled_in_chunks_equals_one_forward(tiny_pair: Pair) -
 
     chunk, module._PREFILL_CHUNK = module._PREFILL_CHUNK, 128
     try:
-        runner.prefill(0, text[:-1])
+        runner.prefill([0], [text[:-1]])
     finally:
         module._PREFILL_CHUNK = chunk
     logits = runner.forward([0], [text[-1:]])
