@@ -90,7 +90,8 @@ def _choose(config: Path | None) -> tuple[Choice, str]:
     except UserError as error:
         if config is not None:
             raise
-        return Choice(configuration=DEFAULT), f"default: {error}"
+        console.print(f"[dim]{escape(str(error))}[/]", soft_wrap=True)
+        return Choice(configuration=DEFAULT), "default"
 
 
 def _show(text: str, style: str) -> None:

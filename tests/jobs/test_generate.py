@@ -1,0 +1,78 @@
+"""`specdec generate` prints the engine's text and its counts."""
+
+import sys
+
+import pytest
+import yaml
+from rich.console import Console
+
+from jobs import generate
+from jobs.console import run
+from specdec_core.engine import Engine, Request
+
+
+@pytest.fixture
+def config(tiny_spec, tmp_path):
+    path = tmp_path / "pair.yaml"
+    content = {
+        "pair": tiny_spec.model_dump(mode="json"),
+        "configuration": {"drafter": {"kind": "draft_model"}},
+    }
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.fixture
+def command(config, monkeypatch, capsys):
+    """Run the command; returns its exit code, standard output and standard error."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        line = ["generate", *map(str, arguments), "--config", str(config)]
+        monkeypatch.setattr(sys, "argv", line)
+        with pytest.raises(SystemExit) as exit:
+            run(generate.main)
+        return exit.value.code, *capsys.readouterr()
+
+    return call
+
+
+def count(output: str, name: str) -> str:
+    return next(line for line in output.splitlines() if line.startswith(name)).split()[-1]
+
+
+def test_prints_the_text_and_the_counts(command, tiny_pair):
+    code, output, _ = command("def main(", "--max-new-tokens", 30)
+    engine = Engine(tiny_pair)
+    (expected,) = engine.generate([Request("", engine.encode("def main("), 30)])
+    shown = "".join(c for c in expected.text if c.isprintable())
+    assert code == 0
+    assert f"def main({shown}" in "".join(c for c in output if c.isprintable())
+    assert "fixed K=5" in output
+    assert count(output, "tokens ") == "30"
+    assert int(count(output, "accepted")) > 0
+    assert float(count(output, "MAT")) == pytest.approx(30 / int(count(output, "rounds")), abs=0.01)
+
+
+def test_tokens_are_coloured_by_their_origin(command, monkeypatch):
+    colours = Console(force_terminal=True, color_system="standard", highlight=False)
+    monkeypatch.setattr(generate, "console", colours)
+    _, output, _ = command("def main(", "--max-new-tokens", 30)
+    text = output.split("■")[0]
+    assert "\x1b[32m" in text  # draft
+    assert "\x1b[31m" in text  # correction
+
+
+def test_options_reach_the_engine(command):
+    first = command("def main(", "--temperature", 1, "--seed", 5, "--max-new-tokens", 20)[1]
+    again = command("def main(", "--temperature", 1, "--seed", 5, "--max-new-tokens", 20)[1]
+    other = command("def main(", "--temperature", 1, "--seed", 6, "--max-new-tokens", 20)[1]
+    assert "(T=1)" in first
+    assert first.split("tokens/s")[0] == again.split("tokens/s")[0]
+    assert first.split("■")[0] != other.split("■")[0]
+
+
+def test_bad_prompts_are_one_line(command):
+    assert command("") == (2, "", "error: the prompt is empty\n")
+    code, output, error = command("x", "--max-new-tokens", 1000)
+    assert (code, output, error.count("\n")) == (2, "", 1)
+    assert "256" in error
