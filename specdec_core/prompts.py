@@ -42,7 +42,7 @@ def _first_turn(turns: Any) -> Any:
 
 
 def _instruction(instruction: str, extra: str | None) -> str:
-    return f"{instruction}\n\n{extra}" if extra else instruction
+    return "\n\n".join([instruction, extra] if extra else [instruction])
 
 
 # The first match wins, so those with more keys come first. Another format is another line here.
