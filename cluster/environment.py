@@ -1,0 +1,53 @@
+"""On what a measurement was taken: code, hardware, library versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+LIBRARIES = ("specdec", "torch", "transformers", "ray", "mlflow", "optuna")
+
+
+def environment() -> dict[str, str]:
+    """What is known of this process's machine and code, by name."""
+    found = {
+        "python": platform.python_version(),
+        "cpu": f"{_cpu_model()} × {os.cpu_count()}",
+        "host": platform.node(),
+    }
+    if torch.cuda.is_available():
+        found["gpu"] = f"{torch.cuda.get_device_name()} × {torch.cuda.device_count()}"
+    if commit := _git("rev-parse", "HEAD"):
+        found["git_commit"] = commit + ("-dirty" if _git("status", "--porcelain") else "")
+    for library in LIBRARIES:
+        try:
+            found[library] = version(library)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def _git(*arguments: str) -> str:
+    """Output of git in the folder of this source; empty where that is no repository."""
+    folder = Path(__file__).parent
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

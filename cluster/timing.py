@@ -1,0 +1,177 @@
+"""One process that measures alone: forward times, finalists against each other, the oracle.
+
+Times depend on load, so nothing else of a sweep runs while these are taken.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+
+from cluster.environment import environment
+from cluster.ray_session import get
+from specdec_core.alignment import Trajectory, measure_alignment
+from specdec_core.config import Configuration, PairSpec
+from specdec_core.cost import Profile, profile_pair
+from specdec_core.engine import Engine, Request
+from specdec_core.errors import UserError
+from specdec_core.pair import load_pair
+from specdec_core.prompts import Prompt
+from specdec_core.results import OraclePoint, Timing
+from specdec_core.stats import Generation, Ratio, paired_ratio
+
+WARM_UP_TOKENS = 8
+
+
+class Bench:
+    """The measuring process. Run as a Ray actor (:func:`start_bench`), so that it gets the hardware
+    that trials get and no thread of the driver disturbs it."""
+
+    def __init__(self, spec: PairSpec) -> None:
+        self.pair = load_pair(spec)
+        self.engine = Engine(self.pair)
+
+    def spec(self) -> PairSpec:
+        """The pair with its device and data types as they were found best here."""
+        return self.pair.spec
+
+    def requests(self, prompts: Sequence[Prompt], max_new_tokens: int) -> tuple[Request, ...]:
+        """Encode the prompts; raises :class:`UserError` for one that the pair cannot take."""
+        found = []
+        for seed, prompt in enumerate(prompts):
+            tokens = self.engine.encode(prompt.text)
+            request = Request(prompt.id, tokens, max_new_tokens, seed=seed)
+            try:
+                self.engine.add(request)
+            except UserError as error:
+                raise UserError(f"prompt {prompt.id}: {error}") from None
+            self.engine.cancel(request.id)
+            found.append(request)
+        return tuple(found)
+
+    def environment(self) -> dict[str, str]:
+        """Code, hardware and library versions here."""
+        return environment()
+
+    def profile(self, **options: Any) -> Profile:
+        """Measure what forwards cost."""
+        return profile_pair(self.pair, **options)
+
+    def warm_up(self, configurations: Sequence[Configuration], request: Request) -> None:
+        """Run each configuration for a moment, untimed."""
+        tokens = min(WARM_UP_TOKENS, request.max_new_tokens)
+        short = Request("warm-up", request.tokens, tokens)
+        for configuration in configurations:
+            self.decode(configuration, short)
+        gc.collect()
+        gc.freeze()
+
+    def decode(self, configuration: Configuration, request: Request) -> tuple[float, Generation]:
+        """One request, alone, and the seconds that it took."""
+        self.engine.configure(configuration)
+        start = perf_counter()
+        (generation,) = self.engine.generate([request])
+        return perf_counter() - start, generation
+
+    def oracles(
+        self, profile: Profile, requests: Sequence[Request], outputs: Sequence[Sequence[int]]
+    ) -> list[OraclePoint]:
+        """The oracle of each draft (SpecDec++, Thm 4.1) on the target's own greedy `outputs`: one
+        teacher-forced pass finds the positions where the draft would have been rejected."""
+        device = self.pair.target.device
+        trajectories = [
+            Trajectory(torch.tensor([*request.tokens, *output], device=device), len(request.tokens))
+            for request, output in zip(requests, outputs, strict=True)
+        ]
+        points = []
+        for name, draft in self.pair.drafts.items():
+            disagreements = [
+                measure_alignment(self.pair.target, draft, [trajectory]).disagreements
+                for trajectory in trajectories
+            ]
+            counts, speedup = profile.oracle(disagreements, [len(o) for o in outputs], name)
+            rate = counts.metrics()["verification_rate"]
+            points.append(OraclePoint(draft=name, verification_rate=rate, speedup=speedup))
+        return points
+
+
+def start_bench(spec: PairSpec, gpus: float) -> ray.actor.ActorHandle:
+    """The bench, loaded. It asks for no CPU: it is idle while trials hold them."""
+    actor = ray.remote(num_cpus=0, num_gpus=gpus)(Bench).remote(spec)
+    get(actor.spec.remote())
+    return actor
+
+
+@dataclass
+class Stopwatch:
+    """Interleaved times of some configurations: seconds [repeat][prompt] and the first repeat's
+    generations [prompt], by configuration id."""
+
+    seconds: dict[str, list[list[float]]] = field(default_factory=dict)
+    generations: dict[str, list[Generation]] = field(default_factory=dict)
+
+    def outputs(self, configuration: Configuration) -> list[list[int]]:
+        """What `configuration` wrote: tokens [prompt][position]."""
+        return [generation.tokens for generation in self.generations[configuration.id]]
+
+    def take(
+        self,
+        bench: ray.actor.ActorHandle,
+        configurations: Sequence[Configuration],
+        request: Request,
+        repeat: int,
+    ) -> None:
+        """Time `request` under every configuration, one after the other. Each repeat begins with
+        another one, so that none always runs on a machine that another has just warmed."""
+        shift = repeat % len(configurations)
+        for configuration in [*configurations[shift:], *configurations[:shift]]:
+            seconds, generation = get(bench.decode.remote(configuration, request))
+            rows = self.seconds.setdefault(configuration.id, [])
+            if len(rows) == repeat:
+                rows.append([])
+            rows[repeat].append(seconds)
+            if repeat == 0:
+                self.generations.setdefault(configuration.id, []).append(generation)
+
+    def timing(self, configuration: Configuration, baseline: Configuration) -> Timing:
+        """What was measured of `configuration`, as a speedup over `baseline`."""
+        outputs = self.outputs(configuration)
+        seconds = np.array(self.seconds[configuration.id])
+        tokens = [len(output) for output in outputs]
+        if configuration == baseline:
+            ratio = Ratio(1.0, 1.0, 1.0)
+        else:
+            ratio = self.compare(baseline, configuration)
+        differing = 0
+        if configuration.sampling.greedy:
+            pairs = zip(outputs, self.outputs(baseline), strict=True)
+            differing = sum(output != expected for output, expected in pairs)
+        return Timing(
+            config_id=configuration.id,
+            seconds=seconds.tolist(),
+            tokens=tokens,
+            speedup=ratio.value,
+            low=ratio.low,
+            high=ratio.high,
+            tokens_per_second=sum(tokens) / float(np.median(seconds, axis=0).sum()),
+            differing_outputs=differing,
+        )
+
+    def compare(self, baseline: Configuration, candidate: Configuration) -> Ratio:
+        """How many times faster `candidate` is. Where outputs differ in length (sampling, or a
+        near-tie that flipped), times are those of as many tokens as the baseline wrote."""
+        ours, theirs = (
+            np.array([max(len(output), 1) for output in self.outputs(c)])
+            for c in (candidate, baseline)
+        )
+        return paired_ratio(
+            np.array(self.seconds[baseline.id]),
+            np.array(self.seconds[candidate.id]) * (theirs / ours),
+        )

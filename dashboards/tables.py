@@ -1,0 +1,63 @@
+"""Tables for the console."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.table import Table
+
+from specdec_core.results import SweepResult, Timing, Trial
+
+MOST_ROWS = 40
+
+
+def sweep_table(result: SweepResult, most: int = MOST_ROWS) -> Table:
+    """Every configuration of a sweep, the timed ones first, with at most `most` rows. A speedup
+    without an interval is estimated from counts and the profile, and marked with ~."""
+    timings = {t.config_id: t for t in (*result.timings, result.autoregressive) if t}
+
+    def order(trial: Trial) -> tuple[bool, float]:
+        timing = timings.get(trial.id)
+        speedup = timing.speedup if timing else trial.metrics["estimated_speedup"]
+        return timing is None, -speedup
+
+    ranked = sorted(result.trials, key=order)
+    table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
+    table.add_column("configuration")
+    for heading in (
+        "speedup over\nautoregressive",
+        "verific.\nrate",
+        "discard\nrate",
+        "\nMAT",
+        "accept.\nrate",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for trial in ranked[:most]:
+        timing = timings.get(trial.id)
+        rates = trial.metrics
+        drafted = trial.counts["n_drafted"] > 0
+        table.add_row(
+            trial.configuration.label
+            + (" ★" if trial.id == result.champion else "")
+            + ("" if trial.finished else " †"),
+            _speedup(trial, timing),
+            f"{rates['verification_rate']:.3f}",
+            f"{rates['discard_rate']:.3f}",
+            f"{rates['mat']:.2f}",
+            f"{rates['acceptance_rate']:.2f}" if drafted else "–",
+            style="bold" if trial.id == result.champion else None,
+            end_section=timing is not None and trial is ranked[len(timings) - 1],
+        )
+    notes = ["★ champion", "= tied with it", "~ estimated", "† stopped early"]
+    if len(ranked) > most:
+        notes.append(f"{len(ranked) - most} more in the report")
+    table.caption = ", ".join(notes)
+    return table
+
+
+def _speedup(trial: Trial, timing: Timing | None) -> str:
+    if timing is None:
+        return f"~{trial.metrics['estimated_speedup']:.2f}×"
+    if timing.low == timing.high:
+        return f"{timing.speedup:.2f}×"
+    tied = "=" if timing.tied_with_champion else ""
+    return f"{tied}{timing.speedup:.2f}× ({timing.low:.2f}–{timing.high:.2f})"

@@ -1,0 +1,385 @@
+"""MLflow: an experiment for each pair, a parent run for each sweep with a nested run for each
+configuration, and the champion as a registered model."""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+import platform
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import mlflow
+import mlflow.data
+import pandas as pd
+import yaml
+from mlflow import MlflowClient
+from mlflow.data.code_dataset_source import CodeDatasetSource
+from mlflow.entities import DatasetInput, InputTag, Metric, Param, Run, RunTag
+from mlflow.exceptions import MlflowException
+
+from cluster.observer import Observer
+from specdec_core.config import Configuration, PairSpec, parse
+from specdec_core.errors import UserError
+from specdec_core.prompts import Prompt
+from specdec_core.results import SweepResult, Timing, Trial
+from specdec_core.workspace import workspace
+
+CHAMPION = "champion"
+PROMOTED = "specdec.promoted"  # tag of a registered model: when its champion was last set
+
+
+def tracking_uri() -> str:
+    """`MLFLOW_TRACKING_URI`, else a SQLite file in the workspace."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{workspace() / 'mlflow.db'}"
+
+
+def connect() -> MlflowClient:
+    """A client of the tracking store, which is created where it is missing. Raises
+    :class:`UserError` when it cannot be reached."""
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    uri = tracking_uri()
+    try:
+        client = MlflowClient(uri)
+        client.search_experiments(max_results=1)
+    except MlflowException as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{uri} (MLFLOW_TRACKING_URI): cannot be used: {reason}") from None
+    return client
+
+
+class SweepRun(Observer):
+    """A sweep's parent run, written while the sweep goes on.
+
+    Use it around the sweep: left by an exception, the run ends as KILLED (interrupted) or FAILED,
+    and the next sweep in the same folder takes it up again. Runs are found by their tags, so
+    nothing is logged twice, however the process before ended.
+    """
+
+    def __init__(self) -> None:
+        self.client: MlflowClient | None = None
+        self.run_id: str | None = None
+        self.nested: dict[str, Run] = {}  # by config_id
+        self.finished = False
+        self._connecting: threading.Thread | None = None
+
+    def __enter__(self) -> SweepRun:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.client is None or self.run_id is None or self.finished:
+            return
+        status = "FAILED" if kind is None or issubclass(kind, Exception) else "KILLED"
+        for run_id in (*self._unfinished(), self.run_id):
+            self.client.set_terminated(run_id, status)
+
+    def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
+        if self._connecting is None:
+            # Creating the store takes seconds: do it while Ray starts.
+            self._connecting = threading.Thread(target=self._connect, daemon=True)
+            self._connecting.start()
+
+    def begun(self, result: SweepResult, prompts: Sequence[Prompt], folder: Path) -> None:
+        """Create the parent run, or take it up again and log what is missing."""
+        if self._connecting is not None:
+            self._connecting.join()
+        self.client = self.client or connect()
+        self.result = result
+        self.experiment_id = _experiment(self.client, result.pair.name)
+        where = f"{platform.node()}:{folder.resolve()}".replace("'", "_")  # it is quoted below
+        tags = {
+            "specdec.folder": where,
+            "prompts": result.prompts.source,
+            "prompts_digest": result.prompts.digest,
+            **_environment_tags(result),
+        }
+        parent = self._earlier(where, result.mlflow_run_id)
+        if parent is None:
+            parent = self.client.create_run(self.experiment_id, tags=tags, run_name=result.name)
+            self.run_id = parent.info.run_id
+            self._log_plan(result, prompts)
+        else:
+            self.run_id = parent.info.run_id
+            self.client.update_run(self.run_id, "RUNNING")
+        result.mlflow_run_id = self.run_id
+        for run in _search(
+            self.client, self.experiment_id, f"tags.`mlflow.parentRunId` = '{self.run_id}'"
+        ):
+            self.nested[run.data.tags.get("config_id", "")] = run
+        for trial in result.trials:
+            self.trial_finished(trial)
+
+    def trial_finished(self, trial: Trial) -> None:
+        """Log a configuration as a finished nested run; the trial learns its id."""
+        assert self.client is not None
+        run = self.nested.get(trial.id)
+        if run is None:
+            run = self.client.create_run(
+                self.experiment_id,
+                run_name=trial.configuration.label,
+                tags={"mlflow.parentRunId": self.run_id, "config_id": trial.id},
+            )
+            self.nested[trial.id] = run
+        trial.mlflow_run_id = run.info.run_id
+        if run.info.status == "FINISHED":
+            return
+        configuration = trial.configuration
+        tags = {
+            "family": configuration.family,
+            "lossless": str(configuration.lossless).lower(),
+            "stopped_early": str(not trial.finished).lower(),
+            "prompts_digest": self.result.prompts.digest,
+            **_environment_tags(self.result),
+        }
+        self.client.log_batch(
+            run.info.run_id,
+            metrics=_metrics({**trial.metrics, **trial.counts}),
+            params=_params(configuration.model_dump(mode="json")),
+            tags=[RunTag(key, value) for key, value in tags.items()],
+        )
+        self.client.log_text(run.info.run_id, configuration.to_yaml(), "configuration.yaml")
+        self.client.set_terminated(run.info.run_id)
+        self.nested[trial.id] = self.client.get_run(run.info.run_id)
+
+    def finish(self, result: SweepResult, folder: Path, report: Path | None = None) -> int | None:
+        """Log times, oracles and files, register the champion and end the run. Returns the
+        registered version; None for a sweep without a champion."""
+        assert self.client is not None
+        assert self.run_id is not None
+        for timing in (result.autoregressive, *result.timings):
+            if timing is not None and timing.config_id in self.nested:
+                run_id = self.nested[timing.config_id].info.run_id
+                self.client.log_batch(run_id, metrics=_metrics(_timing(timing)))
+        self.client.log_batch(self.run_id, metrics=_metrics(_summary(result)))
+        for file in (
+            folder / "sweep.json",
+            folder / "plan.yaml",
+            folder / "rounds.parquet",
+            report,
+        ):
+            if file is not None and file.exists():
+                self.client.log_artifact(self.run_id, str(file))
+        version = None
+        if result.champion is not None:
+            version = register(result, result.champion, self.client)
+            self.client.set_tag(self.run_id, CHAMPION, result.champion)
+            self.client.set_tag(
+                self.run_id, "champion_label", result.champion_trial.configuration.label
+            )
+        self.client.set_terminated(self.run_id)
+        self.finished = True
+        return version
+
+    def _connect(self) -> None:
+        with suppress(Exception):  # shows again where the client is needed, in the main thread
+            self.client = connect()
+
+    def _earlier(self, where: str, run_id: str | None) -> Run | None:
+        """The parent run that an earlier process left for this folder: one that did not end, or
+        the one that the result names."""
+        assert self.client is not None
+        for run in _search(self.client, self.experiment_id, f"tags.`specdec.folder` = '{where}'"):
+            if run.info.status != "FINISHED" or run.info.run_id == run_id:
+                return run
+        return None
+
+    def _unfinished(self) -> list[str]:
+        return [r.info.run_id for r in self.nested.values() if r.info.status == "RUNNING"]
+
+    def _log_plan(self, result: SweepResult, prompts: Sequence[Prompt]) -> None:
+        assert self.client is not None
+        params = {
+            "pair": result.pair.model_dump(mode="json"),
+            "prompts": {"source": result.prompts.source, "count": result.prompts.count},
+            "max_new_tokens": result.max_new_tokens,
+        }
+        self.client.log_batch(self.run_id, params=_params(params))
+        table = pd.DataFrame({"id": [p.id for p in prompts], "prompt": [p.text for p in prompts]})
+        dataset = mlflow.data.from_pandas(
+            table,
+            source=CodeDatasetSource({"prompts": result.prompts.source}),
+            name=Path(result.prompts.source).name,
+            digest=result.prompts.digest[:36],  # as long as the store allows
+        )
+        tag = InputTag("mlflow.data.context", "sweep")
+        self.client.log_inputs(self.run_id, [DatasetInput(dataset._to_mlflow_entity(), [tag])])
+
+
+# The champion
+
+
+def register(result: SweepResult, config_id: str, client: MlflowClient | None = None) -> int:
+    """Make a configuration of a sweep the champion of its pair; returns the version.
+
+    The version's source is an artifact of the configuration's run: `champion.yaml` with the pair
+    and the configuration."""
+    client = client or connect()
+    trial = result.trial(config_id)
+    name, run_id = result.pair.name, trial.mlflow_run_id
+    if run_id is None:
+        raise UserError(f"sweep {result.name} was not logged to MLflow: {config_id} has no run")
+    try:
+        run = client.get_run(run_id)
+    except MlflowException:
+        raise UserError(
+            f"{tracking_uri()} has no run of {config_id} (sweep {result.name})"
+        ) from None
+    content = {
+        "pair": result.pair.model_dump(mode="json"),
+        "configuration": trial.configuration.model_dump(mode="json"),
+    }
+    client.log_text(run_id, yaml.safe_dump(content, sort_keys=False), f"{CHAMPION}/{CHAMPION}.yaml")
+    try:
+        client.create_registered_model(
+            name, description="The fastest lossless configuration found for this pair."
+        )
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    versions = client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
+    version = versions[0] if versions else None
+    if version is None:
+        timing = next((t for t in result.timings if t.config_id == config_id), None)
+        version = client.create_model_version(
+            name,
+            source=f"{run.info.artifact_uri}/{CHAMPION}",
+            run_id=run_id,
+            tags={"config_id": config_id, "sweep": result.name},
+            description=trial.configuration.label
+            + (f", {timing.speedup:.2f}× autoregressive decoding" if timing else ""),
+        )
+    client.set_registered_model_alias(name, CHAMPION, str(version.version))
+    client.set_registered_model_tag(name, PROMOTED, str(time.time_ns()))
+    return int(version.version)
+
+
+def load_champion(name: str | None = None) -> tuple[PairSpec, Configuration, int]:
+    """The champion of the registered model `name`, or else the one that was promoted last: its
+    pair, configuration and version. Raises :class:`UserError` when there is none."""
+    none_yet = UserError(
+        f"no champion{f' of {name}' if name else ''} in {tracking_uri()} yet; "
+        "`specdec sweep` finds one, `specdec promote <config_id>` appoints one"
+    )
+    uri = tracking_uri()
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+        raise none_yet
+    client = connect()
+    try:
+        if name is None:
+            models = [m for m in client.search_registered_models() if CHAMPION in m.aliases]
+            if not models:
+                raise none_yet
+            name = max(models, key=lambda m: int(m.tags.get(PROMOTED, 0))).name
+        version = client.get_model_version_by_alias(name, CHAMPION)
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            raise none_yet from None
+        raise
+    source = f"{CHAMPION}/{CHAMPION}.yaml"
+    with tempfile.TemporaryDirectory() as scratch:
+        file = client.download_artifacts(version.run_id, source, scratch)
+        content = yaml.safe_load(Path(file).read_text())
+    pair = parse(PairSpec, content["pair"], source)
+    return pair, parse(Configuration, content["configuration"], source), int(version.version)
+
+
+# Small things
+
+
+def _experiment(client: MlflowClient, name: str) -> str:
+    """The id of the experiment `name`, created where it is missing."""
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        location = None
+        if not os.environ.get("MLFLOW_TRACKING_URI"):
+            location = (workspace() / "mlartifacts" / name).as_uri()
+        return client.create_experiment(name, artifact_location=location)
+    if experiment.lifecycle_stage == "deleted":
+        client.restore_experiment(experiment.experiment_id)
+    return experiment.experiment_id
+
+
+def _search(client: MlflowClient, experiment_id: str, query: str) -> Iterator[Run]:
+    token = None
+    while True:
+        page = client.search_runs([experiment_id], query, page_token=token)
+        yield from page
+        if not (token := page.token):
+            return
+
+
+def _environment_tags(result: SweepResult) -> dict[str, str]:
+    """Git commit, hardware and library versions."""
+    tags = dict(result.environment)
+    tags["mlflow.user"] = _user()
+    tags["mlflow.source.name"] = "specdec sweep"
+    if commit := tags.get("git_commit"):
+        tags["mlflow.source.git.commit"] = commit.removesuffix("-dirty")
+    return tags
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"
+
+
+def _metrics(values: Mapping[str, float]) -> list[Metric]:
+    now = int(time.time() * 1000)
+    return [Metric(key, float(value), now, 0) for key, value in values.items()]
+
+
+def _params(values: Mapping[str, Any]) -> list[Param]:
+    return [Param(key, str(value)) for key, value in _flat(values) if value is not None]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _timing(timing: Timing) -> dict[str, float]:
+    return {
+        "speedup": timing.speedup,
+        "speedup_low": timing.low,
+        "speedup_high": timing.high,
+        "tokens_per_second": timing.tokens_per_second,
+        "tied_with_champion": timing.tied_with_champion,
+        "differing_outputs": timing.differing_outputs,
+    }
+
+
+def _summary(result: SweepResult) -> dict[str, float]:
+    """What the parent run shows: the champion's figures, the baseline's, the oracles'."""
+    values: dict[str, float] = {"configurations": len(result.trials)}
+    values["t_target"] = result.profile.t_target()
+    for draft in result.profile.drafts:
+        values[f"t_draft.{draft}"] = result.profile.t_draft(draft)
+    for oracle in result.oracles:
+        values[f"oracle_verification_rate.{oracle.draft}"] = oracle.verification_rate
+        values[f"oracle_speedup.{oracle.draft}"] = oracle.speedup
+    if result.autoregressive is not None:
+        values["autoregressive_tokens_per_second"] = result.autoregressive.tokens_per_second
+    for timing in result.timings:
+        if timing.config_id == result.champion:
+            values |= _timing(timing)
+    if result.champion is not None:
+        values |= result.champion_trial.metrics
+    return values

@@ -1,0 +1,33 @@
+"""Make another configuration of a sweep the champion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jobs.console import console, run
+
+
+def main(
+    config_id: Annotated[str, typer.Argument(help="id of a configuration, or its beginning")],
+    sweep: Annotated[
+        Path | None, typer.Option(help="the sweep's folder; unset, the latest that has it")
+    ] = None,
+) -> None:
+    """Move the alias `champion` to a configuration of a finished sweep."""
+    from cluster.folder import find_trial
+    from dashboards.tracking import register
+    from specdec_core.workspace import workspace
+
+    result, trial = find_trial(workspace() / "sweeps", config_id, sweep)
+    version = register(result, trial.id)
+    console.print(
+        f"champion of {result.pair.name}: [bold]{trial.configuration.label}[/bold] ({trial.id}), "
+        f"version {version}"
+    )
+
+
+if __name__ == "__main__":
+    run(main)

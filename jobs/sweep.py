@@ -1,0 +1,98 @@
+"""Find the fastest configuration of a pair and register it."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from jobs.console import console, run
+from specdec_core.errors import UserError
+
+QUICK = Path(__file__).with_name("sweeps") / "quick.yaml"
+
+
+def main(
+    config: Annotated[Path, typer.Option(help="sweep file")] = QUICK,
+    target: Annotated[str | None, typer.Option(help="target: hub id, folder, bundled:…")] = None,
+    draft: Annotated[
+        list[str] | None, typer.Option(help="draft model, [name=]model; may be repeated")
+    ] = None,
+    prompts: Annotated[str | None, typer.Option(help="JSONL file, hub id, bundled:…")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="tokens for each prompt")] = None,
+    limit: Annotated[int | None, typer.Option(help="use the first n prompts")] = None,
+    trials: Annotated[int | None, typer.Option(help="configurations to try")] = None,
+    name: Annotated[str | None, typer.Option(help="name of the sweep's folder")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="do not resume")] = False,
+) -> None:
+    """Find the fastest lossless configuration of a pair on your prompts.
+
+    Interrupted, the same command goes on where it stopped.
+    """
+    from cluster.plan import load_plan
+    from cluster.sweep import run_sweep
+    from dashboards.progress import SweepProgress
+    from dashboards.report import write_report
+    from dashboards.tables import sweep_table
+    from dashboards.tracking import SweepRun, tracking_uri
+    from specdec_core.workspace import workspace
+
+    drafts = parse_drafts(draft) if draft or target is not None else None
+    overrides = given(
+        max_new_tokens=max_new_tokens,
+        trials=trials,
+        prompts=given(source=prompts, limit=limit) or None,
+        pair=given(target=target, drafts=drafts) or None,
+    )
+    plan = load_plan(config, **overrides)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    progress = SweepProgress(console)
+    try:
+        with SweepRun() as tracking:
+            with progress:
+                result, folder = run_sweep(plan, workspace(), name, fresh, [tracking, progress])
+            report = write_report(result, folder.path)
+            version = tracking.finish(result, folder.path, report)
+            folder.finish()
+    except KeyboardInterrupt:
+        console.print("interrupted; the same command resumes")
+        sys.exit(130)
+    console.print(sweep_table(result))
+    champion = result.champion_trial
+    console.print(
+        f"champion  [bold]{champion.configuration.label}[/bold] ({champion.id}), version "
+        f"{version} of {result.pair.name}"
+    )
+    console.print(f"report    {report}", soft_wrap=True)
+    ui = shlex.join(["mlflow", "ui", "--backend-store-uri", tracking_uri()])
+    console.print(f"compare   {ui}", soft_wrap=True)
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """The options that were given."""
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def parse_drafts(specs: list[str] | None) -> dict[str, str]:
+    """`[name=]model` options as a pair's drafts; unnamed ones are called by the model's name."""
+    drafts: dict[str, str] = {}
+    for spec in specs or []:
+        name, separator, model = spec.partition("=")
+        if not separator:
+            name, model = Path(spec).name.rpartition(":")[2], spec
+        if not name or not model:
+            raise UserError(f"--draft {spec}: expected [name=]model")
+        if name in drafts:
+            raise UserError(
+                f"--draft {spec}: there is a draft {name!r} already; name it: name={model}"
+            )
+        drafts[name] = model
+    return drafts
+
+
+if __name__ == "__main__":
+    run(main)
