@@ -1,0 +1,59 @@
+"""`specdec`: every job as a command. A job is imported only when it is run."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from jobs.console import run
+
+COMMANDS = {
+    "demo": "Run the main job on the bundled pair, from profile to champion.",
+    "profile": "Measure what forwards of a pair cost.",
+    "sweep": "Find the fastest configuration for a pair and its prompts.",
+    "report": "Write a sweep's HTML report again.",
+    "promote": "Make another configuration of a sweep the champion.",
+    "serve": "Serve the champion over HTTP, OpenAI-compatible.",
+    "generate": "Complete a prompt and show where the tokens came from.",
+    "bench": "Time this engine against transformers' own generation.",
+    "train-pair": "Train the bundled pair from the standard library's source.",
+}
+
+
+class Jobs(TyperGroup):
+    """Lists the commands without importing them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        if name not in COMMANDS:
+            return None
+        listed = typer.Typer(add_completion=False)
+        listed.command(name, help=COMMANDS[name])(lambda: None)
+        return typer.main.get_command(listed)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, _, rest = super().resolve_command(ctx, args)
+        job = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        job.command(name)(import_module(f"jobs.{name.replace('-', '_')}").main)
+        return name, typer.main.get_command(job), rest
+
+
+app = typer.Typer(cls=Jobs, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def specdec() -> None:
+    """Find, prove and serve the fastest speculative-decoding configuration for a pair of models."""
+
+
+def main() -> None:
+    run(app)
+
+
+if __name__ == "__main__":
+    main()

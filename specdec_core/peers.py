@@ -1,0 +1,62 @@
+"""What people use instead, behind one call: transformers' own generation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from specdec_core.errors import UserError
+from specdec_core.pair import Pair
+
+
+@dataclass(frozen=True)
+class TransformersMode:
+    """A way to call `generate`. Without assistant tokens it decodes autoregressively.
+
+    `schedule` and `confidence` are transformers' num_assistant_tokens_schedule and
+    assistant_confidence_threshold (0 turns the threshold off).
+    """
+
+    label: str
+    assistant_tokens: int | None = None
+    schedule: str = "constant"
+    confidence: float = 0.0
+
+
+TRANSFORMERS_MODES = (
+    TransformersMode("transformers autoregressive"),
+    TransformersMode("transformers assisted, constant 4", 4),
+    TransformersMode("transformers assisted, constant 6", 6),
+    TransformersMode("transformers assisted, heuristic", 5, "heuristic"),
+    TransformersMode("transformers assisted, confidence 0.4", 20, confidence=0.4),
+)
+
+
+@torch.inference_mode()
+def transformers_generate(
+    pair: Pair, mode: TransformersMode, draft: str, tokens: tuple[int, ...], max_new_tokens: int
+) -> list[int]:
+    """Greedy new tokens of `generate` for one prompt, with the pair's draft named `draft` as
+    assistant where the mode has one."""
+    options = {}
+    if mode.assistant_tokens is not None:
+        if draft not in pair.drafts:
+            raise UserError(f"the pair has no draft {draft!r} (it has: {', '.join(pair.drafts)})")
+        assistant = pair.drafts[draft]
+        # `generate` reads these from the assistant, and keeps its adjusted values there.
+        settings = assistant.generation_config
+        settings.num_assistant_tokens = mode.assistant_tokens
+        settings.num_assistant_tokens_schedule = mode.schedule
+        settings.assistant_confidence_threshold = mode.confidence
+        options["assistant_model"] = assistant
+    ids = torch.tensor([tokens], device=pair.target.device)
+    output = pair.target.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        pad_token_id=min(pair.eos_token_ids, default=0),
+        **options,
+    )
+    return output[0, len(tokens) :].tolist()
