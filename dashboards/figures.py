@@ -24,7 +24,7 @@ from dashboards.look import (
     family_order,
     style,
 )
-from dashboards.ranking import best_of, champion, contenders, draft_of, label, ranked, speedup
+from dashboards.ranking import champion, contenders, draft_of, headliners, label, ranked, speedup
 from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.cost import Profile, latency
 from specdec_core.results import SweepResult, Trial
@@ -146,6 +146,7 @@ def frontier(result: SweepResult) -> go.Figure:
             ax=36,
             ay=44,
         )
+    fig.update_layout(margin_r=48)  # for the speedups of the grey lines
     fig.update_xaxes(title_text="discard rate  N_discarded / N", range=[view.left, view.right])
     fig.update_yaxes(title_text="verification rate  N_target / N", range=[view.low, view.high])
     return fig
@@ -283,6 +284,8 @@ def speedups(result: SweepResult, limit: int = 24) -> go.Figure:
         "Solid: timed, with the 95 % bootstrap interval; the small line is what the profile had "
         "estimated. Light: estimated only."
     )
+    if any(t.id != result.champion for t in tied):
+        subtitle += " “=” marks those tied with the champion."
     if left_out:
         subtitle += f" {left_out} slower configurations are in the table."
     fig = base_figure(title, subtitle, 130 + 27 * max(len(shown), 4))
@@ -352,7 +355,7 @@ def _bar_label(result: SweepResult, trial: Trial) -> str:
     if trial.id == result.champion:
         return f"★ <b>{label(trial)}</b>"
     if gain.timing and gain.timing.tied_with_champion:
-        return f"tied · {label(trial)}"
+        return f"= {label(trial)}"
     return label(trial)
 
 
@@ -360,10 +363,10 @@ def _bar_label(result: SweepResult, trial: Trial) -> str:
 
 
 def lengths_over_position(result: SweepResult, rounds: pd.DataFrame, bins: int = 16) -> go.Figure:
-    """Mean drafted and accepted tokens a round against the position in the output. Champion and
-    best fixed K are shown; the other contenders wait in the legend."""
+    """Mean drafted and accepted tokens a round against the position in the output. The
+    headliners are shown; the other contenders wait in the legend."""
     trials = [t for t in contenders(result) if (rounds["config_id"] == t.id).any()]
-    shown = {t.id for t in (champion(result), best_of(result, "fixed")) if t is not None}
+    shown = {t.id for t in headliners(result)}
     fig = base_figure(
         "How long drafts are, and how much of them survives, along the output",
         "Solid: tokens drafted in a round. Dotted: accepted. The gap between them is thrown away. "
@@ -415,13 +418,15 @@ def forward_times(result: SweepResult) -> go.Figure:
     """Seconds of one forward against its width n, target and drafts, measured and fitted."""
     profile = result.profile
     costs = {"target": profile.target}
-    costs |= {f"draft {name}": cost for name, cost in profile.drafts.items()}
+    costs |= {
+        name if "draft" in name else f"draft {name}": cost for name, cost in profile.drafts.items()
+    }
     batches = sorted({m.batch for cost in costs.values() for m in cost.measurements})
     widest = max((m.width for m in profile.target.measurements), default=1)
     one, many = profile.target.seconds(width=1), profile.target.seconds(width=widest)
     fig = base_figure(
         f"Verifying {widest} tokens at once takes the target {many / one:.2f} times as long as one",
-        "Median time of one forward: dots are measured (darker: longer context), lines the fit "
+        "Median time of one forward: dots are measured (stronger: longer context), lines the fit "
         "that turns counts into estimated speedups.",
         440,
     )
@@ -477,15 +482,15 @@ def forward_times(result: SweepResult) -> go.Figure:
 def accepted_lengths(result: SweepResult, rounds: pd.DataFrame) -> go.Figure:
     """Share of rounds by accepted tokens; in the second row, by discarded tokens."""
     trials = [t for t in contenders(result) if (rounds["config_id"] == t.id).any()]
-    shown = {t.id for t in (champion(result), best_of(result, "fixed")) if t is not None}
+    shown = {t.id for t in headliners(result)}
     fig = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.2)
     title = "How many tokens a round yields and wastes"
-    best, fixed = champion(result), best_of(result, "fixed")
-    if best is not None and fixed is not None and best.id != fixed.id:
+    if len(pair := headliners(result)) == 2:
+        best, other = pair
         title = (
             f"A round of {label(best)} yields {best.metrics['mat']:.1f} tokens and "
-            f"wastes {_waste(best):.1f}; {label(fixed)}: "
-            f"{fixed.metrics['mat']:.1f} and {_waste(fixed):.1f}"
+            f"wastes {_waste(best):.1f}; {label(other)}: "
+            f"{other.metrics['mat']:.1f} and {_waste(other):.1f}"
         )
     fig = base_figure(
         title,

@@ -69,8 +69,19 @@ def draft_of(result: SweepResult, trial: Trial) -> str | None:
     return drafter.draft or next(iter(result.pair.drafts), None)
 
 
+def headliners(result: SweepResult) -> list[Trial]:
+    """Two to look at first: the champion and the best fixed K, or, where that is the champion,
+    the best of another family."""
+    order = ranked(result)
+    best = champion(result) or next(iter(order), None)
+    if best is None:
+        return []
+    others = [t for t in order if t.configuration.family != best.configuration.family]
+    fixed = [t for t in others if t.configuration.family == "fixed"]
+    return [best, *(fixed or others)[:1]]
+
+
 def contenders(result: SweepResult, count: int = 8) -> list[Trial]:
-    """The champion, the best fixed K, and the next fastest: what is worth comparing in detail."""
-    first = [champion(result), best_of(result, "fixed")]
-    chosen = {t.id: t for t in [*first, *ranked(result)[:count]] if t is not None}
+    """The headliners and the next fastest: what is worth comparing in detail."""
+    chosen = {t.id: t for t in [*headliners(result), *ranked(result)[:count]]}
     return list(chosen.values())[:count]

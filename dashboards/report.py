@@ -65,6 +65,7 @@ def render(result: SweepResult, rounds: pd.DataFrame) -> str:
     return environment.get_template("report.jinja").render(
         result=result,
         headline=headline(result),
+        summary=summary(result),
         tiles=list(tiles(result)),
         facts=list(facts(result)),
         caveats=list(caveats(result)),
@@ -99,9 +100,37 @@ def headline(result: SweepResult) -> str:
     best = champion(result)
     if best is None:
         return "Nothing beats autoregressive decoding here"
-    gain = speedup(result, best)
-    about = "" if gain.timing else "an estimated "
-    return f"{label(best)} is {about}{gain.value:.2f}× as fast as autoregressive decoding"
+    gain, name = speedup(result, best), label(best)
+    if gain.timing is None:
+        return f"{name} is an estimated {gain.value:.2f}× as fast as autoregressive decoding"
+    if gain.timing.low <= 1 <= gain.timing.high:
+        return f"{name} cannot be told from autoregressive decoding ({gain.value:.2f}×)"
+    return f"{name} is {gain.value:.2f}× as fast as autoregressive decoding"
+
+
+def summary(result: SweepResult) -> str:
+    """Pair, prompts, hardware, versions and losslessness in a line."""
+    environment, profile = result.environment, result.profile
+    machine = environment.get("gpu") or environment.get("cpu") or profile.device
+    libraries = [
+        f"{name} {environment[name]}"
+        for name in ("torch", "transformers", "ray")
+        if name in environment
+    ]
+    best = champion(result)
+    return " · ".join([
+        f"{Path(result.pair.target).name} with {', '.join(result.pair.drafts) or 'no draft'}",
+        f"{result.prompts.count} prompts of {Path(result.prompts.source).name}",
+        f"{decoding(result)}, at most {result.max_new_tokens} new tokens",
+        f"{profile.target_dtype} on {machine}, {threads(result)}",
+        *([", ".join(libraries)] if libraries else []),
+        "lossless" if best is None or best.configuration.lossless else "not lossless",
+    ])  # fmt: skip
+
+
+def threads(result: SweepResult) -> str:
+    count = result.profile.threads
+    return f"{count} thread" + ("s" if count != 1 else "")
 
 
 def tiles(result: SweepResult) -> Iterator[tuple[str, str, str]]:
@@ -111,7 +140,7 @@ def tiles(result: SweepResult) -> Iterator[tuple[str, str, str]]:
         return
     gain = speedup(result, best)
     if gain.timing:
-        interval = f"95 % interval {gain.timing.low:.2f}–{gain.timing.high:.2f}"
+        interval = f"95 %: {gain.timing.low:.2f}–{gain.timing.high:.2f}"
     else:
         interval = "estimated from the profile, not timed"
     yield "speedup", f"{gain.value:.2f}×", interval
@@ -168,8 +197,7 @@ def facts(result: SweepResult) -> Iterator[tuple[str, str]]:
         f"{result.prompts.count} from {result.prompts.source}, digest {result.prompts.digest[:12]}",
     )
     yield "decoding", f"{decoding(result)}, at most {result.max_new_tokens} new tokens"
-    threads = f"{profile.threads} thread" + ("s" if profile.threads != 1 else "")
-    yield "device", f"{profile.device}, {threads}"
+    yield "device", f"{profile.device}, {threads(result)}"
     yield "lossless", lossless(result)
     yield from environment.items()
 
@@ -198,16 +226,13 @@ def lossless(result: SweepResult) -> str:
 
 def caveats(result: SweepResult) -> Iterator[str]:
     """What a careful reader has to know before quoting the headline."""
-    best, timings = champion(result), result.timings
+    timings = result.timings
     trials = ranked(result)
     labels = {t.id: label(t) for t in trials}
     if result.champion is not None:
         tied = [labels[t.config_id] for t in timings if t.tied_with_champion]
         if tied:
             yield f"Tied with the champion on these prompts: {', '.join(tied)}."
-    timing = speedup(result, best).timing if best else None
-    if timing is not None and timing.low <= 1 <= timing.high:
-        yield "The interval includes 1: the champion cannot be told from autoregressive decoding."
     differing = [
         f"{t.differing_outputs} of {len(t.tokens)} ({labels[t.config_id]})"
         for t in timings

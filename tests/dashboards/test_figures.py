@@ -114,7 +114,7 @@ def test_bars_mark_the_champion_and_who_is_tied_with_it(result):
     axis = figures.speedups(result).layout.yaxis
     text = dict(zip(axis.tickvals, axis.ticktext, strict=True))
     assert text[result.champion].startswith("★")
-    tied = [config for config, shown in text.items() if shown.startswith("tied")]
+    tied = [config for config, shown in text.items() if shown.startswith("= ")]
     assert tied == [t.config_id for t in result.timings if t.tied_with_champion]
 
 
@@ -153,7 +153,7 @@ def test_forward_times_show_measurements_and_the_fit(result):
     figure = figures.forward_times(result)
     for role, cost in {
         "target": result.profile.target,
-        "draft draft": result.profile.drafts["draft"],
+        "draft": result.profile.drafts["draft"],
     }.items():
         traces = [t for t in figure.data if t.name.startswith(role)]
         points = sum(len(t.x) for t in traces if t.mode == "markers")

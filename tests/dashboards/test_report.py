@@ -12,7 +12,7 @@ import pytest
 from dashboards.report import caveats, headline, render, tiles, write_report
 from jobs import report as job
 from specdec_core.errors import UserError
-from specdec_core.results import SweepResult
+from specdec_core.results import SweepResult, Timing
 from tests.dashboards import browser
 
 FIGURES = {"frontier", "speedups", "time", "accepted", "lengths", "forwards"}
@@ -35,7 +35,7 @@ def page(swept: tuple[SweepResult, Path], tmp_path_factory: pytest.TempPathFacto
     return write_report(swept[0], folder)
 
 
-@pytest.fixture(params=["light", "dark", "narrow"])
+@pytest.fixture(scope="module", params=["light", "dark", "narrow"])
 def opened(page: Path, request: pytest.FixtureRequest):
     """The report in a headless Chromium."""
     if program := browser.missing():
@@ -101,11 +101,22 @@ def test_what_people_named_cannot_break_out_of_the_page(result, folder):
     assert "<script>alert" not in html
 
 
+def champion_timing(result: SweepResult, **measured: float) -> Timing:
+    (timing,) = [t for t in result.timings if t.config_id == result.champion]
+    for name, value in measured.items():
+        setattr(timing, name, value)
+    return timing
+
+
 def test_the_headline_is_the_measured_speedup_of_the_champion(result):
-    best = next(t for t in result.timings if t.config_id == result.champion)
-    assert f"{best.speedup:.2f}×" in headline(result)
-    assert "estimated" not in headline(result)
-    assert f"{best.low:.2f}–{best.high:.2f}" in dict((w, n) for w, _, n in tiles(result))["speedup"]
+    champion_timing(result, speedup=1.5, low=1.25, high=1.75)
+    assert headline(result).endswith("is 1.50× as fast as autoregressive decoding")
+    assert ("speedup", "1.50×", "95 %: 1.25–1.75") in tiles(result)
+
+
+def test_an_interval_that_includes_one_is_no_headline_speedup(result):
+    champion_timing(result, speedup=1.1, low=0.9, high=1.3)
+    assert "cannot be told from autoregressive decoding" in headline(result)
 
 
 def test_an_untimed_champion_is_called_an_estimate(result):
