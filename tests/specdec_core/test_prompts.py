@@ -18,6 +18,7 @@ import pytest
 
 from specdec_core.errors import UserError
 from specdec_core.prompts import FORMATS, HUB_SETS, Prompt, digest, load_prompts
+from tests.conftest import tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
 DATASETS = ROOT.parent / "shared" / "datasets"
@@ -147,6 +148,18 @@ class TestBadInput:
     def test_limit_below_one(self, limit):
         with pytest.raises(UserError, match=f"at least 1 \\(got {limit}\\)"):
             load_prompts("bundled:held_out", limit=limit)
+
+
+class TestBundled:
+    @pytest.mark.parametrize("split", ["held_out", "seen"])
+    def test_split_is_read_from_the_interpreters_own_library(self, split):
+        prompts = load_prompts(f"bundled:{split}", limit=3, tokenizer=tiny_tokenizer())
+        assert len(prompts) == 3
+        assert all(p.id.startswith("stdlib/") and p.text.strip() for p in prompts)
+
+    def test_needs_the_tokenizer_that_cuts_the_prompts(self):
+        with pytest.raises(ValueError, match="pass the pair's tokenizer"):
+            load_prompts("bundled:held_out")
 
 
 class TestDigest:
