@@ -19,6 +19,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
+        temporary.chmod(0o666 & ~_umask())  # mkstemp's are for their owner alone
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -29,3 +30,9 @@ def write_atomically(path: Path, text: str) -> Path:
     with atomic_path(path) as temporary:
         temporary.write_text(text)
     return Path(path)
+
+
+def _umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask

@@ -1,0 +1,78 @@
+"""`specdec` finds every job, starts quickly, and answers bad input with one line and code 2."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.cli import COMMANDS
+
+
+def specdec(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "jobs.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+
+
+def test_the_list_of_commands_needs_no_heavy_import() -> None:
+    script = (
+        "import sys\n"
+        "from jobs.cli import app\n"
+        "try:\n    app(['--help'])\n"
+        "except SystemExit:\n    pass\n"
+        "heavy = {'torch', 'ray', 'mlflow', 'transformers', 'pandas'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for name in COMMANDS:
+        assert name in done.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name: str) -> None:
+    done = specdec(name, "--help")
+    assert done.returncode == 0, done.stderr
+    assert name in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sweep", "--config", "missing.yaml"], "missing.yaml: no such file"),
+        (["sweep", "--config", "unknown.yaml"], "thresold: unknown key"),
+        (["sweep", "--config", "negative.yaml"], "threshold"),
+        (["sweep", "--prompts", "missing.jsonl"], "missing.jsonl"),
+        (["sweep", "--prompts", "broken.jsonl"], "broken.jsonl:2"),
+        (["sweep", "--prompts", "empty.jsonl"], "empty.jsonl:1"),
+        (["serve", "--config", "missing.yaml"], "missing.yaml: no such file"),
+        (["serve"], "no champion"),
+        (["report", "nowhere"], "nowhere"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SPECDEC_HOME", raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path.parent / 'elsewhere.db'}")
+    policy = "search: [{drafter: {kind: draft_model, policy: {kind: svip, %s}}}]\n"
+    (tmp_path / "unknown.yaml").write_text(policy % "thresold: 1")
+    (tmp_path / "negative.yaml").write_text(policy % "threshold: -1")
+    (tmp_path / "broken.jsonl").write_text('{"prompt": "def"}\n{"prompt": \n')
+    (tmp_path / "empty.jsonl").write_text('{"prompt": ""}\n')
+    before = sorted(tmp_path.iterdir())
+    done = specdec(*arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    error = done.stderr.strip().splitlines()
+    assert len(error) == 1, done.stderr
+    assert error[0].startswith("error: ")
+    assert message in error[0]
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_an_unknown_command_is_named() -> None:
+    done = specdec("swep")
+    assert done.returncode == 2
+    assert "swep" in done.stderr

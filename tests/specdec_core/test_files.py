@@ -1,0 +1,28 @@
+"""Files are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from specdec_core.files import atomic_path, write_atomically
+
+
+def test_an_interrupted_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
+    path = write_atomically(tmp_path / "deep" / "file.txt", "old")
+    with pytest.raises(KeyboardInterrupt), atomic_path(path) as temporary:
+        temporary.write_text("half")
+        raise KeyboardInterrupt
+    assert path.read_text() == "old"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_others_may_read_what_the_umask_lets_them(tmp_path: Path) -> None:
+    umask = os.umask(0o022)
+    try:
+        path = write_atomically(tmp_path / "file.txt", "text")
+    finally:
+        os.umask(umask)
+    assert path.stat().st_mode & 0o777 == 0o644
