@@ -12,9 +12,14 @@ from specdec_core.files import atomic_path, write_atomically
 
 def test_an_interrupted_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
     path = write_atomically(tmp_path / "deep" / "file.txt", "old")
-    with pytest.raises(KeyboardInterrupt), atomic_path(path) as temporary:
-        temporary.write_text("half")
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with atomic_path(path) as temporary:
+            temporary.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert path.read_text() == "old"
     assert list(path.parent.iterdir()) == [path]
 
