@@ -28,7 +28,7 @@ from specdec_core.config import (
 )
 from specdec_core.errors import UserError
 from specdec_core.files import write_atomically
-from specdec_core.stats import Counts
+from specdec_core.stats import Counts, Round
 
 if TYPE_CHECKING:
     from specdec_core.pair import Pair
@@ -503,25 +503,28 @@ def _overheads(profile: Profile, pair: Pair, repeats: int = 3) -> dict[str, Any]
         for name in profile.drafts
     }
     engine = Engine(pair)
-    excess: dict[str, list[float]] = {name: [] for name in runs}
-    counts: dict[str, Counts] = {}
+    rounds: dict[str, list[Round]] = {name: [] for name in runs}
     for _ in range(repeats):
         for name, configuration in runs.items():
             engine.configure(configuration)
             (generation,) = engine.generate([request])
-            took = sum(
-                r.draft_seconds + r.target_seconds + r.other_seconds for r in generation.rounds
-            )
-            counts[name] = generation.counts
-            forwards = profile.estimate_seconds(counts[name], name, context=prompt + tokens / 2)
-            excess[name].append(took - forwards)
-    left = {name: statistics.median(seconds) for name, seconds in excess.items()}
-    per_round = max(left.pop(_TARGET) / counts[_TARGET].n_target, 0.0)
+            rounds[name] += generation.rounds
+    context = prompt + tokens / 2
+
+    def beyond_target(r: Round) -> float:
+        seconds = r.draft_seconds + r.target_seconds + r.other_seconds
+        return seconds - profile.t_target(1 + r.drafted, context)
+
+    # A median over rounds, because what disturbs the machine falls on some of them.
+    per_round = max(statistics.median(map(beyond_target, rounds.pop(_TARGET))), 0.0)
+    per_draft = {
+        name: statistics.median(
+            (beyond_target(r) - per_round) / r.draft_forwards for r in own if r.draft_forwards
+        )
+        - profile.t_draft(name, context)
+        for name, own in rounds.items()
+    }
     return {
         "round_overhead": per_round,
-        "draft_overhead": {
-            name: max(seconds - per_round * counts[name].n_target, 0.0)
-            / max(counts[name].n_draft, 1)
-            for name, seconds in left.items()
-        },
+        "draft_overhead": {name: max(seconds, 0.0) for name, seconds in per_draft.items()},
     }
