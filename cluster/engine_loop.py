@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import torch
 
@@ -58,8 +57,8 @@ class EngineLoop:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.failure: EngineFailed | None = None
+        self.cancelled = 0  # requests given up by their clients
         self._chunks: dict[str, asyncio.Queue[Chunk | EngineFailed]] = {}  # of unfinished requests
-        self._wake = asyncio.Event()
         self._thread = ThreadPoolExecutor(
             max_workers=1,
             thread_name_prefix="engine",
@@ -67,16 +66,13 @@ class EngineLoop:
             initializer=torch.set_num_threads,
             initargs=(engine.pair.spec.runner.threads,),
         )
-        self._stepping: asyncio.Task[None] | None = None
+        self._stepping = False  # whether a step is queued; known to the engine's thread only
 
     async def __aenter__(self) -> EngineLoop:
-        self._stepping = asyncio.create_task(self._step())
+        self._loop = asyncio.get_running_loop()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._stepping is not None
-        self._stepping.cancel()
-        await asyncio.gather(self._stepping, return_exceptions=True)
         self._chunks.clear()
         self._thread.shutdown(cancel_futures=True)
 
@@ -98,8 +94,7 @@ class EngineLoop:
         try:
             for request in requests:
                 self._chunks[request.id] = submission.chunks
-                await self._call(self.engine.add, request)
-                self._wake.set()
+                await self._loop.run_in_executor(self._thread, self._add, request)
         except BaseException:
             submission.close()
             raise
@@ -108,29 +103,44 @@ class EngineLoop:
     def cancel(self, request_id: str) -> None:
         """Drop a request; nothing happens for one that is finished."""
         if self._chunks.pop(request_id, None) is not None:
+            self.cancelled += 1
             self._thread.submit(self.engine.cancel, request_id)
 
-    async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+    # On the engine's thread. Steps follow each other without waiting for the event loop; what
+    # was submitted during a step comes before the next one.
 
-    async def _step(self) -> None:
-        while True:
-            await self._wake.wait()
-            try:
-                chunks = await self._call(self.engine.step)
-            except Exception as error:
-                logger.exception("the engine failed")
-                self.failure = EngineFailed(f"the engine failed: {error!r}")
-                for queue in set(self._chunks.values()):
-                    queue.put_nowait(self.failure)
-                self._chunks.clear()
-                return
-            for chunk in chunks:
-                queue = self._chunks.get(chunk.request_id)
-                if queue is None:  # cancelled during the step
-                    continue
-                queue.put_nowait(chunk)
-                if chunk.finished:
-                    del self._chunks[chunk.request_id]
-            if not self._chunks:
-                self._wake.clear()
+    def _add(self, request: Request) -> None:
+        self.engine.add(request)
+        if not self._stepping:
+            self._stepping = True
+            self._thread.submit(self._step)
+
+    def _step(self) -> None:
+        try:
+            chunks = self.engine.step()
+        except Exception as error:
+            logger.exception("the engine failed")
+            self._loop.call_soon_threadsafe(self._fail, f"the engine failed: {error!r}")
+            return
+        self._loop.call_soon_threadsafe(self._deliver, chunks)
+        if self.engine.idle:
+            self._stepping = False
+        else:
+            self._thread.submit(self._step)
+
+    # On the event loop.
+
+    def _deliver(self, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            queue = self._chunks.get(chunk.request_id)
+            if queue is None:  # cancelled during the step
+                continue
+            queue.put_nowait(chunk)
+            if chunk.finished:
+                del self._chunks[chunk.request_id]
+
+    def _fail(self, reason: str) -> None:
+        self.failure = EngineFailed(reason)
+        for queue in set(self._chunks.values()):
+            queue.put_nowait(self.failure)
+        self._chunks.clear()

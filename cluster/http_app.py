@@ -203,6 +203,7 @@ def build_app(service: CompletionService) -> FastAPI:
             "slots": service.engine.slots,
             "max_length": service.engine.max_length,
             "running": service.loop.running,
+            "cancelled": service.loop.cancelled,
         }
         return JSONResponse(status, 200 if ready else 503)
 

@@ -18,6 +18,9 @@ from specdec_core.engine import Engine
 from specdec_core.errors import UserError
 from specdec_core.pair import check_pair, load_pair
 
+# On a busy laptop the proxy takes longer to start than the 5 s that the controller grants it.
+os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "30")
+
 APPLICATION = "specdec"
 MAX_ONGOING_REQUESTS = 256  # at a replica; those without a slot wait in the engine
 
@@ -105,15 +108,22 @@ def serving(
         )
         try:
             serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
-            application = deployment.bind(spec, configuration, slots, model or spec.name)
+        except TimeoutError as error:
+            raise UserError(f"the server did not start: {error}") from None
+        application = deployment.bind(spec, configuration, slots, model or spec.name)
+        try:
             try:
                 serve.run(application, name=APPLICATION, route_prefix="/")
-            except RuntimeError as error:
-                raise UserError(f"the server did not start: {_last_line(str(error))}") from None
+            except RuntimeError:
+                raise UserError(f"the server did not start: {_failure()}") from None
             yield f"http://{host}:{port}"
         finally:
             serve.delete(APPLICATION)
 
 
-def _last_line(text: str) -> str:
-    return text.strip().splitlines()[-1].strip()
+def _failure() -> str:
+    """Why the application failed: the last line of its replica's traceback."""
+    application = serve.status().applications[APPLICATION]
+    messages = [deployment.message for deployment in application.deployments.values()]
+    lines = "\n".join([application.message, *messages]).strip().splitlines()
+    return lines[-1].strip()

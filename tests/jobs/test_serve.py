@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import ray
 import yaml
 
 from jobs import serve
@@ -17,6 +19,12 @@ from jobs.console import run
 from specdec_core.config import PairSpec
 
 ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 @pytest.fixture
@@ -48,9 +56,7 @@ def refused(monkeypatch, capsys):
 
 
 def test_serves_until_ctrl_c(config, tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "jobs.serve", "--config", str(config), "--port", str(port)],
         cwd=ROOT,
@@ -70,16 +76,31 @@ def test_serves_until_ctrl_c(config, tmp_path):
         assert "fixed K=5" in output
         assert str(config) in output
         curl = re.search(r"(curl .*?)\n\n", output, re.DOTALL)
-        answer = subprocess.run(["bash", "-c", curl[1]], capture_output=True, text=True, timeout=30)
+        answer = subprocess.run(
+            ["bash", "-c", curl[1]], capture_output=True, text=True, timeout=120
+        )
         assert answer.stdout.endswith("data: [DONE]\n\n"), answer
         os.killpg(process.pid, signal.SIGINT)  # what a terminal does
-        rest, _ = process.communicate(timeout=60)
+        rest, _ = process.communicate(timeout=120)
         assert (process.returncode, rest.strip()) == (0, "stopped")
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"http://127.0.0.1:{port}/health")
+
+
+def test_weights_that_cannot_be_loaded_are_one_line(config, refused, tmp_path):
+    """Only the replica finds out."""
+    content = yaml.safe_load(config.read_text())
+    broken = tmp_path / "broken"
+    shutil.copytree(content["pair"]["target"], broken)
+    (broken / "model.safetensors").write_bytes(b"cut off")
+    content["pair"]["target"] = str(broken)
+    config.write_text(yaml.safe_dump(content))
+    line = refused("--config", config, "--port", free_port())
+    assert "header" in line
+    assert not ray.is_initialized()
 
 
 def test_a_port_in_use_is_one_line(config, refused):
