@@ -134,15 +134,17 @@ def resolve_dtypes(spec: PairSpec) -> PairSpec:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     on_cpu = device == "cpu"
     changes: dict[str, str] = {"device": device}
-    for which, name in (("target", spec.target), ("draft", next(iter(spec.drafts.values()), None))):
+    first_draft = next(iter(spec.drafts.values()), None)
+    for which, name, width in (("target", spec.target, 8), ("draft", first_draft, 1)):
         if name and on_cpu and getattr(runner, f"{which}_dtype") == "auto":
-            changes[f"{which}_dtype"] = _faster_dtype(name)
+            changes[f"{which}_dtype"] = _faster_dtype(name, width)
     return spec.model_copy(update={"runner": runner.model_copy(update=changes)})
 
 
-def _faster_dtype(name: str) -> str:
+def _faster_dtype(name: str, width: int) -> str:
     """float32 or bfloat16: whichever runs the products of one decoder layer, and the output head,
-    faster for a single token. Only shapes matter, so nothing is loaded."""
+    faster for `width` tokens. A draft model is fed one token at a time, a target a token and its
+    candidates. Only shapes matter, so nothing is loaded."""
     config = _from_pretrained(AutoConfig, name, "configuration")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -152,7 +154,7 @@ def _faster_dtype(name: str) -> str:
     shapes = [*linears[:share], model.get_output_embeddings().weight.shape]
     seconds: dict[str, list[float]] = {"float32": [], "bfloat16": []}
     operands = {
-        name: [(torch.randn(1, i), torch.randn(o, i)) for o, i in shapes] for name in seconds
+        name: [(torch.randn(width, i), torch.randn(o, i)) for o, i in shapes] for name in seconds
     }
     for name, pairs in operands.items():
         dtype = getattr(torch, name)
