@@ -23,6 +23,7 @@ QUIET = {
     # Ctrl-C ends a sweep at once: what is finished is on disk, Tune has nothing to save.
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # models may be given as relative folders
+    "RAY_worker_niceness": "0",  # else 15, and times are those of a process that others displace
     "TOKENIZERS_PARALLELISM": "false",
 }
 

@@ -116,6 +116,7 @@ class Stopwatch:
 
     seconds: dict[str, list[list[float]]] = field(default_factory=dict)
     generations: dict[str, list[Generation]] = field(default_factory=dict)
+    turns: int = 0
 
     def outputs(self, configuration: Configuration) -> list[list[int]]:
         """What `configuration` wrote: tokens [prompt][position]."""
@@ -128,9 +129,10 @@ class Stopwatch:
         request: Request,
         repeat: int,
     ) -> None:
-        """Time `request` under every configuration, one after the other. Each repeat begins with
+        """Time `request` under every configuration, one after the other. Each turn begins with
         another one, so that none always runs on a machine that another has just warmed."""
-        shift = repeat % len(configurations)
+        shift = self.turns % len(configurations)
+        self.turns += 1
         for configuration in [*configurations[shift:], *configurations[:shift]]:
             seconds, generation = get(bench.decode.remote(configuration, request))
             rows = self.seconds.setdefault(configuration.id, [])

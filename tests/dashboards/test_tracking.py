@@ -1,0 +1,221 @@
+"""MLflow shows a sweep completely and once, however often it was interrupted, and the champion
+comes back as it was registered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlflow
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from dashboards.tracking import SweepRun, load_champion, register, tracking_uri
+from specdec_core.errors import UserError
+from specdec_core.prompts import Prompt
+from specdec_core.results import SweepResult
+
+PROMPTS = [Prompt("a", "def f(x):"), Prompt("b", "import os")]
+
+
+@pytest.fixture(scope="module")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty store: making its tables takes seconds, so it is made once and copied."""
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def home(migrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    (tmp_path / "mlflow.db").write_bytes(migrated.read_bytes())
+    return tmp_path
+
+
+@pytest.fixture
+def result(swept: tuple[SweepResult, Path]) -> SweepResult:
+    return swept[0].model_copy(deep=True)
+
+
+@pytest.fixture
+def folder(swept: tuple[SweepResult, Path]) -> Path:
+    return swept[1]
+
+
+def runs(result: SweepResult) -> tuple[list[Run], list[Run]]:
+    """Parent and nested runs of the pair's experiment."""
+    client = MlflowClient(tracking_uri())
+    experiment = client.get_experiment_by_name(result.pair.name)
+    found = client.search_runs([experiment.experiment_id])
+    nested = [run for run in found if "mlflow.parentRunId" in run.data.tags]
+    return [run for run in found if run not in nested], nested
+
+
+def log(result: SweepResult, folder: Path) -> int | None:
+    """A sweep that runs to its end: what was done before is in `result.trials`."""
+    with SweepRun() as tracking:
+        tracking.begun(result, PROMPTS, folder)
+        return tracking.finish(result, folder)
+
+
+def test_a_sweep_is_a_parent_run_with_a_nested_run_for_each_configuration(
+    home: Path, result: SweepResult, folder: Path
+) -> None:
+    assert tracking_uri() == f"sqlite:///{home / 'mlflow.db'}"
+    log(result, folder)
+    (parent,), nested = runs(result)
+    assert parent.info.run_id == result.mlflow_run_id
+    assert {run.info.status for run in (parent, *nested)} == {"FINISHED"}
+    assert {run.data.tags["config_id"] for run in nested} == {t.id for t in result.trials}
+    assert {run.data.tags["mlflow.parentRunId"] for run in nested} == {parent.info.run_id}
+    for run in nested:
+        trial = result.trial(run.data.tags["config_id"])
+        assert run.info.run_id == trial.mlflow_run_id
+        assert run.data.metrics.items() >= (trial.metrics | trial.counts).items()
+        assert run.data.tags["lossless"] == "true"
+        assert run.data.tags["prompts_digest"] == result.prompts.digest
+        assert run.data.tags["python"] == result.environment["python"]
+    fixed = next(run for run in nested if run.info.run_name.endswith("fixed K=5"))
+    assert fixed.data.params["drafter.policy.max_tokens"] == "5"
+    assert fixed.data.params["sampling.temperature"] == "0.0"
+
+
+def test_the_parent_has_files_prompts_and_the_champions_figures(
+    home: Path, result: SweepResult, folder: Path
+) -> None:
+    log(result, folder)
+    (parent,), nested = runs(result)
+    client = MlflowClient(tracking_uri())
+    files = {item.path for item in client.list_artifacts(parent.info.run_id)}
+    assert files >= {"sweep.json", "rounds.parquet"}
+    assert Path(parent.info.artifact_uri.removeprefix("file://")).is_relative_to(home)
+    (dataset,) = parent.inputs.dataset_inputs
+    assert dataset.dataset.digest == result.prompts.digest[:36]
+    best = next(t for t in result.timings if t.config_id == result.champion)
+    assert parent.data.metrics["speedup"] == best.speedup
+    timed = {r.data.tags["config_id"] for r in nested if "tokens_per_second" in r.data.metrics}
+    assert timed == {t.config_id for t in (result.autoregressive, *result.timings) if t}
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt(), "KILLED"), (RuntimeError("bug"), "FAILED")]
+)
+def test_an_interrupted_sweep_is_ended_and_goes_on_in_the_same_run(
+    home: Path, result: SweepResult, folder: Path, error: BaseException, status: str
+) -> None:
+    trials = result.trials
+    half = result.model_copy(update={"trials": trials[:4]})
+    tracking = SweepRun()
+    tracking.begun(half, PROMPTS, folder)
+    with pytest.raises(type(error)), tracking:
+        raise error
+    (parent,), nested = runs(result)
+    assert (parent.info.status, len(nested)) == (status, 4)
+
+    with SweepRun() as tracking:
+        tracking.begun(half, PROMPTS, folder)
+        assert runs(result)[0][0].info.status == "RUNNING"
+        for trial in trials[4:]:
+            tracking.trial_finished(trial)
+        tracking.finish(result, folder)
+    (again,), nested = runs(result)
+    assert (again.info.run_id, again.info.status) == (parent.info.run_id, "FINISHED")
+    assert len(nested) == len({run.data.tags["config_id"] for run in nested}) == len(trials)
+
+
+def test_what_a_killed_process_left_half_logged_is_mended(
+    home: Path, result: SweepResult, folder: Path
+) -> None:
+    """kill -9 between creating a configuration's run and finishing it: nobody ends the runs."""
+    killed = SweepRun()
+    killed.begun(result.model_copy(update={"trials": result.trials[:2]}), PROMPTS, folder)
+    half = result.trials[2]
+    killed.client.create_run(
+        killed.experiment_id,
+        tags={"mlflow.parentRunId": killed.run_id, "config_id": half.id},
+    )
+    log(result, folder)
+    (parent,), nested = runs(result)
+    assert {run.info.status for run in (parent, *nested)} == {"FINISHED"}
+    assert len(nested) == len(result.trials)
+    mended = next(run for run in nested if run.data.tags["config_id"] == half.id)
+    assert mended.data.metrics.items() >= half.metrics.items()
+
+
+def test_a_finished_sweep_run_anew_is_another_parent(
+    home: Path, result: SweepResult, folder: Path
+) -> None:
+    log(result, folder)
+    log(result.model_copy(update={"mlflow_run_id": None}), folder)
+    assert len(runs(result)[0]) == 2
+
+
+def test_the_champion_comes_back_as_it_was_registered(
+    home: Path, result: SweepResult, folder: Path
+) -> None:
+    assert log(result, folder) == 1
+    pair, configuration, version = load_champion()
+    assert (pair, configuration, version) == (result.pair, result.champion_trial.configuration, 1)
+    assert load_champion(result.pair.name) == (pair, configuration, version)
+
+
+def test_promoting_moves_the_alias_and_promoting_again_makes_no_new_version(
+    home: Path, result: SweepResult, folder: Path
+) -> None:
+    log(result, folder)
+    other = next(t for t in result.trials if t.id != result.champion)
+    assert register(result, other.id) == 2
+    assert load_champion()[1:] == (other.configuration, 2)
+    assert result.champion is not None
+    assert register(result, result.champion) == 1
+    assert load_champion()[1:] == (result.champion_trial.configuration, 1)
+
+
+def test_without_a_name_the_pair_promoted_last_is_loaded(
+    home: Path, result: SweepResult, folder: Path
+) -> None:
+    log(result, folder)
+    other_pair = result.pair.model_copy(update={"target": "elsewhere/other"})
+    other = result.model_copy(update={"pair": other_pair, "mlflow_run_id": None}, deep=True)
+    log(other, folder)
+    assert load_champion()[0] == other_pair
+    register(result, result.champion)
+    assert load_champion()[0] == result.pair
+    assert load_champion(other_pair.name)[0] == other_pair
+
+
+def test_no_champion_yet_is_one_line_and_creates_no_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    with pytest.raises(UserError, match="`specdec sweep` finds one") as caught:
+        load_champion()
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_models_champion_is_one_line(home: Path) -> None:
+    with pytest.raises(UserError, match="no champion of nothing"):
+        load_champion("nothing")
+    with pytest.raises(UserError, match="no champion in"):
+        load_champion()
+
+
+def test_a_store_that_cannot_be_used_is_one_line(
+    home: Path, result: SweepResult, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://store")
+    with pytest.raises(UserError, match="MLFLOW_TRACKING_URI"):
+        log(result, folder)
+
+
+def test_the_global_tracking_store_is_left_alone(
+    home: Path, result: SweepResult, folder: Path
+) -> None:
+    before = mlflow.get_tracking_uri()
+    log(result, folder)
+    load_champion()
+    assert mlflow.get_tracking_uri() == before
