@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch.nn import functional as F
 from transformers import (
     AutoConfig,
@@ -70,7 +71,7 @@ def _from_pretrained(factory: Any, name: str, what: str, **options: Any) -> Any:
         return factory.from_pretrained(
             str(Path(path).expanduser()) if "~" in path else path, **options
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
         raise UserError(f"{name}: cannot load its {what}: {reason.strip()}") from None
 

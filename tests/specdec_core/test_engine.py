@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from transformers import BloomConfig
 
 from specdec_core.config import (
     AUTOREGRESSIVE,
@@ -19,6 +22,7 @@ from specdec_core.config import (
 from specdec_core.engine import Engine, Request
 from specdec_core.errors import UserError
 from specdec_core.pair import Pair, check_pair, load_pair
+from specdec_core.runner import check_supported
 from specdec_core.stats import Counts, Origin
 
 CHAIN = Configuration(drafter=DraftModelDrafter(policy=FixedPolicy(max_tokens=4)))
@@ -191,10 +195,18 @@ def test_a_missing_model_folder_is_one_line(tiny_spec: PairSpec) -> None:
         assert "\n" not in str(error.value)
 
 
-def test_an_alibi_model_is_refused_by_name(tmp_path_factory: pytest.TempPathFactory) -> None:
-    from transformers import BloomConfig
+def test_truncated_weights_are_one_line(
+    tiny_spec: PairSpec, tiny_pair_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_pair_folders["target"], broken)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(UserError, match="cannot load its weights") as error:
+        load_pair(tiny_spec.model_copy(update={"target": str(broken)}))
+    assert "\n" not in str(error.value)
 
-    from specdec_core.runner import check_supported
 
+def test_an_alibi_model_is_refused_by_name() -> None:
     with pytest.raises(UserError, match="bloom uses ALiBi positions"):
         check_supported(BloomConfig(), "some/model")
