@@ -225,8 +225,9 @@ def _optuna(plan: Plan, folder: SweepFolder) -> tuple[Searcher, int]:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     storage = optuna.storages.RDBStorage(f"sqlite:///{folder.path / 'optuna.db'}")
     told = 0
-    if optuna.study.get_all_study_names(storage):
-        told = sum(t.state.is_finished() for t in optuna.load_study(None, storage).trials)
+    if optuna.get_all_study_names(storage):
+        study = optuna.load_study(study_name=None, storage=storage)
+        told = sum(trial.state.is_finished() for trial in study.trials)
     searcher = OptunaSearch(
         _Suggest(plan.space()),
         metric=METRIC,

@@ -10,8 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from cluster.plan import load_plan
 from jobs.console import console, run
 from specdec_core.errors import UserError
+from specdec_core.workspace import workspace
 
 QUICK = Path(__file__).with_name("sweeps") / "quick.yaml"
 
@@ -33,14 +35,6 @@ def main(
 
     Interrupted, the same command goes on where it stopped.
     """
-    from cluster.plan import load_plan
-    from cluster.sweep import run_sweep
-    from dashboards.progress import SweepProgress
-    from dashboards.report import write_report
-    from dashboards.tables import sweep_table
-    from dashboards.tracking import SweepRun, tracking_uri
-    from specdec_core.workspace import workspace
-
     drafts = parse_drafts(draft) if draft or target is not None else None
     overrides = given(
         max_new_tokens=max_new_tokens,
@@ -49,6 +43,14 @@ def main(
         pair=given(target=target, drafts=drafts) or None,
     )
     plan = load_plan(config, **overrides)
+
+    # Ray, torch and MLflow take seconds to import.
+    from cluster.sweep import run_sweep
+    from dashboards.progress import SweepProgress
+    from dashboards.report import write_report
+    from dashboards.tables import sweep_table
+    from dashboards.tracking import SweepRun, tracking_uri
+
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     progress = SweepProgress(console)
     try:

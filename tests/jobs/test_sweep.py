@@ -1,0 +1,159 @@
+"""`specdec sweep` survives Ctrl-C and kill -9 without repeating work, and refuses bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from jobs.sweep import parse_drafts
+from specdec_core.errors import UserError
+from specdec_core.results import SweepResult
+
+ROOT = Path(__file__).parents[2]
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "jobs.sweep", *map(str, arguments)]
+
+
+def environment(home: Path) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI")}
+    return {**kept, "SPECDEC_HOME": str(home), "COLUMNS": "100"}
+
+
+def sweep(home: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments),
+        cwd=ROOT,
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def finished_trials(home: Path) -> dict[Path, int]:
+    """Files of finished configurations and when they were written."""
+    return {path: path.stat().st_mtime_ns for path in home.glob("sweeps/*/trials/*.json")}
+
+
+def stop_when(home: Path, arguments: list[str | Path], trials: int, how: signal.Signals) -> str:
+    """Start a sweep, send it `how` once `trials` are finished, and return what it printed."""
+    with subprocess.Popen(
+        command(*arguments),
+        cwd=ROOT,
+        env=environment(home),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as driver:
+        deadline = time.monotonic() + 240
+        while len(finished_trials(home)) < trials:
+            assert driver.poll() is None, driver.communicate()[0]
+            assert time.monotonic() < deadline, "no trial finished"
+            time.sleep(0.02)
+        driver.send_signal(how)
+        output = driver.communicate(timeout=60)[0]
+    assert driver.returncode == (130 if how == signal.SIGINT else -how)
+    return output
+
+
+def parents(home: Path) -> tuple[list, list]:
+    """Parent and nested runs in the home's store."""
+    client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
+    experiments = [e.experiment_id for e in client.search_experiments() if e.name != "Default"]
+    runs = client.search_runs(experiments)
+    nested = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
+    return [run for run in runs if run not in nested], nested
+
+
+def test_a_sweep_goes_on_after_ctrl_c_and_after_kill_9(
+    tiny_pair_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": f"x{i} = {i}"}) for i in range(6)))
+    plan = {
+        "max_new_tokens": 48,
+        "search": [{"drafter": {"kind": "prompt_lookup", "max_tokens": list(range(1, 25))}}],
+        "finalists": 2,
+        "repeats": 1,
+        "profile": {"widths": [1, 3], "contexts": [16], "batches": [1], "repeats": 2},
+    }
+    config = tmp_path / "sweep.yaml"
+    config.write_text(json.dumps(plan))  # JSON is YAML
+    home = tmp_path / "home"
+    arguments: list[str | Path] = [
+        *("--config", config, "--target", tiny_pair_folders["target"]),
+        *("--draft", f"draft={tiny_pair_folders['draft']}", "--prompts", prompts),
+    ]
+
+    output = stop_when(home, arguments, 2, signal.SIGINT)
+    assert "the same command resumes" in output
+    assert "Traceback" not in output
+    first = finished_trials(home)
+    (parent,), nested = parents(home)
+    assert parent.info.status == "KILLED"
+    assert all(run.info.status != "RUNNING" for run in nested)
+
+    output = stop_when(home, arguments, len(first) + 2, signal.SIGKILL)
+    assert f"resuming: {len(first)} of 24 done" in output
+    second = finished_trials(home)
+    assert len(first) < len(second) < 24
+
+    done = sweep(home, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"resuming: {len(second)} of 24 done" in done.stdout
+    third = finished_trials(home)
+    assert third.items() >= second.items() >= first.items()  # nothing was written again
+    (folder,) = (home / "sweeps").iterdir()
+    result = SweepResult.load(folder)
+    assert len(result.trials) == 25
+    for shown in ("configuration", "accept.", "champion", "report.html", "mlflow ui"):
+        assert shown in done.stdout
+    assert (folder / "report.html").stat().st_size > 100_000
+
+    (again,), nested = parents(home)
+    assert (again.info.run_id, again.info.status) == (parent.info.run_id, "FINISHED")
+    assert {run.info.status for run in nested} == {"FINISHED"}
+    assert sorted(run.data.tags["config_id"] for run in nested) == sorted(
+        trial.id for trial in result.trials
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config", "none.yaml"], r"none\.yaml: no such file"),
+        (["--target", "./nowhere"], r"\./nowhere: no such folder"),
+        (["--limit", "0"], r"prompts\.limit: .* \(got 0\)"),
+        (["--trials", "-3"], r"trials: .* \(got -3\)"),
+        (["--draft", "=x"], r"expected \[name=\]model"),
+    ],
+)
+def test_bad_input_is_one_line_with_exit_code_2_and_leaves_nothing(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    done = sweep(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert re.fullmatch(rf"error: .*{message}.*\n", done.stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_drafts_are_named_by_the_option_or_by_their_model() -> None:
+    assert parse_drafts(["org/small", "m=bundled:draft-medium", "bundled:draft-small"]) == {
+        "small": "org/small",
+        "m": "bundled:draft-medium",
+        "draft-small": "bundled:draft-small",
+    }
+    with pytest.raises(UserError, match="already"):
+        parse_drafts(["a/x", "b/x"])
