@@ -4,7 +4,7 @@
     pair.json         the pair with the data types that every process uses
     profile.json      what forwards cost
     trials/<id>.json  a finished configuration; its rounds are in <id>.parquet
-    optuna.log        what Optuna has learned
+    optuna.db         what Optuna has learned
     sweep.json        the result;  rounds.parquet  all rounds
     finished          written last, when everything that reads the result has done so
 

@@ -32,6 +32,8 @@ QUIET = {
 def ray_session() -> Iterator[None]:
     """Connect to the cluster that `RAY_ADDRESS` names (set inside a Ray job), else start a local
     one and stop it at the end. A connection that is already there is used and left alone."""
+    for name in ("ray.tune", "ray.train", "ray.data"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     if ray.is_initialized():
         yield
         return
@@ -44,11 +46,9 @@ def ray_session() -> Iterator[None]:
         warnings.simplefilter("ignore", FutureWarning)
         try:
             ray.init(address=address, **local, **quiet)
-        except ConnectionError as error:
-            reason = str(error).splitlines()[0]
+        except (ConnectionError, ValueError) as error:
+            reason = " ".join(str(error).split())
             raise UserError(f"no Ray cluster at {address} (RAY_ADDRESS): {reason}") from None
-    for name in ("ray.tune", "ray.train", "ray.data"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         yield
     finally:

@@ -65,7 +65,7 @@ def run_sweep(
         tell.begun(result, prompts, folder.path)
         return result, folder
 
-    tell.stage("starting Ray, loading the pair")
+    tell.stage("connecting to Ray, loading the pair")
     with ray_session():
         runner = plan.pair.runner
         needs = resources(runner.threads, runner.device)

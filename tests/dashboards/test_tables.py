@@ -1,0 +1,47 @@
+"""The console's table tells measured from estimated and names the champion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from dashboards.tables import sweep_table
+from specdec_core.results import SweepResult
+
+
+def shown(result: SweepResult, most: int = 40) -> list[str]:
+    console = Console(width=90, color_system=None)
+    with console.capture() as capture:
+        console.print(sweep_table(result, most))
+    return capture.get().splitlines()
+
+
+def row(lines: list[str], label: str) -> str:
+    return next(line for line in lines if line.strip().startswith(f"{label} "))
+
+
+def test_measured_speedups_have_an_interval_and_estimated_ones_a_tilde(
+    swept: tuple[SweepResult, Path],
+) -> None:
+    result = swept[0]
+    lines = shown(result)
+    timed = {timing.config_id: timing for timing in result.timings}
+    for trial in result.trials:
+        line = row(lines, trial.configuration.label)
+        assert f"{trial.metrics['verification_rate']:.3f}" in line
+        assert f"{trial.metrics['mat']:.2f}" in line
+        if trial.id in timed:
+            timing = timed[trial.id]
+            assert f"{timing.speedup:.2f}× ({timing.low:.2f}–{timing.high:.2f})" in line
+        elif trial.configuration.drafter is not None:
+            assert f"~{trial.metrics['estimated_speedup']:.2f}×" in line
+    assert "★" in row(lines, result.champion_trial.configuration.label)
+    tied = next(timing for timing in result.timings if timing.tied_with_champion)
+    assert f"={tied.speedup:.2f}×" in row(lines, result.trial(tied.config_id).configuration.label)
+
+
+def test_a_long_table_is_cut_and_says_so(swept: tuple[SweepResult, Path]) -> None:
+    lines = shown(swept[0], most=4)
+    assert sum("×" in line for line in lines) == 4
+    assert f"{len(swept[0].trials) - 4} more in the report" in "\n".join(lines)
