@@ -41,8 +41,11 @@ class SweepFolder:
         """The folder to sweep in: an unfinished one of this digest goes on, unless `fresh`; a
         finished one is left as it is and `<name>-2`, `<name>-3`, … is next.
 
-        Raises :class:`UserError` when an unfinished sweep of that name is another one.
+        Raises :class:`UserError` when an unfinished sweep of that name is another one, or the name
+        is no folder's.
         """
+        if name == ".." or Path(name).name != name:
+            raise UserError(f"--name {name}: expected a folder's name, not a path")
         for number in count(1):
             folder = cls(root / (name if number == 1 else f"{name}-{number}"))
             if not folder.path.exists():

@@ -287,6 +287,12 @@ def test_an_unfinished_sweep_of_that_name_with_other_settings_is_refused(tmp_pat
         SweepFolder.claim(tmp_path, "mine", "other")
 
 
+def test_a_name_cannot_lead_out_of_the_workspace(tmp_path: Path) -> None:
+    for name in ("../elsewhere", "a/b", ".."):
+        with pytest.raises(UserError, match="expected a folder's name"):
+            SweepFolder.claim(tmp_path, name, "d")
+
+
 def test_a_second_driver_is_kept_out_of_a_running_sweep(tmp_path: Path) -> None:
     folder = begun(tmp_path, "s", "d")
     running = pytest.raises(UserError, match="running in another process")
