@@ -71,7 +71,8 @@ def assess(configuration: Configuration, generations: list[Generation], profile:
     """Counts, rates, and the speedup that the profile predicts from them."""
     counts = Counts.of(generations)
     draft = getattr(configuration.drafter, "draft", None)
-    estimate = profile.speedup(counts, draft)
+    lengths = [g.prompt_tokens + len(g.tokens) // 2 for g in generations]
+    estimate = profile.speedup(counts, draft, context=sum(lengths) // len(lengths))
     return Trial(
         configuration=configuration,
         counts=counts.as_dict(),
