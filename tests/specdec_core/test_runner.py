@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
@@ -93,3 +95,18 @@ def test_a_long_prompt_prefilled_in_chunks_equals_one_forward(tiny_pair: Pair) -
         module._PREFILL_CHUNK = chunk
     logits = runner.forward([0], [text[-1:]])
     torch.testing.assert_close(logits[0, 0], plain(tiny_pair.target, text)[-1], atol=1e-4, rtol=0)
+
+
+def test_a_single_token_in_bfloat16_gives_its_own_logits_and_leaves_no_trace(
+    tiny_pair: Pair,
+) -> None:
+    model = copy.deepcopy(tiny_pair.target).bfloat16()
+    runner = ModelRunner(model, slots=1, max_length=64)
+    text = PREFIXES[0]
+    runner.prefill([0], [text[:4]])
+    for end in range(4, len(text)):
+        logits = runner.forward([0], [text[end : end + 1]])
+        assert logits.shape[:2] == (1, 1)
+        assert runner.lengths == [end + 1]
+        expected = plain(model, text[: end + 1])[-1]
+        torch.testing.assert_close(logits[0, 0], expected, atol=0.1, rtol=0.05)
