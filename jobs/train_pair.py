@@ -23,7 +23,6 @@ from specdec_core.bundled.card import write_card
 from specdec_core.bundled.training import SMOKE, Settings, train_pair
 from specdec_core.errors import UserError
 
-PHASES = ("tokenizer", "target", "text", "distil", "evaluate")
 SECONDS_BETWEEN_METRICS = 5.0
 
 
@@ -32,12 +31,12 @@ class Watch:
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
-        self.tasks: dict[str, TaskID] = {
-            phase: progress.add_task(phase, total=1.0, figures="") for phase in PHASES
-        }
+        self.tasks: dict[str, TaskID] = {}
         self.logged: dict[str, float] = {}
 
     def __call__(self, phase: str, share: float, figures: dict[str, float]) -> None:
+        if phase not in self.tasks:
+            self.tasks[phase] = self.progress.add_task(phase, total=1.0, figures="")
         shown = "  ".join(f"{name} {value:,.4g}" for name, value in figures.items())
         self.progress.update(self.tasks[phase], completed=share, figures=shown)
         now = time.monotonic()
@@ -69,8 +68,10 @@ def settings_from(smoke: bool, config: Path | None) -> Settings:
 def figures_table(results: dict[str, Any]) -> Table:
     """The pair's bars, one row a draft and prompt split."""
     table = Table(title="Bundled pair, greedy")
-    for column in ("draft", "prompts", "agreement", "oracle N_target/N", "AUC", "forward ratio"):
-        table.add_column(column)
+    for column in ("draft", "prompts"):
+        table.add_column(column, no_wrap=True)
+    for column in ("agreement", "oracle N_target/N", "AUC", "forward ratio"):
+        table.add_column(column, justify="right")
     times = results["forward_ms"]["float32"]
     for split, drafts in results["alignment"].items():
         for name, found in drafts.items():

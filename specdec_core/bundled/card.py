@@ -46,8 +46,17 @@ def write_card(
 
     `facts` and `results` are what `training.facts` and `training.evaluate` return.
     """
-    target, drafts = facts["target"], facts["drafts"]
+    models = facts["models"]
+    target, drafts = models["target"], {name: models[name] for name in settings.drafts}
+    taught = next(iter(drafts.values()))
+    tokens = ", ".join(
+        f"{draft['tokens']:,} tokens in {draft['seconds'] / 60:.0f} minutes ({name})"
+        for name, draft in drafts.items()
+    )
     loss = results["held_out_loss"]
+    alternating = ", ".join(
+        f"{results['alternating_ratio'][name]:.3f} ({name})" for name in settings.drafts
+    )
     text = [
         "# The bundled pair",
         "A target and two drafts, Llama architecture with tied embeddings and one byte-level BPE "
@@ -61,7 +70,9 @@ def write_card(
         f"Held-out loss: {results['held_out_tokens']:,} tokens of held-out modules; the target's "
         f"before sharpening is {loss['target before sharpening']:.3f} (sharpening trades it for "
         "decisiveness, as post-training does). Forward times: median of one cached token at "
-        "context 192 on, one thread, the models taking turns.",
+        "context 192 on, one thread, the models taking turns of eight forwards, as a draft "
+        "does; forward by forward in turn, which empties the processor's caches between any two, "
+        f"the drafts' shares in float32 are {alternating}.",
         "",
         f"Alignment with the target on its own greedy trajectories, {settings.new_tokens} new "
         "tokens after each bundled prompt, float32 with the shipped bfloat16 weights. The oracle "
@@ -69,6 +80,10 @@ def write_card(
         "disagreements by low confidence (top probability) and by high entropy.",
         "",
         *_alignment_table(results["alignment"]),
+        "",
+        f"Of the target's generated 4-grams {results['distinct']['held_out']:.0%} are distinct on "
+        "held-out prompts: like any model of this size it falls into repetition, which is easy to "
+        "draft. The rows of the first 32 tokens show the part before that.",
         "",
         "## Data",
         f"The `.py` files of the running interpreter's standard library (CPython "
@@ -85,14 +100,15 @@ def write_card(
         f"to zero; {target['seconds'] / 60:.0f} minutes on {settings.threads} threads.",
         f"2. *Sharpening*: the final norm's weight times {settings.sharpness}, so that all logits "
         "grow by it. It leaves greedy output as it was.",
-        f"3. *Own text*: {drafts['own_text_tokens']:,} tokens in rows of "
+        f"3. *Own text*: {taught['own_text_tokens']:,} tokens in rows of "
         f"{settings.text_row_tokens}, half after definitions, half anywhere in seen modules; "
-        f"{settings.text_greedy:.0%} greedy, the rest at temperature 1.",
-        f"4. *Distillation* of both drafts at once from the sharpened target: {drafts['tokens']:,} "
-        f"tokens, {settings.distil_own_text:.0%} own text and the rest corpus; cross-entropy with "
-        f"(1 - {settings.argmax_weight}) p + {settings.argmax_weight} onehot(argmax p); Muon "
-        f"({settings.distil_matrix_rate}) and AdamW ({settings.distil_other_rate}); "
-        f"{drafts['seconds'] / 60:.0f} minutes.",
+        f"{settings.text_greedy:.0%} greedy, the rest at temperature 1. With it and with "
+        f"{taught['corpus_text_tokens']:,} tokens of seen modules the sharpened target's "
+        f"{settings.text_kept} strongest tokens at each position are kept.",
+        f"4. *Distillation* from them, {settings.distil_own_text:.0%} own text, several times "
+        f"over: {tokens}; cross-entropy with (1 - {settings.argmax_weight}) p + "
+        f"{settings.argmax_weight} onehot(argmax p); {settings.distil_rows} rows a batch, Muon "
+        f"({settings.distil_matrix_rate}) and AdamW ({settings.distil_other_rate}).",
         f"5. Exported in bfloat16. Seed {settings.seed}.",
         "",
         "Schedules end at a token budget or a time budget, whichever comes first, so a faster "
@@ -103,8 +119,8 @@ def write_card(
         "",
         "## Limits",
         "The drafts are distilled for greedy decoding from prompts that are Python source; on "
-        "other text agreement is lower. Small models fall into repetition, which is easy to draft: "
-        "compare figures between configurations on this pair, not with those of large models.",
+        "other text agreement is lower. Compare figures between configurations on this pair, not "
+        "with those of large models.",
         "",
     ]
     path.write_text("\n".join(text), encoding="utf-8")

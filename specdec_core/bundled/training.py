@@ -21,8 +21,11 @@ from pydantic import BaseModel, ConfigDict
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specdec_core.alignment import greedy_trajectories, measure_alignment
+from specdec_core.alignment import Trajectory, greedy_trajectories, measure_alignment
 from specdec_core.bundled import corpus
+
+OPENING = 32
+"""How many generated tokens are also measured on their own, from the start of a trajectory."""
 
 Report = Callable[[str, float, dict[str, float]], None]
 """Called with the phase, the share of it that is done (0 to 1) and its figures so far."""
@@ -64,19 +67,20 @@ class Settings(BaseModel):
     other_rate: float = 4e-3
 
     sharpness: float = 2.0
-    text_tokens: int = 600_000
+    own_text_tokens: int = 790_000
+    corpus_text_tokens: int = 1_400_000
     text_rows: int = 96
     text_row_tokens: int = 320
     text_greedy: float = 0.6
+    text_kept: int = 16
 
-    distil_tokens: int = 6_000_000
-    distil_minutes: float = 28.0
-    distil_row_tokens: int = 320
+    distil_tokens: int = 12_000_000
+    distil_minutes: float = 30.0
     distil_rows: int = 12
     distil_own_text: float = 0.6
     distil_matrix_rate: float = 0.02
     distil_other_rate: float = 4e-3
-    argmax_weight: float = 0.3
+    argmax_weight: float = 0.5
 
     held_out_prompts: int = 128
     seen_prompts: int = 64
@@ -85,6 +89,7 @@ class Settings(BaseModel):
 
 
 SMOKE = Settings(
+    threads=1,  # models this small lose by waiting for a second one
     modules=12,
     vocabulary=512,
     context=256,
@@ -96,11 +101,11 @@ SMOKE = Settings(
     rows=4,
     row_tokens=64,
     target_tokens=64 * 4 * 10,
-    text_tokens=512,
+    own_text_tokens=512,
+    corpus_text_tokens=512,
     text_rows=4,
     text_row_tokens=64,
     distil_tokens=64 * 4 * 10,
-    distil_row_tokens=64,
     distil_rows=4,
     held_out_prompts=6,
     seen_prompts=4,
@@ -152,17 +157,14 @@ class Rows:
     """An endless, resumable stream of rows of tokens.
 
     The documents are concatenated in an order drawn anew for each epoch and cut into rows of
-    `length` tokens, at an offset drawn anew as well unless the documents are to stay `whole`;
-    batch n is the same whenever and however often it is asked for.
+    `length` tokens at an offset drawn anew as well; batch n is the same whenever and however often
+    it is asked for.
     """
 
-    def __init__(
-        self, documents: list[list[int]], length: int, seed: int, whole: bool = False
-    ) -> None:
+    def __init__(self, documents: list[list[int]], length: int, seed: int) -> None:
         self.documents = [torch.tensor(document) for document in documents]
         self.length = length
         self.seed = seed
-        self.whole = whole
         self.per_epoch = sum(map(len, documents)) // length
         if not self.per_epoch:
             raise ValueError(f"the corpus is shorter than one row of {length} tokens")
@@ -173,8 +175,7 @@ class Rows:
             draw = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
             order = torch.randperm(len(self.documents), generator=draw).tolist()
             stream = torch.cat([self.documents[index] for index in order])
-            if not self.whole:
-                stream = stream.roll(int(torch.randint(self.length, (1,), generator=draw)))
+            stream = stream.roll(int(torch.randint(self.length, (1,), generator=draw)))
             rows = stream[: self.per_epoch * self.length].view(-1, self.length)
             mixed = torch.randperm(len(rows), generator=draw)
             self._epoch = (epoch, rows[mixed])
@@ -364,166 +365,251 @@ def _definition_prefixes(settings: Settings, tokenizer: PreTrainedTokenizerFast)
     return prefixes
 
 
-@torch.inference_mode()
-def continue_rows(
-    model: LlamaForCausalLM, prefix: torch.Tensor, length: int, greedy_rows: int
-) -> torch.Tensor:
-    """Prefixes [rows, n] written on to [rows, length]: the first rows greedily, others sampled."""
-    rows, given = prefix.shape
-    written = torch.empty(rows, length, dtype=torch.long)
-    written[:, :given] = prefix
-    cache = DynamicCache(config=model.config)
-    step = prefix
-    for position in range(given, length):
-        output = model(step, past_key_values=cache, logits_to_keep=1)
-        logits = output.logits[:, -1].float()
-        noise = -torch.empty_like(logits[greedy_rows:]).exponential_().log()
-        logits[greedy_rows:] += noise  # Gumbel-max: an exact draw at temperature 1
-        step = logits.argmax(-1, keepdim=True)
-        written[:, position] = step[:, 0]
-    return written
+@dataclass
+class Taught:
+    """Rows of text and what the teacher says comes next, its `text_kept` strongest tokens only.
 
-
-def write_text(
-    settings: Settings,
-    work: Path,
-    tokenizer: PreTrainedTokenizerFast,
-    target: LlamaForCausalLM,
-    report: Report,
-) -> torch.Tensor:
-    """Rows that the sharpened target wrote after prefixes of seen modules: [n, row_tokens] ids.
-
-    Half of the prefixes end with a definition, as prompts do, half anywhere. One file a chunk: a
-    killed job goes on with the next chunk.
+    A sharp teacher puts nearly everything on them, and keeping them lets the drafts go over the
+    rows many times without its forward. `tokens` [rows, length]; `choices` [rows, length, kept],
+    ids, best first; `shares` [rows, length, kept] their probabilities, summing to 1.
     """
-    folder = work / "text"
-    folder.mkdir(exist_ok=True)
-    length = settings.text_row_tokens
-    documents = corpus.encode_documents(tokenizer, corpus.texts("seen", settings.modules))
-    anywhere = Rows(documents, length, settings.seed + 1)
-    definitions = _definition_prefixes(settings, tokenizer)
-    writer = build(settings.target, settings, tokenizer.eos_token_id).bfloat16().eval()
-    writer.load_state_dict(target.state_dict())
-    chunks = math.ceil(settings.text_tokens / (settings.text_rows * length))
-    rows = []
-    for number in range(chunks):
-        path = folder / f"{number:04d}.pt"
+
+    tokens: torch.Tensor
+    choices: torch.Tensor
+    shares: torch.Tensor
+
+    def save(self, path: Path) -> None:
+        half = {"choices": self.choices.short(), "shares": self.shares.half()}
+        save_atomically(path, {"tokens": self.tokens.short(), **half})
+
+    @classmethod
+    def load(cls, paths: list[Path]) -> "Taught":
+        parts = [torch.load(path, weights_only=True) for path in paths]
+        return cls(*(torch.cat([part[key] for part in parts]) for key in parts[0]))
+
+    def rows(self, indices: torch.Tensor) -> "Taught":
+        choices, shares = self.choices[indices].long(), self.shares[indices].float()
+        return Taught(self.tokens[indices].long(), choices, shares)
+
+
+def strongest(
+    model: LlamaForCausalLM, hidden: torch.Tensor, kept: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits, and ids and probabilities of the `kept` strongest tokens, after final states.
+
+    The head runs in float32: sharpened logits are large, and bfloat16 would round their differences
+    away.
+    """
+    logits = F.linear(hidden.float(), model.lm_head.weight.float())
+    best, choices = logits.topk(kept, dim=-1)
+    return logits, choices, best.softmax(-1)
+
+
+@torch.no_grad()
+def read_rows(model: LlamaForCausalLM, tokens: torch.Tensor, kept: int) -> Taught:
+    """The teacher on given rows [rows, length]."""
+    choices, shares = [], []
+    for row in tokens.split(8):
+        hidden = model.model(row, use_cache=False).last_hidden_state
+        _, ids, probabilities = strongest(model, hidden, kept)
+        choices.append(ids)
+        shares.append(probabilities)
+    return Taught(tokens, torch.cat(choices), torch.cat(shares))
+
+
+@torch.no_grad()
+def continue_rows(
+    model: LlamaForCausalLM, prefix: torch.Tensor, length: int, greedy_rows: int, kept: int
+) -> Taught:
+    """Prefixes [rows, n] written on to [rows, length]: the first rows greedily, others sampled.
+
+    The teacher's distributions come out of the same forwards.
+    """
+    rows, given = prefix.shape
+    tokens = torch.empty(rows, length, dtype=torch.long)
+    tokens[:, :given] = prefix
+    choices = torch.empty(rows, length, kept, dtype=torch.long)
+    shares = torch.empty(rows, length, kept)
+    cache = DynamicCache(config=model.config)
+    done = 0
+    while done < length:
+        step = tokens[:, max(done, 0) : max(given, done + 1)]
+        hidden = model.model(step, past_key_values=cache).last_hidden_state
+        logits, ids, probabilities = strongest(model, hidden, kept)
+        choices[:, done : done + step.shape[1]] = ids
+        shares[:, done : done + step.shape[1]] = probabilities
+        done += step.shape[1]
+        if done < length:
+            last = logits[:, -1]
+            # Gumbel-max: an exact draw at temperature 1.
+            last[greedy_rows:] -= torch.empty_like(last[greedy_rows:]).exponential_().log()
+            tokens[:, done] = last.argmax(-1)
+    return Taught(tokens, choices, shares)
+
+
+class Teaching:
+    """The chunks that the sharpened target writes or reads for the drafts to learn from.
+
+    Own text goes on from prefixes of seen modules; half of them end with a definition, as prompts
+    do, half anywhere. One file a chunk, whichever is done first: a killed job goes on with what is
+    missing.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        work: Path,
+        tokenizer: PreTrainedTokenizerFast,
+        target: LlamaForCausalLM,
+    ) -> None:
+        self.settings = settings
+        length, size = settings.text_row_tokens, settings.text_rows
+        documents = corpus.encode_documents(tokenizer, corpus.texts("seen", settings.modules))
+        self.anywhere = Rows(documents, length, settings.seed + 1)
+        self.read = Rows(documents, length, settings.seed + 3)
+        self.definitions = _definition_prefixes(settings, tokenizer)
+        self.teacher = build(settings.target, settings, tokenizer.eos_token_id).bfloat16().eval()
+        self.teacher.load_state_dict(target.state_dict())
+        chunk = size * length
+        self.own = [
+            work / f"own-{number:04d}.pt"
+            for number in range(math.ceil(settings.own_text_tokens / chunk))
+        ]
+        self.corpus = [
+            work / f"read-{number:04d}.pt"
+            for number in range(math.ceil(settings.corpus_text_tokens / chunk))
+        ]
+
+    def read_on(self, number: int) -> None:
+        """Write chunk `number` of corpus text unless it is there."""
+        settings, path = self.settings, self.corpus[number]
         if not path.exists():
-            draw = torch.Generator().manual_seed(settings.seed * 7919 + number)
-            torch.manual_seed(settings.seed * 7919 + number)
-            given = int(torch.randint(length // 10, length // 2, (1,), generator=draw))
-            prefix = anywhere.batch(number, settings.text_rows)[:, :given].clone()
-            fitting = [ids for ids in definitions if len(ids) >= given]
-            for row in range(0, settings.text_rows if fitting else 0, 2):
-                pick = int(torch.randint(len(fitting), (1,), generator=draw))
-                prefix[row] = torch.tensor(fitting[pick][-given:])
-            greedy = round(settings.text_rows * settings.text_greedy)
-            save_atomically(path, continue_rows(writer, prefix, length, greedy))
-        rows.append(torch.load(path, weights_only=True))
-        tokens = (number + 1) * settings.text_rows * length
-        report("text", (number + 1) / chunks, {"tokens": float(tokens)})
-    return torch.cat(rows)
+            rows = self.read.batch(number, settings.text_rows)
+            read_rows(self.teacher, rows, settings.text_kept).save(path)
+
+    def write_on(self, number: int) -> None:
+        """Write chunk `number` of own text unless it is there."""
+        settings, path = self.settings, self.own[number]
+        if path.exists():
+            return
+        length, size = settings.text_row_tokens, settings.text_rows
+        draw = torch.Generator().manual_seed(settings.seed * 7919 + number)
+        torch.manual_seed(settings.seed * 7919 + number)
+        given = int(torch.randint(length // 10, length // 2, (1,), generator=draw))
+        prefix = self.anywhere.batch(number, size)[:, :given].clone()
+        fitting = [ids for ids in self.definitions if len(ids) >= given]
+        for row in range(0, size if fitting else 0, 2):
+            pick = int(torch.randint(len(fitting), (1,), generator=draw))
+            prefix[row] = torch.tensor(fitting[pick][-given:])
+        greedy = round(size * settings.text_greedy)
+        continue_rows(self.teacher, prefix, length, greedy, settings.text_kept).save(path)
+
+    def all(self, report: Report) -> tuple[Taught, Taught]:
+        """Own text and corpus text, every chunk made."""
+        chunk = self.settings.text_rows * self.settings.text_row_tokens
+        for name, make, paths in (
+            ("read", self.read_on, self.corpus),
+            ("write", self.write_on, self.own),
+        ):
+            for number in range(len(paths)):
+                make(number)
+                tokens = (number + 1) * chunk
+                report(name, (number + 1) / len(paths), {"tokens": tokens})
+        return Taught.load(self.own), Taught.load(self.corpus)
 
 
 # --- distillation -----------------------------------------------------------------------------
 
 
-@torch.no_grad()
-def teacher_distribution(
-    target: LlamaForCausalLM, ids: torch.Tensor, argmax_weight: float
-) -> torch.Tensor:
-    """What the drafts learn: (1 - w) p + w onehot(argmax p), [rows, positions, vocabulary].
+def shuffled(count: int, seed: int, first: int, size: int) -> torch.Tensor:
+    """Entries `first` to `first + size` of an endless stream of permutations of 0 … count - 1."""
+    picked = []
+    for index in range(first, first + size):
+        epoch, place = divmod(index, count)
+        draw = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+        picked.append(torch.randperm(count, generator=draw)[place])
+    return torch.stack(picked)
 
-    Cross-entropy with it is (1 - w) KL(p || q) + w CE(argmax p, q) up to p's own entropy. The head
-    runs in float32: sharpened logits are large, and bfloat16 would round their differences away.
+
+def distillation_loss(logits: torch.Tensor, taught: Taught, argmax_weight: float) -> torch.Tensor:
+    """Cross-entropy with (1 - w) p + w onehot(argmax p), averaged over rows and positions.
+
+    That is (1 - w) KL(p || q) + w CE(argmax p, q) up to p's own entropy: forward KL, with some of
+    the weight moved to what greedy verification asks for. `logits` [rows, length, vocabulary].
     """
-    with half_precision():
-        hidden = target.model(ids, use_cache=False).last_hidden_state
-    p = F.linear(hidden.float(), target.lm_head.weight).softmax(-1)
-    best = p.argmax(-1, keepdim=True)
-    p.mul_(1 - argmax_weight)
-    return p.scatter_add_(-1, best, torch.full_like(best, argmax_weight, dtype=p.dtype))
+    wanted = taught.shares * (1 - argmax_weight)
+    wanted[..., 0] += argmax_weight
+    expected = (wanted * logits.gather(-1, taught.choices)).sum(-1)
+    return (logits.logsumexp(-1) - expected).mean()
 
 
 def distil(
-    settings: Settings,
-    work: Path,
-    tokenizer: PreTrainedTokenizerFast,
-    target: LlamaForCausalLM,
-    own_text: torch.Tensor,
-    report: Report,
+    settings: Settings, work: Path, name: str, end: int, own: Taught, read: Taught, report: Report
 ) -> Path:
-    """Both drafts from the sharpened target on corpus and own text; returns the weights' file.
-
-    One teacher forward serves both drafts.
-    """
-    done, checkpoint = work / "drafts.pt", work / "drafts.checkpoint.pt"
+    """One draft from what the teacher said on its own and on corpus text; returns its file."""
+    done, checkpoint = work / f"{name}.pt", work / f"{name}.checkpoint.pt"
     if done.exists():
         return done
     torch.manual_seed(settings.seed + 2)
-    drafts = {
-        name: build(shape, settings, tokenizer.eos_token_id)
-        for name, shape in settings.drafts.items()
-    }
-    optimisers = {
-        name: Optimiser.of(draft, settings.distil_matrix_rate, settings.distil_other_rate)
-        for name, draft in drafts.items()
-    }
-    documents = corpus.encode_documents(tokenizer, corpus.texts("seen", settings.modules))
-    corpus_rows = Rows(documents, settings.distil_row_tokens, settings.seed + 3)
-    own_rows = Rows(own_text.tolist(), settings.distil_row_tokens, settings.seed, whole=True)
+    draft = build(settings.drafts[name], settings, end)
+    optimiser = Optimiser.of(draft, settings.distil_matrix_rate, settings.distil_other_rate)
     from_own = round(settings.distil_rows * settings.distil_own_text)
+    from_read = settings.distil_rows - from_own
     clock = Clock(settings.distil_tokens, settings.distil_minutes)
-    number = 0
-    figures = {name: [math.log(settings.vocabulary), 0.0] for name in drafts}
+    number, average, following = 0, math.log(settings.vocabulary), 0.0
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True)
-        for name in drafts:
-            drafts[name].load_state_dict(saved["drafts"][name])
-            optimisers[name].restore(saved["optimisers"][name])
-        number, figures = saved["number"], saved["figures"]
+        draft.load_state_dict(saved["model"])
+        optimiser.restore(saved["optimiser"])
+        number, average, following = saved["number"], saved["average"], saved["following"]
         clock.seen, clock.seconds = saved["seen"], saved["seconds"]
     kept = time.monotonic()
     while clock.share < 1:
         begun = time.monotonic()
-        parts = [own_rows.batch(number, from_own)]
-        parts.append(corpus_rows.batch(number, settings.distil_rows - from_own))
-        ids = torch.cat(parts)
-        taught = teacher_distribution(target, ids, settings.argmax_weight).flatten(0, 1)
-        best = taught.argmax(-1)
-        own = from_own * settings.distil_row_tokens
+        first = own.rows(shuffled(len(own.tokens), settings.seed, number * from_own, from_own))
+        second = read.rows(shuffled(len(read.tokens), settings.seed, number * from_read, from_read))
+        pairs = zip(vars(first).values(), vars(second).values(), strict=True)
+        batch = Taught(*(torch.cat(pair) for pair in pairs))
+        with half_precision():
+            logits = draft(batch.tokens, use_cache=False).logits
+        logits = logits.float()
+        loss = distillation_loss(logits, batch, settings.argmax_weight)
+        loss.backward()
+        optimiser.step(clock.rate)
+        agreed = logits[:from_own].argmax(-1) == batch.choices[:from_own, :, 0]
         number += 1
-        for name, draft in drafts.items():
-            with half_precision():
-                logits = draft(ids, use_cache=False).logits
-            logits = logits.float().flatten(0, 1)
-            loss = F.cross_entropy(logits, taught)
-            loss.backward()
-            optimisers[name].step(clock.rate)
-            agreement = (logits[:own].argmax(-1) == best[:own]).float().mean().item()
-            speed = max(0.02, 1 / number)
-            figures[name][0] += (loss.item() - figures[name][0]) * speed
-            figures[name][1] += (agreement - figures[name][1]) * speed
-        clock.seen += ids.numel()
+        speed = max(0.02, 1 / number)
+        average += (loss.item() - average) * speed
+        following += (agreed.float().mean().item() - following) * speed
+        clock.seen += batch.tokens.numel()
         clock.seconds += time.monotonic() - begun
-        shown = {"tokens": float(clock.seen), "tokens_per_second": clock.seen / clock.seconds}
-        for name, (loss, agreement) in figures.items():
-            shown |= {f"{name}.loss": loss, f"{name}.own_text_agreement": agreement}
-        report("distil", clock.share, shown)
+        figures = {
+            "loss": average,
+            "own_text_agreement": following,
+            "tokens": clock.seen,
+            "tokens_per_second": clock.seen / clock.seconds,
+        }
+        report(name, clock.share, figures)
         if time.monotonic() - kept > settings.checkpoint_seconds:
             kept = time.monotonic()
             saved = {
-                "drafts": {name: draft.state_dict() for name, draft in drafts.items()},
-                "optimisers": {name: o.state() for name, o in optimisers.items()},
+                "model": draft.state_dict(),
+                "optimiser": optimiser.state(),
                 "number": number,
-                "figures": figures,
+                "average": average,
+                "following": following,
                 "seen": clock.seen,
                 "seconds": clock.seconds,
             }
             save_atomically(checkpoint, saved)
-    facts = {"tokens": clock.seen, "seconds": clock.seconds, "own_text_tokens": own_text.numel()}
-    weights = {name: draft.state_dict() for name, draft in drafts.items()}
-    save_atomically(done, {"drafts": weights, "facts": facts})
+    facts = {
+        "tokens": clock.seen,
+        "seconds": clock.seconds,
+        "own_text_tokens": own.tokens.numel(),
+        "corpus_text_tokens": read.tokens.numel(),
+        "own_text_agreement": following,
+    }
+    save_atomically(done, {"model": draft.state_dict(), "facts": facts})
     return done
 
 
@@ -540,11 +626,24 @@ def corpus_loss(model: Any, rows: torch.Tensor) -> float:
     return total / len(rows)
 
 
+def distinct_share(trajectories: list[Trajectory], n: int = 4) -> float:
+    """Share of the generated n-grams that are distinct: how little the target repeats itself."""
+    grams = [
+        tuple(t.tokens[start : start + n].tolist())
+        for t in trajectories
+        for start in range(t.prompt_length, len(t.tokens) - n + 1)
+    ]
+    return len(set(grams)) / max(1, len(grams))
+
+
 @torch.inference_mode()
 def forward_seconds(
-    models_by_name: dict[str, Any], *, context: int = 192, repeats: int = 60
+    models_by_name: dict[str, Any], *, context: int = 192, turns: int = 30, turn: int = 8
 ) -> dict[str, float]:
-    """Median seconds of a forward of one cached token, one thread, the models taking turns."""
+    """Median seconds of a forward of one cached token, one thread, the models taking turns.
+
+    A turn is `turn` forwards in a row, as a draft takes them between two of the target's.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     prompt = torch.zeros(1, context, dtype=torch.long)
@@ -552,11 +651,11 @@ def forward_seconds(
     times: dict[str, list[float]] = {name: [] for name in models_by_name}
     for name, model in models_by_name.items():
         model(prompt, past_key_values=caches[name])
-    for turn in range(repeats + 5):
+    for _ in range(turns):
         for name, model in models_by_name.items():
-            begun = time.perf_counter()
-            model(prompt[:, :1], past_key_values=caches[name])
-            if turn >= 5:
+            for _ in range(turn):
+                begun = time.perf_counter()
+                model(prompt[:, :1], past_key_values=caches[name])
                 times[name].append(time.perf_counter() - begun)
     torch.set_num_threads(threads)
     return {name: statistics.median(taken) for name, taken in times.items()}
@@ -564,11 +663,10 @@ def forward_seconds(
 
 def export(settings: Settings, work: Path, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
     """Write `out`/weights/<name>, Hugging Face folders in bfloat16, and `out`/prompts.json."""
-    drafts = torch.load(work / "drafts.pt", weights_only=True)["drafts"]
     trained = {"target": sharpen(settings, work, tokenizer)}
     for name, shape in settings.drafts.items():
         trained[name] = build(shape, settings, tokenizer.eos_token_id)
-        trained[name].load_state_dict(drafts[name])
+        trained[name].load_state_dict(torch.load(work / f"{name}.pt", weights_only=True)["model"])
     for name, model in trained.items():
         folder = out / "weights" / name
         model.bfloat16().save_pretrained(folder)
@@ -602,16 +700,26 @@ def evaluate(
         soft.model.norm.weight.div_(settings.sharpness)
     results["held_out_loss"]["target before sharpening"] = corpus_loss(soft, rows)
 
-    results["alignment"] = {}
+    results |= {"alignment": {}, "distinct": {}}
     for done, split in enumerate(("held_out", "seen"), start=1):
         prompts = corpus.resolve_prompts(split, tokenizer, path=out / "prompts.json")
         ids = [tokenizer(text)["input_ids"] for _, text in prompts]
-        trajectories = greedy_trajectories(loaded["target"], ids, settings.new_tokens)
-        results["alignment"][split] = {
-            name: measure_alignment(loaded["target"], loaded[name], trajectories).as_dict()
-            for name in settings.drafts
-        }
+        whole = greedy_trajectories(loaded["target"], ids, settings.new_tokens)
+        # What comes before a small model begins to repeat itself is the harder part.
+        opening = [
+            Trajectory(t.tokens[: t.prompt_length + OPENING], t.prompt_length) for t in whole
+        ]
+        for key, trajectories in ((split, whole), (f"{split}_first_{OPENING}", opening)):
+            results["alignment"][key] = {
+                name: measure_alignment(loaded["target"], loaded[name], trajectories).as_dict()
+                for name in settings.drafts
+            }
+        results["distinct"][split] = distinct_share(whole)
         report("evaluate", done / 3, {})
+    alternating = forward_seconds(loaded, turns=240, turn=1)
+    results["alternating_ratio"] = {
+        name: seconds / alternating["target"] for name, seconds in alternating.items()
+    }
     results["forward_ms"] = {}
     for dtype in (torch.float32, torch.bfloat16):
         taken = forward_seconds({name: model.to(dtype) for name, model in loaded.items()})
@@ -626,15 +734,15 @@ def facts(settings: Settings, work: Path, out: Path) -> dict[str, Any]:
     """What the card tells about the training: tokens, times, shapes and sizes."""
     shapes = {"target": settings.target, **settings.drafts}
     found: dict[str, Any] = {"python": platform.python_version(), "models": {}}
-    found["target"] = torch.load(work / "target.pt", weights_only=True)["facts"]
-    found["drafts"] = torch.load(work / "drafts.pt", weights_only=True)["facts"]
     for name, shape in shapes.items():
         model = LlamaForCausalLM.from_pretrained(out / "weights" / name)
         files = (out / "weights" / name).iterdir()
+        training = torch.load(work / f"{name}.pt", weights_only=True)["facts"]
         found["models"][name] = {
             "parameters": model.num_parameters(),
             "bytes": sum(file.stat().st_size for file in files),
             **shape.model_dump(),
+            **training,
         }
     return found
 
@@ -651,8 +759,9 @@ def train_pair(settings: Settings, work: Path, out: Path, report: Report) -> dic
     report("tokenizer", 1.0, {})
     train_target(settings, work, tokenizer, report)
     target = sharpen(settings, work, tokenizer)
-    own_text = write_text(settings, work, tokenizer, target, report)
-    distil(settings, work, tokenizer, target, own_text, report)
+    own, read = Teaching(settings, work, tokenizer, target).all(report)
+    for name in settings.drafts:
+        distil(settings, work, name, tokenizer.eos_token_id, own, read, report)
     export(settings, work, tokenizer, out)
     results = evaluate(settings, tokenizer, out, report)
     return {"facts": facts(settings, work, out), "results": results}
