@@ -54,7 +54,7 @@ def sweep_table(result: SweepResult, most: int = MOST_ROWS) -> Table:
             style="bold" if trial.id == result.champion else None,
             end_section=timing is not None and trial is ranked[len(timings) - 1],
         )
-    notes = ["★ champion", "= tied with it", "~ estimated", "† stopped early"]
+    notes = ["★ champion", "= tied with it", "~ estimated, without prefill", "† stopped early"]
     if len(ranked) > most:
         notes.append(f"{len(ranked) - most} more in the report")
     table.caption = ", ".join(notes)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -13,6 +16,13 @@ from specdec_core.errors import UserError
 
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def program(name: str) -> str:
+    """How to call one of this environment's programs from the current folder."""
+    if shutil.which(name):
+        return name
+    return os.path.relpath(Path(sys.executable).with_name(name))
 
 
 def run(command: Callable[..., None] | typer.Typer) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from jobs import sweep
-from jobs.console import console, run
+from jobs.console import console, program, run
 
 
 def main(
@@ -16,10 +16,8 @@ def main(
     """Profile the bundled pair, count configurations in parallel, time the best ones alone,
     register the champion and write the report."""
     sweep.main(config=sweep.QUICK, fresh=fresh)
-    console.print("\n[bold]where to go from here[/bold]")
-    console.print("serve the champion     specdec serve")
     console.print(
-        "sweep your own pair    specdec sweep --target <folder or hub id>"
+        f"your pair {program('specdec')} sweep --target <folder or hub id>"
         " --draft <folder or hub id> --prompts prompts.jsonl",
         soft_wrap=True,
     )

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from cluster.plan import load_plan
-from jobs.console import console, run
+from jobs.console import console, program, run
 from specdec_core.errors import UserError
 from specdec_core.workspace import workspace
 
@@ -67,11 +67,13 @@ def main(
     champion = result.champion_trial
     console.print(
         f"champion  [bold]{champion.configuration.label}[/bold] ({champion.id}), version "
-        f"{version} of {result.pair.name}"
+        f"{version} of {result.pair.name}",
+        soft_wrap=True,
     )
     console.print(f"report    {report}", soft_wrap=True)
-    ui = shlex.join(["mlflow", "ui", "--backend-store-uri", tracking_uri()])
-    console.print(f"compare   {ui}", soft_wrap=True)
+    ui = [program("mlflow"), "ui", "--backend-store-uri", tracking_uri()]
+    console.print(f"compare   {shlex.join(ui)}", soft_wrap=True)
+    console.print(f"serve     {program('specdec')} serve", soft_wrap=True)
 
 
 def given(**values: Any) -> dict[str, Any]:

@@ -189,6 +189,7 @@ class RunnerSettings(Value):
     draft_dtype: DType = "auto"
     max_length: int = Field(default=1024, ge=8, description="tokens a slot can hold")
     threads: int = Field(default=1, ge=1, description="CPU threads for each process")
+    pack: bool = Field(default=True, description="lay weights out for the CPU once, at loading")
 
 
 class PairSpec(Value):

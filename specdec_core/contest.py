@@ -43,10 +43,14 @@ class Contestant:
 
 
 def contestants(
-    pair: Pair, configurations: Iterable[Configuration], draft: str, new_tokens: int
+    pair: Pair,
+    peer_pair: Pair,
+    configurations: Iterable[Configuration],
+    draft: str,
+    new_tokens: int,
 ) -> list[Contestant]:
-    """Our autoregressive decoding, `configurations`, and transformers' `generate` in its modes
-    with the draft named `draft`."""
+    """Our autoregressive decoding and `configurations` on `pair`, and transformers' `generate` in
+    its modes on `peer_pair`, the same models as transformers loads them, with the draft `draft`."""
     engine = Engine(pair)
 
     def ours(configuration: Configuration) -> Contestant:
@@ -58,7 +62,7 @@ def contestants(
 
     def theirs(mode: TransformersMode) -> Contestant:
         def decode(tokens: Tokens) -> list[int]:
-            return transformers_generate(pair, mode, draft, tokens, new_tokens)
+            return transformers_generate(peer_pair, mode, draft, tokens, new_tokens)
 
         return Contestant(mode.label, False, decode)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -11,7 +12,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch.nn import functional as F
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -24,7 +24,8 @@ from transformers.utils import logging as transformers_logging
 from specdec_core.bundled import bundled_path
 from specdec_core.config import PairSpec, RunnerSettings
 from specdec_core.errors import UserError
-from specdec_core.runner import check_supported, context_length
+from specdec_core.packing import pack_linear_layers
+from specdec_core.runner import ModelRunner, check_supported, context_length
 
 
 @dataclass(slots=True)
@@ -117,13 +118,12 @@ def load_pair(spec: PairSpec) -> Pair:
 
 def _load_model(name: str, dtype: str, runner: RunnerSettings) -> PreTrainedModel:
     transformers_logging.disable_progress_bar()
-    model = _from_pretrained(
-        AutoModelForCausalLM,
-        name,
-        "weights",
-        dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-    )
-    return model.to(runner.device).eval()
+    kind = dtype if dtype == "auto" else getattr(torch, dtype)
+    model = _from_pretrained(AutoModelForCausalLM, name, "weights", dtype=kind)
+    model = model.to(runner.device).eval()
+    if runner.pack and model.device.type == "cpu":
+        pack_linear_layers(model)
+    return model
 
 
 def resolve_dtypes(spec: PairSpec) -> PairSpec:
@@ -133,38 +133,37 @@ def resolve_dtypes(spec: PairSpec) -> PairSpec:
     device = runner.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    on_cpu = device == "cpu"
+    on_cpu = torch.device(device).type == "cpu"
     changes: dict[str, str] = {"device": device}
     first_draft = next(iter(spec.drafts.values()), None)
     for which, name, width in (("target", spec.target, 8), ("draft", first_draft, 1)):
         if name and on_cpu and getattr(runner, f"{which}_dtype") == "auto":
-            changes[f"{which}_dtype"] = _faster_dtype(name, width)
+            changes[f"{which}_dtype"] = _faster_dtype(name, width, runner.pack)
     return spec.model_copy(update={"runner": runner.model_copy(update=changes)})
 
 
-def _faster_dtype(name: str, width: int) -> str:
-    """float32 or bfloat16: whichever runs the products of one decoder layer, and the output head,
-    faster for `width` tokens. A draft model is fed one token at a time, a target a token and its
-    candidates. Only shapes matter, so nothing is loaded."""
-    config = _from_pretrained(AutoConfig, name, "configuration")
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+def _faster_dtype(name: str, width: int, pack: bool) -> str:
+    """float32 or bfloat16: whichever makes a forward of `width` tokens faster, in a model of this
+    shape with random weights and few layers. A draft model is fed one token at a time, a target a
+    token and its candidates."""
+    config = deepcopy(_from_pretrained(AutoConfig, name, "configuration"))
     text = config.get_text_config(decoder=True)
-    linears = [m.weight.shape for m in model.modules() if isinstance(m, torch.nn.Linear)]
-    share = max(len(linears) // text.num_hidden_layers, 1)
-    shapes = [*linears[:share], model.get_output_embeddings().weight.shape]
-    seconds: dict[str, list[float]] = {"float32": [], "bfloat16": []}
-    operands = {
-        name: [(torch.randn(width, i), torch.randn(o, i)) for o, i in shapes] for name in seconds
-    }
-    for name, pairs in operands.items():
-        dtype = getattr(torch, name)
-        operands[name] = [(x.to(dtype), weight.to(dtype)) for x, weight in pairs]
-    with torch.inference_mode():
-        for _ in range(30):
-            for name, pairs in operands.items():
-                start = perf_counter()
-                for x, weight in pairs:
-                    F.linear(x, weight)
-                seconds[name].append(perf_counter() - start)
-    return min(seconds, key=lambda name: median(seconds[name]))
+    text.num_hidden_layers = layers = min(text.num_hidden_layers, 2)
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:layers]
+    context = min(128, (context_length(config) or 256) // 2)
+    runners = {}
+    for dtype in ("float32", "bfloat16"):
+        model = AutoModelForCausalLM.from_config(config).to(getattr(torch, dtype))
+        if pack:
+            pack_linear_layers(model)
+        runners[dtype] = ModelRunner(model, slots=1, max_length=context + width)
+        runners[dtype].prefill([0], [[0] * context])
+    seconds: dict[str, list[float]] = {dtype: [] for dtype in runners}
+    for _ in range(20):
+        for dtype, runner in runners.items():
+            start = perf_counter()
+            runner.forward([0], [[0] * width])
+            seconds[dtype].append(perf_counter() - start)
+            runner.truncate(0, context)
+    return min(seconds, key=lambda dtype: median(seconds[dtype]))

@@ -59,7 +59,7 @@ class ModelRunner:
         config = model.config.get_text_config(decoder=True)
         check_supported(config, config.model_type)
         self.device, self.dtype = model.device, model.dtype
-        self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
+        self.vocab_size: int = config.vocab_size
         self.max_length = max_length
         limit = context_length(config)
         self._last_position = limit - 1 if limit else max_length + _PADDING

@@ -38,10 +38,7 @@ class Signals:
     @cached_property
     def top_probability(self) -> list[float]:
         """The draft's confidence (n,): the largest probability of the distribution."""
-        if self._probs is None:  # max of a softmax, without the softmax
-            logits = self.logits.float()
-            return (logits.amax(dim=-1) - logits.logsumexp(dim=-1)).exp().tolist()
-        return self._probs.amax(dim=-1).tolist()
+        return self.probs.amax(dim=-1).tolist()
 
     @cached_property
     def entropy(self) -> list[float]:

@@ -30,6 +30,7 @@ from specdec_core.config import (
     RunnerSettings,
 )
 from specdec_core.engine import Engine, Request
+from specdec_core.packing import pack_linear_layers
 from specdec_core.pair import Pair
 from tests.conftest import tiny_tokenizer
 
@@ -117,4 +118,8 @@ def test_greedy_output_is_token_identical_to_generate(family: str) -> None:
             generations = engine.generate(requests)
             assert [g.tokens for g in generations] == reference, (configuration.label, slots)
             accepted += sum(r.accepted for g in generations for r in g.rounds)
+    for model in (target, *pair.drafts.values()):
+        pack_linear_layers(model)
+    packed = Engine(pair, configurations[1], 3).generate(requests)
+    assert [g.tokens for g in packed] == reference, "with packed weights"
     assert accepted > 0, "nothing was ever accepted, so nothing was shown"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from specdec_core.pair import Pair
 from specdec_core.runner import ModelRunner
+from tests.conftest import tiny_llama
 
 #        0     (after the cached prefix)
 #      1   2
@@ -97,10 +96,8 @@ def test_a_long_prompt_prefilled_in_chunks_equals_one_forward(tiny_pair: Pair) -
     torch.testing.assert_close(logits[0, 0], plain(tiny_pair.target, text)[-1], atol=1e-4, rtol=0)
 
 
-def test_a_single_token_in_bfloat16_gives_its_own_logits_and_leaves_no_trace(
-    tiny_pair: Pair,
-) -> None:
-    model = copy.deepcopy(tiny_pair.target).bfloat16()
+def test_a_single_token_in_bfloat16_gives_its_own_logits_and_leaves_no_trace() -> None:
+    model = tiny_llama(0, hidden=32, layers=2, vocab=320).bfloat16()
     runner = ModelRunner(model, slots=1, max_length=64)
     text = PREFIXES[0]
     runner.prefill([0], [text[:4]])
