@@ -11,7 +11,6 @@ from typer import Option
 from jobs.choice import choose
 from jobs.console import console, run
 from specdec_core.config import AUTOREGRESSIVE
-from specdec_core.errors import UserError
 from specdec_core.files import write_atomically
 from specdec_core.workspace import workspace
 
@@ -40,20 +39,17 @@ def main(
         # Others get the models as transformers loads them, in the draft type that is faster so.
         plain = choice.pair.runner.model_copy(update={"pack": False, "draft_dtype": "auto"})
         peer_pair = load_pair(choice.pair.model_copy(update={"runner": plain}))
-    if not pair.drafts:
-        raise UserError("pair.drafts: transformers' assisted generation needs a draft model")
     texts = load_prompts(prompts, limit, pair.tokenizer)
     tokens = [tuple(pair.tokenizer(prompt.text)["input_ids"]) for prompt in texts]
     ours = choice.configuration.model_copy(update={"sampling": AUTOREGRESSIVE.sampling})
-    draft = getattr(ours.drafter, "draft", None) or next(iter(pair.drafts))
-    runners = contestants(pair, peer_pair, [ours], draft, max_new_tokens)
+    runners = contestants(pair, peer_pair, [ours], max_new_tokens)
     with Progress(console=console) as progress:
         task = progress.add_task("timing", total=repeats * len(tokens))
         race(runners, tokens, repeats, lambda: progress.advance(task))
 
     runner, peers = pair.spec.runner, peer_pair.spec.runner
     console.print(
-        f"{pair.spec.name}, {ours.label} ({source}); draft {draft}; {len(tokens)} prompts of "
+        f"{pair.spec.name}, {ours.label} ({source}); {len(tokens)} prompts of "
         f"{prompts}, {max_new_tokens} new tokens, {repeats} repeats; {runner.device}, target "
         f"{runner.target_dtype}, draft {runner.draft_dtype} (transformers {peers.draft_dtype}), "
         f"threads {runner.threads}",

@@ -41,6 +41,13 @@ class Sampling(Value):
 MaxTokens = Annotated[int, Field(ge=1, le=128, description="candidate tokens a round at most")]
 
 
+MOST_TOKENS = 20  # SpecDec++'s bound
+
+
+def _up_to(max_tokens: int) -> str:
+    return "" if max_tokens == MOST_TOKENS else f" ≤{max_tokens}"
+
+
 class FixedPolicy(Value):
     """K candidate tokens every round (Leviathan et al., 2023)."""
 
@@ -59,11 +66,11 @@ class HeuristicPolicy(Value):
     start: MaxTokens = 5
     increase: int = Field(default=2, ge=0)
     decrease: int = Field(default=1, ge=0)
-    max_tokens: MaxTokens = 20
+    max_tokens: MaxTokens = MOST_TOKENS
 
     @property
     def label(self) -> str:
-        return f"heuristic K₀={self.start}"
+        return f"heuristic K₀={self.start}{_up_to(self.max_tokens)}"
 
 
 class ConfidencePolicy(Value):
@@ -71,11 +78,11 @@ class ConfidencePolicy(Value):
 
     kind: Literal["confidence"] = "confidence"
     threshold: float = Field(default=0.4, ge=0, le=1)
-    max_tokens: MaxTokens = 20
+    max_tokens: MaxTokens = MOST_TOKENS
 
     @property
     def label(self) -> str:
-        return f"confidence {self.threshold:g}"
+        return f"confidence {self.threshold:g}{_up_to(self.max_tokens)}"
 
 
 class SvipPolicy(Value):
@@ -83,11 +90,11 @@ class SvipPolicy(Value):
 
     kind: Literal["svip"] = "svip"
     threshold: float = Field(default=0.8, ge=0)
-    max_tokens: MaxTokens = 20
+    max_tokens: MaxTokens = MOST_TOKENS
 
     @property
     def label(self) -> str:
-        return f"svip {self.threshold:g}"
+        return f"svip {self.threshold:g}{_up_to(self.max_tokens)}"
 
 
 Policy = Annotated[

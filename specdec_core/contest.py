@@ -12,7 +12,7 @@ import pandas as pd
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.engine import Engine, Request
 from specdec_core.pair import Pair
-from specdec_core.peers import TRANSFORMERS_MODES, TransformersMode, transformers_generate
+from specdec_core.peers import ASSISTED, TRANSFORMERS, TransformersMode, transformers_generate
 
 Tokens = tuple[int, ...]
 WARM_UP = 2  # prompts that everybody decodes before the clock runs
@@ -46,11 +46,10 @@ def contestants(
     pair: Pair,
     peer_pair: Pair,
     configurations: Iterable[Configuration],
-    draft: str,
     new_tokens: int,
 ) -> list[Contestant]:
     """Our autoregressive decoding and `configurations` on `pair`, and transformers' `generate` in
-    its modes on `peer_pair`, the same models as transformers loads them, with the draft `draft`."""
+    its modes, with every draft, on `peer_pair`: the same models as transformers loads them."""
     engine = Engine(pair)
 
     def ours(configuration: Configuration) -> Contestant:
@@ -60,15 +59,16 @@ def contestants(
 
         return Contestant(configuration.label, True, decode)
 
-    def theirs(mode: TransformersMode) -> Contestant:
+    def theirs(mode: TransformersMode, draft: str | None) -> Contestant:
         def decode(tokens: Tokens) -> list[int]:
             return transformers_generate(peer_pair, mode, draft, tokens, new_tokens)
 
-        return Contestant(mode.label, False, decode)
+        return Contestant(mode.label + (f", {draft}" if draft else ""), False, decode)
 
     return [
         *(ours(configuration) for configuration in (AUTOREGRESSIVE, *configurations)),
-        *(theirs(mode) for mode in TRANSFORMERS_MODES),
+        theirs(TRANSFORMERS, None),
+        *(theirs(mode, draft) for draft in peer_pair.drafts for mode in ASSISTED),
     ]
 
 

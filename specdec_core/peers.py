@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from specdec_core.errors import UserError
 from specdec_core.pair import Pair
 
 
@@ -24,25 +23,27 @@ class TransformersMode:
     confidence: float = 0.0
 
 
-TRANSFORMERS_MODES = (
-    TransformersMode("transformers autoregressive"),
-    TransformersMode("transformers assisted, constant 4", 4),
-    TransformersMode("transformers assisted, constant 6", 6),
-    TransformersMode("transformers assisted, heuristic", 5, "heuristic"),
-    TransformersMode("transformers assisted, confidence 0.4", 20, confidence=0.4),
+TRANSFORMERS = TransformersMode("transformers")
+ASSISTED = (
+    TransformersMode("transformers constant 4", 4),
+    TransformersMode("transformers constant 6", 6),
+    TransformersMode("transformers heuristic", 5, "heuristic"),
+    TransformersMode("transformers confidence 0.4", 20, confidence=0.4),
 )
 
 
 @torch.inference_mode()
 def transformers_generate(
-    pair: Pair, mode: TransformersMode, draft: str, tokens: tuple[int, ...], max_new_tokens: int
+    pair: Pair,
+    mode: TransformersMode,
+    draft: str | None,
+    tokens: tuple[int, ...],
+    max_new_tokens: int,
 ) -> list[int]:
-    """Greedy new tokens of `generate` for one prompt, with the pair's draft named `draft` as
-    assistant where the mode has one."""
+    """Greedy new tokens of `generate` for one prompt, assisted by the pair's draft named `draft`
+    where there is one."""
     options = {}
-    if mode.assistant_tokens is not None:
-        if draft not in pair.drafts:
-            raise UserError(f"the pair has no draft {draft!r} (it has: {', '.join(pair.drafts)})")
+    if draft is not None:
         assistant = pair.drafts[draft]
         # `generate` reads these from the assistant, and keeps its adjusted values there.
         settings = assistant.generation_config

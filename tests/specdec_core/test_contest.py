@@ -21,7 +21,7 @@ def test_all_contestants_decode_every_prompt_and_agree_in_float32(
     tiny_pair: Pair, plain_pair: Pair
 ) -> None:
     prompts = [tuple(range(5, 5 + n)) for n in (4, 11, 18)]
-    runners = contestants(tiny_pair, plain_pair, [CHAIN], "draft", 12)
+    runners = contestants(tiny_pair, plain_pair, [CHAIN], 12)
     turns = []
     race(runners, prompts, repeats=2, on_turn=lambda: turns.append(1))
     assert len(turns) == 6
@@ -35,7 +35,7 @@ def test_all_contestants_decode_every_prompt_and_agree_in_float32(
 
 def test_a_different_output_is_counted(tiny_pair: Pair, plain_pair: Pair) -> None:
     prompts = [tuple(range(5, 5 + n)) for n in (4, 11)]
-    runners = contestants(tiny_pair, plain_pair, [], "draft", 8)
+    runners = contestants(tiny_pair, plain_pair, [], 8)
     race(runners, prompts, repeats=1)
     runners[1].outputs[0] = [0, *runners[1].outputs[0][1:]]
     assert runners[1].differing(runners[0]) == 1
