@@ -34,6 +34,7 @@ def main(
             with server as url:
                 status.stop()
                 _announce(url, choice.pair.name, choice.configuration.label, source)
+                signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray took it
                 signal.pause()
     except KeyboardInterrupt:
         console.print("stopped")
