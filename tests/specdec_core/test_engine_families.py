@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import (
@@ -31,7 +33,7 @@ from specdec_core.config import (
 )
 from specdec_core.engine import Engine, Request
 from specdec_core.packing import pack_linear_layers
-from specdec_core.pair import Pair
+from specdec_core.pair import Pair, load_pair
 from tests.conftest import tiny_tokenizer
 
 SHAPE = {
@@ -123,3 +125,17 @@ def test_greedy_output_is_token_identical_to_generate(family: str) -> None:
     packed = Engine(pair, configurations[1], 3).generate(requests)
     assert [g.tokens for g in packed] == reference, "with packed weights"
     assert accepted > 0, "nothing was ever accepted, so nothing was shown"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folder_loads_with_measured_data_types(family: str, tmp_path: Path) -> None:
+    """Choosing the data type runs a shortened model of the family."""
+    model = AutoModelForCausalLM.from_config(FAMILIES[family])
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    pair = load_pair(PairSpec(target=str(tmp_path), drafts={"same": str(tmp_path)}))
+    assert pair.spec.runner.target_dtype in ("float32", "bfloat16")
+    assert pair.target.config.num_hidden_layers == model.config.num_hidden_layers
+    engine = Engine(pair, Configuration(drafter=DraftModelDrafter()))
+    (generation,) = engine.generate([Request("r", (5, 6, 7), 8, ignore_eos=True)])
+    assert len(generation.tokens) == 8
