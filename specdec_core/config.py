@@ -32,10 +32,21 @@ class Sampling(Value):
     temperature: float = Field(default=0.0, ge=0, description="0 is greedy decoding")
     top_k: int = Field(default=0, ge=0, description="keep the k most likely tokens; 0 keeps all")
     top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus mass kept")
+    coupling: Literal["rejection", "gumbel"] = Field(
+        default="rejection",
+        description="which of the two lossless acceptance rules holds when sampling: rejection "
+        "sampling, or the draft's and the target's choice by the same noise (specdec_core.coupling)",
+    )
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def fixed_output(self) -> bool:
+        """Whether the output depends on the target, the prompt and the seed alone, and not on what
+        was drafted: a recorded trace then tells what any drafting would have done."""
+        return self.greedy or self.coupling == "gumbel"
 
 
 MaxTokens = Annotated[int, Field(ge=1, le=128, description="candidate tokens a round at most")]
@@ -66,11 +77,15 @@ class HeuristicPolicy(Value):
     start: MaxTokens = 5
     increase: int = Field(default=2, ge=0)
     decrease: int = Field(default=1, ge=0)
+    transient: bool = Field(
+        default=True, description="every request begins with `start`; else K is carried over"
+    )
     max_tokens: MaxTokens = MOST_TOKENS
 
     @property
     def label(self) -> str:
-        return f"heuristic K₀={self.start}{_up_to(self.max_tokens)}"
+        name = "heuristic" if self.transient else "lasting heuristic"
+        return f"{name} K₀={self.start}{_up_to(self.max_tokens)}"
 
 
 class ConfidencePolicy(Value):
@@ -97,8 +112,114 @@ class SvipPolicy(Value):
         return f"svip {self.threshold:g}{_up_to(self.max_tokens)}"
 
 
+class ConfidenceProductPolicy(Value):
+    """Stop when the product of the round's draft probabilities q(y) falls below `threshold`."""
+
+    kind: Literal["confidence_product"] = "confidence_product"
+    threshold: float = Field(default=0.4, ge=0, le=1)
+    max_tokens: MaxTokens = MOST_TOKENS
+
+    @property
+    def label(self) -> str:
+        return f"confidence product {self.threshold:g}{_up_to(self.max_tokens)}"
+
+
+class DynamicConfidencePolicy(Value):
+    """Stop behind a token with q(y) below a threshold that follows what was accepted and rejected
+    (transformers' `assistant_confidence_threshold`)."""
+
+    kind: Literal["dynamic_confidence"] = "dynamic_confidence"
+    start: float = Field(default=0.4, gt=0, le=1)
+    max_tokens: MaxTokens = MOST_TOKENS
+
+    @property
+    def label(self) -> str:
+        return f"dynamic confidence from {self.start:g}{_up_to(self.max_tokens)}"
+
+
+class PreCutPolicy(Value):
+    """Tabular Q-learning of CONTINUE or STOP (Post-use & Pre-cut, §5.2 and Table 8)."""
+
+    kind: Literal["pre_cut"] = "pre_cut"
+    learning_rate: float = Field(default=0.1, gt=0, le=1)
+    discount: float = Field(default=0.99, ge=0, le=1)
+    exploration: float = Field(default=0.5, ge=0, le=1)
+    exploration_decay: float = Field(default=0.98, ge=0, le=1, description="factor a round")
+    optimism: float = Field(default=0.01, ge=0, description="head start of CONTINUE in Q_init")
+    target_cost: float = Field(default=5.0, gt=0, description="a target forward in draft calls")
+    table: str | None = Field(default=None, description="a saved Q-table to start from")
+    seed: int = Field(default=0, ge=0)
+    max_tokens: MaxTokens = MOST_TOKENS
+
+    @property
+    def label(self) -> str:
+        start = f" from {Path(self.table).stem}" if self.table else ""
+        return f"pre-cut c={self.target_cost:g}{start}{_up_to(self.max_tokens)}"
+
+
+class SpecDecPlusPlusPolicy(Value):
+    """Stop when 1 − Π p̂ > `threshold`, the head's probability that a candidate of the round is
+    rejected (SpecDec++, §4.3)."""
+
+    kind: Literal["specdecpp"] = "specdecpp"
+    head: str = Field(description="name or folder of a trained acceptance head")
+    threshold: float = Field(default=0.7, ge=0, le=1)
+    min_tokens: MaxTokens = 2
+    max_tokens: MaxTokens = MOST_TOKENS
+
+    def model_post_init(self, _: Any) -> None:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}")
+
+    @property
+    def label(self) -> str:
+        least = "" if self.min_tokens == 2 else f" ≥{self.min_tokens}"
+        return f"SpecDec++ {_head(self.head)} h={self.threshold:g}{least}{_up_to(self.max_tokens)}"
+
+
+class DecisionPolicy(Value):
+    """Stop behind a candidate that a decision model gives less than `threshold` to be accepted
+    (improved MCSD, §3.3); `cumulative`, behind candidates that it gives less than that together."""
+
+    kind: Literal["decision"] = "decision"
+    head: str = Field(description="name or folder of a trained decision model")
+    threshold: float = Field(default=0.4, ge=0, le=1)
+    cumulative: bool = False
+    max_tokens: MaxTokens = MOST_TOKENS
+
+    @property
+    def label(self) -> str:
+        product = " Π" if self.cumulative else ""
+        return f"decision {_head(self.head)}{product} {self.threshold:g}{_up_to(self.max_tokens)}"
+
+
+def _head(name: str) -> str:
+    return Path(name).name.removeprefix("bundled:")
+
+
+class OraclePolicy(Value):
+    """Stop just before the next rejection (SpecDec++, Thm 4.1). Only a replay knows when."""
+
+    kind: Literal["oracle"] = "oracle"
+    max_tokens: MaxTokens = MOST_TOKENS
+
+    @property
+    def label(self) -> str:
+        return f"oracle{_up_to(self.max_tokens)}"
+
+
 Policy = Annotated[
-    FixedPolicy | HeuristicPolicy | ConfidencePolicy | SvipPolicy, Field(discriminator="kind")
+    FixedPolicy
+    | HeuristicPolicy
+    | ConfidencePolicy
+    | SvipPolicy
+    | ConfidenceProductPolicy
+    | DynamicConfidencePolicy
+    | PreCutPolicy
+    | SpecDecPlusPlusPolicy
+    | DecisionPolicy
+    | OraclePolicy,
+    Field(discriminator="kind"),
 ]
 
 
@@ -163,6 +284,7 @@ class Configuration(Value):
         warpers = [f"T={self.sampling.temperature:g}"]
         warpers += [f"top-k={self.sampling.top_k}"] if self.sampling.top_k else []
         warpers += [f"top-p={self.sampling.top_p:g}"] if self.sampling.top_p < 1 else []
+        warpers += ["coupled"] if self.sampling.coupling == "gumbel" else []
         return f"{name} ({', '.join(warpers)})"
 
     @property
