@@ -1,0 +1,77 @@
+"""The loss that heads are trained with, and how well their probabilities fit."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from specdec_core.config import Value
+
+BINS = 10
+
+
+def weighted_bce(logits: Tensor, labels: Tensor, w_acc: float, w_rej: float) -> Tensor:
+    """SpecDec++'s loss (§4.4) as a mean: −w_acc·P·log P̂ − w_rej·(1 − P)·log(1 − P̂).
+
+    `logits` and `labels` P are (n,); returns a scalar.
+    """
+    return (w_acc * labels * F.softplus(-logits) + w_rej * (1 - labels) * F.softplus(logits)).mean()
+
+
+def binary_kl(logits: Tensor, labels: Tensor) -> Tensor:
+    """KL(P ‖ P̂) = BCE(P, P̂) − H(P) in nats, the unweighted mean of SpecDec++'s Table 3."""
+    entropy = torch.special.entr(labels) + torch.special.entr(1 - labels)
+    return weighted_bce(logits, labels, 1, 1) - entropy.mean()
+
+
+def auc(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Probability that an accepted candidate scores above a rejected one, ties counted half.
+
+    `labels` (n,) are acceptance probabilities: a candidate is accepted with weight P and rejected
+    with weight 1 − P. NaN when all are accepted or all rejected.
+    """
+    order = np.argsort(scores, kind="stable")
+    scores, labels = scores[order], labels[order].astype(np.float64)
+    begins = np.flatnonzero(np.diff(scores, prepend=np.nan) != 0)  # of runs of equal scores
+    accepted = np.add.reduceat(labels, begins)
+    rejected = np.add.reduceat(1 - labels, begins)
+    below = np.cumsum(rejected) - rejected
+    pairs = accepted.sum() * rejected.sum()
+    return float((accepted * (below + rejected / 2)).sum() / pairs) if pairs > 0 else float("nan")
+
+
+class ReliabilityBin(Value):
+    """Candidates whose predicted probability lies in [low, high)."""
+
+    low: float
+    high: float
+    count: int
+    predicted: float  # mean prediction
+    accepted: float  # mean label
+
+
+def reliability(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS
+) -> list[ReliabilityBin]:
+    """Predictions (n,) in bins of equal width, empty ones left out."""
+    index = np.minimum((probabilities * bins).astype(int), bins - 1)
+    counts = np.bincount(index, minlength=bins)
+    predicted = np.bincount(index, probabilities, bins)
+    accepted = np.bincount(index, labels, bins)
+    return [
+        ReliabilityBin(
+            low=i / bins,
+            high=(i + 1) / bins,
+            count=int(counts[i]),
+            predicted=float(predicted[i] / counts[i]),
+            accepted=float(accepted[i] / counts[i]),
+        )
+        for i in np.flatnonzero(counts).tolist()
+    ]
+
+
+def calibration_error(bins: list[ReliabilityBin]) -> float:
+    """ECE: the mean distance of prediction and outcome over bins, weighted by their counts."""
+    total = sum(b.count for b in bins)
+    return sum(b.count * abs(b.predicted - b.accepted) for b in bins) / max(total, 1)

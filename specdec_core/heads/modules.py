@@ -1,0 +1,113 @@
+"""Networks that predict whether a candidate token will be accepted.
+
+Every head maps features of a candidate to a logit; the sigmoid is the predicted acceptance
+probability. Features are standardised by the training set's mean and deviation, which belong to
+the weights.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+HeadKind = Literal["specdecpp", "t1", "t2", "joint"]
+
+
+class Head(nn.Module):
+    """Features (n, f) in, logits (n,) out."""
+
+    residual = False
+
+    def __init__(self, features: int, widths: list[int]) -> None:
+        """Hidden layers of `widths`, and a final linear layer to one logit."""
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(features))
+        self.register_buffer("scale", torch.ones(features))
+        sizes = [features, *widths]
+        self.layers = nn.ModuleList(
+            nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False)
+        )
+        self.output = nn.Linear(sizes[-1], 1)
+
+    def standardise(self, features: Tensor) -> None:
+        """Take mean and deviation from the training features (n, f)."""
+        self.mean.copy_(features.mean(dim=0))
+        self.scale.copy_(1 / features.std(dim=0, correction=0).clamp(min=1e-6))
+
+    def forward(self, features: Tensor) -> Tensor:
+        h = (features - self.mean) * self.scale
+        for layer in self.layers:
+            h = h + F.silu(layer(h)) if self.residual else F.relu(layer(h))
+        return self.output(h).squeeze(-1)
+
+
+class AcceptanceHead(Head):
+    """SpecDec++'s (D + 1)-layer ResNet (§5.1): D blocks h ← h + SiLU(W h + b), each with weights
+    of its own, and a linear layer. It reads e_i, the draft's last hidden state of the candidate y_i
+    itself, (n, hidden_size)."""
+
+    residual = True
+
+    def __init__(self, hidden_size: int, depth: int) -> None:
+        super().__init__(hidden_size, [hidden_size] * depth)
+
+
+class HiddenDecision(Head):
+    """Improved MCSD's decision model T1 (§3.3): a three-layer MLP on the hidden state that y_i was
+    drawn from, (n, hidden_size)."""
+
+    def __init__(self, hidden_size: int, width: int) -> None:
+        super().__init__(hidden_size, [width, width])
+
+
+class DistributionDecision(Head):
+    """Improved MCSD's decision model T2 (§3.3): a two-layer MLP on the k largest probabilities of
+    q_i and its entropy, (n, k + 1)."""
+
+    def __init__(self, top_k: int, width: int) -> None:
+        super().__init__(top_k + 1, [width])
+
+
+class JointDecision(Head):
+    """T1 and T2 in one: a three-layer MLP on hidden state, top-k probabilities and entropy,
+    (n, hidden_size + k + 1). Of no paper: each of T1's and T2's inputs lacks what the other has."""
+
+    def __init__(self, hidden_size: int, top_k: int, width: int) -> None:
+        super().__init__(hidden_size + top_k + 1, [width, width])
+
+
+def build_head(
+    kind: HeadKind, hidden_size: int, top_k: int, depth: int = 0, width: int = 0
+) -> Head:
+    """An untrained head. `depth` is for specdecpp, `width` for the others."""
+    if kind == "specdecpp":
+        return AcceptanceHead(hidden_size, depth)
+    if kind == "t1":
+        return HiddenDecision(hidden_size, width)
+    if kind == "t2":
+        return DistributionDecision(top_k, width)
+    return JointDecision(hidden_size, top_k, width)
+
+
+def join_features(
+    kind: HeadKind,
+    hidden: Tensor | None = None,
+    top_probs: Tensor | None = None,
+    entropy: Tensor | None = None,
+) -> Tensor:
+    """The features (n, f) that a head of this kind reads, from what is known of candidates:
+    `hidden` (n, hidden_size), `top_probs` (n, k) descending, `entropy` (n,) in nats. What the kind
+    does not read may be left out."""
+    if kind in ("specdecpp", "t1"):
+        assert hidden is not None
+        return hidden
+    assert top_probs is not None
+    assert entropy is not None
+    parts = [top_probs, entropy.unsqueeze(-1)]
+    if kind == "joint":
+        assert hidden is not None
+        parts.insert(0, hidden.to(top_probs))
+    return torch.cat(parts, dim=-1)
