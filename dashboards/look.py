@@ -17,20 +17,30 @@ class Style(NamedTuple):
     symbol: str
 
 
+# The neutral colours; the report swaps these three for those of the reader's colour scheme.
+INK, MUTED, PAPER = "#2b3038", "#7b828d", "#fefefe"
+
 STYLES = {
     "fixed": Style("fixed K", "#1272b4", "circle"),
     "heuristic": Style("heuristic", "#e6860f", "square"),
     "confidence": Style("confidence", "#2fb074", "diamond"),
-    "svip": Style("SVIP", "#d22f41", "triangle-up"),
-    "prompt_lookup": Style("prompt lookup", "#9638e4", "cross"),
+    "confidence_product": Style("confidence product", "#675b00", "diamond-tall"),
+    "dynamic_confidence": Style("dynamic confidence", "#515a7a", "diamond-wide"),
+    "svip": Style("SVIP", "#f93443", "triangle-up"),
+    "pre_cut": Style("pre-cut", "#84484d", "pentagon"),
+    "specdecpp": Style("SpecDec++", "#5125fd", "hexagram"),
+    "decision": Style("decision model", "#91a1ff", "triangle-down"),
+    "prompt_lookup": Style("prompt lookup", "#b14fff", "cross"),
     "autoregressive": Style("autoregressive", "#8a8f98", "x"),
+}
+# share the colour of the family that they vary
+VARIANTS = {
+    "lasting_heuristic": STYLES["heuristic"]._replace(name="lasting heuristic", symbol="square-x"),
+    "oracle": Style("oracle", MUTED, "star"),
 }
 # for families that have no style of their own yet
 OTHER_COLOURS = ["#29b6d8", "#e56fae", "#8a7a00", "#8c4a2f", "#5560c0"]
-OTHER_SYMBOLS = ["star-square", "pentagon", "hexagon2", "bowtie", "hourglass"]
-
-# The neutral colours; the report swaps these three for those of the reader's colour scheme.
-INK, MUTED, PAPER = "#2b3038", "#7b828d", "#fefefe"
+OTHER_SYMBOLS = ["star-square", "star-diamond", "hexagon2", "bowtie", "hourglass"]
 GRID = "rgba(128,134,145,0.22)"
 TARGET_COLOUR = "#5d6a82"
 PARTS = {  # of the time of a token
@@ -44,15 +54,15 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, s
 
 def style(family: str) -> Style:
     """The look of a family, the same in every figure of every report."""
-    if family in STYLES:
-        return STYLES[family]
+    if family in STYLES or family in VARIANTS:
+        return (STYLES | VARIANTS)[family]
     pick = sum(family.encode()) % len(OTHER_COLOURS)
     return Style(family.replace("_", " "), OTHER_COLOURS[pick], OTHER_SYMBOLS[pick])
 
 
 def family_order(family: str) -> tuple[int, str]:
-    """Sorts families as they are listed in STYLES, unknown ones behind."""
-    known = list(STYLES)
+    """Sorts families as they are listed above, unknown ones behind."""
+    known = list(STYLES | VARIANTS)
     return (known.index(family) if family in known else len(known), family)
 
 

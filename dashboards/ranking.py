@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from specdec_core.config import AUTOREGRESSIVE
+from specdec_core.config import AUTOREGRESSIVE, HeuristicPolicy
 from specdec_core.results import SweepResult, Timing, Trial
 
 
@@ -33,6 +33,24 @@ def speedup(result: SweepResult, trial: Trial) -> Speedup:
     return Speedup(trial.metrics.get("estimated_speedup", math.nan))
 
 
+def family(trial: Trial) -> str:
+    """What is drawn alike: the configuration's family, a heuristic that lasts from one request to
+    the next told apart from one that does not."""
+    policy = getattr(trial.configuration.drafter, "policy", None)
+    if isinstance(policy, HeuristicPolicy) and not policy.transient:
+        return "lasting_heuristic"
+    return trial.configuration.family
+
+
+def drafting(result: SweepResult) -> list[Trial]:
+    """Trials that draft and can be run; the oracle, which only a replay knows, is none of them."""
+    return [
+        t
+        for t in result.trials
+        if t.configuration.drafter is not None and t.configuration.family != "oracle"
+    ]
+
+
 def ranked(result: SweepResult) -> list[Trial]:
     """Trials with a drafter: the champion, then those timed, then by estimate; fastest first."""
 
@@ -41,13 +59,12 @@ def ranked(result: SweepResult) -> list[Trial]:
         value = -math.inf if math.isnan(gain.value) else gain.value
         return trial.id != result.champion, gain.timing is None, -value
 
-    return sorted((t for t in result.trials if t.configuration.drafter is not None), key=key)
+    return sorted(drafting(result), key=key)
 
 
 def champion(result: SweepResult) -> Trial | None:
     """The champion, unless there is none yet or it is autoregressive decoding."""
-    drafting = (t for t in result.trials if t.configuration.drafter is not None)
-    return next((t for t in drafting if t.id == result.champion), None)
+    return next((t for t in drafting(result) if t.id == result.champion), None)
 
 
 def label(trial: Trial) -> str:
@@ -56,9 +73,9 @@ def label(trial: Trial) -> str:
     return drafter.label if drafter else AUTOREGRESSIVE.label
 
 
-def best_of(result: SweepResult, family: str) -> Trial | None:
+def best_of(result: SweepResult, kind: str) -> Trial | None:
     """The fastest trial of a family (of fixed K: the baseline that the papers compare with)."""
-    return next((t for t in ranked(result) if t.configuration.family == family), None)
+    return next((t for t in ranked(result) if family(t) == kind), None)
 
 
 def draft_of(result: SweepResult, trial: Trial) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,16 @@ import plotly.graph_objects as go
 import pytest
 
 from dashboards import figures, look, ranking
-from specdec_core.config import Configuration, DraftModelDrafter, FixedPolicy
+from specdec_core.config import (
+    ConfidencePolicy,
+    ConfidenceProductPolicy,
+    Configuration,
+    DraftModelDrafter,
+    FixedPolicy,
+    HeuristicPolicy,
+    OraclePolicy,
+    SvipPolicy,
+)
 from specdec_core.results import SweepResult, Trial
 
 
@@ -60,6 +70,86 @@ def test_frontier_shows_every_drafting_configuration_once(result):
         if t.configuration.drafter is not None
     ]
     assert sorted(drawn) == sorted(expected)
+
+
+@pytest.fixture
+def crowded(result: SweepResult) -> SweepResult:
+    """A result with 1,200 configurations of three families."""
+    rng = np.random.default_rng(0)
+    for i in range(1200):
+        threshold = round(0.1 + i / 2000, 4)
+        policy = (
+            ConfidencePolicy(threshold=threshold),
+            SvipPolicy(threshold=threshold),
+            ConfidenceProductPolicy(threshold=threshold),
+        )[i % 3]
+        discard = float(rng.uniform(0.05, 2))
+        metrics = {
+            "discard_rate": discard,
+            "verification_rate": float(0.2 + 0.1 / discard + rng.uniform(0, 0.4)),
+            "mat": 3.0, "acceptance_rate": 0.5, "utilisation": 0.7, "estimated_speedup": 0.9,
+        }  # fmt: skip
+        configuration = Configuration(drafter=DraftModelDrafter(draft="draft", policy=policy))
+        result.trials.append(
+            Trial(configuration=configuration, counts=result.trials[1].counts, metrics=metrics)
+        )
+    return result
+
+
+def test_a_frontier_of_a_thousand_configurations_keeps_every_front_and_thins_the_rest(crowded):
+    figure = figures.frontier(crowded)
+    traces = [t for t in figure.data if t.mode in ("lines+markers", "markers")]
+    points = [(t, *p) for t in traces for p in zip(t.x, t.y, strict=True)]
+    assert len(points) < 700
+    said = re.search(r"Of (\d+) configurations (\d+) that lie", figure.layout.title.subtitle.text)
+    drafting = len(ranking.ranked(crowded))
+    stars = sum(t.name == "oracle" for t in traces)
+    assert (int(said[1]), int(said[2])) == (drafting, drafting - len(points) + stars)
+    for kind in ("confidence", "svip", "confidence_product"):
+        members = [t for t in crowded.trials if t.configuration.family == kind]
+        front = [
+            (t.metrics["discard_rate"], t.metrics["verification_rate"])
+            for t in figures.pareto(members)
+        ]
+        name = look.style(kind).name
+        (line,) = [t for t in traces if t.name == name and t.mode == "lines+markers"]
+        assert list(zip(line.x, line.y, strict=True)) == front
+        (faint,) = [t for t in traces if t.name == name and t.mode == "markers"]
+        assert faint.opacity < 0.3 < line.opacity
+    assert figure.data == figures.frontier(crowded).data  # the same every time
+
+
+def test_what_lies_behind_a_front_is_drawn_once_in_every_cell(crowded):
+    trials = [t for t in crowded.trials if t.configuration.family == "svip"]
+    view = figures.View(0, 2.1, 0.1, 3)
+
+    def cells(some: list[Trial]) -> list[tuple[int, int]]:
+        return [
+            (int(10 * t.metrics["discard_rate"] / 2.1),
+             int(10 * (t.metrics["verification_rate"] - 0.1) / 2.9))
+            for t in some
+        ]  # fmt: skip
+
+    kept = cells(figures.thin(trials, view, most=10, cells=10))
+    assert sorted(kept) == sorted(set(cells(trials)))
+
+
+def test_the_oracle_as_a_configuration_is_a_mark_and_no_contender(result):
+    oracle = Configuration(drafter=DraftModelDrafter(draft="draft", policy=OraclePolicy()))
+    best = result.trials[1].model_copy(deep=True)
+    best.metrics |= {"discard_rate": 0.0, "estimated_speedup": 99.0}
+    result.trials.append(best.model_copy(update={"configuration": oracle}))
+    assert oracle.id not in {t.id for t in ranking.ranked(result)}
+    assert oracle.id not in figures.speedups(result).layout.yaxis.tickvals
+    assert "oracle" not in {ranking.family(t) for t in ranking.contenders(result)}
+
+
+def test_a_lasting_heuristic_is_told_apart_from_one_that_begins_anew(result):
+    lasting = HeuristicPolicy(transient=False)
+    configuration = Configuration(drafter=DraftModelDrafter(draft="draft", policy=lasting))
+    result.trials.append(result.trials[4].model_copy(update={"configuration": configuration}))
+    names = {t.name for t in figures.frontier(result).data}
+    assert {"heuristic", "lasting heuristic"} <= names
 
 
 def test_oracle_is_marked_at_discard_rate_zero(result):
