@@ -34,8 +34,8 @@ class Sampling(Value):
     top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus mass kept")
     coupling: Literal["rejection", "gumbel"] = Field(
         default="rejection",
-        description="which of the two lossless acceptance rules holds when sampling: rejection "
-        "sampling, or the draft's and the target's choice by the same noise (specdec_core.coupling)",
+        description="the acceptance rule when sampling, lossless both: rejection sampling, or draft "
+        "and target choosing with the same noise (specdec_core.coupling)",
     )
 
     @property
@@ -146,6 +146,7 @@ class PreCutPolicy(Value):
     exploration: float = Field(default=0.5, ge=0, le=1)
     exploration_decay: float = Field(default=0.98, ge=0, le=1, description="factor a round")
     optimism: float = Field(default=0.01, ge=0, description="head start of CONTINUE in Q_init")
+    bins: int = Field(default=12, ge=1, le=64, description="of the confidence product, 2 a halving")
     target_cost: float = Field(default=5.0, gt=0, description="a target forward in draft calls")
     table: str | None = Field(default=None, description="a saved Q-table to start from")
     seed: int = Field(default=0, ge=0)
@@ -329,6 +330,10 @@ class PairSpec(Value):
         default={"medium": "bundled:draft-medium", "small": "bundled:draft-small"}
     )
     runner: RunnerSettings = RunnerSettings()
+
+    def model_post_init(self, _: Any) -> None:
+        if "target" in self.drafts:
+            raise ValueError("drafts: a draft cannot be called target")
 
     @property
     def name(self) -> str:
