@@ -34,8 +34,8 @@ class Sampling(Value):
     top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus mass kept")
     coupling: Literal["rejection", "gumbel"] = Field(
         default="rejection",
-        description="the acceptance rule when sampling, lossless both: rejection sampling, or draft "
-        "and target choosing with the same noise (specdec_core.coupling)",
+        description="the acceptance rule when sampling, both lossless: rejection sampling, or draft"
+        " and target choosing with the same noise (specdec_core.coupling)",
     )
 
     @property

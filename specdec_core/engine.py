@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
+from specdec_core.coupling import choose
 from specdec_core.detokenize import StreamDecoder
 from specdec_core.drafters import Drafter, Sequencing, build_drafter
 from specdec_core.errors import UserError
@@ -100,6 +101,7 @@ class Engine:
             self.drafter = build_drafter(
                 configuration.drafter,
                 self._draft_runner,
+                self.pair.load_head,
                 self.target.vocab_size,
                 self.pair.eos_token_ids,
             )
@@ -153,7 +155,7 @@ class Engine:
         verified = perf_counter()
         probs = warp_rows(logits, [slot.sequence.sampling for slot in active])
         verdicts = [
-            verify_greedy(tree, own) if p is None else verify_sampled(tree, p, slot.sequence.random)
+            self._verify(slot.sequence, tree, own, p)
             for slot, tree, own, p in zip(active, trees, choices, probs, strict=True)
         ]
         chunks = [
@@ -249,6 +251,20 @@ class Engine:
         parents = [[-1, *(parent + 1 for parent in tree.parents)] for tree in trees]
         return self.target.forward(rows, tokens, parents)
 
+    def _verify(
+        self, sequence: Sequencing, tree: TokenTree, argmax: list[int], probs: Tensor | None
+    ) -> Verdict:
+        """Accept or reject by the rule that the request's sampling asks for."""
+        if probs is None:
+            return verify_greedy(tree, argmax)
+        if sequence.sampling.coupling == "rejection":
+            return verify_sampled(tree, probs, sequence.random)
+        start = len(sequence.tokens)
+        positions = [start, *(start + depth + 1 for depth in tree.depths())]
+        probs = probs[: len(positions)]
+        own = choose(probs, sequence.random.noise, positions, self.target.vocab_size)
+        return verify_greedy(tree, own)
+
     def _commit(self, slot: _Active, tree: TokenTree, verdict: Verdict) -> Chunk:
         """Keep what was accepted, cut at the end of the request, and account for the round."""
         sequence = slot.sequence
@@ -313,14 +329,9 @@ class Engine:
 
     def _draft_runner(self, name: str | None) -> ModelRunner:
         """The runner of a draft of the pair; the first draft's without a name."""
-        drafts = self.pair.drafts
-        if name is None:
-            if not drafts:
-                raise UserError("the configuration needs a draft model, but the pair has none")
-            name = next(iter(drafts))
-        if name not in drafts:
-            known = ", ".join(drafts) or "none"
-            raise UserError(f"drafter.draft: the pair has no draft {name!r} (it has: {known})")
+        name = self.pair.draft_name(name)
         if name not in self._draft_runners:
-            self._draft_runners[name] = ModelRunner(drafts[name], self.slots, self.max_length)
+            self._draft_runners[name] = ModelRunner(
+                self.pair.drafts[name], self.slots, self.max_length
+            )
         return self._draft_runners[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -24,11 +25,12 @@ from transformers.utils import logging as transformers_logging
 from specdec_core.bundled import bundled_path
 from specdec_core.config import PairSpec, RunnerSettings
 from specdec_core.errors import UserError
+from specdec_core.heads import LoadedHead, load_head
 from specdec_core.packing import pack_linear_layers
 from specdec_core.runner import ModelRunner, check_supported, context_length
 
 
-@dataclass(slots=True)
+@dataclass
 class Pair:
     """Loaded models. `drafts` keeps the order of the specification; the first is the default."""
 
@@ -36,6 +38,33 @@ class Pair:
     tokenizer: PreTrainedTokenizerBase
     target: PreTrainedModel
     drafts: dict[str, PreTrainedModel] = field(default_factory=dict)
+
+    def draft_name(self, name: str | None) -> str:
+        """The name of a draft that the pair has; of its first one without a name.
+
+        Raises:
+            UserError: there is no such draft.
+        """
+        if name is None:
+            if not self.drafts:
+                raise UserError("the configuration needs a draft model, but the pair has none")
+            return next(iter(self.drafts))
+        if name not in self.drafts:
+            known = ", ".join(self.drafts) or "none"
+            raise UserError(f"drafter.draft: the pair has no draft {name!r} (it has: {known})")
+        return name
+
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        """The digest of each model's weights: `target`'s and each draft's by its name."""
+        return fingerprints(self.spec)
+
+    def load_head(self, draft: str | None, name: str) -> LoadedHead:
+        """A trained head for a draft of the pair; raises :class:`UserError` for a head of another
+        pair."""
+        draft = self.draft_name(draft)
+        own, device = self.fingerprints, str(self.drafts[draft].device)
+        return load_head(name, own[draft], own[TARGET], device)
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -51,6 +80,18 @@ class Pair:
         models = (self.target, *self.drafts.values())
         limits = [context_length(model.config) for model in models]
         return min([self.spec.runner.max_length, *(limit for limit in limits if limit)])
+
+
+TARGET = "target"  # its place among fingerprints; no draft may be called so
+
+
+def fingerprints(spec: PairSpec) -> dict[str, str]:
+    """The digest of each model's weights: `target`'s and each draft's by its name."""
+    from specdec_core.fingerprint import fingerprint
+
+    return {
+        name: fingerprint(model) for name, model in {TARGET: spec.target, **spec.drafts}.items()
+    }
 
 
 def resolve_path(name: str) -> str:

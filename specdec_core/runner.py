@@ -10,7 +10,8 @@ import inspect
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 
@@ -77,6 +78,21 @@ class ModelRunner:
         self._all_visible = torch.zeros((1, 1, 1, positions), dtype=self.dtype, device=self.device)
         accepted = inspect.signature(model.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+        self.hidden: Tensor | None = None
+        self._watch: RemovableHandle | None = None
+
+    def watch_hidden(self, wanted: bool) -> None:
+        """Whether forwards leave behind, in `hidden` (rows, width, dimension), what the output
+        layer read: the model's last hidden states."""
+        if wanted and self._watch is None:
+            output = self.model.get_output_embeddings()
+            self._watch = output.register_forward_pre_hook(self._keep_hidden)
+        elif not wanted and self._watch is not None:
+            self._watch.remove()
+            self._watch = self.hidden = None
+
+    def _keep_hidden(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.hidden = inputs[0]
 
     @property
     def lengths(self) -> list[int]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec_core.config import Sampling
+from specdec_core.coupling import SharedNoise
 
 
 def warp(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -58,7 +59,11 @@ def draw(probabilities: Tensor, uniforms: Sequence[float]) -> list[int]:
 
 
 class RandomStream:
-    """A request's own uniform numbers: what it draws does not depend on who shares its batch."""
+    """A request's own randomness: what it draws does not depend on who shares its batch.
+
+    `uniform()` is its next uniform number, `noise` what coupled sampling shares between models.
+    """
 
     def __init__(self, seed: int) -> None:
         self.uniform = random.Random(seed).random
+        self.noise = SharedNoise(seed)

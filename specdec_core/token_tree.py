@@ -49,6 +49,13 @@ class TokenTree:
     def is_chain(self) -> bool:
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
+    def depths(self) -> list[int]:
+        """How many nodes are above each node."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent == ROOT else depths[parent] + 1)
+        return depths
+
     def children(self) -> dict[int, list[int]]:
         """The children of each inner node (and of ROOT) in the order drawn."""
         children: dict[int, list[int]] = {}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specdec_core.coupling import choose
 from specdec_core.drafters.base import Sequencing
 from specdec_core.policies import LengthPolicy, Signals
 from specdec_core.runner import ModelRunner
@@ -30,6 +31,7 @@ class DraftModel:
     ) -> None:
         self.runner, self.policy = runner, policy
         self.vocab_size, self.eos_token_ids = vocab_size, eos_token_ids
+        runner.watch_hidden(policy.needs_hidden)
 
     def open(self, sequences: Sequence[Sequencing]) -> None:
         for sequence in sequences:
@@ -45,8 +47,9 @@ class DraftModel:
         feed = {i: self._pending(sequences[i]) for i in active}
         while active:
             rows = [sequences[i].slot for i in active]
-            logits = self._next_logits(rows, [feed[i] for i in active])
-            tokens, probs = self._choose([sequences[i] for i in active], logits)
+            logits, hidden = self._forward(rows, [feed[i] for i in active])
+            positions = [len(trees[i]) + 1 for i in active]
+            tokens, probs = self._choose([sequences[i] for i in active], positions, logits)
             for i, token, q in zip(active, tokens, probs, strict=True):
                 trees[i].add(token, len(trees[i]) - 1, Origin.DRAFT, q)
                 trees[i].draft_forwards += 1
@@ -56,7 +59,11 @@ class DraftModel:
                 for n, i in enumerate(active)
                 if len(trees[i]) < limits[i] and tokens[n] not in self.eos_token_ids
             ]
-            active = self._going_on(active, rows, tokens, logits, probs, open_ended)
+            if not open_ended:
+                break
+            signals = _signals(open_ended, rows, tokens, positions, logits, probs, hidden)
+            answers = self.policy.go_on(signals)
+            active = [active[n] for n, go in zip(open_ended, answers, strict=True) if go]
         return trees
 
     def observe(self, sequence: Sequencing, tree: TokenTree, accepted: int) -> None:
@@ -76,50 +83,64 @@ class DraftModel:
             length = self.runner.lengths[slot]
         return sequence.tokens[length:]
 
-    def _next_logits(self, rows: list[int], feed: list[list[int]]) -> Tensor:
-        """Logits (rows, vocabulary) behind each row's last fed token."""
+    def _forward(self, rows: list[int], feed: list[list[int]]) -> tuple[Tensor, Tensor | None]:
+        """Logits (rows, vocabulary) behind each row's last fed token, and what the output layer
+        made them from (rows, dimension), where the policy asks for it."""
         logits = self.runner.forward(rows, feed)
-        if logits.shape[1] == 1:
-            last = logits[:, 0]
-        else:
-            last = torch.stack([logits[n, len(own) - 1] for n, own in enumerate(feed)])
-        return last[:, : self.vocab_size]
+        last = [len(own) - 1 for own in feed]
+        return _at(logits, last)[:, : self.vocab_size], _at(self.runner.hidden, last)
 
-    @staticmethod
     def _choose(
-        sequences: list[Sequencing], logits: Tensor
+        self, sequences: list[Sequencing], positions: list[int], logits: Tensor
     ) -> tuple[list[int], list[Tensor | None]]:
-        """The drafted token of each row and the distribution it was drawn from."""
+        """The drafted token of each row and the distribution it was drawn from; each is the
+        `positions`-th candidate of its round."""
         probs = warp_rows(logits, [s.sampling for s in sequences])
-        sampled = [row for row, q in enumerate(probs) if q is not None]
-        tokens = logits.argmax(dim=-1).tolist() if len(sampled) < len(probs) else [0] * len(probs)
-        if sampled:
-            q = torch.stack([probs[row] for row in sampled])
-            uniforms = [sequences[row].random.uniform() for row in sampled]
-            for row, token in zip(sampled, draw(q, uniforms), strict=True):
+        greedy = any(q is None for q in probs)
+        tokens = logits.argmax(dim=-1).tolist() if greedy else [0] * len(probs)
+        drawn = []
+        for row, (sequence, q) in enumerate(zip(sequences, probs, strict=True)):
+            if q is None:
+                continue
+            if sequence.sampling.coupling == "rejection":
+                drawn.append(row)
+                continue
+            place = len(sequence.tokens) + positions[row] - 1
+            [tokens[row]] = choose(q[None], sequence.random.noise, [place], self.vocab_size)
+        if drawn:
+            q = torch.stack([probs[row] for row in drawn])
+            uniforms = [sequences[row].random.uniform() for row in drawn]
+            for row, token in zip(drawn, draw(q, uniforms), strict=True):
                 tokens[row] = token
         return tokens, probs
 
-    def _going_on(
-        self,
-        active: list[int],
-        rows: list[int],
-        tokens: list[int],
-        logits: Tensor,
-        probs: list[Tensor | None],
-        open_ended: list[int],
-    ) -> list[int]:
-        """Of `active`, those that draft another token."""
-        if not open_ended:
-            return []
-        everyone = len(open_ended) == len(active)
-        chosen = logits if everyone else logits[open_ended]
-        q = [probs[n] for n in open_ended]
-        signals = Signals(
-            [rows[n] for n in open_ended],
-            [tokens[n] for n in open_ended],
-            chosen,
-            None if any(p is None for p in q) else torch.stack(q),
-        )
-        answers = self.policy.go_on(signals)
-        return [active[n] for n, go in zip(open_ended, answers, strict=True) if go]
+
+def _at(states: Tensor | None, places: list[int]) -> Tensor | None:
+    """Row n's entry (rows, …) at its own place of `states` (rows, width, …)."""
+    if states is None:
+        return None
+    if states.shape[1] == 1:
+        return states[:, 0]
+    return torch.stack([states[row, place] for row, place in enumerate(places)])
+
+
+def _signals(
+    chosen: list[int],
+    rows: list[int],
+    tokens: list[int],
+    positions: list[int],
+    logits: Tensor,
+    probs: list[Tensor | None],
+    hidden: Tensor | None,
+) -> Signals:
+    """What the policy sees of the `chosen` rows."""
+    everyone = len(chosen) == len(rows)
+    q = [probs[n] for n in chosen]
+    return Signals(
+        [rows[n] for n in chosen],
+        [tokens[n] for n in chosen],
+        [positions[n] for n in chosen],
+        logits if everyone else logits[chosen],
+        None if any(p is None for p in q) else torch.stack(q),
+        hidden if everyone or hidden is None else hidden[chosen],
+    )

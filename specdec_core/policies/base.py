@@ -1,59 +1,75 @@
-"""What a length policy sees and answers, and the policy for each configuration."""
+"""What a length policy sees and answers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdec_core.config import (
-    ConfidencePolicy,
-    FixedPolicy,
-    HeuristicPolicy,
-    Policy,
-    SvipPolicy,
-)
-
 
 class Signals:
-    """What is known when one candidate token has been drafted for each of some slots.
+    """What is known when one candidate token has been drafted for each of n slots.
 
-    `slots` (n,) says whose; `logits` (n, vocabulary) and, under sampling, `probs` are what the
-    tokens were drawn from. Entropies and peaks are computed only when a policy asks for them.
+    `slots` (n,) says whose, `tokens` (n,) which, `positions` (n,) how many candidates the round has
+    with it. `logits` (n, vocabulary) and, under sampling, `probs` are what the tokens were drawn
+    from. `hidden` (n, dimension), for policies that ask for it, is what the draft's output layer
+    read to make them: the state of the token before. Whatever else is here is computed only when a
+    policy asks for it.
     """
 
     def __init__(
-        self, slots: Sequence[int], tokens: Sequence[int], logits: Tensor, probs: Tensor | None
+        self,
+        slots: Sequence[int],
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        logits: Tensor,
+        probs: Tensor | None,
+        hidden: Tensor | None = None,
     ) -> None:
-        self.slots, self.tokens, self.logits = slots, tokens, logits
+        self.slots, self.tokens, self.positions = slots, tokens, positions
+        self.logits, self.hidden = logits, hidden
         self._probs = probs
 
     @cached_property
     def probs(self) -> Tensor:
-        """The draft distribution (n, vocabulary); at temperature 1 when decoding is greedy."""
+        """The draft distribution q (n, vocabulary); at temperature 1 when decoding is greedy."""
         return self.logits.float().softmax(dim=-1) if self._probs is None else self._probs
 
     @cached_property
     def top_probability(self) -> list[float]:
-        """The draft's confidence (n,): the largest probability of the distribution."""
+        """The draft's confidence (n,): the largest probability of q."""
         return self.probs.amax(dim=-1).tolist()
 
     @cached_property
+    def probability(self) -> list[float]:
+        """q(y) (n,) of the drafted tokens y."""
+        drawn = torch.tensor(self.tokens, device=self.probs.device)[:, None]
+        return self.probs.gather(1, drawn)[:, 0].tolist()
+
+    @cached_property
     def entropy(self) -> list[float]:
-        """Entropies (n,) in nats."""
+        """Entropies (n,) of q in nats."""
         return torch.special.entr(self.probs).sum(dim=-1).tolist()
+
+    def top_probabilities(self, k: int) -> Tensor:
+        """The k largest probabilities (n, k), falling; 0 beyond the vocabulary."""
+        found = self.probs.topk(min(k, self.probs.shape[-1]), dim=-1).values
+        return torch.nn.functional.pad(found, (0, k - found.shape[-1]))
 
 
 class LengthPolicy:
     """Answers for all slots at once, and may learn from a round's outcome."""
 
-    def __init__(self, settings: Policy) -> None:
+    needs_hidden = False
+
+    def __init__(self, settings: Any) -> None:
         self.settings = settings
 
     def limit(self, slot: int) -> int:
-        """Candidate tokens in the coming round of `slot` at most."""
+        """Candidate tokens in the coming round of `slot` at most; asked once, as it begins."""
         return self.settings.max_tokens
 
     def go_on(self, signals: Signals) -> Sequence[bool]:
@@ -61,54 +77,48 @@ class LengthPolicy:
         return [True] * len(signals.slots)
 
     def observe(self, slot: int, drafted: int, accepted: int) -> None:
-        """A round of `slot` was verified."""
+        """A round of `slot` was verified, and its request goes on."""
 
     def reset(self, slot: int) -> None:
         """`slot` begins a new request."""
 
 
-class Heuristic(LengthPolicy):
-    """K ← K + increase when all candidates were accepted, K − decrease otherwise, for each request
-    by itself (the rule of transformers' assisted generation)."""
+class Rule(LengthPolicy):
+    """A policy that decides from the candidates of the round alone.
 
-    def __init__(self, settings: HeuristicPolicy) -> None:
+    Every candidate has a value; the round stops behind the first one whose value, or with
+    `cumulative` the product of the round's values so far, `stops`. No memory reaches beyond the
+    round, so that a replay can evaluate all rounds of a trace at once.
+    """
+
+    cumulative = False
+    min_tokens = 1
+    # A candidate's value is the one of the candidate before, which is known only now.
+    lagging = False
+
+    def __init__(self, settings: Any) -> None:
         super().__init__(settings)
-        self._lengths: dict[int, int] = {}
+        self._products: dict[int, float] = {}
+
+    def values(self, signals: Signals) -> Sequence[float]:
+        """The value (n,) of each drafted candidate."""
+        raise NotImplementedError
+
+    def stops(self, value: Any) -> Any:
+        """Whether to stop at a value (a number or an array of any shape)."""
+        raise NotImplementedError
 
     def limit(self, slot: int) -> int:
-        return self._lengths.get(slot, min(self.settings.start, self.settings.max_tokens))
-
-    def observe(self, slot: int, drafted: int, accepted: int) -> None:
-        change = self.settings.increase if accepted == drafted else -self.settings.decrease
-        self._lengths[slot] = min(max(self.limit(slot) + change, 1), self.settings.max_tokens)
-
-    def reset(self, slot: int) -> None:
-        self._lengths.pop(slot, None)
-
-
-class Confidence(LengthPolicy):
-    """Stop behind a token whose distribution peaks below the threshold."""
+        self._products[slot] = 1.0
+        return super().limit(slot)
 
     def go_on(self, signals: Signals) -> Sequence[bool]:
-        return [top >= self.settings.threshold for top in signals.top_probability]
-
-
-class Svip(LengthPolicy):
-    """Stop behind a token whose distribution has √H > h (SVIP, Eq. 7)."""
-
-    def go_on(self, signals: Signals) -> Sequence[bool]:
-        squared = self.settings.threshold**2
-        return [entropy <= squared for entropy in signals.entropy]
-
-
-_POLICIES: dict[type[Policy], type[LengthPolicy]] = {
-    FixedPolicy: LengthPolicy,
-    HeuristicPolicy: Heuristic,
-    ConfidencePolicy: Confidence,
-    SvipPolicy: Svip,
-}
-
-
-def build_policy(settings: Policy) -> LengthPolicy:
-    """The policy that `settings` describe."""
-    return _POLICIES[type(settings)](settings)
+        answers = []
+        values = self.values(signals)
+        for slot, position, value in zip(signals.slots, signals.positions, values, strict=True):
+            if self.lagging and position == 1:
+                value = 1.0
+            if self.cumulative:
+                value = self._products[slot] = self._products[slot] * value
+            answers.append(position < self.min_tokens or not self.stops(value))
+        return answers

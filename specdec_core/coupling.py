@@ -1,0 +1,63 @@
+"""Gumbel-coupled sampling: draft and target choose each token with the same noise.
+
+For every position of a request there is one vector E of independent Exp(1) noise, a function of the
+request's seed and the position alone. A model with distribution p chooses argmax p(x) / E(x), the
+winner of an exponential race, which is an exact sample of p (the Gumbel-max trick in other words).
+The target chooses so at every position, whoever drafted; a candidate is accepted when it *is* the
+target's choice. The output is therefore one fixed sample of the target, like greedy decoding is
+one fixed text, and a recorded trace of it can be replayed exactly.
+
+The acceptance rule is equality, not rejection sampling: a candidate of the draft, which chooses
+with the same E, is accepted with probability Σ_x 1 / Σ_y max(p(y)/p(x), q(y)/q(x)), at least
+(1 − TV)/(1 + TV); rejection sampling reaches 1 − TV. (Daliri, Musco and Suresh, "Coupling without
+communication and drafter-invariant speculative decoding", 2024.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_KEPT = 64  # positions whose noise is kept: the draft's choices are soon the target's
+_LEAST = 1e-30  # keeps p / E finite
+
+
+class SharedNoise:
+    """The noise of one request."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._kept: dict[int, Tensor] = {}
+
+    def at(self, position: int, size: int) -> Tensor:
+        """Exp(1) noise (size,) for the token at `position` of the text; made on the CPU, so that
+        it is the same on every device. Every call for a position must ask for the same size."""
+        noise = self._kept.get(position)
+        if noise is None:
+            key = hashlib.blake2b(f"{self.seed}:{position}".encode(), digest_size=8).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(key, "big") >> 1)
+            noise = torch.empty(size).exponential_(generator=generator).clamp_min_(_LEAST)
+            if len(self._kept) >= _KEPT:
+                self._kept.clear()
+            self._kept[position] = noise
+        return noise
+
+
+def choose(
+    probabilities: Tensor, noise: SharedNoise, positions: Sequence[int], vocab_size: int
+) -> list[int]:
+    """The token that each row of `probabilities` (n, at most `vocab_size`) chooses at its position
+    of the text."""
+    entries = probabilities.shape[-1]  # a draft model may lack the target's padding entries
+    shared = torch.stack([noise.at(p, vocab_size)[:entries] for p in positions])
+    return (probabilities / shared.to(probabilities.device)).argmax(dim=-1).tolist()
+
+
+def acceptance(p: Tensor, q: Tensor) -> Tensor:
+    """Probability that draws of p and q (..., vocabulary) coupled by the same noise agree."""
+    # 1 / Σ_y max(p(y)/p(x), q(y)/q(x)), 0 where p(x) or q(x) is 0.
+    ratio = torch.maximum(p[..., None, :] / p[..., :, None], q[..., None, :] / q[..., :, None])
+    return (1 / ratio.sum(dim=-1)).nan_to_num(0.0).sum(dim=-1)
