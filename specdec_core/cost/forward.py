@@ -1,0 +1,126 @@
+"""What one model's forward passes cost, as a function of their width, context and batch."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from specdec_core.config import Value
+from specdec_core.cost.fitting import nonnegative_least_squares, r_squared
+
+
+class Measurement(Value):
+    """One forward, measured: `batch` rows of `width` new tokens after `context` cached ones."""
+
+    width: int
+    context: int
+    batch: int
+    seconds: float  # median over the repeats
+
+
+class Terms(Value):
+    """t(n, c, b) = fixed + per_token · n·b + per_cached · c·b + per_pair · n·c·b  for width n,
+    context c and batch b.
+
+    The weights are read once whatever is fed in (fixed), the layers' arithmetic grows with the
+    tokens fed in, reading keys and values with the tokens cached, and attention's arithmetic with
+    the pairs of both. No coefficient is negative: more work is never faster, also where the fit
+    extrapolates. Affine in n, so many rounds take what as many rounds of their mean width take.
+    """
+
+    fixed: float
+    per_token: float
+    per_cached: float
+    per_pair: float
+
+    @classmethod
+    def fit(cls, measurements: Sequence[Measurement]) -> Terms:
+        """Least squares of the relative error, so that the cheap forwards, which are the most
+        frequent, count as much as the large ones."""
+        shapes = np.array([(m.width, m.context, m.batch) for m in measurements], dtype=float)
+        seconds = np.array([m.seconds for m in measurements])
+        columns = np.stack(_products(*shapes.T), axis=1)
+        found = nonnegative_least_squares(columns / seconds[:, None], np.ones(len(seconds)))
+        return cls(**dict(zip(cls.model_fields, found, strict=True)))
+
+    def seconds(self, width: float, context: float, batch: int) -> float:
+        products = _products(width, context, batch)
+        coefficients = (self.fixed, self.per_token, self.per_cached, self.per_pair)
+        return float(sum(c * p for c, p in zip(coefficients, products, strict=True)))
+
+
+def _products(width: Any, context: Any, batch: Any) -> tuple[Any, Any, Any, Any]:
+    return batch / batch, width * batch, context * batch, width * context * batch
+
+
+class Kind(StrEnum):
+    """Forwards that run different kernels."""
+
+    TOKEN = "token"  # one token of one row: matrix-vector products
+    ROWS = "rows"  # one token of each of several rows: attention of single queries
+    WIDE = "wide"  # several tokens a row
+
+    @classmethod
+    def of(cls, width: float, batch: int) -> Kind:
+        return cls.WIDE if width > 1 else cls.ROWS if batch > 1 else cls.TOKEN
+
+
+# Which kind stands in, in this order, for one that was not measured.
+_STAND_IN = {
+    Kind.TOKEN: (Kind.TOKEN, Kind.ROWS, Kind.WIDE),
+    Kind.ROWS: (Kind.ROWS, Kind.WIDE, Kind.TOKEN),
+    Kind.WIDE: (Kind.WIDE, Kind.ROWS, Kind.TOKEN),
+}
+
+
+class ForwardCost(Value):
+    """Forward seconds of one model as a function of width, context and batch.
+
+    The kinds of forward are fitted apart: less work can take longer where it runs other kernels
+    (on a CPU one token is often slower than two).
+    """
+
+    measurements: list[Measurement]
+    terms: dict[Kind, Terms]
+    r2: float
+
+    @classmethod
+    def fit(cls, measurements: Sequence[Measurement]) -> ForwardCost:
+        """Fit each kind that was measured. Raises ValueError without measurements."""
+        if not measurements:
+            raise ValueError("no measurements to fit")
+        groups: dict[Kind, list[Measurement]] = {}
+        for m in measurements:
+            groups.setdefault(Kind.of(m.width, m.batch), []).append(m)
+        terms = {kind: Terms.fit(group) for kind, group in groups.items()}
+        fitted = cls(measurements=list(measurements), terms=terms, r2=0.0)
+        seconds = np.array([m.seconds for m in measurements])
+        predicted = np.array([fitted.seconds(m.width, m.context, m.batch) for m in measurements])
+        return fitted.model_copy(update={"r2": r_squared(seconds, predicted)})
+
+    @property
+    def typical_context(self) -> float:
+        """The median context measured: what `seconds` assumes when it is told none."""
+        return statistics.median(m.context for m in self.measurements)
+
+    @property
+    def worst_error(self) -> float:
+        """Largest relative deviation of the fit from a measurement."""
+        return max(
+            abs(self.seconds(m.width, m.context, m.batch) / m.seconds - 1)
+            for m in self.measurements
+        )
+
+    def seconds(self, width: float = 1, context: float | None = None, batch: int = 1) -> float:
+        """Seconds of one forward. `width` may be a mean over forwards; one between 1 and 2 is a
+        mixture of both."""
+        context = self.typical_context if context is None else context
+        if 1 < width < 2:
+            one, two = self.seconds(1, context, batch), self.seconds(2, context, batch)
+            return one + (width - 1) * (two - one)
+        kind = next(k for k in _STAND_IN[Kind.of(width, batch)] if k in self.terms)
+        return self.terms[kind].seconds(width, context, batch)

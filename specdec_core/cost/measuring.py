@@ -1,0 +1,161 @@
+"""Measuring a pair's profile on this machine.
+
+The engine is imported where it is used: reading a profile needs neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from specdec_core.config import AUTOREGRESSIVE, Configuration, DraftModelDrafter, FixedPolicy
+from specdec_core.cost.forward import ForwardCost, Measurement
+from specdec_core.cost.profile import Profile
+from specdec_core.errors import UserError
+from specdec_core.stats import Round
+
+if TYPE_CHECKING:
+    from specdec_core.pair import Pair
+    from specdec_core.runner import ModelRunner
+
+WIDTHS = (1, 2, 3, 5, 8, 12, 16)
+CONTEXTS = (64, 256, 512)
+BATCHES = (1, 2, 4)  # two above 1, to tell a row's cost from the fixed one
+
+
+def profile_pair(
+    pair: Pair,
+    widths: Sequence[int] = WIDTHS,
+    contexts: Sequence[int] | None = None,
+    batches: Sequence[int] = BATCHES,
+    repeats: int = 7,
+    on_step: Callable[[int, int], None] | None = None,
+) -> Profile:
+    """Measure forwards of every model of `pair` at every width, context and batch, fit them, and
+    measure what the engine adds.
+
+    The models take turns within a repeat, so that a change of the machine's load falls on all of
+    them alike; a measurement is the median of its repeats. Contexts unset are :data:`CONTEXTS` as
+    far as the pair can hold them. `on_step(done, total)` is called after every repeat. Sizes that
+    are not positive or do not fit are a :class:`UserError`.
+    """
+    from specdec_core.runner import ModelRunner
+
+    room = pair.max_length - max(widths)
+    if contexts is None:
+        contexts = [context for context in CONTEXTS if context <= room] or [max(room, 1)]
+    for name, sizes in (("widths", widths), ("contexts", contexts), ("batches", batches)):
+        if min(sizes) < 1:
+            raise UserError(f"profile {name} must be at least 1 (got {min(sizes)})")
+    if max(contexts) > room:
+        raise UserError(
+            f"{max(widths)} tokens after a context of {max(contexts)} are more than the"
+            f" {pair.max_length} that the pair can hold"
+        )
+    if repeats < 1:
+        raise UserError(f"profile repeats must be at least 1 (got {repeats})")
+
+    models = {_TARGET: pair.target, **pair.drafts}
+    runners = {
+        name: ModelRunner(model, max(batches), pair.max_length) for name, model in models.items()
+    }
+    shapes = [(width, batch) for batch in sorted(set(batches)) for width in sorted(set(widths))]
+    measured: dict[str, list[Measurement]] = {name: [] for name in runners}
+    done, total = 0, len(set(contexts)) * (repeats + 1)
+    for context in sorted(set(contexts)):
+        samples = {(name, *shape): [] for name in runners for shape in shapes}
+        for runner in runners.values():
+            _fill(runner, context)
+        for _ in range(repeats + 1):
+            for name, runner in runners.items():
+                _time_forward(runner, *shapes[-1])  # its weights are back in the caches
+                for shape in shapes:
+                    samples[name, *shape].append(_time_forward(runner, *shape))
+            done += 1
+            if on_step:
+                on_step(done, total)
+        for (name, width, batch), times in samples.items():
+            seconds = statistics.median(times[1:])  # the first one warmed up
+            measured[name].append(
+                Measurement(width=width, context=context, batch=batch, seconds=seconds)
+            )
+    costs = {name: ForwardCost.fit(measurements) for name, measurements in measured.items()}
+    profile = Profile(
+        target=costs.pop(_TARGET),
+        drafts=costs,
+        device=str(pair.target.device),
+        target_dtype=_dtype(pair.target),
+        draft_dtype=_dtype(next(iter(pair.drafts.values()), pair.target)),
+        threads=pair.spec.runner.threads,
+    )
+    return profile.model_copy(update=_overheads(profile, pair))
+
+
+_TARGET = "\0target"  # beside the drafts' names, which people choose
+
+
+def _dtype(model: Any) -> str:
+    return str(model.dtype).removeprefix("torch.")
+
+
+def _fill(runner: ModelRunner, context: int) -> None:
+    """Bring every row to `context` cached tokens; which ones does not change a forward's time."""
+    missing = [[1] * (context - length) for length in runner.lengths]
+    runner.prefill(range(len(missing)), missing)
+
+
+def _time_forward(runner: ModelRunner, width: int, batch: int) -> float:
+    lengths = runner.lengths[:batch]
+    start = time.perf_counter()
+    logits = runner.forward(range(batch), [[1] * width] * batch)
+    logits[0, 0, 0].item()  # waits for the device
+    seconds = time.perf_counter() - start
+    for row, length in enumerate(lengths):
+        runner.truncate(row, length)
+    return seconds
+
+
+def _overheads(profile: Profile, pair: Pair, repeats: int = 3) -> dict[str, Any]:
+    """`round_overhead` and `draft_overhead` from short runs of the engine.
+
+    A round's is what autoregressive rounds take beyond their forwards; a drafting step's is what
+    remains of drafting rounds after all forwards and the rounds' overhead.
+    """
+    from specdec_core.engine import Engine, Request
+
+    prompt = min(64, pair.max_length // 2)
+    tokens = min(32, pair.max_length // 2)
+    request = Request("profile", (1,) * prompt, tokens, ignore_eos=True)
+    policy = FixedPolicy(max_tokens=4)
+    runs = {_TARGET: AUTOREGRESSIVE} | {
+        name: Configuration(drafter=DraftModelDrafter(draft=name, policy=policy))
+        for name in profile.drafts
+    }
+    engine = Engine(pair)
+    rounds: dict[str, list[Round]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, configuration in runs.items():
+            engine.configure(configuration)
+            (generation,) = engine.generate([request])
+            rounds[name] += generation.rounds
+    context = prompt + tokens / 2
+
+    def beyond_target(r: Round) -> float:
+        seconds = r.draft_seconds + r.target_seconds + r.other_seconds
+        return seconds - profile.t_target(1 + r.drafted, context)
+
+    # A median over rounds, because what disturbs the machine falls on some of them.
+    per_round = max(statistics.median(map(beyond_target, rounds.pop(_TARGET))), 0.0)
+    per_draft = {
+        name: statistics.median(
+            (beyond_target(r) - per_round) / r.draft_forwards for r in own if r.draft_forwards
+        )
+        - profile.t_draft(name, context)
+        for name, own in rounds.items()
+    }
+    return {
+        "round_overhead": per_round,
+        "draft_overhead": {name: max(seconds, 0.0) for name, seconds in per_draft.items()},
+    }

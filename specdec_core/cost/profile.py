@@ -1,0 +1,152 @@
+"""A pair's forward costs on one machine, and what counts of forward passes therefore cost.
+
+N_draft, N_target and N_discarded say how much work a configuration does and do not depend on the
+hardware; a :class:`Profile` says what that work costs here. Together they predict the time of any
+configuration (SpecDec++, Eq. 3.1, 3.2 and 5.1) without running it. All times are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from specdec_core.config import Value, describe
+from specdec_core.cost.equations import latency, oracle_counts
+from specdec_core.cost.forward import ForwardCost
+from specdec_core.errors import UserError
+from specdec_core.files import write_atomically
+from specdec_core.stats import Counts
+
+
+class Profile(Value):
+    """What forwards of a pair cost on one machine.
+
+    `round_overhead` and `draft_overhead` are seconds that the engine adds to a round and to a
+    drafting step around the forwards themselves.
+    """
+
+    target: ForwardCost
+    drafts: dict[str, ForwardCost]
+    device: str
+    target_dtype: str
+    draft_dtype: str
+    threads: int = 1
+    round_overhead: float = 0.0
+    draft_overhead: dict[str, float] = Field(default_factory=dict)
+
+    def t_target(self, width: float = 1, context: float | None = None, batch: int = 1) -> float:
+        """Seconds of a target forward of `width` tokens."""
+        return self.target.seconds(width, context, batch)
+
+    def t_draft(
+        self, draft: str | None = None, context: float | None = None, batch: int = 1
+    ) -> float:
+        """Seconds of a drafting step: a forward of one token and what surrounds it. `draft` unset
+        is the pair's first draft."""
+        if not self.drafts:
+            raise ValueError("the profile has no draft model")
+        draft = next(iter(self.drafts)) if draft is None else draft
+        if draft not in self.drafts:
+            raise ValueError(
+                f"no draft {draft!r} in the profile (it has: {', '.join(self.drafts)})"
+            )
+        forward = self.drafts[draft].seconds(1, context, batch)
+        return forward + self.draft_overhead.get(draft, 0.0)
+
+    def estimate_seconds(
+        self,
+        counts: Counts | Mapping[str, int],
+        draft: str | None = None,
+        context: float | None = None,
+        batch: int = 1,
+    ) -> float:
+        """Eq. 3.1, t_draft·N_draft + t_target·N_target, with the cost of verifying several tokens.
+
+        A verification feeds the round's candidates and the token before them, so its width is
+        1 + drafted on average. A batch shares each forward among its rows, taken to be all busy.
+        Prefill is not included.
+        """
+        counts = _counts(counts)
+        if not counts.n_target:
+            return 0.0
+        seconds = counts.n_target * (
+            self.t_target(_width(counts), context, batch) + self.round_overhead
+        )
+        if counts.n_draft:
+            seconds += counts.n_draft * self.t_draft(draft, context, batch)
+        return seconds / batch
+
+    def autoregressive_seconds(
+        self, tokens: int, context: float | None = None, batch: int = 1
+    ) -> float:
+        """Seconds of decoding `tokens` tokens without drafting."""
+        return tokens * (self.t_target(1, context, batch) + self.round_overhead) / batch
+
+    def speedup(
+        self,
+        counts: Counts | Mapping[str, int],
+        draft: str | None = None,
+        context: float | None = None,
+        batch: int = 1,
+    ) -> float:
+        """Predicted improvement factor over autoregressive decoding of the same N tokens; 1 when
+        nothing was generated."""
+        counts = _counts(counts)
+        if not counts.n:
+            return 1.0
+        return self.autoregressive_seconds(counts.n, context, batch) / self.estimate_seconds(
+            counts, draft, context, batch
+        )
+
+    def latency(
+        self,
+        counts: Counts | Mapping[str, int],
+        draft: str | None = None,
+        context: float | None = None,
+        batch: int = 1,
+    ) -> float:
+        """Eq. 5.1: seconds a token from the discard and verification rates. The same as
+        `estimate_seconds` / N where Lemma 3.1's identity holds."""
+        counts = _counts(counts)
+        rates = counts.metrics()
+        t_target = self.t_target(_width(counts), context, batch) + self.round_overhead
+        return (
+            latency(
+                self.t_draft(draft, context, batch),
+                t_target,
+                rates["discard_rate"],
+                rates["verification_rate"],
+            )
+            / batch
+        )
+
+    def oracle(
+        self, disagreements: Sequence[int], lengths: Sequence[int], draft: str | None = None
+    ) -> tuple[Counts, float]:
+        """The oracle's counts (:func:`oracle_counts`) and predicted speedup with `draft`."""
+        counts = oracle_counts(disagreements, lengths)
+        return counts, self.speedup(counts, draft)
+
+    def save(self, path: str | Path) -> Path:
+        return write_atomically(Path(path), self.model_dump_json(indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Profile:
+        """Read a saved profile; a missing or malformed one is a :class:`UserError`."""
+        try:
+            return cls.model_validate_json(Path(path).read_text())
+        except (FileNotFoundError, IsADirectoryError):
+            raise UserError(f"{path}: no such profile") from None
+        except ValidationError as error:
+            raise UserError(f"{path}: not a profile: {describe(error)}") from None
+
+
+def _counts(counts: Counts | Mapping[str, int]) -> Counts:
+    return counts if isinstance(counts, Counts) else Counts(**counts)
+
+
+def _width(counts: Counts) -> float:
+    """Mean tokens a verification feeds."""
+    return 1 + counts.n_drafted / max(counts.n_target, 1)
