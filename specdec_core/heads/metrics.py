@@ -52,7 +52,8 @@ class ReliabilityBin(Value):
     accepted: float  # mean label
 
 
-def reliability(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS
+def reliability(
+    probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS
 ) -> list[ReliabilityBin]:
     """Predictions (n,) in bins of equal width, empty ones left out."""
     index = np.minimum((probabilities * bins).astype(int), bins - 1)

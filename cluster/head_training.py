@@ -1,0 +1,248 @@
+"""Heads trained side by side: the grid of kinds, depths and weights as Ray Tune trials.
+
+A head that is in the output folder with the digest of this training is finished and is not trained
+again. The examples lie once in Ray's object store, for all trials of a node.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from ray import tune
+
+from cluster.observer import Observer, Observers
+from cluster.ray_session import ray_session, resources
+from specdec_core.errors import UserError
+from specdec_core.heads.card import HeadCard, HeadSpec, TrainingSettings
+from specdec_core.heads.data import Examples, training_digest
+from specdec_core.heads.modules import HeadKind
+from specdec_core.heads.storage import WEIGHTS, load_card, save_head
+from specdec_core.heads.training import HeadTraining
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A trained head, its folder and its card. The label is its name, in a search with the
+    learning rate."""
+
+    label: str
+    folder: Path
+    card: HeadCard
+
+
+class HeadObserver(Observer):
+    """Hears how the training of a grid goes."""
+
+    def head_finished(self, head: Finished) -> None:
+        """A head is trained and on disk, now or earlier."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A trial: one head with one learning rate."""
+
+    label: str
+    name: str
+    folder: Path
+    spec: HeadSpec
+    settings: TrainingSettings
+    digest: str
+
+    @property
+    def config(self) -> dict[str, str]:
+        """What its trial reads."""
+        return {
+            "label": self.label,
+            "spec": self.spec.model_dump_json(),
+            "settings": self.settings.model_dump_json(),
+        }
+
+    def finished(self) -> Finished | None:
+        """What the folder holds of this very training."""
+        try:
+            card = load_card(self.folder)
+        except UserError:
+            return None
+        return Finished(self.label, self.folder, card) if card.training == self.digest else None
+
+
+class HeadTrial(tune.Trainable):
+    """Trains the head that `config["entry"]` describes, an epoch a step; the last result holds
+    it."""
+
+    def setup(
+        self,
+        config: dict[str, Any],
+        examples: Mapping[HeadKind, Examples] | None = None,
+        device: str = "cpu",
+    ) -> None:
+        assert examples is not None
+        torch.set_num_threads(1)
+        self.examples, self.device = examples, device
+        self.reset_config(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        entry = new_config["entry"]
+        spec = HeadSpec.model_validate_json(entry["spec"])
+        settings = TrainingSettings.model_validate_json(entry["settings"])
+        self.training = HeadTraining(spec, self.examples[spec.kind], settings, self.device)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        epoch = self.training.epoch()
+        result: dict[str, Any] = {**epoch.model_dump(), "done": self.training.done}
+        if self.training.done:
+            trained = self.training.result()
+            result |= {"card": trained.card.model_dump_json(), "weights": trained.weights}
+        return result
+
+
+def train_heads(
+    specs: Sequence[HeadSpec],
+    examples: Mapping[HeadKind, Examples],
+    settings: TrainingSettings,
+    out: Path,
+    learning_rates: Sequence[float] = (),
+    observers: Sequence[HeadObserver] = (),
+    device: str = "auto",
+) -> list[Finished]:
+    """Train every head of `specs` on its kind's examples, into `<out>/<name>`; the heads in the
+    order of `specs`.
+
+    With several `learning_rates` every head is trained with each, in `<out>/.search`, and the one
+    with the least loss on the eval prompts becomes `<out>/<name>`.
+    """
+    rates = tuple(learning_rates) or (settings.learning_rate,)
+    entries = [
+        _entry(spec, examples[spec.kind], settings, rate, out, search=len(rates) > 1)
+        for spec in specs
+        for rate in rates
+    ]
+    tell = _Tell(observers)
+    done = {e.label: head for e in entries if (head := e.finished()) is not None}
+    tell.stage("training heads", len(entries), done=len(done))
+    for head in done.values():
+        tell.head_finished(head)
+    pending = {e.label: e for e in entries if e.label not in done}
+    if pending:
+        record = _Record(pending, done, tell)
+        _run(pending, examples, device, record)
+        if not done:
+            raise RuntimeError(f"no head could be trained: {record.error}")
+    heads = {}
+    for entry in entries:
+        head, best = done.get(entry.label), heads.get(entry.name)
+        if head and (
+            best is None or head.card.metrics["eval_loss"] < best.card.metrics["eval_loss"]
+        ):
+            heads[entry.name] = head
+    return [_chosen(name, head, out) for name, head in heads.items()]
+
+
+def _chosen(name: str, head: Finished, out: Path) -> Finished:
+    """The best of a search, under the head's own name."""
+    if head.label == name:
+        return head
+    weights = (head.folder / WEIGHTS).read_bytes()
+    return Finished(name, out / name, save_head(weights, head.card, out / name))
+
+
+def head_name(spec: HeadSpec, examples: Examples) -> str:
+    """`small-specdecpp-d3-w6`; sampled recordings name their temperature behind the draft."""
+    sampling = examples.sampling
+    tempered = "" if sampling.greedy else f"-T{sampling.temperature:g}"
+    return f"{examples.draft}{tempered}-{spec.label}"
+
+
+def _entry(
+    spec: HeadSpec,
+    examples: Examples,
+    settings: TrainingSettings,
+    learning_rate: float,
+    out: Path,
+    search: bool,
+) -> Entry:
+    settings = settings.model_copy(update={"learning_rate": learning_rate})
+    name = head_name(spec, examples)
+    label = f"{name}-lr{learning_rate:g}" if search else name
+    folder = out / ".search" / label if search else out / name
+    return Entry(label, name, folder, spec, settings, training_digest(spec, examples, settings))
+
+
+def _run(
+    pending: Mapping[str, Entry],
+    examples: Mapping[HeadKind, Examples],
+    device: str,
+    record: _Record,
+) -> None:
+    with ray_session(), tempfile.TemporaryDirectory() as scratch:
+        needs = resources(1, device)
+        if device == "auto":
+            device = "cuda" if needs["GPU"] else "cpu"
+        trial = tune.with_parameters(HeadTrial, examples=dict(examples), device=device)
+        # The longest first: none is left over for one process at the end.
+        longest = sorted(pending.values(), key=lambda e: (e.spec.kind, e.spec.depth), reverse=True)
+        tune.Tuner(
+            tune.with_resources(trial, needs),
+            param_space={"entry": tune.grid_search([entry.config for entry in longest])},
+            tune_config=tune.TuneConfig(
+                metric="eval_loss",
+                mode="min",
+                reuse_actors=True,
+                trial_dirname_creator=lambda trial: trial.trial_id,
+            ),
+            run_config=tune.RunConfig(
+                name="heads",
+                storage_path=scratch,  # the output folder says what is done
+                callbacks=[record],
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+                failure_config=tune.FailureConfig(max_failures=1),
+                verbose=0,
+            ),
+        ).fit()
+
+
+class _Record(tune.Callback):
+    """Writes each head down as it finishes."""
+
+    def __init__(
+        self, pending: Mapping[str, Entry], done: dict[str, Finished], tell: HeadObserver
+    ) -> None:
+        self.pending, self.done, self.tell = pending, done, tell
+        self.error: str | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tune pickles its callbacks to restore them; this one lives in the driver alone.
+        return {}
+
+    def on_trial_result(
+        self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        weights = result.pop("weights", None)
+        if weights is None:
+            return
+        entry = self.pending[trial.config["entry"]["label"]]
+        card = HeadCard.model_validate_json(result.pop("card"))
+        card = save_head(weights, card, entry.folder)
+        self.done[entry.label] = Finished(entry.label, entry.folder, card)
+        self.tell.head_finished(self.done[entry.label])
+        self.tell.step()
+
+    def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        cause = trial.get_error() if hasattr(trial, "get_error") else None
+        self.error = str(cause).strip().splitlines()[-1] if cause else "unknown error"
+        self.tell.warned(f"{trial.config['entry']['label']} failed: {self.error}")
+        self.tell.step()
+
+
+class _Tell(Observers, HeadObserver):
+    """Several observers as one."""
+
+    def head_finished(self, head: Finished) -> None:
+        for member in self.members:
+            member.head_finished(head)
