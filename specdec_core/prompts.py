@@ -67,15 +67,16 @@ HUB_SETS = {
     "tatsu-lab/alpaca": "default/train",
     "HuggingFaceH4/mt_bench_prompts": "default/train",
 }
-_BUNDLED = ("held_out", "seen")
+# The third is drawn from the seen modules that the second leaves: to train heads and policies on.
+BUNDLED = ("bundled:held_out", "bundled:seen", "bundled:train")
 
 
 def load_prompts(source: str, limit: int | None = None, tokenizer: Any = None) -> list[Prompt]:
     """The first `limit` prompts of `source`.
 
-    `source` is `bundled:held_out`, `bundled:seen` (both need the bundled pair's `tokenizer`), the
-    path of a JSONL file in one of :data:`FORMATS`, or a data set's hub id. Bad input is a
-    :class:`UserError` that names the file and line.
+    `source` is one of :data:`BUNDLED` (they need the pair's `tokenizer`), the path of a JSONL file
+    in one of :data:`FORMATS`, or a data set's hub id. Bad input is a :class:`UserError` that names
+    the file and line.
     """
     if limit is not None and limit < 1:
         raise UserError(f"the number of prompts must be at least 1 (got {limit})")
@@ -87,7 +88,7 @@ def load_prompts(source: str, limit: int | None = None, tokenizer: Any = None) -
         prompts = _read_records(_hub_records(source), source)
     else:
         raise UserError(
-            f"{source}: no such file; prompts are bundled:held_out, bundled:seen, a .jsonl file"
+            f"{source}: no such file; prompts are {', '.join(BUNDLED)}, a .jsonl file"
             " or a hub data set (owner/name)"
         )
     chosen = list(islice(prompts, limit))
@@ -108,14 +109,16 @@ def digest(prompts: Iterable[Prompt]) -> str:
 
 
 def _read_bundled(source: str, tokenizer: Any) -> Iterator[Prompt]:
-    split = source.removeprefix("bundled:")
-    if split not in _BUNDLED:
-        known = " and ".join(f"bundled:{name}" for name in _BUNDLED)
+    if source not in BUNDLED:
+        known = f"{', '.join(BUNDLED[:-1])} and {BUNDLED[-1]}"
         raise UserError(f"{source}: no such bundled prompts; there are {known}")
     if tokenizer is None:
         raise ValueError("the bundled prompts are cut to tokens: pass the pair's tokenizer")
-    from specdec_core.bundled.corpus import resolve_prompts
+    from specdec_core.bundled.corpus import resolve_prompts, training_prompts
 
+    split = source.removeprefix("bundled:")
+    if split == "train":
+        return (Prompt(id, text) for id, text in training_prompts(tokenizer))
     skipped: list[str] = []
     resolved = resolve_prompts(split, tokenizer, skipped=skipped)
     if skipped:

@@ -8,9 +8,11 @@ import ast
 import hashlib
 import json
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +22,7 @@ Split = Literal["held_out", "seen"]
 
 END_OF_TEXT = "<|endoftext|>"
 PROMPTS_FILE = Path(__file__).with_name("prompts.json")
+TRAINING_PROMPTS = 1024
 
 # Tests are a corpus of their own kind and twice the size; the tables teach nothing but digits.
 _SKIPPED_FOLDERS = frozenset(
@@ -144,14 +147,23 @@ def anchors(module: str) -> dict[str, int]:
     return found
 
 
-def texts_up_to_anchors(module: str) -> dict[str, str]:
-    """Qualified name -> the module's text up to and including that definition's signature.
+@cache
+def _lines(module: str) -> list[str]:
+    return module_source(module).splitlines()
+
+
+def text_up_to_anchor(module: str, anchor: str) -> str:
+    """The module's text up to and including that definition's signature.
 
     The last line break is left off: byte-level BPE joins it to the indentation that follows, and a
     prompt that ended in it would ask for a token that the corpus never shows.
+
+    Raises `MissingReference` when the running interpreter lacks the module or the anchor.
     """
-    lines = module_source(module).splitlines()
-    return {name: "\n".join(lines[:count]) for name, count in anchors(module).items()}
+    count = anchors(module).get(anchor)
+    if count is None:
+        raise MissingReference(f"standard-library module {module!r} has no {anchor!r} here")
+    return "\n".join(_lines(module)[:count])
 
 
 def _last_tokens(tokenizer: Any, text: str, count: int) -> str:
@@ -164,11 +176,7 @@ def resolve(reference: PromptReference, tokenizer: Any) -> str:
 
     Raises `MissingReference` in one line when this interpreter lacks the module or the anchor.
     """
-    text = texts_up_to_anchors(reference.module).get(reference.anchor)
-    if text is None:
-        raise MissingReference(
-            f"standard-library module {reference.module!r} has no {reference.anchor!r} here"
-        )
+    text = text_up_to_anchor(reference.module, reference.anchor)
     return _last_tokens(tokenizer, text, reference.tokens)
 
 
@@ -202,34 +210,54 @@ def resolve_prompts(
     return prompts
 
 
-def choose_references(
-    split: Split, tokenizer: Any, count: int, *, per_module: int = 4, modules: int | None = None
-) -> list[PromptReference]:
-    """A deterministic draw of `count` references: by hash, at most `per_module` from a module.
+def draw_references(
+    split: Split,
+    tokenizer: Any,
+    *,
+    per_module: int = 4,
+    modules: int | None = None,
+    without: Collection[str] = (),
+) -> Iterator[tuple[PromptReference, str]]:
+    """References and their texts in a deterministic order: by hash, at most `per_module` from a
+    module, none from the modules `without`.
 
     `modules` limits the draw to the first so many modules of the split.
 
     Only ASCII prompts whose text encodes back to the same number of tokens are taken, so that
     a prompt's length is what its reference says.
     """
-    drawn = []
+    candidates = []
     for module in modules_of(split, modules):
-        candidates = []
-        for anchor, text in texts_up_to_anchors(module).items():
-            key = hashlib.sha256(f"{module}:{anchor}".encode()).digest()
-            tokens = 32 + int.from_bytes(key[:4], "big") % 225
-            candidates.append((key, PromptReference(module, anchor, tokens, split), text))
-        candidates.sort(key=lambda item: item[0])
-        kept = 0
-        for key, reference, text in candidates:
-            prompt = _last_tokens(tokenizer, text, reference.tokens)
+        if module not in without:
+            for anchor in anchors(module):
+                key = hashlib.sha256(f"{module}:{anchor}".encode()).digest()
+                tokens = 32 + int.from_bytes(key[:4], "big") % 225
+                candidates.append((key, PromptReference(module, anchor, tokens, split)))
+    candidates.sort(key=lambda item: item[0])
+    taken: Counter[str] = Counter()
+    for _, reference in candidates:
+        if taken[reference.module] < per_module:
+            prompt = resolve(reference, tokenizer)
             if prompt.isascii() and len(tokenizer(prompt)["input_ids"]) == reference.tokens:
-                drawn.append((key, reference))
-                kept += 1
-            if kept == per_module:
-                break
-    drawn.sort(key=lambda item: item[0])
-    return [reference for _, reference in drawn[:count]]
+                taken[reference.module] += 1
+                yield reference, prompt
+
+
+def choose_references(
+    split: Split, tokenizer: Any, count: int, *, per_module: int = 4, modules: int | None = None
+) -> list[PromptReference]:
+    """The first `count` references of :func:`draw_references`."""
+    drawn = draw_references(split, tokenizer, per_module=per_module, modules=modules)
+    return [reference for reference, _ in islice(drawn, count)]
+
+
+def training_prompts(tokenizer: Any, count: int = TRAINING_PROMPTS) -> Iterator[tuple[str, str]]:
+    """(id, text) of up to `count` prompts to train policies on, drawn from the seen modules that
+    the bundled prompts do not come from. Two definitions may end in the same text, so texts may
+    repeat."""
+    used = {reference.module for reference in load_references("seen")}
+    for reference, prompt in islice(draw_references("seen", tokenizer, without=used), count):
+        yield reference.id, prompt
 
 
 def save_references(references: Sequence[PromptReference], path: Path = PROMPTS_FILE) -> None:

@@ -359,7 +359,8 @@ def _definition_prefixes(settings: Settings, tokenizer: PreTrainedTokenizerFast)
     """Token ids before each definition of the seen modules ends: what prompts look like."""
     prefixes = []
     for module in corpus.modules_of("seen", settings.modules):
-        tails = [text[-2000:] for text in corpus.texts_up_to_anchors(module).values()]
+        texts = (corpus.text_up_to_anchor(module, anchor) for anchor in corpus.anchors(module))
+        tails = [text[-2000:] for text in texts]
         if tails:
             prefixes.extend(tokenizer(tails, verbose=False)["input_ids"])
     return prefixes

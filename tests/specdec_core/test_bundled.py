@@ -77,6 +77,24 @@ def test_prompts_are_32_to_256_tokens_and_kept_apart(tokenizer):
         assert max(lengths) <= 258
 
 
+def test_training_prompts_come_from_modules_that_no_other_prompt_comes_from(tokenizer):
+    drawn = list(corpus.training_prompts(tokenizer))
+    assert len(drawn) == corpus.TRAINING_PROMPTS
+    assert len({name for name, _ in drawn}) == len(drawn)
+    modules = {name.removeprefix("stdlib/").partition(":")[0] for name, _ in drawn}
+    assert {corpus.split_of(module) for module in modules} == {"seen"}
+    others = [*corpus.load_references("seen"), *corpus.load_references("held_out")]
+    assert not modules & {reference.module for reference in others}
+    assert list(corpus.training_prompts(tokenizer, 5)) == drawn[:5]
+
+
+def test_the_drawing_of_the_bundled_prompts_can_be_repeated(tokenizer):
+    committed = {r.id for r in corpus.load_references("held_out")}
+    drawn = {r.id for r in corpus.choose_references("held_out", tokenizer, len(committed))}
+    # Another interpreter has other modules; most are the same.
+    assert len(committed & drawn) > 0.5 * len(committed)
+
+
 def test_prompt_ends_with_its_definition(tokenizer):
     reference = corpus.PromptReference("json.decoder", "JSONDecoder.raw_decode", 160, "seen")
     text = corpus.resolve(reference, tokenizer)

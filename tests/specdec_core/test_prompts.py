@@ -141,7 +141,7 @@ class TestBadInput:
             load_prompts("prompts")
 
     def test_unknown_bundled_split_names_the_known_ones(self):
-        with pytest.raises(UserError, match="bundled:held_out and bundled:seen"):
+        with pytest.raises(UserError, match="bundled:held_out, bundled:seen and bundled:train"):
             load_prompts("bundled:unseen")
 
     @pytest.mark.parametrize("limit", [0, -3])
@@ -151,7 +151,7 @@ class TestBadInput:
 
 
 class TestBundled:
-    @pytest.mark.parametrize("split", ["held_out", "seen"])
+    @pytest.mark.parametrize("split", ["held_out", "seen", "train"])
     def test_split_is_read_from_the_interpreters_own_library(self, split):
         prompts = load_prompts(f"bundled:{split}", limit=3, tokenizer=tiny_tokenizer())
         assert len(prompts) == 3
