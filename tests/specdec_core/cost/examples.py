@@ -1,0 +1,35 @@
+"""Costs and counts that the tests know the truth of."""
+
+from __future__ import annotations
+
+import itertools
+
+from specdec_core.cost import Kind, Measurement, Terms
+from specdec_core.stats import Counts
+
+TOKEN = Terms(fixed=3e-3, per_token=0, per_cached=2e-6, per_pair=0)
+ROWS = Terms(fixed=4e-3, per_token=3e-4, per_cached=4e-6, per_pair=0)
+WIDE = Terms(fixed=2.5e-3, per_token=2e-4, per_cached=1e-6, per_pair=5e-8)
+TRUTH = {Kind.TOKEN: TOKEN, Kind.ROWS: ROWS, Kind.WIDE: WIDE}
+
+
+def measure(widths: tuple[int, ...], contexts: tuple[int, ...], batches: tuple[int, ...]):
+    return [
+        Measurement(width=w, context=c, batch=b, seconds=TRUTH[Kind.of(w, b)].seconds(w, c, b))
+        for w, c, b in itertools.product(widths, contexts, batches)
+    ]
+
+
+def counts(n_draft: int, n_target: int, n_discarded: int, requests: int = 1) -> Counts:
+    """Counts of chains with no skipped draft pass."""
+    accepted = n_draft - n_discarded
+    return Counts(
+        requests=requests,
+        n=accepted + n_target,
+        n_draft=n_draft,
+        n_target=n_target,
+        n_discarded=n_discarded,
+        n_drafted=n_draft,
+        n_accepted=accepted,
+        n_target_tokens=n_target,
+    )

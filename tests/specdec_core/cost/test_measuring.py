@@ -1,0 +1,49 @@
+"""Measuring a pair covers every model and shape, and refuses sizes that make no sense."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from specdec_core.cost import Kind, Profile, profile_pair
+from specdec_core.errors import UserError
+
+
+class TestProfilePair:
+    def test_every_model_is_measured_at_every_shape(self, tiny_pair, tmp_path):
+        steps = []
+        profile = profile_pair(
+            tiny_pair, (1, 3), (8, 32), (1, 2), 2, on_step=lambda *step: steps.append(step)
+        )
+        shapes = set(itertools.product((1, 3), (8, 32), (1, 2)))
+        for cost in (profile.target, profile.drafts["draft"]):
+            assert {(m.width, m.context, m.batch) for m in cost.measurements} == shapes
+            assert all(m.seconds > 0 for m in cost.measurements)
+            assert set(cost.terms) == set(Kind)
+        assert steps == [(i, 6) for i in range(1, 7)]
+        assert profile.t_target(3) > 0
+        assert profile.t_draft() > 0
+        assert profile.round_overhead >= 0
+        assert profile.draft_overhead["draft"] >= 0
+        assert (profile.device, profile.target_dtype) == ("cpu", "float32")
+        assert Profile.load(profile.save(tmp_path / "p.json")) == profile
+
+    def test_default_contexts_are_those_that_fit(self, tiny_pair):
+        profile = profile_pair(tiny_pair, widths=(1,), batches=(1,), repeats=1)
+        contexts = [m.context for m in profile.target.measurements]
+        assert contexts == [64]  # the tiny pair holds 256
+
+    @pytest.mark.parametrize(
+        ("sizes", "message"),
+        [
+            ({"widths": (0, 1)}, "widths must be at least 1"),
+            ({"batches": (-2,)}, "batches must be at least 1"),
+            ({"contexts": (10_000,)}, "more than the 256"),
+            ({"widths": (1, 300)}, "more than the 256"),
+            ({"repeats": 0}, "repeats must be at least 1"),
+        ],
+    )
+    def test_sizes_that_make_no_sense_are_one_line(self, tiny_pair, sizes, message):
+        with pytest.raises(UserError, match=message):
+            profile_pair(tiny_pair, **sizes)

@@ -1,0 +1,63 @@
+"""A profile turns counts into seconds by the papers' equations."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdec_core.cost import Profile, identity_gap
+from specdec_core.errors import UserError
+from specdec_core.stats import Counts
+from tests.specdec_core.cost.examples import WIDE, counts
+
+
+class TestProfile:
+    def test_estimate_is_equation_3_1_with_the_width_of_verification(self, profile):
+        c = counts(n_draft=40, n_target=10, n_discarded=12)
+        expected = 10 * (WIDE.seconds(5, 100, 1) + 1e-4) + 40 * (1e-3 + 2e-4)
+        assert profile.estimate_seconds(c, "small", context=100) == pytest.approx(expected)
+        assert profile.estimate_seconds(c.as_dict(), None, 100) == pytest.approx(expected)
+
+    def test_no_draft_forwards_cost_nothing(self, profile):
+        lookup = Counts(1, n=30, n_draft=0, n_target=10, n_discarded=10, n_drafted=30,
+                        n_accepted=20, n_target_tokens=10)  # fmt: skip
+        expected = 10 * (WIDE.seconds(4, 256, 1) + 1e-4)
+        assert profile.estimate_seconds(lookup) == pytest.approx(expected)
+
+    def test_autoregressive_counts_cost_autoregressive_time(self, profile):
+        c = counts(n_draft=0, n_target=50, n_discarded=0)
+        assert profile.estimate_seconds(c) == pytest.approx(profile.autoregressive_seconds(50))
+        assert profile.speedup(c) == pytest.approx(1)
+
+    def test_nothing_generated_takes_no_time(self, profile):
+        nothing = counts(0, 0, 0)
+        assert profile.estimate_seconds(nothing) == 0
+        assert profile.speedup(nothing) == 1
+
+    def test_a_batch_shares_its_forwards(self, profile):
+        c = counts(n_draft=40, n_target=10, n_discarded=12)
+        shared = profile.estimate_seconds(c, "small", context=100, batch=4)
+        width, rounds = 5, 10 / 4
+        expected = rounds * (WIDE.seconds(width, 100, 4) + 1e-4) + 40 / 4 * (1e-3 + 2e-4)
+        assert shared == pytest.approx(expected)
+
+    def test_latency_of_equation_5_1_is_the_estimate_for_each_token(self, profile):
+        c = counts(n_draft=40, n_target=10, n_discarded=12)
+        assert identity_gap(c) == 0
+        per_token = profile.estimate_seconds(c, "small", 100, batch=2) / c.n
+        assert profile.latency(c, "small", 100, batch=2) == pytest.approx(per_token)
+
+    def test_saved_profile_is_read_back_equal(self, profile, tmp_path):
+        assert Profile.load(profile.save(tmp_path / "profile.json")) == profile
+
+    @pytest.mark.parametrize("text", [None, "{", '{"target": 3}'])
+    def test_missing_or_broken_profile_is_one_line(self, text, tmp_path):
+        path = tmp_path / "profile.json"
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(UserError, match=r"profile\.json: (no such|not a) profile") as caught:
+            Profile.load(path)
+        assert "\n" not in str(caught.value)
+
+    def test_unknown_draft_is_named(self, profile):
+        with pytest.raises(ValueError, match=r"'big'.*small"):
+            profile.t_draft("big")
