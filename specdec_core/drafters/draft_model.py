@@ -59,11 +59,12 @@ class DraftModel:
                 for n, i in enumerate(active)
                 if len(trees[i]) < limits[i] and tokens[n] not in self.eos_token_ids
             ]
-            if not open_ended:
+            shown = list(range(len(active))) if self.policy.learns else open_ended
+            if not shown:
                 break
-            signals = _signals(open_ended, rows, tokens, positions, logits, probs, hidden)
-            answers = self.policy.go_on(signals)
-            active = [active[n] for n, go in zip(open_ended, answers, strict=True) if go]
+            signals = _signals(shown, rows, tokens, positions, logits, probs, hidden)
+            answers = zip(shown, self.policy.go_on(signals), strict=True)
+            active = [active[n] for n, go in answers if go and n in open_ended]
         return trees
 
     def observe(self, sequence: Sequencing, tree: TokenTree, accepted: int) -> None:

@@ -59,6 +59,7 @@ class DynamicConfidence(LengthPolicy):
     """
 
     settings: DynamicConfidencePolicy
+    learns = True
 
     def __init__(self, settings: DynamicConfidencePolicy) -> None:
         super().__init__(settings)

@@ -20,6 +20,12 @@ from specdec_core.policies.base import LengthPolicy, Signals
 _BINS_PER_HALVING = 2
 
 
+def reward(drafted: int, accepted: float, target_cost: float) -> float:
+    """r = η − 1 of a round, η = useful tokens / cost (§5.2): the accepted candidates and the
+    target's own token for `drafted` draft calls and a target call worth `target_cost` of them."""
+    return (accepted + 1) / (drafted + target_cost) - 1
+
+
 class QTable(BaseModel, extra="forbid"):
     """Values of CONTINUE and STOP in the states (cost, expected).
 
@@ -46,15 +52,23 @@ class QTable(BaseModel, extra="forbid"):
 
     @classmethod
     def initial(cls, settings: PreCutPolicy) -> QTable:
-        """Q_init: CONTINUE is worth `optimism` more than STOP in every state."""
+        """Q_init: what STOP would be worth if the confidence product Π were the chance that all k
+        candidates are accepted, and none otherwise, (1 + k Π) / (k + target cost) − 1; CONTINUE is
+        worth `optimism` more in every state (§6.4, D.4.3)."""
         size = settings.max_tokens * settings.bins
-        return cls(
+        table = cls(
             max_tokens=settings.max_tokens,
             bins=settings.bins,
-            go=[settings.optimism] * size,
+            go=[0.0] * size,
             stop=[0.0] * size,
             visits=[0] * size,
         )
+        for state in range(size):
+            cost, column = divmod(state, settings.bins)
+            middle = 2 ** (-(column + 0.5) / _BINS_PER_HALVING)
+            table.stop[state] = reward(cost + 1, (cost + 1) * middle, settings.target_cost)
+            table.go[state] = table.stop[state] + settings.optimism
+        return table
 
     @classmethod
     def load(cls, path: str | Path) -> QTable:
@@ -82,6 +96,12 @@ class QTable(BaseModel, extra="forbid"):
         column = int(min(_BINS_PER_HALVING * halvings, self.bins - 1))
         return (cost - 1) * self.bins + column
 
+    def value(self, state: int) -> float:
+        """max Q(state, a) over the possible actions; behind the last candidate that is STOP."""
+        if state >= (self.max_tokens - 1) * self.bins:
+            return self.stop[state]
+        return max(self.go[state], self.stop[state])
+
     def frame(self) -> pd.DataFrame:
         """One row a state: `cost`, the interval (`above`, `up_to`] of the confidence product, both
         actions' values, the greedy `action` and `visits`."""
@@ -96,7 +116,7 @@ class QTable(BaseModel, extra="forbid"):
                     "up_to": 2 ** (-column / _BINS_PER_HALVING),
                     "continue": self.go[index],
                     "stop": self.stop[index],
-                    "action": "continue" if self.go[index] >= self.stop[index] else "stop",
+                    "action": "continue" if self.go[index] >= self.value(index) else "stop",
                     "visits": self.visits[index],
                 }
             )
@@ -116,23 +136,25 @@ class _Round:
 class PreCut(LengthPolicy):
     """CONTINUE or STOP, whichever the Q-table values higher in the state (cost, expected).
 
-    STOP after k candidates ends the episode with the reward r = η − 1, where the token efficiency
-    η(k) = useful tokens / (k + `target_cost`): draft calls plus the target call in draft calls
-    (t_target / t_draft of a profile). CONTINUE earns nothing by itself and leads to the next state.
-    Every position of a verified round is a trial of both (appendix D.4.3): with `accepted` known,
-    so is η of having stopped there. Updates are Eq. 5, from the last position to the first.
+    STOP after k candidates ends the episode with the reward r = η − 1 (:func:`reward`); CONTINUE
+    earns nothing by itself and leads to the next state. Every position of a verified round is a
+    trial of both (appendix D.4.3): with `accepted` known, so is η of having stopped there. Updates
+    are Eq. 5, from the last position to the first. Two readings of the paper that matter:
 
-    Useful are min(k, accepted) candidates and the target's own token. Eq. 7 taken literally leaves
-    that one out; but then a round with nothing accepted has η = 0 at every length and the table can
-    never learn to give up at once, and L / MAT in Eq. 3 is the number of target calls only if MAT
-    counts it.
+    - The target's own token is useful, though Eq. 7 taken literally leaves it out: else a round
+      with nothing accepted has η = 0 at every length and the table cannot learn to give up at
+      once, and L / MAT in Eq. 3 is the number of target calls only if MAT counts it.
+    - The 1 in r is a baseline, which is not discounted: γ applies to η. Nearly every r is negative,
+      and discounting those would reward putting off the end of a lost draft.
 
     With probability `exploration` · `exploration_decay`^round an action is taken at random. Each
     round has a random stream of its own, made from `seed` and the round's number: replayed rounds
-    explore as live ones do. One table serves all slots and all requests.
+    explore as live ones do. One table serves all slots and all requests. `target_cost` is
+    t_target / t_draft of a profile.
     """
 
     settings: PreCutPolicy
+    learns = True
 
     def __init__(self, settings: PreCutPolicy) -> None:
         super().__init__(settings)
@@ -196,12 +218,11 @@ class PreCut(LengthPolicy):
         following: int | None = None
         for k in range(len(states), 0, -1):
             state = states[k - 1]
-            useful = min(k, accepted) + 1
-            reward = useful / (k + settings.target_cost) - 1
-            table.stop[state] += rate * (reward - table.stop[state])
+            earned = reward(k, min(k, accepted), settings.target_cost)
+            table.stop[state] += rate * (earned - table.stop[state])
             if following is not None:
-                best = max(table.go[following], table.stop[following])
-                table.go[state] += rate * (settings.discount * best - table.go[state])
+                later = settings.discount * (table.value(following) + 1) - 1
+                table.go[state] += rate * (later - table.go[state])
             table.visits[state] += 1
             following = state
 
