@@ -94,6 +94,16 @@ class SlotCache(Cache):
         return self.window
 
     @torch.inference_mode()
+    def fork(self, row: int, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Make each of `rows` a copy of the first so many tokens of `row`."""
+        longest = max(lengths)
+        for layer in self.layers:
+            for store in (layer.keys, layer.values):
+                store[list(rows), :, :longest] = store[row, :, :longest]
+        for other, length in zip(rows, lengths, strict=True):
+            self.lengths[other] = length
+
+    @torch.inference_mode()
     def keep(self, row: int, start: int, kept: Sequence[int]) -> None:
         """Compact `row`: of the positions from `start` on keep those at `start + i` for i in `kept`
         (increasing), in this order, and make them the row's end. No recomputation."""
