@@ -85,7 +85,9 @@ class HeuristicPolicy(Value):
     @property
     def label(self) -> str:
         name = "heuristic" if self.transient else "lasting heuristic"
-        return f"{name} K₀={self.start}{_up_to(self.max_tokens)}"
+        usual = (self.increase, self.decrease) == (2, 1)
+        steps = "" if usual else f" +{self.increase}/-{self.decrease}"
+        return f"{name} K₀={self.start}{steps}{_up_to(self.max_tokens)}"
 
 
 class ConfidencePolicy(Value):
@@ -154,8 +156,22 @@ class PreCutPolicy(Value):
 
     @property
     def label(self) -> str:
+        symbols = {
+            "learning_rate": "α",
+            "discount": "γ",
+            "exploration": "ε",
+            "exploration_decay": "ε-decay",
+            "optimism": "optimism",
+            "bins": "bins",
+            "seed": "seed",
+        }
+        unusual = "".join(
+            f" {symbol}={getattr(self, name):g}"
+            for name, symbol in symbols.items()
+            if getattr(self, name) != type(self).model_fields[name].default
+        )
         start = f" from {Path(self.table).stem}" if self.table else ""
-        return f"pre-cut c={self.target_cost:g}{start}{_up_to(self.max_tokens)}"
+        return f"pre-cut c={self.target_cost:g}{unusual}{start}{_up_to(self.max_tokens)}"
 
 
 class SpecDecPlusPlusPolicy(Value):

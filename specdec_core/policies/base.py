@@ -64,8 +64,8 @@ class LengthPolicy:
     """Answers for all slots at once, and may learn from a round's outcome."""
 
     needs_hidden = False
-    # Learns from its candidates: `go_on` sees each of them, also where the answer is no longer asked
-    # for because the round is at its limit or the text at its end.
+    # Learns from its candidates: `go_on` sees each of them, also where nobody asks for the answer
+    # any more because the round is at its limit or the text at its end.
     learns = False
 
     def __init__(self, settings: Any) -> None:
