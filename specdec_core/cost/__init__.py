@@ -13,6 +13,7 @@ from specdec_core.cost.equations import (
 )
 from specdec_core.cost.fitting import nonnegative_least_squares, r_squared
 from specdec_core.cost.forward import ForwardCost, Kind, Measurement, Terms
+from specdec_core.cost.hardware import Hardware, load_hardware
 from specdec_core.cost.measuring import BATCHES, CONTEXTS, WIDTHS, profile_pair
 from specdec_core.cost.profile import Profile
 
@@ -22,6 +23,7 @@ __all__ = [
     "WIDTHS",
     "ForwardCost",
     "ForwardTimes",
+    "Hardware",
     "Kind",
     "Measurement",
     "Profile",
@@ -29,6 +31,7 @@ __all__ = [
     "identity_gap",
     "improvement_factor",
     "latency",
+    "load_hardware",
     "nonnegative_least_squares",
     "oracle_counts",
     "profile_pair",

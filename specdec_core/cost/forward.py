@@ -102,6 +102,13 @@ class ForwardCost(Value):
         predicted = np.array([fitted.seconds(m.width, m.context, m.batch) for m in measurements])
         return fitted.model_copy(update={"r2": r_squared(seconds, predicted)})
 
+    @classmethod
+    def constant(cls, seconds: float) -> ForwardCost:
+        """The same time whatever is fed in."""
+        flat = Terms(fixed=seconds, per_token=0, per_cached=0, per_pair=0)
+        one = Measurement(width=1, context=0, batch=1, seconds=seconds)
+        return cls(measurements=[one], terms={Kind.TOKEN: flat}, r2=1.0)
+
     @property
     def typical_context(self) -> float:
         """The median context measured: what `seconds` assumes when it is told none."""

@@ -24,7 +24,9 @@ class Profile(Value):
     """What forwards of a pair cost on one machine.
 
     `round_overhead` and `draft_overhead` are seconds that the engine adds to a round and to a
-    drafting step around the forwards themselves.
+    drafting step around the forwards themselves. `autoregressive_forward` is the target's forward
+    when decoding without drafting, where it is known to differ from a round's; unset, it is that
+    of one token.
     """
 
     target: ForwardCost
@@ -35,6 +37,7 @@ class Profile(Value):
     threads: int = 1
     round_overhead: float = 0.0
     draft_overhead: dict[str, float] = Field(default_factory=dict)
+    autoregressive_forward: float | None = None
 
     def t_target(self, width: float = 1, context: float | None = None, batch: int = 1) -> float:
         """Seconds of a target forward of `width` tokens."""
@@ -65,15 +68,13 @@ class Profile(Value):
         """Eq. 3.1, t_draft·N_draft + t_target·N_target, with the cost of verifying several tokens.
 
         A verification feeds the round's candidates and the token before them, so its width is
-        1 + drafted on average. A batch shares each forward among its rows, taken to be all busy.
-        Prefill is not included.
+        1 + drafted on average. Counts without a drafted token are autoregressive decoding's. A
+        batch shares each forward among its rows, taken to be all busy. Prefill is not included.
         """
         counts = _counts(counts)
         if not counts.n_target:
             return 0.0
-        seconds = counts.n_target * (
-            self.t_target(_width(counts), context, batch) + self.round_overhead
-        )
+        seconds = counts.n_target * self._verification(counts, context, batch)
         if counts.n_draft:
             seconds += counts.n_draft * self.t_draft(draft, context, batch)
         return seconds / batch
@@ -82,7 +83,7 @@ class Profile(Value):
         self, tokens: int, context: float | None = None, batch: int = 1
     ) -> float:
         """Seconds of decoding `tokens` tokens without drafting."""
-        return tokens * (self.t_target(1, context, batch) + self.round_overhead) / batch
+        return tokens * self._autoregressive(context, batch) / batch
 
     def speedup(
         self,
@@ -111,11 +112,10 @@ class Profile(Value):
         `estimate_seconds` / N where Lemma 3.1's identity holds."""
         counts = _counts(counts)
         rates = counts.metrics()
-        t_target = self.t_target(_width(counts), context, batch) + self.round_overhead
         return (
             latency(
                 self.t_draft(draft, context, batch),
-                t_target,
+                self._verification(counts, context, batch),
                 rates["discard_rate"],
                 rates["verification_rate"],
             )
@@ -142,11 +142,19 @@ class Profile(Value):
         except ValidationError as error:
             raise UserError(f"{path}: not a profile: {describe(error)}") from None
 
+    def _autoregressive(self, context: float | None, batch: int) -> float:
+        """Seconds of a step that only decodes."""
+        if self.autoregressive_forward is not None:
+            return self.autoregressive_forward + self.round_overhead
+        return self.t_target(1, context, batch) + self.round_overhead
+
+    def _verification(self, counts: Counts, context: float | None, batch: int) -> float:
+        """Seconds of a round without its drafting."""
+        if not counts.n_drafted:
+            return self._autoregressive(context, batch)
+        width = 1 + counts.n_drafted / counts.n_target
+        return self.t_target(width, context, batch) + self.round_overhead
+
 
 def _counts(counts: Counts | Mapping[str, int]) -> Counts:
     return counts if isinstance(counts, Counts) else Counts(**counts)
-
-
-def _width(counts: Counts) -> float:
-    """Mean tokens a verification feeds."""
-    return 1 + counts.n_drafted / max(counts.n_target, 1)
