@@ -13,6 +13,7 @@ from jobs.console import run
 COMMANDS = {
     "demo": "Run the main job on the bundled pair, from profile to champion.",
     "profile": "Measure what forwards of a pair cost.",
+    "train-head": "Train heads that predict acceptance, on recordings.",
     "sweep": "Find the fastest configuration for a pair and its prompts.",
     "report": "Write a sweep's HTML report again.",
     "promote": "Make another configuration of a sweep the champion.",

@@ -68,7 +68,8 @@ def load_examples(
     parts: dict[HeadKind, list[Rows]] = {kind: [] for kind in kinds}
     for recording in recordings:
         trace = recording.trace(draft)
-        held_out = held_out_prompts(trace.prompt_tokens)
+        held_out = np.zeros(max(recording.prompts.numbers) + 1, dtype=bool)
+        held_out[recording.prompts.numbers] = held_out_prompts(recording.prompts.tokens)
         hidden_size = trace.hidden.shape[1]
         for kind in kinds:
             if kind != "specdecpp":
@@ -76,7 +77,7 @@ def load_examples(
             elif source == "trajectory":
                 prompts, features, labels = _behind_candidates(trace, sampling)
             else:
-                prompts, features, labels = _mixed(recording.examples(draft), sampling)
+                prompts, features, labels = _mixed(recording.examples(draft))
             parts[kind].append((features, labels, held_out[prompts]))
     return {
         kind: _joined(kind, rows, recordings, draft, hidden_size, source)
@@ -93,14 +94,11 @@ def held_out_prompts(prompt_tokens: Sequence[np.ndarray], share: float = HELD_OU
 def _check(recordings: Sequence[Recording], draft: str) -> None:
     first = recordings[0]
     for recording in recordings:
-        header = recording.header
-        if draft not in header.fingerprints:
-            drafts = ", ".join(name for name in header.fingerprints if name != "target")
-            raise UserError(f"{recording.folder}: no draft {draft!r} in it; it has {drafts}")
+        recording.draft_name(draft)
         for what in ("target", draft):
-            if header.fingerprints[what] != first.header.fingerprints.get(what):
+            if recording.header.fingerprints[what] != first.header.fingerprints.get(what):
                 raise UserError(f"{recording.folder} and {first.folder}: other {what} weights")
-        if header.sampling != first.header.sampling:
+        if recording.header.sampling != first.header.sampling:
             raise UserError(f"{recording.folder} and {first.folder}: other sampling")
 
 
@@ -128,17 +126,20 @@ def _joined(
         top_k=header.top_k,
         pair={"target": header.fingerprints["target"], "draft": header.fingerprints[draft]},
         sampling=header.sampling,
-        recordings=tuple(recording.header.digest for recording in recordings),
+        recordings=tuple(_digest(recording) for recording in recordings),
         source=source,
     )
 
 
-def _mixed(table: pa.Table, sampling: Sampling) -> Rows:
+def _digest(recording: Recording) -> str:
+    content = f"{recording.header.model_dump_json()} {recording.shards}"
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _mixed(table: pa.Table) -> Rows:
     """Token-mixed examples; only tokens that came from the draft count (§4.4)."""
     from_draft = table["from_draft"].to_numpy()
-    outcome = sampling.coupling == "gumbel" and not sampling.greedy
-    # min(1, p/q) is the acceptance probability under rejection sampling alone.
-    labels = table["y_accepted" if outcome else "acceptance"].to_numpy()
+    labels = table["acceptance"].to_numpy()
     hidden = table["hidden"].combine_chunks()
     features = hidden.flatten().to_numpy().reshape(len(table), hidden.type.list_size)
     return (
@@ -150,7 +151,7 @@ def _mixed(table: pa.Table, sampling: Sampling) -> Rows:
 
 def _decisions(kind: HeadKind, trace: Trace, sampling: Sampling) -> Rows:
     """What T1, T2 and their joint model read where the draft follows the target's trajectory."""
-    rows = np.flatnonzero(trace.step == 0)
+    rows = trace.trajectory
     labels = acceptance(trace, rows, sampling)
     if kind == "t2":
         # T2's label is the result of a verification (§3.3), drawn here where it is not recorded.
@@ -163,18 +164,24 @@ def _decisions(kind: HeadKind, trace: Trace, sampling: Sampling) -> Rows:
 
 
 def _behind_candidates(trace: Trace, sampling: Sampling) -> Rows:
-    """What SpecDec++'s head reads behind each candidate Y_t of the trajectory: the state of the
-    next position where Y_t is the target's token, of its continuation where it is not. §4.4 calls
-    this ideal but too expensive; here the continuations are recorded anyway."""
-    rows = np.flatnonzero(trace.step == 0)
-    agrees = trace.draft_token[rows] == trace.target_token[rows]
+    """What SpecDec++'s head reads behind each candidate of the trajectory. §4.4 calls this ideal
+    but too expensive; here the continuations are recorded anyway."""
+    candidates, behind = rows_behind(trace)
+    labels = acceptance(trace, candidates, sampling)
+    return trace.prompt[candidates], trace.hidden[behind], labels
+
+
+def rows_behind(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (n,) of the trajectory's candidates Y_t, and rows (n,) of what is drafted behind them,
+    whose hidden state is that of Y_t: the next position where Y_t is the target's token, the
+    continuation where it is not. Candidates with nothing behind them are left out."""
+    rows, agrees = trace.trajectory, trace.agrees
     keys = _keys(trace.prompt, trace.position, trace.step)
     order = np.argsort(keys)
     wanted = _keys(trace.prompt[rows], trace.position[rows] + agrees, (~agrees).astype(int))
     at = np.searchsorted(keys, wanted, sorter=order).clip(max=len(keys) - 1)
-    found = keys[order[at]] == wanted  # nothing lies behind the last token of an output
-    labels = acceptance(trace, rows, sampling)
-    return trace.prompt[rows][found], trace.hidden[order[at]][found], labels[found]
+    found = keys[order[at]] == wanted
+    return rows[found], order[at][found]
 
 
 def acceptance(trace: Trace, rows: np.ndarray, sampling: Sampling) -> np.ndarray:

@@ -1,0 +1,179 @@
+"""Train acceptance heads and decision models on recordings of a pair."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+import typer
+
+from jobs.console import console, run
+from specdec_core.errors import UserError
+from specdec_core.workspace import workspace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cluster.head_training import Finished
+    from specdec_core.heads import LoadedHead
+    from specdec_core.heads.evaluation import Modelled
+
+T = TypeVar("T", int, float, str)
+
+
+def main(
+    recording: Annotated[
+        list[str], typer.Option(help="recording's folder, or its name; may be repeated")
+    ],
+    draft: Annotated[
+        str | None, typer.Option(help="a recorded draft, or several: small,medium; unset, all")
+    ] = None,
+    kinds: Annotated[
+        str, typer.Option(help="specdecpp, t1 and t2 as in the papers; joint reads t1's and t2's")
+    ] = "specdecpp,t1,t2,joint",
+    depths: Annotated[str, typer.Option(help="residual blocks D of specdecpp")] = "0,1,2,3,4",
+    w_rej: Annotated[str, typer.Option(help="weights of rejections of specdecpp")] = "1,3,6,12",
+    width: Annotated[int, typer.Option(help="units of a hidden layer of the other kinds")] = 64,
+    learning_rate: Annotated[
+        str, typer.Option(help="Adam's; the best of several, by eval loss: 3e-4,1e-3,3e-3")
+    ] = "1e-3",
+    batch_size: Annotated[int, typer.Option(help="examples of a step")] = 256,
+    epochs: Annotated[int, typer.Option(help="passes over the examples")] = 8,
+    weight_decay: Annotated[float, typer.Option(help="decoupled weight decay")] = 0.0,
+    source: Annotated[
+        Literal["mixed", "trajectory"],
+        typer.Option(help="specdecpp's examples: token mixing, or each candidate by itself"),
+    ] = "mixed",
+    seed: Annotated[int, typer.Option(help="of weights and order")] = 0,
+    out: Annotated[Path | None, typer.Option(help="folder; unset, heads in the workspace")] = None,
+    evaluate: Annotated[
+        str | None, typer.Option(help="recording to find every head's best threshold on")
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="the pair's forward times; unset, the workspace's, measured if missing"),
+    ] = None,
+) -> None:
+    """Train heads that predict whether a candidate token will be accepted, and save them.
+
+    Finished heads are not trained again: interrupted, the same command goes on.
+    """
+    specs = grid(kinds, numbers(depths, "--depths", int), numbers(w_rej, "--w-rej", float), width)
+    rates = numbers(learning_rate, "--learning-rate", float)
+    folders = [find_recording(name) for name in recording]
+
+    # Ray, torch and MLflow take seconds to import.
+    from cluster.head_training import train_heads
+    from cluster.ray_session import ray_session
+    from dashboards.heads import HeadProgress, HeadsRun, heads_table, judged_table
+    from specdec_core.config import parse
+    from specdec_core.heads import TrainingSettings
+    from specdec_core.heads.data import load_examples
+    from specdec_core.traces.schema import Recording
+
+    given = {
+        "learning_rate": rates[0],
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "weight_decay": weight_decay,
+        "seed": seed,
+    }
+    settings = parse(TrainingSettings, given, "training settings")
+    recordings = [Recording.open(folder) for folder in folders]
+    judge = find_recording(evaluate) if evaluate else None
+    drafts = draft.split(",") if draft else list(recordings[0].header.pair.drafts)
+    out = (out or workspace() / "heads").absolute()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        with ray_session():
+            for name in drafts:
+                console.print(f"heads of [bold]{name}[/bold]")
+                with console.status("reading recordings"):
+                    kinds_wanted = list(dict.fromkeys(spec.kind for spec in specs))
+                    examples = load_examples(recordings, name, kinds_wanted, source)
+                params = {
+                    "recordings": [str(folder) for folder in folders],
+                    "heads": [spec.label for spec in specs],
+                    "settings": settings.model_dump(mode="json"),
+                    "learning_rates": list(rates),
+                    "source": source,
+                    "out": str(out),
+                }
+                with (
+                    HeadsRun(recordings[0].header.pair, name, params) as tracking,
+                    HeadProgress(console) as progress,
+                ):
+                    heads = train_heads(specs, examples, settings, out, rates, [tracking, progress])
+                console.print(heads_table(heads))
+                if judge is not None:
+                    judged = judge_heads(judge, name, heads, profile)
+                    console.print(judged_table(judged))
+    except KeyboardInterrupt:
+        console.print("interrupted; the same command resumes")
+        sys.exit(130)
+    console.print(f"heads     {out}", soft_wrap=True)
+
+
+def grid(kinds: str, depths: tuple[int, ...], weights: tuple[float, ...], width: int) -> list[Any]:
+    """specdecpp for every depth and weight, the other kinds once."""
+    from specdec_core.config import parse
+    from specdec_core.heads import HeadSpec
+
+    specs: list[HeadSpec] = []
+    for kind in dict.fromkeys(kinds.split(",")):
+        if kind == "specdecpp":
+            values = [{"kind": kind, "depth": d, "w_rej": w} for w in weights for d in depths]
+        else:
+            values = [{"kind": kind, "width": width}]
+        specs += [parse(HeadSpec, value, "heads") for value in values]
+    return specs
+
+
+def numbers(text: str, option: str, kind: type[T]) -> tuple[T, ...]:
+    """Numbers separated by commas."""
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(f"{option} {text}: expected numbers as 1,2,4") from None
+
+
+def find_recording(name: str) -> Path:
+    """A recording's folder, or one of that name in the workspace."""
+    folder = Path(name).expanduser()
+    named = workspace() / "recordings" / name
+    return named if not folder.exists() and named.exists() else folder
+
+
+def judge_heads(
+    folder: Path, draft: str, heads: Sequence[Finished], profile: Path | None
+) -> dict[str, Modelled]:
+    """The best threshold of every head, and of the rules that need no training, by replay."""
+    from specdec_core.cost import Profile, profile_pair
+    from specdec_core.heads import load_head
+    from specdec_core.heads.evaluation import evaluate
+    from specdec_core.pair import load_pair
+    from specdec_core.traces.replay import Replay
+    from specdec_core.traces.schema import Recording
+
+    recording = Recording.open(folder)
+    own = recording.header.fingerprints
+    folders = {head.label: head.folder for head in heads}
+
+    def load(draft: str, head: str) -> LoadedHead:
+        return load_head(folders[head], own[draft], own["target"])
+
+    path = profile or workspace() / "profile.json"
+    if profile is None and not path.exists():
+        with console.status("measuring forwards"):
+            profile_pair(load_pair(recording.header.pair)).save(path)
+    times = Profile.load(path)
+    replay = Replay(recording, load)
+    cards = {head.label: head.card for head in heads}
+    with console.status(f"replaying thresholds on {folder.name}"):
+        return dict(evaluate(replay, times, draft, cards))
+
+
+if __name__ == "__main__":
+    run(main)
