@@ -350,12 +350,13 @@ class Track:
         """How many candidates the policy drafts from a start, as the engine asks it."""
         candidates = self._candidates
         rows = self._window_lists[start]
-        for drafted in range(1, most):
+        # A policy that learns is shown the last possible candidate too.
+        for drafted in range(1, most + policy.learns):
             signals = candidates[rows[drafted - 1]]
             signals.positions = (drafted,)
             if not policy.go_on(signals)[0]:
                 return drafted
-        return max(most, 0)
+        return most
 
     @cached_property
     def _window_lists(self) -> list[list[int]]:
