@@ -3,12 +3,26 @@
 Reading a profile needs neither torch nor transformers.
 """
 
+from specdec_core.cost.bounds import (
+    RatioFit,
+    approximation_bound,
+    bretagnolle_huber_bound,
+    cross_entropy,
+    entropy,
+    entropy_ratio,
+    entropy_threshold,
+    expected_acceptance,
+    oracle_bound,
+    ratio_bound,
+)
+from specdec_core.cost.decisions import immediate_costs, implied_delta, stopping_threshold
 from specdec_core.cost.equations import (
     ForwardTimes,
     identity_gap,
     improvement_factor,
     latency,
     oracle_counts,
+    post_use_speedup,
     regress_forward_times,
 )
 from specdec_core.cost.fitting import nonnegative_least_squares, r_squared
@@ -27,14 +41,28 @@ __all__ = [
     "Kind",
     "Measurement",
     "Profile",
+    "RatioFit",
     "Terms",
+    "approximation_bound",
+    "bretagnolle_huber_bound",
+    "cross_entropy",
+    "entropy",
+    "entropy_ratio",
+    "entropy_threshold",
+    "expected_acceptance",
     "identity_gap",
+    "immediate_costs",
+    "implied_delta",
     "improvement_factor",
     "latency",
     "load_hardware",
     "nonnegative_least_squares",
+    "oracle_bound",
     "oracle_counts",
+    "post_use_speedup",
     "profile_pair",
     "r_squared",
+    "ratio_bound",
     "regress_forward_times",
+    "stopping_threshold",
 ]

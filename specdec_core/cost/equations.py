@@ -25,6 +25,19 @@ def improvement_factor(alpha: float, gamma: int, c: float) -> float:
     return expected / (gamma * c + 1)
 
 
+def post_use_speedup(mat: float, utilisation: float, t_draft: float, t_target: float) -> float:
+    """Post-use / Pre-cut, Eq. 3: 1/S = 1/MAT + t_draft / (Util · t_target).
+
+    `mat` is N/N_target and `utilisation` N/N_draft, infinite without draft forwards. The same as
+    what Eq. 3.1 of SpecDec++ gives: S = t_target · N / (t_draft · N_draft + t_target · N_target).
+    """
+    if not (mat > 0 and utilisation > 0 and t_target > 0):
+        raise ValueError(
+            f"need MAT, utilisation and t_target > 0, got {mat}, {utilisation} and {t_target}"
+        )
+    return 1 / (1 / mat + t_draft / (utilisation * t_target))
+
+
 def identity_gap(counts: Counts) -> int:
     """How far counts are from Lemma 3.1's identity N_draft + N_target = N + N_discarded.
 

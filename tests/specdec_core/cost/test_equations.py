@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from specdec_core.cost import (
+    Hardware,
     identity_gap,
     improvement_factor,
     latency,
     oracle_counts,
+    post_use_speedup,
     regress_forward_times,
 )
-from tests.specdec_core.cost.examples import TOKEN
+from specdec_core.stats import Counts
+from tests.specdec_core.cost.examples import TOKEN, counts
+from tests.specdec_core.cost.runs import POLICIES, decode, drafting
 
 
 class TestPaperFormulas:
@@ -62,6 +68,34 @@ class TestPaperFormulas:
         c, speedup = profile.oracle([4], [40], "small")
         seconds = 40 * (TOKEN.seconds(1, 256, 1) + 1e-4)
         assert speedup == pytest.approx(seconds / profile.estimate_seconds(c, "small"))
+
+
+class TestPostUseSpeedup:
+    """Post-use, Eq. 3, is Eq. 3.1 of SpecDec++ in other letters."""
+
+    @staticmethod
+    def by_equation_3_1(c: Counts, t_draft: float, t_target: float) -> float:
+        return t_target * c.n / (t_draft * c.n_draft + t_target * c.n_target)
+
+    @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.label)
+    def test_equals_the_speedup_of_real_chains(self, tiny_pair, policy):
+        c = Counts.of(decode(tiny_pair, drafting(policy, temperature=1.0)))
+        rates = c.metrics()
+        found = post_use_speedup(rates["mat"], rates["utilisation"], 0.0234, 0.112)
+        assert found == pytest.approx(self.by_equation_3_1(c, 0.0234, 0.112))
+
+    def test_equals_the_speedup_that_a_profile_of_constant_times_predicts(self):
+        c = counts(n_draft=40, n_target=10, n_discarded=12)
+        hardware = Hardware(name="m", target=0.112, drafts={"*": 0.0234})
+        predicted = hardware.profile(["draft"]).speedup(c)
+        assert post_use_speedup(38 / 10, 38 / 40, 0.0234, 0.112) == pytest.approx(predicted)
+
+    def test_drafting_without_forwards_gains_what_is_accepted(self):
+        assert post_use_speedup(3.0, math.inf, 0.0234, 0.112) == pytest.approx(3.0)
+
+    def test_rates_of_nothing_are_refused(self):
+        with pytest.raises(ValueError, match="utilisation"):
+            post_use_speedup(3.0, 0.0, 0.0234, 0.112)
 
 
 class TestRegression:

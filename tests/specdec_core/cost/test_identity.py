@@ -2,40 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
-from specdec_core.config import (
-    ConfidencePolicy,
-    Configuration,
-    DraftModelDrafter,
-    FixedPolicy,
-    HeuristicPolicy,
-    PromptLookupDrafter,
-    Sampling,
-    SvipPolicy,
-)
+from specdec_core.config import Configuration, PromptLookupDrafter
 from specdec_core.cost import identity_gap
-from specdec_core.engine import Engine, Request
-from specdec_core.pair import Pair
 from specdec_core.stats import Counts
-
-POLICIES = [
-    FixedPolicy(max_tokens=1),
-    FixedPolicy(max_tokens=4),
-    HeuristicPolicy(),
-    ConfidencePolicy(threshold=0.3),
-    SvipPolicy(threshold=1.0),
-]
-
-
-def decode(pair: Pair, configuration: Configuration, slots: int = 2, **options) -> list:
-    requests = [
-        Request(str(i), tuple(range(5 + i, 12 + 3 * i)), 17 + 4 * i, seed=i, **options)
-        for i in range(4)
-    ]
-    return Engine(pair, configuration, slots=slots).generate(requests)
+from tests.specdec_core.cost.runs import POLICIES, decode, drafting, frequent_token
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -44,9 +16,7 @@ class TestIdentityOnLiveCounts:
     """Lemma 3.1: N_draft + N_target = N + N_discarded."""
 
     def test_requests_ended_by_their_length(self, tiny_pair, policy, temperature):
-        configuration = Configuration(
-            drafter=DraftModelDrafter(policy=policy), sampling=Sampling(temperature=temperature)
-        )
+        configuration = drafting(policy, temperature)
         generations = decode(tiny_pair, configuration, ignore_eos=True)
         for c in [Counts.of(generations), *(g.counts for g in generations)]:
             assert c.n_draft > 0
@@ -54,12 +24,8 @@ class TestIdentityOnLiveCounts:
             assert identity_gap(c) == 0
 
     def test_requests_ended_by_an_end_token(self, tiny_pair, policy, temperature, monkeypatch):
-        configuration = Configuration(
-            drafter=DraftModelDrafter(policy=policy), sampling=Sampling(temperature=temperature)
-        )
-        full = decode(tiny_pair, configuration, ignore_eos=True)
-        # The token that this model writes most often becomes its end token.
-        end = Counter(token for g in full for token in g.tokens).most_common(1)[0][0]
+        configuration = drafting(policy, temperature)
+        end = frequent_token(decode(tiny_pair, configuration, ignore_eos=True))
         monkeypatch.setattr(tiny_pair.target.generation_config, "eos_token_id", end)
         generations = decode(tiny_pair, configuration)
         assert any(g.finish_reason == "stop" for g in generations)

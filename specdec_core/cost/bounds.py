@@ -1,0 +1,126 @@
+"""How likely a draft token is accepted, bounded from entropies (SVIP, §2.2 and appendices B, C).
+
+p is the target's distribution, q the draft's. H_q is q's entropy and H_{q,p} = -Σ q log p the cross
+entropy, so KL(q‖p) = H_{q,p} - H_q. Entropies are in nats; all functions work on arrays. Where the
+distributions nearly agree, entropies recorded in float32 leave the bounds an error of about 1e-3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+def expected_acceptance(p: ArrayLike, q: ArrayLike) -> np.ndarray:
+    """Eq. 1: β = Σ min(p, q), the chance that a token drawn from q is accepted, over the last
+    axis."""
+    return np.minimum(p, q).sum(axis=-1)
+
+
+def entropy(q: ArrayLike) -> np.ndarray:
+    """H_q over the last axis."""
+    return cross_entropy(q, q)
+
+
+def cross_entropy(q: ArrayLike, p: ArrayLike) -> np.ndarray:
+    """H_{q,p} over the last axis; infinite where q has a token that p has not."""
+    q, p = np.broadcast_arrays(np.asarray(q, dtype=float), np.asarray(p, dtype=float))
+    with np.errstate(divide="ignore"):
+        log_p = np.log(p)
+    return -np.multiply(q, log_p, out=np.zeros_like(q), where=q > 0).sum(axis=-1)
+
+
+def divergence(entropy: ArrayLike, cross_entropy: ArrayLike) -> np.ndarray:
+    """KL(q‖p) from H_q and H_{q,p}, which rounding may bring below 0."""
+    return np.maximum(np.asarray(cross_entropy, dtype=float) - np.asarray(entropy, dtype=float), 0)
+
+
+def oracle_bound(entropy: ArrayLike, cross_entropy: ArrayLike) -> np.ndarray:
+    """Eq. 4: β ≥ 1 - sqrt(½ H_{q,p} - ½ H_q), Pinsker's inequality. Below 0, and empty, where the
+    distributions differ by more than 2 nats."""
+    return 1 - np.sqrt(divergence(entropy, cross_entropy) / 2)
+
+
+def bretagnolle_huber_bound(entropy: ArrayLike, cross_entropy: ArrayLike) -> np.ndarray:
+    """Eq. 12: β ≥ 1 - sqrt(1 - exp(-KL)), never below 0.
+
+    1 - β is the total variation distance δ, so 1 ± δ are Σ max(p, q) and Σ min(p, q). By
+    Cauchy-Schwarz (Σ sqrt(p q))² = (Σ sqrt(max · min))² ≤ (1 + δ)(1 - δ) = 1 - δ², and by Jensen
+    Σ sqrt(p q) = Σ q sqrt(p/q) ≥ exp(-KL/2). Hence δ² ≤ 1 - exp(-KL).
+    """
+    return 1 - np.sqrt(-np.expm1(-divergence(entropy, cross_entropy)))
+
+
+def entropy_ratio(entropy: ArrayLike, cross_entropy: ArrayLike) -> np.ndarray:
+    """γ = H_{q,p} / H_q, at least 1; NaN where q is certain and has no entropy to compare with."""
+    entropy = np.asarray(entropy, dtype=float)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.asarray(cross_entropy, dtype=float) / entropy
+    return np.where(entropy > 0, np.maximum(ratio, 1), np.nan)
+
+
+def ratio_bound(entropy: ArrayLike, ratio: ArrayLike) -> np.ndarray:
+    """Eq. 5: β ≥ 1 - sqrt(½ (γ - 1) H_q)."""
+    return 1 - np.sqrt(np.maximum(np.subtract(ratio, 1), 0) * np.asarray(entropy, dtype=float) / 2)
+
+
+def approximation_bound(entropy: ArrayLike, c: float) -> np.ndarray:
+    """Eq. 6: 1 - sqrt(c H_q), which needs the draft alone. Below the oracle bound, and so below β,
+    where γ ≤ 2c + 1 (Eq. 8)."""
+    return 1 - np.sqrt(c * np.asarray(entropy, dtype=float))
+
+
+def entropy_threshold(acceptance: float, c: float) -> float:
+    """Eq. 7: the h of SVIP's rule sqrt(H_q) > h that stops where the approximation bound falls
+    below `acceptance`: h = (1 - ĥ) / sqrt(c)."""
+    return float((1 - acceptance) / np.sqrt(c))
+
+
+@dataclass(frozen=True)
+class RatioFit:
+    """γ = 1 + X with X ~ Gamma(`shape`, `rate`) (Eq. 9 and appendix C.2)."""
+
+    shape: float
+    rate: float
+    fitted: int  # positions the fit is of
+    left_out: int  # positions without a finite X > 0
+
+    @classmethod
+    def of(cls, entropy: ArrayLike, cross_entropy: ArrayLike) -> RatioFit:
+        """The most likely Gamma for recorded positions.
+
+        Left out are positions where γ - 1 is 0 or has no finite value: the draft is certain, agrees
+        with the target to the last digit, or proposes what the target excludes.
+
+        Raises:
+            ValueError: fewer than two different values are left.
+        """
+        from scipy import stats  # takes a second to import
+
+        excess = np.ravel(entropy_ratio(entropy, cross_entropy)) - 1
+        usable = excess[np.isfinite(excess) & (excess > 0)]
+        if len(np.unique(usable)) < 2:
+            raise ValueError("too few positions to fit the ratio of entropies")
+        shape, _, scale = stats.gamma.fit(usable, floc=0)
+        return cls(float(shape), 1 / float(scale), len(usable), len(excess) - len(usable))
+
+    def density(self, ratio: ArrayLike) -> np.ndarray:
+        """Probability density of γ."""
+        from scipy import stats
+
+        return stats.gamma.pdf(ratio, self.shape, loc=1, scale=1 / self.rate)
+
+    def reliability(self, c: ArrayLike) -> np.ndarray:
+        """Eq. 9: P(γ ≤ 2c + 1), how often the approximation bound is one."""
+        from scipy import stats
+
+        return stats.gamma.cdf(2 * np.asarray(c, dtype=float), self.shape, scale=1 / self.rate)
+
+    def constant(self, reliability: float) -> float:
+        """The smallest c, and so the tightest bound, that is one with probability
+        `reliability`."""
+        from scipy import stats
+
+        return float(stats.gamma.ppf(reliability, self.shape, scale=1 / self.rate)) / 2
