@@ -68,8 +68,7 @@ def load_examples(
     parts: dict[HeadKind, list[Rows]] = {kind: [] for kind in kinds}
     for recording in recordings:
         trace = recording.trace(draft)
-        held_out = np.zeros(max(recording.prompts.numbers) + 1, dtype=bool)
-        held_out[recording.prompts.numbers] = held_out_prompts(recording.prompts.tokens)
+        held_out = held_out_prompts(trace.prompt_tokens)
         hidden_size = trace.hidden.shape[1]
         for kind in kinds:
             if kind != "specdecpp":
