@@ -148,7 +148,7 @@ class PreCutPolicy(Value):
     exploration: float = Field(default=0.5, ge=0, le=1)
     exploration_decay: float = Field(default=0.98, ge=0, le=1, description="factor a round")
     optimism: float = Field(default=0.01, ge=0, description="head start of CONTINUE in Q_init")
-    bins: int = Field(default=12, ge=1, le=64, description="of the confidence product, 2 a halving")
+    bins: int = Field(default=8, ge=1, le=64, description="of the confidence product, 2 a halving")
     target_cost: float = Field(default=5.0, gt=0, description="a target forward in draft calls")
     table: str | None = Field(default=None, description="a saved Q-table to start from")
     seed: int = Field(default=0, ge=0)

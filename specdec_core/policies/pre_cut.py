@@ -31,10 +31,10 @@ class QTable(BaseModel, extra="forbid"):
 
     Cost is the number of draft calls so far, 1 … `max_tokens`. Expected is the product of the
     round's confidences Π q(y), the estimate of the draft being accepted as a whole (Eq. 6), in
-    `bins` logarithmic bins: bin j holds 2^(-(j+1)/2) < Π ≤ 2^(-j/2), the last one all below. (So a
-    confident token leaves the bin and an unsure one jumps bins, whatever the product was.) The
-    lists are flat, cost by cost. `rounds` counts the rounds that the table has controlled, `visits`
-    how often it learned in each state.
+    `bins` logarithmic bins: bin j holds 2^(-(j+1)/2) < Π ≤ 2^(-j/2), the last one all below.
+
+    The lists are flat, cost by cost. `rounds` counts the rounds that the table has controlled,
+    `gone` and `stopped` the trials of each action in each state.
     """
 
     max_tokens: int = Field(ge=1)
@@ -42,11 +42,13 @@ class QTable(BaseModel, extra="forbid"):
     rounds: int = Field(default=0, ge=0)
     go: list[float]
     stop: list[float]
-    visits: list[int]
+    gone: list[int]
+    stopped: list[int]
 
     def model_post_init(self, _: object) -> None:
         size = self.max_tokens * self.bins
-        for name, values in (("go", self.go), ("stop", self.stop), ("visits", self.visits)):
+        for name in ("go", "stop", "gone", "stopped"):
+            values = getattr(self, name)
             if len(values) != size or not all(map(math.isfinite, values)):
                 raise ValueError(f"{name} must be {size} finite numbers")
 
@@ -61,7 +63,8 @@ class QTable(BaseModel, extra="forbid"):
             bins=settings.bins,
             go=[0.0] * size,
             stop=[0.0] * size,
-            visits=[0] * size,
+            gone=[0] * size,
+            stopped=[0] * size,
         )
         for state in range(size):
             cost, column = divmod(state, settings.bins)
@@ -104,7 +107,7 @@ class QTable(BaseModel, extra="forbid"):
 
     def frame(self) -> pd.DataFrame:
         """One row a state: `cost`, the interval (`above`, `up_to`] of the confidence product, both
-        actions' values, the greedy `action` and `visits`."""
+        actions' values and trials, and the greedy `action`."""
         rows = []
         for index in range(len(self.go)):
             cost, column = divmod(index, self.bins)
@@ -116,8 +119,9 @@ class QTable(BaseModel, extra="forbid"):
                     "up_to": 2 ** (-column / _BINS_PER_HALVING),
                     "continue": self.go[index],
                     "stop": self.stop[index],
+                    "continue_trials": self.gone[index],
+                    "stop_trials": self.stopped[index],
                     "action": "continue" if self.go[index] >= self.value(index) else "stop",
-                    "visits": self.visits[index],
                 }
             )
         return pd.DataFrame(rows)
@@ -146,6 +150,10 @@ class PreCut(LengthPolicy):
       once, and L / MAT in Eq. 3 is the number of target calls only if MAT counts it.
     - The 1 in r is a baseline, which is not discounted: γ applies to η. Nearly every r is negative,
       and discounting those would reward putting off the end of a lost draft.
+
+    The learning rate is 1 / n at an action's n-th trial in a state until it has come down to
+    `learning_rate`: the first trial replaces Q_init, which could otherwise hold a table back from
+    trying longer drafts for good, once exploration has died out.
 
     With probability `exploration` · `exploration_decay`^round an action is taken at random. Each
     round has a random stream of its own, made from `seed` and the round's number: replayed rounds
@@ -213,18 +221,22 @@ class PreCut(LengthPolicy):
         )
 
     def observe(self, slot: int, drafted: int, accepted: int) -> None:
-        settings, table, rate = self.settings, self.table, self.settings.learning_rate
+        settings, table = self.settings, self.table
         states = self._rounds.pop(slot).states if slot in self._rounds else []
         following: int | None = None
         for k in range(len(states), 0, -1):
             state = states[k - 1]
             earned = reward(k, min(k, accepted), settings.target_cost)
-            table.stop[state] += rate * (earned - table.stop[state])
+            self._learn(table.stop, table.stopped, state, earned)
             if following is not None:
                 later = settings.discount * (table.value(following) + 1) - 1
-                table.go[state] += rate * (later - table.go[state])
-            table.visits[state] += 1
+                self._learn(table.go, table.gone, state, later)
             following = state
+
+    def _learn(self, values: list[float], trials: list[int], state: int, value: float) -> None:
+        trials[state] += 1
+        rate = max(self.settings.learning_rate, 1 / trials[state])
+        values[state] += rate * (value - values[state])
 
     def reset(self, slot: int) -> None:
         self._rounds.pop(slot, None)
