@@ -142,12 +142,16 @@ class Replay:
         return self._tracks[name]
 
     def values(self, draft: str | None, policy: Policy) -> np.ndarray:
-        """What a threshold policy compares, of every recorded candidate (R,)."""
+        """What a threshold policy reads off every recorded candidate (R,)."""
+        return self.track(draft).values(self.rule(draft, policy))
+
+    def rule(self, draft: str | None, policy: Policy) -> Rule:
+        """A threshold policy with what the recording knows of its head. TypeError for others."""
         name = self.recording.draft_name(draft)
         built = build_policy(policy, lambda head: self._load_head(name, head))
         if not isinstance(built, Rule):
             raise TypeError(f"policy {policy.kind} compares no values")
-        return self.track(name).values(built)
+        return built
 
     def _recorded_head(self, draft: str, head: str) -> LoadedHead:
         own = self.header.fingerprints
@@ -273,7 +277,7 @@ class Track:
 
     def drafted(self, rule: Rule) -> np.ndarray:
         """How many candidates `rule` would draft from each start (T,)."""
-        stops = np.asarray(rule.stops(self._compared(rule)))
+        stops = np.asarray(rule.stops(self.compared(rule)))
         if rule.min_tokens > 1:
             stops[:, : rule.min_tokens - 1] = False
         first = np.where(stops.any(axis=1), stops.argmax(axis=1) + 1, self.header.max_draft)
@@ -287,7 +291,7 @@ class Track:
             self._values[key] = np.asarray(rule.values(everything), dtype=np.float64)
         return self._values[key]
 
-    def _compared(self, rule: Rule) -> np.ndarray:
+    def compared(self, rule: Rule) -> np.ndarray:
         """What `rule` compares behind each candidate of a round from each start (T, max_draft)."""
         key = f"{_key(rule)} windows {rule.cumulative}"
         if key not in self._values:
