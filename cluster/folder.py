@@ -14,9 +14,7 @@ is finished and is not submitted again.
 
 from __future__ import annotations
 
-import fcntl
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -28,7 +26,7 @@ from cluster.plan import Plan
 from specdec_core.config import PairSpec, load_yaml
 from specdec_core.cost import Profile
 from specdec_core.errors import UserError
-from specdec_core.files import atomic_path, write_atomically
+from specdec_core.files import atomic_path, locked, write_atomically
 from specdec_core.results import SweepResult, Trial
 
 
@@ -81,16 +79,9 @@ class SweepFolder:
     def finish(self) -> None:
         write_atomically(self.path / "finished", "")
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> AbstractContextManager[None]:
         """Keep a second driver out; the lock goes with the process, however it ends."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("w") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(f"{self.path}: this sweep is running in another process") from None
-            yield
+        return locked(self.path, "sweep")
 
     # What is done
 

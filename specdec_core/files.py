@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from specdec_core.errors import UserError
 
 
 @contextmanager
@@ -30,6 +33,19 @@ def write_atomically(path: Path, text: str) -> Path:
     with atomic_path(path) as temporary:
         temporary.write_text(text)
     return Path(path)
+
+
+@contextmanager
+def locked(folder: Path, what: str) -> Iterator[None]:
+    """Make `folder` and keep a second process out of it; the lock goes with the process, however
+    it ends. Raises :class:`UserError` where another process has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{folder}: this {what} is running in another process") from None
+        yield
 
 
 def _umask() -> int:
