@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import plotly.graph_objects as go
 
 
@@ -43,6 +44,7 @@ OTHER_COLOURS = ["#29b6d8", "#e56fae", "#8a7a00", "#8c4a2f", "#5560c0"]
 OTHER_SYMBOLS = ["star-square", "star-diamond", "hexagon2", "bowtie", "hourglass"]
 GRID = "rgba(128,134,145,0.22)"
 TARGET_COLOUR = "#5d6a82"
+DRAFT_COLOURS = [STYLES["fixed"].colour, STYLES["heuristic"].colour, *OTHER_COLOURS]
 PARTS = {  # of the time of a token
     "target forwards": TARGET_COLOUR,
     "draft forwards, kept": "#35a596",
@@ -64,6 +66,13 @@ def family_order(family: str) -> tuple[int, str]:
     """Sorts families as they are listed above, unknown ones behind."""
     known = list(STYLES | VARIANTS)
     return (known.index(family) if family in known else len(known), family)
+
+
+def evenly(count: int, most: int) -> np.ndarray:
+    """Indices of `count` things to draw: all, or `most` of them, evenly spread."""
+    if count <= most:
+        return np.arange(count)
+    return np.linspace(0, count - 1, most).astype(int)
 
 
 def base_figure(title: str, subtitle: str, height: int, fig: go.Figure | None = None) -> go.Figure:

@@ -74,11 +74,12 @@ def frontier(result: SweepResult) -> go.Figure:
     for trial in trials:
         groups.setdefault((family(trial), draft_of(result, trial)), []).append(trial)
 
-    view = _view(result, trials)
     drafts = list(result.pair.drafts)
     leading = draft_of(result, best) if best else None
     leading = leading or next(iter(drafts), None)
     crowded = len(groups) > CROWD
+    first_seen = [t for t in trials if not crowded or draft_of(result, t) in (leading, None)]
+    view = _view(result, first_seen)
     for name in drafts:
         fig.add_traces(_iso_lines(result, name, view, visible=name == leading))
 
@@ -92,13 +93,15 @@ def frontier(result: SweepResult) -> go.Figure:
     behind = [t for t in trials if t.id not in on_front]
     shown = {t.id for t in thin(behind, view)}
     left_out = len(behind) - len(shown)
+    faint = 0.4 if len(shown) < 40 else 0.22
     for kind, draft in sorted(groups, key=order):
         look = style(kind)
         second = draft in drafts[1:]
         front = fronts[kind, draft]
         rest = [t for t in groups[kind, draft] if t.id in shown]
         name = f"{look.name} · {draft}" if draft and len(drafts) > 1 else look.name
-        for part, opacity, size in ((front, 1.0, 10), (rest, 0.4 if len(behind) < 40 else 0.22, 7)):
+        large = 10 if len(front) < 25 else 7
+        for part, opacity, size in ((front, 1.0, large), (rest, faint, 7)):
             if part:
                 fig.add_scatter(
                     x=[t.metrics["discard_rate"] for t in part],

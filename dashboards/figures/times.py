@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 
-from dashboards.look import OTHER_COLOURS, STYLES, TARGET_COLOUR, base_figure
+from dashboards.look import (
+    DRAFT_COLOURS,
+    MUTED,
+    TARGET_COLOUR,
+    base_figure,
+    evenly,
+    family_order,
+    style,
+)
+from dashboards.ranking import draft_of, family
+from specdec_core.cost import ForwardTimes, regress_forward_times
 from specdec_core.results import SweepResult
 
 
@@ -24,7 +36,7 @@ def forward_times(result: SweepResult) -> go.Figure:
         "that turns counts into estimated speedups.",
         440,
     )
-    colours = [TARGET_COLOUR, STYLES["fixed"].colour, STYLES["heuristic"].colour, *OTHER_COLOURS]
+    colours = [TARGET_COLOUR, *DRAFT_COLOURS]
     for (role, cost), colour in zip(costs.items(), colours * len(costs), strict=False):
         for batch in batches:
             points = [m for m in cost.measurements if m.batch == batch]
@@ -67,4 +79,126 @@ def forward_times(result: SweepResult) -> go.Figure:
             )  # fmt: skip
     fig.update_xaxes(title_text="n, tokens in one forward", rangemode="tozero")
     fig.update_yaxes(title_text="time of a forward (ms)", rangemode="tozero")
+    return fig
+
+
+# Names of the columns of :func:`generation_times` that Eq. 3.1 ties together.
+PASSES, SECONDS = ["n_draft", "n_target"], "seconds"
+
+
+def generation_times(result: SweepResult, rounds: pd.DataFrame) -> pd.DataFrame:
+    """Passes and seconds of every generation that was really decoded: columns `family`, `draft`
+    (None for drafters without a model), `n_draft`, `n_target`, `seconds` (without prefill).
+
+    `rounds` is the sweep's table of rounds; those that a replay counted took no time and are left
+    out.
+    """
+    seconds = rounds[["draft_seconds", "target_seconds", "other_seconds"]].sum(axis=1)
+    live = rounds.assign(seconds=seconds)[rounds["target_seconds"] > 0]
+    table = live.groupby(["config_id", "request_id"], sort=False).agg(
+        n_draft=("draft_forwards", "sum"),
+        n_target=("draft_forwards", "size"),
+        seconds=("seconds", "sum"),
+    )
+    table = table.reset_index()
+    trials = {t.id: t for t in result.trials}
+    table = table[table["config_id"].isin(trials)]
+    table.insert(1, "family", [family(trials[i]) for i in table["config_id"]])
+    table.insert(2, "draft", [draft_of(result, trials[i]) for i in table["config_id"]])
+    return table.reset_index(drop=True)
+
+
+def regression_table(generations: pd.DataFrame) -> pd.DataFrame:
+    """t_draft and t_target in ms by regression, and R² (SpecDec++, Table 2): a row for each draft
+    and family, and one for all families of a draft. Settings whose generations are too alike to
+    tell the two times apart are left out."""
+    rows = []
+    for draft, own in generations.groupby("draft", sort=False, dropna=False):
+        settings = [(style(kind).name, part) for kind, part in own.groupby("family", sort=False)]
+        if len(settings) > 1 and isinstance(draft, str):
+            settings.append(("all", own))
+        for name, part in settings:
+            try:
+                times = regress_forward_times(part[[*PASSES, SECONDS]].itertuples(index=False))
+            except ValueError:
+                continue
+            rows.append({
+                "setting": name,
+                "draft": draft if isinstance(draft, str) else "–",
+                "t_draft (ms)": 1e3 * times.t_draft if part["n_draft"].any() else np.nan,
+                "t_target (ms)": 1e3 * times.t_target,
+                # equal counts leave no variance that they could explain
+                "R²": times.r2 if len(part[PASSES].drop_duplicates()) > 1 else np.nan,
+                "generations": len(part),
+            })  # fmt: skip
+    return pd.DataFrame(rows, columns=_TABLE_2)
+
+
+_TABLE_2 = ["setting", "draft", "t_draft (ms)", "t_target (ms)", "R²", "generations"]
+
+
+def time_regression(generations: pd.DataFrame, most: int = 600) -> go.Figure:
+    """Predicted against measured seconds of every generation (SpecDec++, §5.2 and Table 2).
+
+    One regression of T on N_draft and N_target (Eq. 3.1) for each draft, over all its
+    configurations; drafters without a model by themselves. Of more than `most` generations as many
+    are drawn, evenly spread; all are fitted.
+    """
+    fits: dict[str, ForwardTimes] = {}
+    predicted = pd.Series(np.nan, index=generations.index)
+    for draft, own in generations.groupby("draft", sort=False, dropna=False):
+        # t_target of wide and of single-token forwards differ: they are fitted apart
+        groups = [own] if isinstance(draft, str) else [p for _, p in own.groupby("family")]
+        for part in groups:
+            try:
+                times = regress_forward_times(part[[*PASSES, SECONDS]].itertuples(index=False))
+            except ValueError:
+                continue
+            if isinstance(draft, str):
+                fits[draft] = times
+            predicted[part.index] = part[PASSES].to_numpy() @ [times.t_draft, times.t_target]
+    first = next(iter(fits), None)
+    title = "Measured seconds of a generation against the regression"
+    if first is not None:
+        times = fits[first]
+        title = (
+            f"t_draft {1e3 * times.t_draft:.2f} ms and t_target {1e3 * times.t_target:.2f} ms "
+            + ("explain" if times.r2 >= 0.9 else "explain only in part")
+            + f" how long generations with {first} take (R² {times.r2:.3f})"
+        )
+    fig = base_figure(
+        title,
+        "Each point is one generation that was really decoded: its measured time against "
+        "t_draft·N_draft + t_target·N_target (Eq. 3.1) with the times that fit all of a draft's "
+        "generations best. Vertical distance is what wider verifications, longer contexts and the "
+        "machine's other work add.",
+        500,
+    )
+    table = generations.assign(predicted=predicted).dropna(subset=["predicted"])
+    shown = table.iloc[evenly(len(table), most)]
+    if len(table):
+        low, high = 1e3 * table[SECONDS].min(), 1e3 * table[SECONDS].max()
+        fig.add_scatter(
+            x=[low, high], y=[low, high], mode="lines", name="as predicted", hoverinfo="skip",
+            line={"color": MUTED, "width": 1.2, "dash": "dash"},
+        )  # fmt: skip
+    drafts = list(fits)
+    groups = shown.groupby(["draft", "family"], sort=False, dropna=False)
+    for (draft, kind), part in sorted(groups, key=lambda g: (str(g[0][0]), family_order(g[0][1]))):
+        look = style(kind)
+        named = isinstance(draft, str)
+        fig.add_scatter(
+            x=1e3 * part[SECONDS], y=1e3 * part["predicted"], mode="markers",
+            name=f"{look.name} · {draft}" if named and len(drafts) > 1 else look.name,
+            customdata=part[PASSES],
+            marker={
+                "color": look.colour, "size": 7, "opacity": 0.65,
+                "symbol": look.symbol + ("-open" if named and draft in drafts[1:] else ""),
+            },
+            hovertemplate=f"<b>{look.name}</b><br>measured %{{x:.1f}}"
+            " ms, predicted %{y:.1f} ms<br>N_draft %{customdata[0]}, N_target %{customdata[1]}"
+            "<extra></extra>",
+        )  # fmt: skip
+    fig.update_xaxes(title_text="measured time of a generation (ms)")
+    fig.update_yaxes(title_text="predicted (ms)")
     return fig

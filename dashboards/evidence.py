@@ -1,0 +1,146 @@
+"""What a recording says about drafts and policies, as the tables that figures draw.
+
+Long recordings are thinned evenly, the same way every time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from dashboards.look import evenly
+from dashboards.ranking import best_of, champion, draft_of, family, label, ranked
+from specdec_core.config import Configuration, DraftModelDrafter, FixedPolicy, PreCutPolicy
+from specdec_core.errors import UserError
+from specdec_core.results import SweepResult, Trial
+from specdec_core.traces import Recording, Replay
+from specdec_core.traces.replay import Track
+
+MOST_STARTS = 40_000  # of drafts, whose prefixes are looked at
+LONGEST_PREFIX = 10
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The tables, by draft, by round and by configuration; empty where a recording that cannot be
+    replayed does not tell."""
+
+    recording: Recording
+    draft: str  # the champion's, or the first recorded
+    tokens: dict[str, pd.DataFrame]  # by draft, see :func:`trajectory`
+    prefixes: dict[str, pd.DataFrame] = field(default_factory=dict)  # see :func:`prefixes`
+    errors: pd.DataFrame | None = None  # see :func:`oracle_distances`
+    runs: dict[str, pd.DataFrame] = field(default_factory=dict)  # rounds, see :func:`learning_runs`
+    families: dict[str, str] = field(default_factory=dict)  # of the runs
+
+
+def gather(result: SweepResult, traces: Path) -> Evidence:
+    """Read the recording in `traces` and replay the best configuration of each family of the
+    sweep. Raises :class:`UserError` where it is missing or broken."""
+    recording = Recording.open(traces)
+    names = list(recording.header.pair.drafts)
+    best = champion(result)
+    draft = draft_of(result, best) if best else None
+    draft = draft if draft in names else recording.draft_name()
+    if not recording.header.replayable:
+        tracks = {name: Track(recording.trace(name, hidden=False)) for name in names}
+        tokens = {name: trajectory(track) for name, track in tracks.items()}
+        return Evidence(recording, draft, tokens)
+    replay = Replay(recording)
+    tracks = {name: replay.track(name) for name in names}
+    runs, families = learning_runs(result, replay, draft)
+    return Evidence(
+        recording,
+        draft,
+        tokens={name: trajectory(track) for name, track in tracks.items()},
+        prefixes={name: prefixes(track) for name, track in tracks.items()},
+        errors=oracle_distances(result, replay),
+        runs=runs,
+        families=families,
+    )
+
+
+def trajectory(track: Track) -> pd.DataFrame:
+    """One row a position of the target's output: `entropy`, `cross_entropy`, `probability`,
+    `overlap` (β) and `accepted`, whether the draft's token there is the target's."""
+    trace = track.trace
+    names = ("entropy", "cross_entropy", "probability", "overlap")
+    columns = {name: trace.columns[name][trace.trajectory] for name in names}
+    return pd.DataFrame({**columns, "accepted": trace.agrees})
+
+
+def prefixes(track: Track, longest: int = LONGEST_PREFIX) -> pd.DataFrame:
+    """Drafts of 1 … `longest` tokens from positions of the target's output: `length`, `product`
+    (Π q(y)) and `accepted` (all of it). Only drafts that a round could make."""
+    starts = evenly(len(track.position), MOST_STARTS)
+    longest = min(longest, track.windows.shape[1])
+    probability = track.trace.probability[track.windows[starts, :longest]].astype(np.float64)
+    lengths = np.arange(1, longest + 1)
+    possible = lengths <= track.bound[starts, None]
+    accepted = lengths <= track.agreeing[starts, None]
+    return pd.DataFrame({
+        "length": np.broadcast_to(lengths, possible.shape)[possible],
+        "product": np.cumprod(probability, axis=1)[possible],
+        "accepted": accepted[possible],
+    })  # fmt: skip
+
+
+def oracle_distances(result: SweepResult, replay: Replay) -> pd.DataFrame:
+    """One row a round of the best configuration of each family: `label`, `family`, `drafted` and
+    `oracle`, the candidates that would have been accepted at most (bounded as the round was, by
+    what is left of the output and by the longest draft recorded)."""
+    parts = []
+    for trial in _best_of_each(result, replay):
+        draft = draft_of(result, trial)
+        track = replay.track(draft)
+        try:
+            rounds = replay.run(trial.configuration)
+        except UserError:  # a head that is gone since: the other policies are still worth a look
+            continue
+        starts = np.flatnonzero(track.position == 0)[rounds.prompt] + rounds.position
+        frame = pd.DataFrame({
+            "drafted": rounds.drafted,
+            "oracle": np.minimum(track.agreeing, track.bound)[starts],
+        })  # fmt: skip
+        parts.append(frame.assign(label=label(trial), family=family(trial)))
+    columns = ["drafted", "oracle", "label", "family"]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
+
+
+def _best_of_each(result: SweepResult, replay: Replay) -> list[Trial]:
+    """The fastest configuration with a draft model of each family that can be replayed."""
+    best: dict[str, Trial] = {}
+    for trial in ranked(result):
+        drafter = trial.configuration.drafter
+        if isinstance(drafter, DraftModelDrafter) and replay.can(trial.configuration):
+            best.setdefault(family(trial), trial)
+    return list(best.values())
+
+
+def learning_runs(
+    result: SweepResult, replay: Replay, draft: str
+) -> tuple[dict[str, pd.DataFrame], dict[str, str]]:
+    """Rounds of a fixed K, of Pre-cut that never learns (Q_init) and of Pre-cut that does, with
+    `draft`, by name; and the families' names. The sweep's best of both families, where it has
+    them."""
+    fixed = _policy(best_of(result, "fixed"), FixedPolicy())
+    costs = result.profile
+    usual = PreCutPolicy(target_cost=max(costs.t_target() / costs.t_draft(draft), 1e-3))
+    learning = _policy(best_of(result, "pre_cut"), usual)
+    # A rate of 0 is not a policy that learns; one this small changes no decision.
+    still = learning.model_copy(update={"learning_rate": 1e-12, "exploration": 0.0})
+    chosen = {fixed.label: fixed, "pre-cut, Q updated": learning, "pre-cut, Q_init": still}
+    runs: dict[str, pd.DataFrame] = {}
+    for name, policy in chosen.items():
+        drafter = DraftModelDrafter(draft=draft, policy=policy)
+        configuration = Configuration(drafter=drafter, sampling=replay.header.sampling)
+        if replay.can(configuration):
+            runs[name] = replay.run(configuration).frame()
+    return runs, {name: policy.kind for name, policy in chosen.items()}
+
+
+def _policy(trial: Trial | None, otherwise: FixedPolicy | PreCutPolicy):
+    return trial.configuration.drafter.policy if trial else otherwise
