@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from specdec_core.bundled import resolve_path
+from specdec_core.config import PairSpec
 from specdec_core.errors import UserError
-from specdec_core.pair import resolve_path
 
 WHOLE = 256 * 2**20  # bytes of weights up to which all of them are read
 BLOCKS, BLOCK = 64, 4096  # of each file of a larger model
@@ -23,6 +24,15 @@ _WEIGHTS = (
 )
 # What loading and saving a model changes in its configuration without changing the model.
 _VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
+
+
+TARGET = "target"  # its place among the drafts, none of which may be called so
+
+
+def fingerprints(spec: PairSpec) -> dict[str, str]:
+    """The fingerprint of each model of a pair: `target`'s and each draft's by its name."""
+    models = {TARGET: spec.target, **spec.drafts}
+    return {name: fingerprint(model) for name, model in models.items()}
 
 
 def fingerprint(model_name: str) -> str:

@@ -22,9 +22,10 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from specdec_core.bundled import bundled_path
+from specdec_core.bundled import resolve_path
 from specdec_core.config import PairSpec, RunnerSettings
 from specdec_core.errors import UserError
+from specdec_core.fingerprint import TARGET, fingerprints
 from specdec_core.heads import LoadedHead, load_head
 from specdec_core.packing import pack_linear_layers
 from specdec_core.runner import ModelRunner, check_supported, context_length
@@ -80,28 +81,6 @@ class Pair:
         models = (self.target, *self.drafts.values())
         limits = [context_length(model.config) for model in models]
         return min([self.spec.runner.max_length, *(limit for limit in limits if limit)])
-
-
-TARGET = "target"  # its place among fingerprints; no draft may be called so
-
-
-def fingerprints(spec: PairSpec) -> dict[str, str]:
-    """The digest of each model's weights: `target`'s and each draft's by its name."""
-    from specdec_core.fingerprint import fingerprint
-
-    return {
-        name: fingerprint(model) for name, model in {TARGET: spec.target, **spec.drafts}.items()
-    }
-
-
-def resolve_path(name: str) -> str:
-    """The folder of a bundled model; any other name as it is, `~` expanded."""
-    if not name.startswith("bundled:"):
-        return os.path.expanduser(name)
-    try:
-        return str(bundled_path(name.removeprefix("bundled:")))
-    except ValueError as error:
-        raise UserError(str(error)) from None
 
 
 def _from_pretrained(factory: Any, name: str, what: str, **options: Any) -> Any:

@@ -1,5 +1,6 @@
 """The bundled model pair: one target and two drafts distilled from it, with their prompts."""
 
+import os
 from pathlib import Path
 
 from specdec_core.errors import UserError
@@ -16,3 +17,10 @@ def bundled_path(name: str) -> Path:
     if name not in NAMES:
         raise UserError(f"unknown bundled model {name!r}; known: {', '.join(NAMES)}")
     return WEIGHTS / name
+
+
+def resolve_path(name: str) -> str:
+    """The folder of a bundled model; any other name as it is, `~` expanded."""
+    if not name.startswith("bundled:"):
+        return os.path.expanduser(name)
+    return str(bundled_path(name.removeprefix("bundled:")))

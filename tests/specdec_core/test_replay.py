@@ -1,0 +1,220 @@
+"""Replayed rounds are the live engine's, for every policy and drafter of a chain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from specdec_core.config import (
+    ConfidencePolicy,
+    ConfidenceProductPolicy,
+    Configuration,
+    DecisionPolicy,
+    DraftModelDrafter,
+    DynamicConfidencePolicy,
+    FixedPolicy,
+    HeuristicPolicy,
+    OraclePolicy,
+    PairSpec,
+    Policy,
+    PreCutPolicy,
+    PromptLookupDrafter,
+    RunnerSettings,
+    Sampling,
+    SpecDecPlusPlusPolicy,
+    SvipPolicy,
+)
+from specdec_core.cost import oracle_counts
+from specdec_core.engine import Engine, Request
+from specdec_core.errors import UserError
+from specdec_core.heads import HeadCard, build_head, save_head
+from specdec_core.pair import Pair, load_pair
+from specdec_core.prompts import load_prompts
+from specdec_core.results import PromptSet
+from specdec_core.stats import Counts, Generation, rounds_frame
+from specdec_core.traces import Header, Recorder, Recording, Replay, save_header, write_shard
+
+PROMPTS, TOKENS = 100, 32
+COUPLED = Sampling(temperature=1.0, coupling="gumbel")
+COLUMNS = ["request_id", "round", "position", "drafted", "accepted", "generated", "draft_forwards"]
+
+# Policies of a request by itself, decoded in a batch, and those that remember earlier requests.
+OWN: dict[str, Policy] = {
+    "fixed": FixedPolicy(max_tokens=6),
+    "heuristic": HeuristicPolicy(start=3),
+    "confidence": ConfidencePolicy(threshold=0.6),
+    "svip": SvipPolicy(threshold=1.1, max_tokens=12),
+    "confidence_product": ConfidenceProductPolicy(threshold=0.3),
+    "dynamic_confidence": DynamicConfidencePolicy(),
+    "specdecpp": SpecDecPlusPlusPolicy(head="specdecpp", threshold=0.6),
+    "t1": DecisionPolicy(head="t1", threshold=0.5),
+    "t2": DecisionPolicy(head="t2", threshold=0.5),
+    "joint, cumulative": DecisionPolicy(head="joint", threshold=0.3, cumulative=True),
+}
+LASTING: dict[str, Policy] = {
+    "lasting heuristic": HeuristicPolicy(transient=False),
+    "pre_cut": PreCutPolicy(),
+}
+
+
+class Recorded:
+    """The bundled pair in float32, heads with random weights, and recordings of prompts."""
+
+    def __init__(self, root: Path) -> None:
+        settings = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=512)
+        drafts = {"small": "bundled:draft-small"}
+        self.pair: Pair = load_pair(PairSpec(drafts=drafts, runner=settings))
+        self.root = root
+        self._lived: dict[Configuration, list[Generation]] = {}
+        self.requests = [
+            Request(prompt.id, tuple(self.pair.tokenizer(prompt.text)["input_ids"]), TOKENS, seed=i)
+            for i, prompt in enumerate(
+                load_prompts("bundled:held_out", PROMPTS, self.pair.tokenizer)
+            )
+        ]
+        for kind in ("specdecpp", "t1", "t2", "joint"):
+            self._make_head(kind)
+
+    def _make_head(self, kind: str) -> None:
+        """A head that knows nothing, but says different things of different candidates."""
+        hidden, pair = self.pair.drafts["small"].config.hidden_size, self.pair.fingerprints
+        card = HeadCard(
+            kind=kind, draft="small", depth=1, width=16, hidden_size=hidden, top_k=10, w_acc=1,
+            w_rej=1, sampling=Sampling(),
+            pair={"target": pair["target"], "draft": pair["small"]},
+        )  # fmt: skip
+        save_head(build_head(kind, hidden, 10, depth=1, width=16), card, self.root / kind)
+
+    def record(self, sampling: Sampling, prompts: int) -> Replay:
+        header = Header(
+            pair=self.pair.spec,
+            fingerprints=self.pair.fingerprints,
+            eos_token_ids=tuple(self.pair.eos_token_ids),
+            prompts=PromptSet(source="bundled:held_out", count=prompts, digest="0"),
+            sampling=sampling,
+            max_new_tokens=TOKENS,
+            mixing=0,
+        )
+        folder = self.root / f"recording-{sampling.temperature:g}"
+        save_header(header, folder)
+        numbered = list(enumerate(self.requests[:prompts]))
+        write_shard(Recorder(self.pair, header).record(numbered), folder, 0)
+        return Replay(Recording.open(folder))
+
+    def configuration(self, policy: Policy, sampling: Sampling) -> Configuration:
+        head = getattr(policy, "head", None)
+        if head is not None:
+            policy = policy.model_copy(update={"head": str(self.root / head)})
+        drafter = DraftModelDrafter(draft="small", policy=policy)
+        return Configuration(drafter=drafter, sampling=sampling)
+
+    def live(self, configuration: Configuration, prompts: int, slots: int) -> list[Generation]:
+        if configuration not in self._lived:
+            engine = Engine(self.pair, configuration, slots)
+            self._lived[configuration] = engine.generate(self.requests[:prompts])
+        return self._lived[configuration]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return Recorded(tmp_path_factory.mktemp("recorded"))
+
+
+@pytest.fixture(scope="module")
+def greedy(recorded: Recorded) -> Replay:
+    return recorded.record(Sampling(), PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def coupled(recorded: Recorded) -> Replay:
+    return recorded.record(COUPLED, 24)
+
+
+def assert_same(replay: Replay, configuration: Configuration, live: list[Generation]) -> None:
+    """Round by round the same, and so the same counts."""
+    replayed = replay.run(configuration)
+    pd.testing.assert_frame_equal(
+        replayed.frame()[COLUMNS], rounds_frame(live)[COLUMNS], check_dtype=False
+    )
+    assert replayed.counts == Counts.of(live)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_replayed_rounds_equal_live_rounds(recorded: Recorded, greedy: Replay, name: str) -> None:
+    configuration = recorded.configuration(OWN[name], Sampling())
+    assert_same(greedy, configuration, recorded.live(configuration, PROMPTS, slots=16))
+
+
+@pytest.mark.parametrize("name", LASTING)
+def test_replay_carries_over_what_was_learned(
+    recorded: Recorded, greedy: Replay, name: str
+) -> None:
+    configuration = recorded.configuration(LASTING[name], Sampling())
+    assert_same(greedy, configuration, recorded.live(configuration, PROMPTS, slots=1))
+
+
+def test_replay_runs_drafters_without_a_model(recorded: Recorded, greedy: Replay) -> None:
+    for drafter in (PromptLookupDrafter(), None):
+        configuration = Configuration(drafter=drafter)
+        assert_same(greedy, configuration, recorded.live(configuration, PROMPTS, slots=16))
+
+
+@pytest.mark.parametrize(
+    "name", ["fixed", "svip", "confidence_product", "specdecpp", "joint, cumulative"]
+)
+def test_coupled_sampling_is_replayed_exactly(
+    recorded: Recorded, coupled: Replay, name: str
+) -> None:
+    configuration = recorded.configuration(OWN[name], COUPLED)
+    assert_same(coupled, configuration, recorded.live(configuration, 24, slots=8))
+
+
+def test_the_test_notices_a_wrong_threshold(recorded: Recorded, greedy: Replay) -> None:
+    live = recorded.configuration(ConfidencePolicy(threshold=0.6), Sampling())
+    other = recorded.configuration(ConfidencePolicy(threshold=0.62), Sampling())
+    rounds = recorded.live(live, PROMPTS, slots=16)
+    assert greedy.run(live).counts == Counts.of(rounds)
+    assert greedy.run(other).counts != Counts.of(rounds)
+
+
+def test_the_replayed_oracle_is_theorem_4_1s(recorded: Recorded, greedy: Replay) -> None:
+    track = greedy.track()
+    per_prompt = np.bincount(track.prompt, weights=~track.trace.agrees).astype(int)
+    configuration = recorded.configuration(OraclePolicy(max_tokens=20), Sampling())
+    found = greedy.run(configuration).counts
+    assert found.n_discarded == 0
+    assert found.n == sum(track.trace.lengths)
+    # A prompt that ends in a disagreement needs no further round, and a long agreement needs more
+    # rounds than a draft without a bound would.
+    bound = oracle_counts(per_prompt.tolist(), track.trace.lengths.tolist())
+    ends = int((~track.trace.agrees)[np.cumsum(track.trace.lengths) - 1].sum())
+    longer = int((track.agreeing[track.position == 0] > 20).sum())
+    assert bound.n_target - ends <= found.n_target <= bound.n_target + longer + PROMPTS
+
+
+def test_the_oracle_bounds_every_policy(recorded: Recorded, greedy: Replay) -> None:
+    oracle = greedy.run(recorded.configuration(OraclePolicy(), Sampling())).counts
+    for policy in (*OWN.values(), *LASTING.values()):
+        assert (
+            greedy.run(recorded.configuration(policy, Sampling())).counts.n_target
+            >= oracle.n_target
+        )
+
+
+def test_what_the_recording_does_not_know_is_one_line(recorded: Recorded, greedy: Replay) -> None:
+    sampled = recorded.configuration(OWN["fixed"], COUPLED)
+    long = recorded.configuration(FixedPolicy(max_tokens=30), Sampling())
+    unknown = Configuration(drafter=DraftModelDrafter(draft="medium"))
+    for configuration in (sampled, long, unknown):
+        assert not greedy.can(configuration)
+        with pytest.raises(UserError, match="cannot replay") as error:
+            greedy.run(configuration)
+        assert "\n" not in str(error.value)
+
+
+def test_nothing_that_decodes_can_follow_the_oracle(tiny_pair: Pair) -> None:
+    with pytest.raises(UserError, match="only a replay"):
+        Engine(tiny_pair, Configuration(drafter=DraftModelDrafter(policy=OraclePolicy())))
