@@ -201,7 +201,8 @@ def _run(
                 storage_path=scratch,  # the output folder says what is done
                 callbacks=[record],
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-                failure_config=tune.FailureConfig(max_failures=1),
+                # A trial can be unlucky twice: a lost node takes with it the actor that is kept for it.
+                failure_config=tune.FailureConfig(max_failures=3),
                 verbose=0,
             ),
         ).fit()

@@ -1,0 +1,119 @@
+"""A grid of heads is trained once each, whatever happens to its workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.head_training import Finished, HeadObserver, train_heads
+from cluster.ray_session import ray_session
+from specdec_core.heads import HeadSpec, TrainingSettings, load_head
+from specdec_core.heads.training import HeadTraining
+from tests.specdec_core.heads.examples import PAIR, learnable
+
+SETTINGS = TrainingSettings(learning_rate=1e-2, batch_size=256, epochs=3)
+SPECS = [HeadSpec(depth=0), HeadSpec(depth=2, w_rej=6), HeadSpec(kind="t2", width=8)]
+NAMES = ["small-specdecpp-d0-w1", "small-specdecpp-d2-w6", "small-t2"]
+EXAMPLES = {"specdecpp": learnable(), "t2": learnable("t2")}
+
+
+class Heard(HeadObserver):
+    def __init__(self) -> None:
+        self.finished: list[str] = []
+        self.steps = 0
+
+    def head_finished(self, head: Finished) -> None:
+        self.finished.append(head.label)
+
+    def step(self) -> None:
+        self.steps += 1
+
+
+@pytest.fixture(scope="module", autouse=True)
+def session() -> Iterator[None]:
+    with ray_session():
+        yield
+
+
+def test_heads_are_those_of_a_training_in_this_process_and_are_not_trained_twice(
+    tmp_path: Path,
+) -> None:
+    first = Heard()
+    heads = train_heads(SPECS, EXAMPLES, SETTINGS, tmp_path, observers=[first])
+    assert [head.label for head in heads] == NAMES
+    assert sorted(first.finished) == NAMES
+    assert first.steps == 3
+    for head, spec in zip(heads, SPECS, strict=True):
+        own = HeadTraining(spec, EXAMPLES[spec.kind], SETTINGS)
+        while not own.done:
+            own.epoch()
+        trained = own.result()
+        assert (head.folder / "model.safetensors").read_bytes() == trained.weights
+        assert head.card.curve == trained.card.curve
+        assert load_head(head.folder, PAIR["draft"], PAIR["target"]).card == head.card
+
+    (tmp_path / NAMES[1] / "head.json").unlink()  # as if it had been interrupted there
+    again = Heard()
+    assert train_heads(SPECS, EXAMPLES, SETTINGS, tmp_path, observers=[again]) == heads
+    assert again.steps == 1
+    assert sorted(again.finished) == NAMES
+
+    longer = SETTINGS.model_copy(update={"epochs": 4})
+    other = Heard()
+    [head] = train_heads(SPECS[:1], EXAMPLES, longer, tmp_path, observers=[other])
+    assert other.steps == 1
+    assert len(head.card.curve) == 4
+
+
+def test_of_several_learning_rates_the_one_with_the_least_eval_loss_is_kept(
+    tmp_path: Path,
+) -> None:
+    rates = [1e-6, 1e-2, 1e-5]
+    heard = Heard()
+    heads = train_heads(SPECS[:2], EXAMPLES, SETTINGS, tmp_path, rates, [heard])
+    assert heard.steps == 6
+    assert [head.label for head in heads] == NAMES[:2]
+    for head in heads:
+        assert head.folder == tmp_path / head.label
+        assert head.card.settings.learning_rate == 1e-2
+        load_head(head.folder, PAIR["draft"], PAIR["target"])
+
+
+def descendants() -> list[tuple[int, str]]:
+    """Process id and title of everything that this process has started."""
+    parents, titles = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            stat, title = (folder / "stat").read_text(), (folder / "cmdline").read_text()
+        except OSError:
+            continue  # it has ended meanwhile
+        parents[int(folder.name)] = int(stat.rpartition(")")[2].split()[1])
+        titles[int(folder.name)] = title
+    found = {os.getpid()}
+    while grown := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= grown
+    return [(pid, titles[pid]) for pid in found if pid != os.getpid()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the workers in /proc")
+def test_a_head_whose_worker_is_killed_is_trained_again(tmp_path: Path) -> None:
+    class Killer(Heard):
+        def head_finished(self, head: Finished) -> None:
+            if not self.finished:  # the other worker is at work on the next one
+                workers = [pid for pid, title in descendants() if "HeadTrial" in title]
+                assert workers
+                for worker in workers:
+                    os.kill(worker, signal.SIGKILL)
+            super().head_finished(head)
+
+    heard = Killer()
+    specs = [HeadSpec(depth=0), *(HeadSpec(depth=d) for d in (3, 4))]
+    settings = SETTINGS.model_copy(update={"epochs": 12})
+    heads = train_heads(specs, EXAMPLES, settings, tmp_path, observers=[heard])
+    assert len(heads) == len(heard.finished) == 3
+    for head in heads:
+        assert len(head.card.curve) == 12
