@@ -84,9 +84,12 @@ class ReplayedRounds:
 
 
 class Replay:
-    """Runs configurations on a recording."""
+    """Runs configurations on a recording; without its `hidden` states no head can be asked, but
+    little has to be read."""
 
-    def __init__(self, recording: Recording, load_head: LoadHead | None = None) -> None:
+    def __init__(
+        self, recording: Recording, load_head: LoadHead | None = None, hidden: bool = True
+    ) -> None:
         if not recording.header.replayable:
             raise UserError(
                 f"{recording.folder}: cannot be replayed; that takes continuations, and greedy "
@@ -94,6 +97,7 @@ class Replay:
             )
         self.recording, self.header = recording, recording.header
         self._load_head = load_head or self._recorded_head
+        self._hidden = hidden
         self._tracks: dict[str, Track] = {}
 
     def can(self, configuration: Configuration) -> bool:
@@ -138,7 +142,7 @@ class Replay:
         """The recorded draft, indexed by where its rounds begin."""
         name = self.recording.draft_name(draft)
         if name not in self._tracks:
-            self._tracks[name] = Track(self.recording.trace(name))
+            self._tracks[name] = Track(self.recording.trace(name, self._hidden))
         return self._tracks[name]
 
     def values(self, draft: str | None, policy: Policy) -> np.ndarray:
