@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from specdec_core.config import Configuration, PairSpec
+from specdec_core.config import Configuration, OraclePolicy, PairSpec
 from specdec_core.cost import Profile
 from specdec_core.files import write_atomically
+from specdec_core.stats import Counts
+
+METRIC = "estimated_speedup"
+ORACLE = OraclePolicy.model_fields["kind"].default
 
 
 class Document(BaseModel):
@@ -31,11 +36,44 @@ class Trial(Document):
     counts: dict[str, int]  # stats.Counts
     metrics: dict[str, float]  # stats.Counts.metrics() and estimated_speedup
     finished: bool = True  # False when a scheduler stopped it early
+    replayed: bool = False  # counted from a recording, without a model
     mlflow_run_id: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        configuration: Configuration,
+        counts: Counts,
+        profile: Profile,
+        context: float,
+        replayed: bool = False,
+    ) -> Trial:
+        """Counts, their rates, and the speedup that the profile predicts from them at `context`
+        tokens in the cache."""
+        draft = getattr(configuration.drafter, "draft", None)
+        estimate = profile.speedup(counts, draft, context)
+        return cls(
+            configuration=configuration,
+            counts=counts.as_dict(),
+            metrics={**counts.metrics(), METRIC: estimate},
+            replayed=replayed,
+        )
 
     @property
     def id(self) -> str:
         return self.configuration.id
+
+    @property
+    def eligible(self) -> bool:
+        """Whether it could be champion: counted in full, lossless, and nothing that only a replay
+        can follow."""
+        configuration = self.configuration
+        return self.finished and configuration.lossless and configuration.family != ORACLE
+
+
+def by_estimate(trials: Iterable[Trial]) -> list[Trial]:
+    """Fastest first, by the speedup that the profile predicts."""
+    return sorted(trials, key=lambda trial: trial.metrics[METRIC], reverse=True)
 
 
 class Timing(Document):
@@ -60,6 +98,23 @@ class OraclePoint(Document):
     speedup: float  # predicted with the profile
 
 
+class ReplaySummary(Document):
+    """What a sweep counted from a recording, and what that saved."""
+
+    recording: str  # the recording's folder
+    configurations: int
+    seconds: float  # of the replay stage; of an interrupted sweep, in its last run
+    per_second: float  # configurations, in that run
+    n_draft: int  # draft forwards that counting them live would have taken
+    n_target: int  # target forwards, likewise
+    checked: int = 0  # replayed configurations that were timed, and so also counted, live
+    equal: int = 0  # of these, whose live counts are the replayed ones
+
+    @property
+    def forwards_saved(self) -> int:
+        return self.n_draft + self.n_target
+
+
 class SweepResult(Document):
     """Everything a sweep found out."""
 
@@ -74,6 +129,8 @@ class SweepResult(Document):
     autoregressive: Timing | None = None
     timings: list[Timing] = Field(default=[])
     champion: str | None = None  # config_id
+    replay: ReplaySummary | None = None
+    hardware: str | None = None  # another machine, whose forward times the profile holds
     environment: dict[str, str] = Field(default={})  # git commit, hardware, library versions
     mlflow_run_id: str | None = None
 
@@ -85,6 +142,17 @@ class SweepResult(Document):
         if self.champion is None:
             raise ValueError(f"sweep {self.name} has no champion")
         return self.trial(self.champion)
+
+    def notable(self, most: int) -> list[Trial]:
+        """Up to `most` trials with a drafter: the best of each family with each draft first in
+        line, then the fastest by estimate."""
+        ranked = by_estimate(t for t in self.trials if t.configuration.drafter is not None)
+        leaders: dict[tuple[str, str | None], Trial] = {}
+        for trial in ranked:
+            draft = getattr(trial.configuration.drafter, "draft", None)
+            leaders.setdefault((trial.configuration.family, draft), trial)
+        rest = [t for t in ranked if t not in leaders.values()]
+        return [*leaders.values(), *rest][:most]
 
     def save(self, folder: Path) -> Path:
         return write_atomically(folder / "sweep.json", self.model_dump_json(indent=1))
