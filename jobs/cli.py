@@ -13,6 +13,7 @@ from jobs.console import run
 COMMANDS = {
     "demo": "Run the main job on the bundled pair, from profile to champion.",
     "profile": "Measure what forwards of a pair cost.",
+    "record": "Record what drafts would do, to train heads and to replay.",
     "train-head": "Train heads that predict acceptance, on recordings.",
     "sweep": "Find the fastest configuration for a pair and its prompts.",
     "report": "Write a sweep's HTML report again.",

@@ -14,8 +14,9 @@ from rich.markup import escape
 
 from specdec_core.errors import UserError
 
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
+# Names may hold colons; `bundled:x:` is no emoji.
+console = Console(highlight=False, emoji=False)
+errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def program(name: str) -> str:

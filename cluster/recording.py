@@ -1,0 +1,375 @@
+"""A recording made by all of the cluster: prompts in shards of a few, each recorded by one actor.
+
+Actors hand their shards back through Ray's object store and the driver writes them, so nodes need
+no common disk. A shard that is on disk is not recorded again. An actor that dies is started again,
+and so is its shard.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from pydantic import Field, PositiveInt
+
+from cluster.observer import Observer
+from cluster.plan import PromptSource
+from cluster.ray_session import get, ray_session, resources
+from specdec_core.config import PairSpec, Sampling, Value
+from specdec_core.engine import Request
+from specdec_core.errors import UserError
+from specdec_core.files import locked
+from specdec_core.pair import Pair, check_pair, fingerprints, load_pair
+from specdec_core.prompts import Prompt, digest, load_prompts
+from specdec_core.results import PromptSet
+from specdec_core.traces.find import FINISHED, finish, finished
+from specdec_core.traces.record import Recorder
+from specdec_core.traces.schema import (
+    DRAFTS,
+    EXAMPLES,
+    HEADER,
+    PROMPTS,
+    Header,
+    Recording,
+    Shard,
+    read_table,
+    save_header,
+    shard_file,
+    shards,
+    write_shard,
+)
+
+SHARD = 8  # prompts; what a killed recording loses at most, an actor
+_RETRIES = 3  # starts of an actor after it died, and runs of the shard that it had
+
+Batch = list[tuple[int, Request]]  # a shard's prompts, each with its number in the prompt set
+
+
+class RecordingPlan(Value):
+    """What to record."""
+
+    pair: PairSpec = PairSpec()
+    prompts: PromptSource = PromptSource(source="bundled:train")
+    max_new_tokens: PositiveInt = 128
+    sampling: Sampling = Sampling()
+    max_draft: PositiveInt = Header.model_fields["max_draft"].default
+    continuations: bool = True
+    top_k: PositiveInt = Header.model_fields["top_k"].default
+    mixing: float = Field(default=Header.model_fields["mixing"].default, ge=0, lt=1)
+
+    def name(self, own: Mapping[str, str], prompts: PromptSet) -> str:
+        """The pair's name, and a digest of all that a recording depends on: weights, prompts,
+        settings."""
+        runner = self.pair.runner
+        settings = self.model_dump(mode="json", exclude={"pair", "prompts"})
+        types = [runner.device, runner.target_dtype, runner.draft_dtype]
+        content = json.dumps([settings, types, dict(own), prompts.digest], sort_keys=True)
+        return f"{self.pair.name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+
+    def header(
+        self, pair: PairSpec, own: dict[str, str], prompts: PromptSet, eos: Sequence[int]
+    ) -> Header:
+        """What a recording by this plan says of itself."""
+        return Header(
+            pair=pair,
+            fingerprints=own,
+            eos_token_ids=tuple(sorted(eos)),
+            prompts=prompts,
+            **self.model_dump(exclude={"pair", "prompts"}),
+        )
+
+
+class RecordingObserver(Observer):
+    """Hears how a recording goes."""
+
+    def recorded(self, prompts: int, tokens: int) -> None:
+        """Some more prompts are on disk, with what the target wrote after them."""
+
+
+def run_recording(
+    plan: RecordingPlan,
+    home: Path,
+    name: str | None = None,
+    out: Path | None = None,
+    tell: RecordingObserver | None = None,
+) -> Recording:
+    """Record `plan` in `out`, else in `<home>/traces/<name>`, or go on where an interrupted
+    recording stopped. The name comes from the weights, the prompts and the settings unless given,
+    so the same call finds what it had begun. Prompts of the same text are recorded once.
+
+    Raises :class:`UserError` for bad input, before anything is written, and for a folder that
+    cannot be written.
+    """
+    tell = tell or RecordingObserver()
+    if not plan.pair.drafts:
+        raise UserError(f"{plan.pair.name}: no draft model to record in this pair; give a --draft")
+    if name is not None and (name == ".." or Path(name).name != name):
+        raise UserError(f"--name {name}: expected a folder's name, not a path")
+    tokenizer = check_pair(plan.pair)
+    prompts = load_prompts(plan.prompts.source, plan.prompts.limit, tokenizer)
+    prompt_set = PromptSet(source=plan.prompts.source, count=len(prompts), digest=digest(prompts))
+    own = _fingerprints(plan.pair)
+    folder = out or home / "traces" / (name or plan.name(own, prompt_set))
+    header = _begun(folder, plan, own, prompt_set)
+    batches = _batches(prompts, tokenizer, plan.max_new_tokens)
+    if header is not None and finished(folder) and not _missing(folder, header, batches):
+        return Recording(folder, header)
+
+    tell.stage("connecting to Ray, loading the pair")
+    with ray_session():
+        needs = resources(plan.pair.runner.threads, plan.pair.runner.device)
+        first = _start_worker(needs)
+        spec = plan.pair if header is None else _with_types_of(header.pair, plan.pair)
+        spec, eos = get(first.describe.remote(spec, [r for b in batches.values() for _, r in b]))
+        with _writing(folder), locked(folder, "recording"):
+            if header is None:
+                header = plan.header(spec, own, prompt_set, eos)
+                save_header(header, folder)
+            _clear(folder, header, batches, tell)
+            missing = _missing(folder, header, batches)
+            total = sum(map(len, batches.values()))
+            tell.stage("recording", total, total - sum(map(len, missing.values())))
+            for number, shard in _record(first, needs, spec, header, missing):
+                write_shard(shard, folder, number)
+                written = shard[PROMPTS]["output"].combine_chunks()
+                tell.recorded(len(written), len(written.flatten()))
+            finish(folder)
+    return Recording(folder, header)
+
+
+# What there is to do
+
+
+def _fingerprints(spec: PairSpec) -> dict[str, str]:
+    """The digest of each model's weights; a hub's are here once they were loaded."""
+    try:
+        return fingerprints(spec)
+    except UserError:
+        with ray_session():
+            worker = _start_worker(resources(spec.runner.threads, spec.runner.device))
+            return get(worker.fingerprints.remote(spec))
+
+
+def _begun(
+    folder: Path, plan: RecordingPlan, own: dict[str, str], prompts: PromptSet
+) -> Header | None:
+    """The header of the recording in `folder`, if one was begun there; raises
+    :class:`UserError` where that is another recording."""
+    if not (folder / HEADER).exists():
+        if folder.is_dir() and any(not f.name.startswith(".") for f in folder.iterdir()):
+            raise UserError(f"{folder}: holds other files; a recording needs a folder of its own")
+        return None
+    header = Recording.open(folder).header
+    wanted = plan.header(_with_types_of(header.pair, plan.pair), own, prompts, header.eos_token_ids)
+    differing = [
+        field
+        for field in Header.model_fields
+        if field not in ("pair", "prompts") and getattr(header, field) != getattr(wanted, field)
+    ]
+    if list(header.pair.drafts) != list(plan.pair.drafts):
+        differing.append("drafts")
+    if header.prompts.digest != prompts.digest:
+        differing.append("prompts")
+    for field in ("device", "target_dtype", "draft_dtype"):
+        asked = getattr(plan.pair.runner, field)
+        if asked not in ("auto", getattr(header.pair.runner, field)):
+            differing.append(field)
+    if differing:
+        raise UserError(
+            f"{folder} holds another recording (other {', '.join(differing)}); give another --name"
+        )
+    return header
+
+
+def _with_types_of(recorded: PairSpec, asked: PairSpec) -> PairSpec:
+    """`asked` with the device and data types that a recording was begun with."""
+    types = {name: getattr(recorded.runner, name) for name in ("target_dtype", "draft_dtype")}
+    types["device"] = recorded.runner.device
+    return asked.model_copy(update={"runner": asked.runner.model_copy(update=types)})
+
+
+def _batches(prompts: Sequence[Prompt], tokenizer: Any, max_new_tokens: int) -> dict[int, Batch]:
+    """The shards by number. Of prompts with the same text the first one counts."""
+    first = {prompt.text: number for number, prompt in reversed(list(enumerate(prompts)))}
+    chosen = [
+        # As every other job numbers its requests, so that sampled outputs are the same.
+        (n, Request(prompts[n].id, tuple(tokenizer(text)["input_ids"]), max_new_tokens, seed=n))
+        for text, n in sorted(first.items(), key=lambda item: item[1])
+    ]
+    starts = range(0, len(chosen), SHARD)
+    return {number: chosen[start : start + SHARD] for number, start in enumerate(starts)}
+
+
+def _missing(folder: Path, header: Header, batches: dict[int, Batch]) -> dict[int, Batch]:
+    """The shards that are not whole on disk."""
+    there = set(shards(folder))
+    return {
+        number: batch
+        for number, batch in batches.items()
+        if number not in there or not _whole(folder, number, header, batch)
+    }
+
+
+def _whole(folder: Path, number: int, header: Header, batch: Batch) -> bool:
+    """Whether a shard's files can be read and are those of `batch`."""
+
+    def read(part: str, *columns: str) -> list[np.ndarray]:
+        table = read_table(shard_file(folder, part, number), list(columns))
+        return [table[column].to_numpy() for column in columns]
+
+    try:
+        table = read_table(shard_file(folder, PROMPTS, number), ["prompt", "tokens", "output"])
+        found = zip(table["prompt"].to_pylist(), table["tokens"].to_pylist(), strict=True)
+        if list(found) != [(n, list(request.tokens)) for n, request in batch]:
+            return False
+        lengths = [len(output) for output in table["output"].to_pylist()]
+        expected = np.repeat([n for n, _ in batch], lengths)
+        for draft in header.pair.drafts:
+            prompt, step = read(f"{DRAFTS}/{draft}", "prompt", "step")
+            if not np.array_equal(prompt[step == 0], expected):
+                return False
+            if header.mixing:
+                (prompt,) = read(f"{EXAMPLES}/{draft}", "prompt")
+                if not np.array_equal(prompt, expected):
+                    return False
+    except UserError:
+        return False
+    return True
+
+
+def _clear(
+    folder: Path, header: Header, batches: dict[int, Batch], tell: RecordingObserver
+) -> None:
+    """Remove what killed processes left, and shards that are broken or not of this recording."""
+    for leftover in folder.rglob(".shard-*"):
+        leftover.unlink()
+    for number in shards(folder):
+        if number not in batches or not _whole(folder, number, header, batches[number]):
+            tell.warned(f"shard {number} is broken or of another recording; it is recorded again")
+            (folder / FINISHED).unlink(missing_ok=True)
+            for part in (PROMPTS, *(p for d in header.pair.drafts for p in _parts(d))):
+                shard_file(folder, part, number).unlink(missing_ok=True)
+
+
+def _parts(draft: str) -> tuple[str, str]:
+    return f"{DRAFTS}/{draft}", f"{EXAMPLES}/{draft}"
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Say in one line why a folder cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        reason = (os.strerror(error.errno) if error.errno else str(error)).lower()
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = "; make room and give the same command, which goes on from here" if full else ""
+        raise UserError(f"{folder}: cannot be written, {reason}{hint}") from None
+
+
+# Actors
+
+
+class RecordingWorker:
+    """Records shards; the pair is loaded at the first use and kept."""
+
+    def __init__(self) -> None:
+        self.pair: Pair | None = None
+        self.recorder: Recorder | None = None
+
+    def load(self, spec: PairSpec) -> Pair:
+        if self.pair is None or self.pair.spec != spec:
+            self.pair = load_pair(spec)
+        return self.pair
+
+    def fingerprints(self, spec: PairSpec) -> dict[str, str]:
+        """The digest of each model's weights."""
+        return self.load(spec).fingerprints
+
+    def describe(
+        self, spec: PairSpec, requests: Sequence[Request]
+    ) -> tuple[PairSpec, frozenset[int]]:
+        """The pair with the device and data types found best here, and its end tokens. Raises
+        :class:`UserError` for a request that the pair cannot take."""
+        pair = self.load(spec)
+        for request in requests:
+            needed = len(request.tokens) + request.max_new_tokens
+            if not request.tokens or needed > pair.max_length:
+                raise UserError(
+                    f"prompt {request.id}: {len(request.tokens)} tokens and"
+                    f" {request.max_new_tokens} new ones, but the context holds {pair.max_length}"
+                )
+        return pair.spec, pair.eos_token_ids
+
+    def ready(self, spec: PairSpec) -> None:
+        """Load the pair."""
+        self.load(spec)
+
+    def record(self, spec: PairSpec, header: Header, batch: Batch) -> Shard:
+        """Record the prompts of a shard."""
+        if self.recorder is None:
+            self.recorder = Recorder(self.load(spec), header)
+        return self.recorder.record(batch)
+
+
+def _start_worker(needs: dict[str, float]) -> ray.actor.ActorHandle:
+    return (
+        ray.remote(RecordingWorker)
+        .options(
+            num_cpus=needs["CPU"],
+            num_gpus=needs["GPU"],
+            max_restarts=_RETRIES,
+            max_task_retries=_RETRIES,
+        )
+        .remote()
+    )
+
+
+def _record(
+    first: ray.actor.ActorHandle,
+    needs: dict[str, float],
+    spec: PairSpec,
+    header: Header,
+    batches: dict[int, Batch],
+) -> Iterator[tuple[int, Shard]]:
+    """Record shards with as many actors as the cluster has room for, `first` among them; yields
+    them as they are done. An actor gets work once it has loaded the pair: one that finds no room
+    on a busy cluster keeps nobody waiting."""
+    pending = deque(batches.items())
+    workers = [first]
+    workers += [_start_worker(needs) for _ in range(min(_room(needs), len(pending)) - 1)]
+    # What is under way: reference -> (actor, shard's number; None while it is loading)
+    under_way = {worker.ready.remote(spec): (worker, None) for worker in workers}
+    left = len(pending)
+    try:
+        while left:
+            (done,), _ = ray.wait(list(under_way))
+            worker, number = under_way.pop(done)
+            result = get(done)
+            if pending:
+                following, batch = pending.popleft()
+                under_way[worker.record.remote(spec, header, batch)] = (worker, following)
+            if number is not None:
+                left -= 1
+                yield number, result
+    finally:
+        for worker in workers:
+            ray.kill(worker)
+
+
+def _room(needs: dict[str, float]) -> int:
+    """How many actors with these needs all nodes can hold."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return sum(
+        min(int(node.get(kind, 0) // amount) for kind, amount in needs.items() if amount)
+        for node in nodes
+    )
