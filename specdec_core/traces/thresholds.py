@@ -77,7 +77,7 @@ def best_threshold(
         TypeError: the policy compares nothing with a threshold.
         UserError: the recording cannot tell what the policy would do.
     """
-    edges = thresholds(replay, policy, draft)
+    edges = distinct_thresholds(replay, policy, draft)
     tried: dict[int, tuple[float, Policy, Counts]] = {}
 
     def attempt(index: int) -> None:
@@ -99,7 +99,7 @@ def best_threshold(
     return BestThreshold(found, least, counts, curve)
 
 
-def thresholds(replay: Replay, policy: Policy, draft: str | None = None) -> np.ndarray:
+def distinct_thresholds(replay: Replay, policy: Policy, draft: str | None = None) -> np.ndarray:
     """All thresholds that the recording tells apart, rising: one in the middle between each two
     values that `policy` might compare, one that none reaches, and one that all do."""
     if "threshold" not in type(policy).model_fields:

@@ -29,7 +29,12 @@ from specdec_core.pair import Pair
 from specdec_core.results import PromptSet
 from specdec_core.stats import Counts
 from specdec_core.traces import Header, Recorder, Recording, Replay, save_header, write_shard
-from specdec_core.traces.thresholds import BestThreshold, best_threshold, decision_cost, thresholds
+from specdec_core.traces.thresholds import (
+    BestThreshold,
+    best_threshold,
+    decision_cost,
+    distinct_thresholds,
+)
 
 POLICIES: dict[str, Policy] = {
     "confidence": ConfidencePolicy(max_tokens=12),
@@ -83,7 +88,7 @@ def policy(request: pytest.FixtureRequest, tiny_pair: Pair, folder: Path) -> Pol
 @pytest.fixture(scope="module")
 def best_of_all(replay: Replay, policy: Policy) -> BestThreshold:
     """The best of all thresholds that make a difference."""
-    return best_threshold(replay, policy, COST, points=len(thresholds(replay, policy)))
+    return best_threshold(replay, policy, COST, points=len(distinct_thresholds(replay, policy)))
 
 
 def run(replay: Replay, policy: Policy) -> Counts:
@@ -96,7 +101,7 @@ def with_threshold(policy: Policy, threshold: float) -> Policy:
 
 class TestEveryRule:
     def test_no_threshold_is_cheaper_than_the_best_of_all(self, replay, policy, best_of_all):
-        edges = thresholds(replay, policy)
+        edges = distinct_thresholds(replay, policy)
         assert len(best_of_all.curve) == len(edges)
         grid = np.linspace(0, max(1.0, edges[-1]), 150)
         costs = [COST(run(replay, with_threshold(policy, h))) for h in grid]
@@ -113,7 +118,7 @@ class TestEveryRule:
         assert (few.threshold, few.cost) in few.curve
 
     def test_the_ends_always_stop_and_never_stop(self, replay, policy):
-        edges = thresholds(replay, policy)
+        edges = distinct_thresholds(replay, policy)
         shortest = getattr(policy, "min_tokens", 1)
         ends = [run(replay, with_threshold(policy, h)) for h in (edges[0], edges[-1])]
         fixed = [run(replay, FixedPolicy(max_tokens=k)) for k in (shortest, policy.max_tokens)]
