@@ -32,7 +32,7 @@ class Evidence:
     draft: str  # the champion's, or the first recorded
     tokens: dict[str, pd.DataFrame]  # by draft, see :func:`trajectory`
     prefixes: dict[str, pd.DataFrame] = field(default_factory=dict)  # see :func:`prefixes`
-    errors: pd.DataFrame | None = None  # see :func:`oracle_distances`
+    distances: pd.DataFrame | None = None  # see :func:`oracle_distances`
     runs: dict[str, pd.DataFrame] = field(default_factory=dict)  # rounds, see :func:`learning_runs`
     families: dict[str, str] = field(default_factory=dict)  # of the runs
 
@@ -57,7 +57,7 @@ def gather(result: SweepResult, traces: Path) -> Evidence:
         draft,
         tokens={name: trajectory(track) for name, track in tracks.items()},
         prefixes={name: prefixes(track) for name, track in tracks.items()},
-        errors=oracle_distances(result, replay),
+        distances=oracle_distances(result, replay),
         runs=runs,
         families=families,
     )

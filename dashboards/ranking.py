@@ -25,7 +25,8 @@ class Speedup:
 
 def speedup(result: SweepResult, trial: Trial) -> Speedup:
     """Measured where the configuration was timed, estimated elsewhere; NaN when neither."""
-    timing = next((t for t in result.timings if t.config_id == trial.id), None)
+    own = trial.id  # a hash
+    timing = next((t for t in result.timings if t.config_id == own), None)
     if timing is not None:
         return Speedup(timing.speedup, timing)
     if trial.configuration.drafter is None:
@@ -64,6 +65,8 @@ def ranked(result: SweepResult) -> list[Trial]:
 
 def champion(result: SweepResult) -> Trial | None:
     """The champion, unless there is none yet or it is autoregressive decoding."""
+    if result.champion is None:
+        return None
     return next((t for t in drafting(result) if t.id == result.champion), None)
 
 

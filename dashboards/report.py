@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from plotly.offline import get_plotlyjs
 
 from dashboards import figures, look
@@ -30,24 +31,135 @@ from specdec_core.files import write_atomically
 from specdec_core.results import SweepResult, Timing, Trial
 from specdec_core.stats import Ratio, paired_ratio
 
-TABLE_ROWS = 500
+if TYPE_CHECKING:
+    from dashboards.evidence import Evidence
+    from specdec_core.heads import HeadCard
+
+TABLE_ROWS = 300
 
 
-def write_report(result: SweepResult, folder: Path) -> Path:
+def write_report(result: SweepResult, folder: Path, traces: Path | None = None) -> Path:
     """Write `<folder>/report.html` from the result and the folder's rounds.parquet; returns its
-    path. Raises UserError where the rounds are missing."""
+    path. With `traces`, the recording that the sweep replayed, the report has a section on what it
+    says. Raises UserError where the rounds are missing, or the recording is missing or broken."""
     folder = Path(folder)
     source = folder / "rounds.parquet"
     if not source.is_file():
         raise UserError(f"{source}: no such file; a finished sweep leaves its rounds there")
-    shown = [trial.id for trial in contenders(result)]
+    timed = [t.config_id for t in (result.autoregressive, *result.timings) if t is not None]
+    shown = list(dict.fromkeys([*(trial.id for trial in contenders(result)), *timed]))
     rounds = pd.read_parquet(source, filters=[("config_id", "in", shown)] if shown else None)
-    return write_atomically(folder / "report.html", render(result, rounds))
+    evidence = None
+    if traces is not None:
+        from dashboards.evidence import gather  # torch takes seconds to import
+
+        evidence = gather(result, traces)
+    return write_atomically(folder / "report.html", render(result, rounds, evidence))
 
 
-def render(result: SweepResult, rounds: pd.DataFrame) -> str:
+def render(result: SweepResult, rounds: pd.DataFrame, evidence: Evidence | None = None) -> str:
     """The report as HTML. `rounds` has the columns config_id, request_id, round and those of
     :class:`specdec_core.stats.Round`."""
+    sections = draw(result, rounds, evidence)
+    return template("report.jinja").render(
+        result=result,
+        headline=headline(result),
+        summary=summary(result),
+        tiles=list(tiles(result)),
+        facts=list(facts(result)),
+        caveats=list(caveats(result)),
+        rows=table(result, TABLE_ROWS),
+        rows_left_out=max(0, len(ranked(result)) - TABLE_ROWS),
+        metrics=METRICS,
+        sections=[
+            (heading, [embed(name, drawing) for name, drawing in drawings.items()])
+            for heading, drawings in sections.items()
+            if drawings
+        ],
+        neutral=[look.INK, look.MUTED, look.PAPER],
+        plotly=get_plotlyjs(),
+    )
+
+
+# ------------------------------------------------------------------------------------ what is drawn
+
+
+class Drawing(NamedTuple):
+    """A figure and the table that belongs to it, if any."""
+
+    figure: go.Figure
+    table: pd.DataFrame | None = None
+
+
+def draw(
+    result: SweepResult, rounds: pd.DataFrame, evidence: Evidence | None = None
+) -> dict[str, dict[str, Drawing]]:
+    """All figures of a sweep by name, in sections by heading."""
+    sweep = {
+        "frontier": Drawing(figures.frontier(result)),
+        "speedups": Drawing(figures.speedups(result)),
+        "time": Drawing(figures.time_per_token(result)),
+        "accepted": Drawing(figures.accepted_lengths(result, rounds)),
+        "lengths": Drawing(figures.lengths_over_position(result, rounds)),
+    }
+    if max(m.width for m in result.profile.target.measurements) > 1:  # else not measured
+        sweep["forwards"] = Drawing(figures.forward_times(result))
+    generations = figures.generation_times(result, rounds)
+    regressed = figures.regression_table(generations)
+    if len(regressed):
+        sweep["regression"] = Drawing(figures.time_regression(generations), regressed)
+    return {
+        "": sweep,
+        "The trained heads": draw_heads(cards(result), result),
+        "What the traces say": draw_traces(evidence) if evidence is not None else {},
+    }
+
+
+def draw_heads(
+    cards: Mapping[str, HeadCard], result: SweepResult | None = None
+) -> dict[str, Drawing]:
+    """Table 3 of SpecDec++ for trained heads, with the best thresholds where a sweep used them."""
+    if not cards:
+        return {}
+    frame = figures.heads_frame(cards, result)
+    return {"heads": Drawing(figures.heads_heatmap(frame), figures.heads_table(frame))}
+
+
+def draw_traces(evidence: Evidence) -> dict[str, Drawing]:
+    """What a recording says about drafts and policies."""
+    drawn = {}
+    if evidence.distances is not None and len(evidence.distances):
+        drawn["oracle"] = Drawing(figures.length_errors(evidence.distances))
+    if evidence.runs:
+        drawn["utilisation"] = Drawing(
+            figures.utilisation_over_time(evidence.runs, evidence.families)
+        )
+    if evidence.prefixes:
+        drawn["confidence"] = Drawing(figures.acceptance_by_confidence(evidence.prefixes))
+    if evidence.tokens:
+        drawn["entropy"] = Drawing(
+            figures.entropy_by_outcome(evidence.tokens), figures.entropy_table(evidence.tokens)
+        )
+        own = evidence.tokens[evidence.draft]
+        drawn["bounds"] = Drawing(figures.acceptance_bounds(own, evidence.draft))
+        with suppress(ValueError):  # a draft that is the target has no ratio to fit
+            drawn["ratio"] = Drawing(figures.ratio_of_entropies(own, evidence.draft))
+    return drawn
+
+
+def cards(result: SweepResult) -> dict[str, HeadCard]:
+    """The cards of the heads in a sweep that are still there."""
+    found: dict[str, HeadCard] = {}
+    if names := figures.head_names(result):
+        from specdec_core.heads import load_card  # torch takes seconds to import
+
+        for name in names:
+            with suppress(UserError):
+                found[name] = load_card(name)
+    return found
+
+
+def template(name: str) -> Template:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -55,32 +167,12 @@ def render(result: SweepResult, rounds: pd.DataFrame) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    drawn = {
-        "frontier": figures.frontier(result),
-        "speedups": figures.speedups(result),
-        "time": figures.time_per_token(result),
-        "accepted": figures.accepted_lengths(result, rounds),
-        "lengths": figures.lengths_over_position(result, rounds),
-        "forwards": figures.forward_times(result),
-    }
-    return environment.get_template("report.jinja").render(
-        result=result,
-        headline=headline(result),
-        summary=summary(result),
-        tiles=list(tiles(result)),
-        facts=list(facts(result)),
-        caveats=list(caveats(result)),
-        rows=table(result)[:TABLE_ROWS],
-        rows_left_out=max(0, len(result.trials) - TABLE_ROWS),
-        metrics=METRICS,
-        figures=[_embed(name, fig) for name, fig in drawn.items()],
-        neutral=[look.INK, look.MUTED, look.PAPER],
-        plotly=get_plotlyjs(),
-    )
+    return environment.get_template(name)
 
 
-def _embed(name: str, fig: go.Figure) -> dict[str, Any]:
+def embed(name: str, drawing: Drawing) -> dict[str, Any]:
     """A figure's title and subtitle as text of the page, which wraps, and the rest as JSON."""
+    fig = drawing.figure
     title, subtitle = fig.layout.title.text, fig.layout.title.subtitle.text
     fig = go.Figure(fig).update_layout(title=None, margin_t=24)
     document = json.loads(fig.to_json())
@@ -89,7 +181,17 @@ def _embed(name: str, fig: go.Figure) -> dict[str, Any]:
     return {
         "name": name, "title": title, "subtitle": subtitle, "json": text,
         "height": fig.layout.height,
+        "columns": [] if drawing.table is None else list(drawing.table.columns),
+        "rows": [] if drawing.table is None else [
+            [_cell(value) for value in row] for row in drawing.table.itertuples(index=False)
+        ],
     }  # fmt: skip
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return "–" if math.isnan(value) else f"{value:.3f}" if value % 1 else f"{value:g}"
+    return str(value)
 
 
 # ----------------------------------------------------------------------------------- what is said
@@ -282,10 +384,11 @@ METRICS = {  # column -> (heading, what it says)
 }
 
 
-def table(result: SweepResult) -> list[dict[str, Any]]:
-    """One row a configuration, as shown: the champion, those timed, those estimated."""
+def table(result: SweepResult, most: int | None = None) -> list[dict[str, Any]]:
+    """One row a configuration, as shown: the champion, those timed, those estimated; the `most`
+    fastest."""
     rows = []
-    for trial in ranked(result):
+    for trial in ranked(result)[:most]:
         gain = speedup(result, trial)
         if trial.id == result.champion:
             status = "champion"

@@ -3,7 +3,7 @@ notebooks. Each figure can be read alone."""
 
 from dashboards.figures.bounds import acceptance_bounds, ratio_of_entropies
 from dashboards.figures.frontier import View, frontier, iso_latency, pareto, thin
-from dashboards.figures.heads import heads_frame, heads_heatmap, heads_table
+from dashboards.figures.heads import head_names, heads_frame, heads_heatmap, heads_table
 from dashboards.figures.lengths import length_errors, utilisation_over_time
 from dashboards.figures.sweep import (
     accepted_lengths,
@@ -29,6 +29,7 @@ __all__ = [
     "forward_times",
     "frontier",
     "generation_times",
+    "head_names",
     "heads_frame",
     "heads_heatmap",
     "heads_table",

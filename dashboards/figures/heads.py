@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -12,8 +13,10 @@ from plotly.subplots import make_subplots
 from dashboards.look import INK, MUTED, base_figure
 from dashboards.ranking import draft_of
 from specdec_core.config import DecisionPolicy, SpecDecPlusPlusPolicy
-from specdec_core.heads.card import HeadCard
 from specdec_core.results import SweepResult
+
+if TYPE_CHECKING:
+    from specdec_core.heads.card import HeadCard
 
 # from slow to fast, readable with dark and with light text on it
 FAST_TO_SLOW = [[0.0, "#2c5fae"], [0.5, "#8fb4dd"], [1.0, "#f0ece4"]]

@@ -248,7 +248,8 @@ def time_per_token(result: SweepResult) -> go.Figure:
     names = {t.id: label(t) for t in rows}
     names["autoregressive"] = AUTOREGRESSIVE.label
     profile = result.profile
-    parts["autoregressive"] = [1e3 * profile.t_target(), 0.0, 0.0, 1e3 * profile.round_overhead]
+    forward = profile.autoregressive_seconds(1) - profile.round_overhead
+    parts["autoregressive"] = [1e3 * forward, 0.0, 0.0, 1e3 * profile.round_overhead]
     keys = list(reversed(names))
     fig = base_figure(
         "Where the time of one output token goes",

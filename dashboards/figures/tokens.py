@@ -10,7 +10,6 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboards.look import DRAFT_COLOURS, MUTED, PARTS, base_figure
-from specdec_core.heads.metrics import auc
 
 KEPT, WASTED = PARTS["draft forwards, kept"], PARTS["draft forwards, thrown away"]
 
@@ -22,6 +21,8 @@ def entropy_table(tokens: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     `tokens`, by draft, has a row for each position of the target's output with `entropy` and
     `accepted` (the token drafted there is the target's).
     """
+    from specdec_core.heads.metrics import auc  # torch takes seconds to import
+
     rows = []
     for draft, own in tokens.items():
         entropy, accepted = own["entropy"].to_numpy(), own["accepted"].to_numpy(bool)

@@ -1,4 +1,4 @@
-"""A small sweep on the tiny pair, really decoded and timed here, without Ray."""
+"""A small sweep on the tiny pair, really decoded, timed and recorded here, without Ray."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ from specdec_core.config import (
     FixedPolicy,
     HeuristicPolicy,
     PromptLookupDrafter,
+    Sampling,
+    SpecDecPlusPlusPolicy,
     SvipPolicy,
 )
 from specdec_core.cost import profile_pair
 from specdec_core.engine import Engine, Request
+from specdec_core.heads import HeadCard, build_head, save_head
 from specdec_core.pair import Pair
 from specdec_core.results import OraclePoint, PromptSet, SweepResult, Timing, Trial
 from specdec_core.stats import Counts, paired_ratio, rounds_frame
+from specdec_core.traces import Header, Recorder, save_header, write_shard
 
 NEW_TOKENS = 24
 CONFIGURATIONS = [
@@ -44,6 +48,8 @@ CONFIGURATIONS = [
     ),
     Configuration(drafter=PromptLookupDrafter()),
 ]
+REQUESTS = [Request(f"p{i}", tuple(range(5 + i, 25 + 2 * i)), NEW_TOKENS) for i in range(4)]
+PROMPTS = PromptSet(source="prompts.jsonl", count=len(REQUESTS), digest="0" * 64)
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +58,7 @@ def swept(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Sw
     folder = tmp_path_factory.mktemp("sweep")
     profile = profile_pair(tiny_pair, widths=(1, 2, 4, 8), contexts=(16, 64), repeats=2)
     engine = Engine(tiny_pair)
-    requests = [Request(f"p{i}", tuple(range(5 + i, 25 + 2 * i)), NEW_TOKENS) for i in range(4)]
+    requests = REQUESTS
     trials, frames = [], []
     for configuration in CONFIGURATIONS:
         engine.configure(configuration)
@@ -94,7 +100,7 @@ def swept(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Sw
         name="tiny",
         started=datetime.now(UTC),
         pair=tiny_pair.spec,
-        prompts=PromptSet(source="prompts.jsonl", count=len(requests), digest="0" * 64),
+        prompts=PROMPTS,
         max_new_tokens=NEW_TOKENS,
         profile=profile,
         trials=trials,
@@ -107,3 +113,64 @@ def swept(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Sw
     pd.concat(frames, ignore_index=True).to_parquet(folder / "rounds.parquet")
     result.save(folder)
     return result, folder
+
+
+FINGERPRINTS = {"target": "the target's", "draft": "the draft's"}
+
+
+@pytest.fixture(scope="session")
+def recorded(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording of the sweep's prompts."""
+    return record(tiny_pair, tmp_path_factory.mktemp("recording"))
+
+
+def record(pair: Pair, folder: Path, **changes: object) -> Path:
+    header = Header(
+        pair=pair.spec,
+        fingerprints=FINGERPRINTS,
+        eos_token_ids=tuple(pair.eos_token_ids),
+        prompts=PROMPTS,
+        max_new_tokens=NEW_TOKENS,
+        **changes,
+    )
+    shard = Recorder(pair, header).record(list(enumerate(REQUESTS)))
+    save_header(header, folder)
+    write_shard(shard, folder, 0)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def with_heads(
+    swept: tuple[SweepResult, Path], tmp_path_factory: pytest.TempPathFactory
+) -> SweepResult:
+    """The sweep's result with configurations of untrained acceptance heads, D × w_rej × h."""
+    result = swept[0].model_copy(deep=True)
+    root = tmp_path_factory.mktemp("heads")
+    for depth in (0, 1):
+        for w_rej in (1.0, 6.0):
+            folder = root / f"specdecpp-d{depth}-w{w_rej:g}"
+            card = HeadCard(
+                kind="specdecpp",
+                draft="draft",
+                depth=depth,
+                width=8,
+                hidden_size=32,
+                top_k=10,
+                w_acc=1,
+                w_rej=w_rej,
+                pair=FINGERPRINTS,
+                sampling=Sampling(),
+                metrics={"train_kl": 0.3 + depth, "eval_kl": 0.4 + w_rej, "auc": 0.7},
+            )
+            save_head(build_head("specdecpp", 32, 10, depth, 8), card, folder)
+            for threshold in (0.3, 0.7):
+                policy = SpecDecPlusPlusPolicy(head=str(folder), threshold=threshold)
+                configuration = Configuration(
+                    drafter=DraftModelDrafter(draft="draft", policy=policy)
+                )
+                trial = result.trials[3]
+                metrics = trial.metrics | {"estimated_speedup": 0.5 + threshold / 10 + depth / 10}
+                result.trials.append(
+                    Trial(configuration=configuration, counts=trial.counts, metrics=metrics)
+                )
+    return result

@@ -15,7 +15,8 @@ from specdec_core.errors import UserError
 from specdec_core.results import SweepResult, Timing
 from tests.dashboards import browser
 
-FIGURES = {"frontier", "speedups", "time", "accepted", "lengths", "forwards"}
+FIGURES = {"frontier", "speedups", "time", "accepted", "lengths", "forwards", "regression"}
+TRACES = {"oracle", "utilisation", "confidence", "entropy", "bounds", "ratio"}
 
 
 @pytest.fixture
@@ -30,9 +31,15 @@ def folder(swept: tuple[SweepResult, Path], tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def page(swept: tuple[SweepResult, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(
+    swept: tuple[SweepResult, Path],
+    with_heads: SweepResult,
+    recorded: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A report with every section."""
     folder = shutil.copytree(swept[1], tmp_path_factory.mktemp("report") / "sweep")
-    return write_report(swept[0], folder)
+    return write_report(with_heads, folder, recorded)
 
 
 @pytest.fixture(scope="module", params=["light", "dark", "narrow"])
@@ -52,12 +59,14 @@ def test_report_draws_itself_in_a_browser_with_a_clean_console(opened):
     drawn = window.run("""
         return Object.fromEntries([...document.querySelectorAll(".plot")].map(plot => [plot.id, {
             svg: plot.querySelectorAll("svg.main-svg").length,
-            marks: plot.querySelectorAll(".trace path, .trace .point, .trace .textpoint").length,
+            marks: plot.querySelectorAll(
+                ".trace path, .trace .point, .trace .textpoint, .heatmap-label"
+            ).length,
             axes: plot.querySelectorAll(".xtitle, .ytitle, .x2title, .y2title").length,
             width: plot.querySelector("svg.main-svg").getBoundingClientRect().width,
         }]));
     """)
-    assert set(drawn) == FIGURES
+    assert set(drawn) == FIGURES | TRACES | {"heads"}
     for name, figure in drawn.items():
         assert figure["svg"] > 0, name
         assert figure["marks"] > 3, name
@@ -74,16 +83,67 @@ def test_report_draws_itself_in_a_browser_with_a_clean_console(opened):
     assert light == ([True, False] if kind == "dark" else [False, True])
 
 
+def test_tables_stand_below_their_figures(opened):
+    _, window = opened
+    tables = window.run("""
+        return Object.fromEntries([...document.querySelectorAll(".numbers")].map(table => [
+            table.closest("section").querySelector(".plot").id,
+            [...table.rows].map(row => [...row.cells].map(cell => cell.textContent)),
+        ]));
+    """)
+    assert set(tables) == {"regression", "heads", "entropy"}
+    heads = [dict(zip(tables["heads"][0], row, strict=True)) for row in tables["heads"][1:]]
+    assert [(row["w_rej"], row["D"], row["best h"]) for row in heads] == [
+        ("1", "0", "0.700"), ("1", "1", "0.700"), ("6", "0", "0.700"), ("6", "1", "0.700")
+    ]  # fmt: skip
+    assert tables["entropy"][1][0] == "draft"
+
+
 def test_a_click_on_a_heading_sorts_the_table(opened):
     _, window = opened
     column = """
-        const rows = [...document.querySelectorAll("tbody tr")];
+        const rows = [...document.querySelectorAll(".all tbody tr")];
         return rows.map(row => Number(row.cells[3].dataset.value));
     """
     window.run("document.querySelectorAll('th button')[3].click()")
     assert (rates := window.run(column)) == sorted(rates, reverse=True)
     window.run("document.querySelectorAll('th button')[3].click()")
     assert window.run(column) == sorted(rates)
+
+
+def drawn_in(page: Path) -> set[str]:
+    return set(re.findall(r'class="plot" id="(\w+)"', page.read_text()))
+
+
+def test_without_traces_and_heads_their_sections_are_left_out(result, folder):
+    page = write_report(result, folder)
+    assert drawn_in(page) == FIGURES
+    assert "What the traces say" not in page.read_text()
+    assert "The trained heads" not in page.read_text()
+
+
+def test_heads_that_are_gone_leave_the_rest_of_the_report(with_heads, folder, recorded):
+    result = with_heads.model_copy(deep=True)
+    for trial in result.trials:
+        policy = getattr(trial.configuration.drafter, "policy", None)
+        if policy is not None and policy.kind == "specdecpp":
+            gone = policy.model_copy(update={"head": policy.head + "-gone"})
+            drafter = trial.configuration.drafter.model_copy(update={"policy": gone})
+            trial.configuration = trial.configuration.model_copy(update={"drafter": drafter})
+    assert drawn_in(write_report(result, folder, recorded)) == FIGURES | TRACES
+
+
+def test_a_recording_that_is_missing_or_broken_is_one_line(result, folder, recorded, tmp_path):
+    with pytest.raises(UserError, match="no recording in it") as caught:
+        write_report(result, folder, tmp_path / "nowhere")
+    assert "\n" not in str(caught.value)
+    broken = shutil.copytree(recorded, tmp_path / "broken")
+    shard = next(broken.glob("drafts/draft/*.parquet"))
+    shard.write_bytes(shard.read_bytes()[:-20])
+    with pytest.raises(UserError, match="not a whole Parquet file") as caught:
+        write_report(result, folder, broken)
+    assert "\n" not in str(caught.value)
+    assert not (folder / "report.html").exists()
 
 
 def test_plotly_is_inlined_once_and_nothing_is_linked(page):
