@@ -3,9 +3,10 @@
     plan.yaml         what was asked for, and its digest
     pair.json         the pair with the data types that every process uses
     profile.json      what forwards cost
-    trials/<id>.json  a finished configuration; its rounds are in <id>.parquet
+    trials/<id>.json  a finished configuration; its rounds are in <id>.parquet, but for replayed
+                      ones, which a replay tells at any time
     optuna.db         what Optuna has learned
-    sweep.json        the result;  rounds.parquet  all rounds
+    sweep.json        the result;  rounds.parquet  rounds, of replayed configurations the best
     finished          written last, when everything that reads the result has done so
 
 Every file is written whole, and a trial's JSON after its rounds: a configuration with a JSON file
@@ -14,6 +15,7 @@ is finished and is not submitted again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import count
@@ -108,16 +110,17 @@ class SweepFolder:
         files = sorted((self.path / "trials").glob("*.json"), key=lambda f: f.stat().st_mtime_ns)
         return [Trial.model_validate_json(file.read_text()) for file in files]
 
-    def add_trial(self, trial: Trial, rounds: pd.DataFrame) -> None:
-        with atomic_path(self.path / "trials" / f"{trial.id}.parquet") as path:
-            rounds.to_parquet(path, index=False)
+    def add_trial(self, trial: Trial, rounds: pd.DataFrame | None) -> None:
+        if rounds is not None:
+            with atomic_path(self.path / "trials" / f"{trial.id}.parquet") as path:
+                rounds.to_parquet(path, index=False)
         write_atomically(self.path / "trials" / f"{trial.id}.json", trial.model_dump_json(indent=1))
 
-    def save_rounds(self) -> Path:
-        """All trials' rounds in one table, with a column config_id."""
-        parts = [
-            pd.read_parquet(self.path / "trials" / f"{trial.id}.parquet") for trial in self.trials()
-        ]
+    def save_rounds(self, more: Sequence[pd.DataFrame] = ()) -> Path:
+        """All rounds that trials left and `more`, in one table with a column config_id."""
+        files = [self.path / "trials" / f"{trial.id}.parquet" for trial in self.trials()]
+        parts = [pd.read_parquet(file) for file in files if file.exists()]
+        parts += more
         target = self.path / "rounds.parquet"
         with atomic_path(target) as path:
             pd.concat(parts, ignore_index=True).to_parquet(path, index=False)

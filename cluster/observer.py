@@ -25,6 +25,9 @@ class Observer:
     def trial_finished(self, trial: Trial) -> None:
         """A configuration's counts are known; they are not on disk yet."""
 
+    def counted(self, result: SweepResult) -> None:
+        """All configurations are counted, and none was timed yet."""
+
     def warned(self, message: str) -> None:
         """Something is wrong that does not stop the sweep."""
 
@@ -50,6 +53,10 @@ class Observers(Observer):
     def trial_finished(self, trial: Trial) -> None:
         for member in self.members:
             member.trial_finished(trial)
+
+    def counted(self, result: SweepResult) -> None:
+        for member in self.members:
+            member.counted(result)
 
     def warned(self, message: str) -> None:
         for member in self.members:

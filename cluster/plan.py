@@ -5,24 +5,35 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from specdec_core.config import (
     Configuration,
+    DecisionPolicy,
     DraftModelDrafter,
     PairSpec,
     Sampling,
+    SpecDecPlusPlusPolicy,
     Value,
     load_yaml,
     parse,
 )
+from specdec_core.cost.hardware import Hardware, load_hardware
 from specdec_core.errors import UserError
 from specdec_core.search import Search
 
 DRAFT_MODEL = DraftModelDrafter.model_fields["kind"].default
+
+# Policies that ask a trained head, and the kinds of heads that each can ask.
+HEADS = {
+    SpecDecPlusPlusPolicy.model_fields["kind"].default: ("specdecpp",),
+    DecisionPolicy.model_fields["kind"].default: ("t1", "t2", "joint"),
+}
+EVERY = "*"  # as a head: every one that was trained for the draft
 
 
 class PromptSource(Value):
@@ -43,7 +54,8 @@ class Plan(Value):
     """A sweep.
 
     `search` lists configurations with open values (:mod:`specdec_core.search`). An entry with a
-    draft model that names no draft is tried with each of the pair's.
+    draft model that names no draft is tried with each of the pair's; one with the head "*", with
+    each of the draft's trained heads.
     """
 
     pair: PairSpec = PairSpec()
@@ -62,10 +74,26 @@ class Plan(Value):
     finalists: PositiveInt = Field(default=4, description="configurations timed alone")
     repeats: PositiveInt = Field(default=3, description="times a finalist runs each prompt")
     profile: ProfileSettings = ProfileSettings()
+    traces: str | None = Field(
+        default=None, description="recording to replay; unset, the workspace's, if it has one"
+    )
+    replay: bool = Field(default=True, description="count by replay what a recording knows")
+    hardware: Hardware | None = Field(
+        default=None, description="forward times of another machine, to rank for; a file or inline"
+    )
+
+    @field_validator("hardware", mode="before")
+    @classmethod
+    def _read_hardware(cls, value: Any) -> Any:
+        return load_hardware(value) if isinstance(value, str | Path) else value
 
     def space(self, source: str = "sweep") -> Search:
         """What is searched; raises :class:`UserError`, naming `source`, for what is malformed."""
-        entries = [completed for e in self.search if (completed := self._complete(e)) is not None]
+        entries = self._entries()
+        if self.search and not entries and any(map(_every_head, self.search)):
+            raise UserError(
+                f"{source}: search: no head of this pair was trained; `specdec train-head` does"
+            )
         return Search.of(entries, source)
 
     def configurations(self, source: str = "sweep") -> list[Configuration] | None:
@@ -91,6 +119,8 @@ class Plan(Value):
             configurations = self.space(source).extremes()
         for configuration in configurations:
             self._check(configuration, source)
+        if self.hardware is not None:
+            self.hardware.profile(list(self.pair.drafts))
 
     @property
     def autoregressive(self) -> Configuration:
@@ -99,18 +129,50 @@ class Plan(Value):
 
     def digest(self, prompts_digest: str) -> str:
         """Names everything that the results depend on."""
-        content = [self.model_dump(mode="json"), prompts_digest]
+        # Replayed counts are those of live decoding: a sweep may go on either way.
+        settings = self.model_dump(mode="json", exclude={"traces", "replay"})
+        content = [settings, self._entries(), prompts_digest]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
-    def _complete(self, entry: dict[str, Any]) -> dict[str, Any] | None:
-        """`entry` with what the plan says for all of them; None when there is nothing to try it
-        with, because the pair has no draft model."""
+    def _entries(self) -> list[dict[str, Any]]:
+        """`search` with what the plan says for all of it, without what there is nothing to try
+        with: no draft model, no head."""
+        shared = {"sampling": self.sampling.model_dump()}
+        return [{**shared, **found} for entry in self.search for found in self._completed(entry)]
+
+    def _completed(self, entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
         drafter = entry.get("drafter")
-        if isinstance(drafter, dict) and drafter.get("kind") == DRAFT_MODEL:
-            if "draft" not in drafter and not self.pair.drafts:
-                return None
-            entry = {**entry, "drafter": {"draft": list(self.pair.drafts), **drafter}}
-        return {"sampling": self.sampling.model_dump(), **entry}
+        if not isinstance(drafter, dict) or drafter.get("kind") != DRAFT_MODEL:
+            yield entry
+            return
+        if "draft" not in drafter and not self.pair.drafts:
+            return
+        drafter = {"draft": list(self.pair.drafts), **drafter}
+        if not _every_head(entry):
+            yield {**entry, "drafter": drafter}
+            return
+        drafts = drafter["draft"]
+        if isinstance(drafts, dict):
+            drafts = drafts.get("choice", [])
+        for draft in drafts if isinstance(drafts, list) else [drafts]:
+            policy = drafter["policy"]
+            if heads := self._heads(draft, HEADS[policy["kind"]]):
+                policy = {**policy, "head": heads}
+                yield {**entry, "drafter": {**drafter, "draft": draft, "policy": policy}}
+
+    def _heads(self, draft: str, kinds: tuple[str, ...]) -> list[str]:
+        """The trained heads for a draft of the pair; none while the models are not here."""
+        # They need torch, which takes seconds to import.
+        from specdec_core.fingerprint import fingerprint
+        from specdec_core.heads.find import find_heads
+
+        if draft not in self.pair.drafts:
+            return []
+        try:
+            own = fingerprint(self.pair.drafts[draft]), fingerprint(self.pair.target)
+        except UserError:
+            return []
+        return find_heads(kinds, *own, self.sampling)
 
     def _check(self, configuration: Configuration, source: str) -> None:
         if configuration.sampling != self.sampling:
@@ -125,6 +187,13 @@ class Plan(Value):
                 f"{source}: search: drafter.draft: the pair has no draft {drafter.draft!r} "
                 f"(it has: {known})"
             )
+
+
+def _every_head(entry: Any) -> bool:
+    """Whether an entry of a search asks for every head of its drafts."""
+    drafter = entry.get("drafter") if isinstance(entry, dict) else None
+    policy = drafter.get("policy") if isinstance(drafter, dict) else None
+    return isinstance(policy, dict) and policy.get("kind") in HEADS and policy.get("head") == EVERY
 
 
 def load_plan(path: str | Path, **overrides: Any) -> Plan:

@@ -20,6 +20,7 @@ from cluster.ray_session import get
 from specdec_core.alignment import Trajectory, measure_alignment
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.cost import Profile, profile_pair
+from specdec_core.drafters import Drafter
 from specdec_core.engine import Engine, Request
 from specdec_core.errors import UserError
 from specdec_core.pair import load_pair
@@ -37,6 +38,7 @@ class Bench:
     def __init__(self, spec: PairSpec) -> None:
         self.pair = load_pair(spec)
         self.engine = Engine(self.pair)
+        self.drafters: dict[str, Drafter | None] = {}  # by configuration id
 
     def spec(self) -> PairSpec:
         """The pair with its device and data types as they were found best here."""
@@ -56,6 +58,10 @@ class Bench:
             found.append(request)
         return tuple(found)
 
+    def fingerprints(self) -> dict[str, str]:
+        """The digest of each model's weights."""
+        return self.pair.fingerprints
+
     def environment(self) -> dict[str, str]:
         """Code, hardware and library versions here."""
         return environment()
@@ -73,9 +79,15 @@ class Bench:
         gc.collect()
         gc.freeze()
 
+    def forget(self) -> None:
+        """What policies have learned from earlier requests."""
+        self.drafters.clear()
+
     def decode(self, configuration: Configuration, request: Request) -> tuple[float, Generation]:
-        """One request, alone, and the seconds that it took."""
+        """One request, alone, and the seconds that it took. A policy that learns goes on from what
+        the configuration's earlier requests have taught it."""
         self.engine.configure(configuration)
+        self.engine.drafter = self.drafters.setdefault(configuration.id, self.engine.drafter)
         start = perf_counter()
         (generation,) = self.engine.generate([request])
         return perf_counter() - start, generation

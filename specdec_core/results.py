@@ -151,8 +151,8 @@ class SweepResult(Document):
         for trial in ranked:
             draft = getattr(trial.configuration.drafter, "draft", None)
             leaders.setdefault((trial.configuration.family, draft), trial)
-        rest = [t for t in ranked if t not in leaders.values()]
-        return [*leaders.values(), *rest][:most]
+        first = {trial.id: trial for trial in (*leaders.values(), *ranked)}
+        return list(first.values())[:most]
 
     def save(self, folder: Path) -> Path:
         return write_atomically(folder / "sweep.json", self.model_dump_json(indent=1))

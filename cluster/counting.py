@@ -1,0 +1,237 @@
+"""Counting: what every configuration of a sweep drafts, verifies and discards, by Ray Tune."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import ray
+from ray import tune
+from ray.tune.schedulers import ASHAScheduler, TrialScheduler
+from ray.tune.search import Searcher
+
+from cluster.folder import SweepFolder
+from cluster.observer import Observer
+from cluster.plan import Plan
+from cluster.replaying import split
+from cluster.trial import PROMPTS_DONE, CountTrial, Task, counted, group, grouped
+from specdec_core.config import Configuration
+from specdec_core.results import METRIC, ORACLE, ReplaySummary, SweepResult
+from specdec_core.search import Search, Suggester
+
+GROUP = 64  # configurations that a Tune trial replays: fewer take longer to start than to replay
+
+
+def count_all(
+    plan: Plan,
+    task: Task,
+    needs: dict[str, float],
+    result: SweepResult,
+    folder: SweepFolder,
+    tell: Observer,
+) -> None:
+    """Count every configuration that `folder` does not hold yet; fills `result.trials` and
+    `.replay`."""
+    done = {trial.id for trial in result.trials}
+    record = _Record(result, folder, tell)
+    known = plan.configurations()
+    started, before = time.perf_counter(), _replayed(result)
+    if known is None:
+        search_alg, told = _optuna(plan, folder)
+        total = plan.trials or 0
+        tell.stage("counting", total, done=len(done - {plan.autoregressive.id}))
+        if total > told:
+            tuning = {"search_alg": search_alg, "num_samples": total - told}
+            _tune(plan, task, needs, record, {}, tuning)
+        replay_seconds = time.perf_counter() - started
+        if plan.hardware is not None and plan.autoregressive.id not in done:
+            _tune_each(plan, task, needs, record, [[plan.autoregressive]])
+    else:
+        replayable, others = split(_wanted(plan, known, task, tell), task.replay)
+        pending = [c for c in replayable if c.id not in done]
+        if replayable:
+            tell.stage("replaying", len(replayable), done=len(replayable) - len(pending))
+            _tune_each(plan, task, {"CPU": 1}, record, _groups(pending))
+        replay_seconds = time.perf_counter() - started
+        if others or not replayable:
+            pending = [c for c in others if c.id not in done]
+            tell.stage("counting", len(others), done=len(others) - len(pending))
+            _tune_each(plan, task, needs, record, [[c] for c in pending])
+    if task.replay is not None:
+        result.replay = _summary(task, result, replay_seconds, before)
+    if not result.trials:
+        raise RuntimeError(f"no configuration could be counted: {record.error}")
+
+
+def _groups(configurations: Sequence[Configuration]) -> list[Sequence[Configuration]]:
+    """As many for every process, slow kinds spread evenly."""
+    processes = int(ray.cluster_resources()["CPU"])
+    size = max(1, min(GROUP, math.ceil(len(configurations) / (4 * processes))))
+    number = math.ceil(len(configurations) / size)
+    return [configurations[i::number] for i in range(number)]
+
+
+def _wanted(
+    plan: Plan, known: Sequence[Configuration], task: Task, tell: Observer
+) -> list[Configuration]:
+    """What to count, once each. Autoregressive decoding is counted where it is timed."""
+    wanted = {c.id: c for c in known if c != plan.autoregressive}
+    if plan.hardware is not None:
+        wanted[plan.autoregressive.id] = plan.autoregressive
+    oracles = [c for c in wanted.values() if c.family == ORACLE and not task.replays(c)]
+    if oracles:
+        tell.warned(f"{oracles[0].label} left out: only a replay of a recording can follow it")
+    return [c for c in wanted.values() if c not in oracles]
+
+
+def _tune_each(
+    plan: Plan,
+    task: Task,
+    needs: dict[str, float],
+    record: _Record,
+    groups: Sequence[Sequence[Configuration]],
+) -> None:
+    """A Tune trial for each group."""
+    if groups:
+        space = {"configurations": tune.grid_search([group(g) for g in groups])}
+        _tune(plan, task, needs, record, space, {"num_samples": 1})
+
+
+def _tune(
+    plan: Plan,
+    task: Task,
+    needs: dict[str, float],
+    record: _Record,
+    param_space: dict[str, Any],
+    tuning: dict[str, Any],
+) -> None:
+    scheduler: TrialScheduler | None = None
+    if plan.early_stopping:
+        scheduler = ASHAScheduler(
+            time_attr=PROMPTS_DONE,
+            max_t=len(task.requests),
+            grace_period=task.chunk,
+            reduction_factor=2,  # a few prompts are noisy: let the better half go on
+        )
+    with tempfile.TemporaryDirectory() as scratch:
+        tune.Tuner(
+            tune.with_resources(tune.with_parameters(CountTrial, task=task), needs),
+            param_space=param_space,
+            tune_config=tune.TuneConfig(
+                metric=METRIC,
+                mode="max",
+                scheduler=scheduler,
+                reuse_actors=True,
+                trial_dirname_creator=lambda trial: trial.trial_id,
+                **tuning,
+            ),
+            run_config=tune.RunConfig(
+                name="counts",
+                # Tune's own state is not kept: the sweep's folder says what is done.
+                storage_path=scratch,
+                callbacks=[record],
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+                failure_config=tune.FailureConfig(max_failures=1),
+                verbose=0,
+            ),
+        ).fit()
+
+
+class _Record(tune.Callback):
+    """Writes each configuration down as its trial finishes."""
+
+    def __init__(self, result: SweepResult, folder: SweepFolder, tell: Observer) -> None:
+        self.result, self.folder, self.tell = result, folder, tell
+        self.known = {trial.id for trial in result.trials}
+        self.rounds: dict[str, list[Any]] = {}
+        self.error: str | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tune pickles its callbacks to restore them; this one lives in the driver alone.
+        return {}
+
+    def on_trial_result(
+        self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        if result["training_iteration"] == 1:  # also when the trial had to start again
+            self.rounds[trial.trial_id] = []
+        self.rounds[trial.trial_id].append(result.pop("rounds", None))
+
+    def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        parts = [part for part in self.rounds.pop(trial.trial_id) if part is not None]
+        rounds = pd.concat(parts, ignore_index=True) if parts else None
+        for finished in counted(trial.last_result):
+            if finished.id not in self.known:  # Optuna may propose the same one twice
+                self.known.add(finished.id)
+                self.tell.trial_finished(finished)
+                self.folder.add_trial(finished, rounds)
+                self.result.trials.append(finished)
+            self.tell.step()
+        for label, reason in trial.last_result.get("failed", ()):
+            self._failed(label, reason)
+
+    def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        cause = trial.get_error() if hasattr(trial, "get_error") else None
+        reason = str(cause).strip().splitlines()[-1] if cause else "unknown error"
+        for configuration in grouped(trial.config):
+            self._failed(configuration.label, reason)
+
+    def _failed(self, label: str, reason: str) -> None:
+        self.error = reason
+        self.tell.warned(f"{label} failed: {reason}")
+        self.tell.step()
+
+
+def _replayed(result: SweepResult) -> int:
+    return sum(trial.replayed for trial in result.trials)
+
+
+def _summary(task: Task, result: SweepResult, seconds: float, before: int) -> ReplaySummary:
+    """`before` configurations had been replayed `seconds` ago."""
+    assert task.replay is not None
+    counts = [trial.counts for trial in result.trials if trial.replayed]
+    return ReplaySummary(
+        recording=str(task.replay.recording.folder.resolve()),
+        configurations=len(counts),
+        seconds=seconds,
+        per_second=(len(counts) - before) / seconds,
+        n_draft=sum(own["n_draft"] for own in counts),
+        n_target=sum(own["n_target"] for own in counts),
+    )
+
+
+@dataclass(frozen=True)
+class _Suggest:
+    """What Optuna proposes, as the configuration that a trial reads."""
+
+    search: Search
+
+    def __call__(self, trial: Suggester) -> dict[str, str]:
+        return {"configurations": group([self.search.suggest(trial)])}
+
+
+def _optuna(plan: Plan, folder: SweepFolder) -> tuple[Searcher, int]:
+    """The searcher, and how many trials it has been told of before."""
+    import optuna
+    from ray.tune.search.optuna import OptunaSearch
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    storage = optuna.storages.RDBStorage(f"sqlite:///{folder.path / 'optuna.db'}")
+    told = 0
+    if optuna.get_all_study_names(storage):
+        study = optuna.load_study(study_name=None, storage=storage)
+        told = sum(trial.state.is_finished() for trial in study.trials)
+    searcher = OptunaSearch(
+        _Suggest(plan.space()),
+        metric=METRIC,
+        mode="max",
+        # Resumed with the same seed it would draw the same points again.
+        sampler=optuna.samplers.TPESampler(seed=plan.seed + told),
+        storage=storage,
+    )
+    return searcher, told

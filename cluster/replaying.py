@@ -1,0 +1,171 @@
+"""A sweep's first stage where a recording exists: counts without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from cluster.plan import Plan
+from specdec_core.config import Configuration, DraftModelDrafter, PairSpec
+from specdec_core.cost import Profile
+from specdec_core.errors import UserError
+from specdec_core.heads import LoadedHead, load_head
+from specdec_core.pair import TARGET
+from specdec_core.results import OraclePoint
+from specdec_core.traces import Recording, Replay
+from specdec_core.traces.find import find_recording, finished
+
+Head = tuple[str, str]  # draft, name
+
+
+def asked_recording(plan: Plan, home: Path, prompts_digest: str) -> Recording | None:
+    """The recording that the plan names: a folder, or the name of one in the workspace. Raises
+    :class:`UserError` where it is not of the plan's prompts and settings; whose weights it is of,
+    :meth:`Recording.check` says."""
+    if plan.traces is None or not plan.replay:
+        return None
+    folder = Path(plan.traces).expanduser()
+    named = home / "traces" / plan.traces
+    recording = Recording.open(named if not folder.exists() and named.exists() else folder)
+    header = recording.header
+    if not finished(recording.folder):
+        raise UserError(f"{recording.folder}: not finished; the same `specdec record` goes on")
+    if not header.replayable:
+        raise UserError(
+            f"{recording.folder}: cannot be replayed; that takes continuations, and greedy "
+            "decoding or sampling.coupling gumbel"
+        )
+    for what, recorded, wanted in (
+        ("prompts", header.prompts.digest[:12], prompts_digest[:12]),
+        ("sampling", header.sampling, plan.sampling),
+        ("max_new_tokens", header.max_new_tokens, plan.max_new_tokens),
+        *(
+            (f"runner.{name}", getattr(header.pair.runner, name), getattr(plan.pair.runner, name))
+            for name in ("target_dtype", "draft_dtype")
+        ),
+    ):
+        if recorded != wanted and wanted != "auto":
+            raise UserError(
+                f"{recording.folder}: recorded with other {what} ({_brief(recorded)}; the sweep "
+                f"has {_brief(wanted)})"
+            )
+    return recording
+
+
+def with_types_of(recording: Recording | None, pair: PairSpec) -> PairSpec:
+    """`pair` with the recording's data types, so that what is timed is what was recorded."""
+    if recording is None:
+        return pair
+    recorded = recording.header.pair.runner
+    types = {name: getattr(recorded, name) for name in ("target_dtype", "draft_dtype")}
+    return pair.model_copy(update={"runner": pair.runner.model_copy(update=types)})
+
+
+def open_replay(
+    plan: Plan,
+    home: Path,
+    pair: PairSpec,
+    fingerprints: Mapping[str, str],
+    asked: Recording | None,
+    prompts_digest: str,
+    prompts: int,
+) -> Replay | None:
+    """A replay of the recording that was asked for, else of one in the workspace that is of the
+    same models, data types, prompts and settings; None where there is none. Everything that
+    replaying the plan takes is read now.
+
+    Raises :class:`UserError` for a recording of other weights, and for a head that is missing or
+    of another pair.
+    """
+    heads = _heads(_configurations(plan), pair, fingerprints)
+    if not plan.replay:
+        return None
+    recording = asked or find_recording(
+        home / "traces",
+        fingerprints,
+        prompts_digest,
+        plan.sampling,
+        plan.max_new_tokens,
+        (pair.runner.target_dtype, pair.runner.draft_dtype),
+    )
+    if recording is None:
+        return None
+    recording.check(fingerprints)
+    if len(recording.prompts.ids) != prompts:  # texts that occur twice are recorded once
+        if asked is None:
+            return None
+        raise UserError(
+            f"{recording.folder}: has {len(recording.prompts.ids)} of the sweep's {prompts} prompts"
+        )
+    replay = Replay(recording, KnownHeads(heads, fingerprints), hidden=bool(heads))
+    for draft in recording.header.pair.drafts:
+        if draft in pair.drafts:
+            replay.track(draft)
+    return replay
+
+
+class KnownHeads:
+    """Heads that were loaded already, so that actors on other nodes need not find them."""
+
+    def __init__(self, heads: Mapping[Head, LoadedHead], fingerprints: Mapping[str, str]) -> None:
+        self.heads, self.fingerprints = dict(heads), dict(fingerprints)
+
+    def __call__(self, draft: str, head: str) -> LoadedHead:
+        if (draft, head) not in self.heads:
+            own = self.fingerprints
+            self.heads[draft, head] = load_head(head, own[draft], own[TARGET])
+        return self.heads[draft, head]
+
+
+def recorded_oracles(replay: Replay, profile: Profile) -> list[OraclePoint]:
+    """The oracle of each recorded draft that the profile knows (SpecDec++, Thm 4.1)."""
+    points = []
+    for draft in replay.header.pair.drafts:
+        if draft not in profile.drafts:
+            continue
+        trace = replay.track(draft).trace
+        rejected = trace.prompt[trace.trajectory][~trace.agrees]
+        disagreements = np.bincount(rejected, minlength=len(trace.lengths))
+        counts, speedup = profile.oracle(disagreements.tolist(), trace.lengths.tolist(), draft)
+        rate = counts.metrics()["verification_rate"]
+        points.append(OraclePoint(draft=draft, verification_rate=rate, speedup=speedup))
+    return points
+
+
+def split(
+    configurations: Iterable[Configuration], replay: Replay | None
+) -> tuple[list[Configuration], list[Configuration]]:
+    """Those that can be replayed, and those that have to be decoded."""
+    can: list[Configuration] = []
+    cannot: list[Configuration] = []
+    for configuration in configurations:
+        own = can if replay is not None and replay.can(configuration) else cannot
+        own.append(configuration)
+    return can, cannot
+
+
+def _configurations(plan: Plan) -> Sequence[Configuration]:
+    """The plan's configurations, or those at the ends of its ranges."""
+    found = plan.configurations()
+    return plan.space().extremes() if found is None else found
+
+
+def _heads(
+    configurations: Iterable[Configuration], pair: PairSpec, fingerprints: Mapping[str, str]
+) -> dict[Head, LoadedHead]:
+    """The heads that are asked; raises :class:`UserError` for one that cannot be used here."""
+    heads: dict[Head, LoadedHead] = {}
+    for configuration in configurations:
+        drafter = configuration.drafter
+        name = getattr(getattr(drafter, "policy", None), "head", None)
+        if isinstance(drafter, DraftModelDrafter) and name is not None:
+            draft = drafter.draft or next(iter(pair.drafts))
+            if (draft, name) not in heads:
+                heads[draft, name] = load_head(name, fingerprints[draft], fingerprints[TARGET])
+    return heads
+
+
+def _brief(value: object) -> object:
+    return value.model_dump(exclude_defaults=True) if hasattr(value, "model_dump") else value
