@@ -13,13 +13,14 @@ import json
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
 from pydantic import Field, PositiveInt
+from transformers import AutoConfig
 
 from cluster.observer import Observer
 from cluster.plan import PromptSource
@@ -28,9 +29,10 @@ from specdec_core.config import PairSpec, Sampling, Value
 from specdec_core.engine import Request
 from specdec_core.errors import UserError
 from specdec_core.files import locked
-from specdec_core.pair import Pair, check_pair, fingerprints, load_pair
+from specdec_core.pair import Pair, check_pair, fingerprints, load_pair, resolve_path
 from specdec_core.prompts import Prompt, digest, load_prompts
 from specdec_core.results import PromptSet
+from specdec_core.runner import context_length
 from specdec_core.traces.find import FINISHED, finish, finished
 from specdec_core.traces.record import Recorder
 from specdec_core.traces.schema import (
@@ -123,25 +125,30 @@ def run_recording(
     batches = _batches(prompts, tokenizer, plan.max_new_tokens)
     if header is not None and finished(folder) and not _missing(folder, header, batches):
         return Recording(folder, header)
-
-    tell.stage("connecting to Ray, loading the pair")
-    with ray_session():
+    _check_fit(plan.pair, batches)
+    with ExitStack() as held:
+        with _writing(folder):
+            held.enter_context(locked(folder, "recording"))
+        tell.stage("connecting to Ray, loading the pair")
+        held.enter_context(ray_session())
         needs = resources(plan.pair.runner.threads, plan.pair.runner.device)
         first = _start_worker(needs)
         spec = plan.pair if header is None else _with_types_of(header.pair, plan.pair)
-        spec, eos = get(first.describe.remote(spec, [r for b in batches.values() for _, r in b]))
-        with _writing(folder), locked(folder, "recording"):
+        spec, eos = get(first.describe.remote(spec))
+        with _writing(folder):
             if header is None:
                 header = plan.header(spec, own, prompt_set, eos)
                 save_header(header, folder)
             _clear(folder, header, batches, tell)
-            missing = _missing(folder, header, batches)
-            total = sum(map(len, batches.values()))
-            tell.stage("recording", total, total - sum(map(len, missing.values())))
-            for number, shard in _record(first, needs, spec, header, missing):
+        missing = _missing(folder, header, batches)
+        total = sum(map(len, batches.values()))
+        tell.stage("recording", total, total - sum(map(len, missing.values())))
+        for number, shard in _record(first, needs, spec, header, missing):
+            with _writing(folder):
                 write_shard(shard, folder, number)
-                written = shard[PROMPTS]["output"].combine_chunks()
-                tell.recorded(len(written), len(written.flatten()))
+            written = shard[PROMPTS]["output"].combine_chunks()
+            tell.recorded(len(written), len(written.flatten()))
+        with _writing(folder):
             finish(folder)
     return Recording(folder, header)
 
@@ -207,6 +214,21 @@ def _batches(prompts: Sequence[Prompt], tokenizer: Any, max_new_tokens: int) -> 
     ]
     starts = range(0, len(chosen), SHARD)
     return {number: chosen[start : start + SHARD] for number, start in enumerate(starts)}
+
+
+def _check_fit(spec: PairSpec, batches: dict[int, Batch]) -> None:
+    """Raises :class:`UserError` for a prompt that is too long for the models, or empty."""
+    names = map(resolve_path, (spec.target, *spec.drafts.values()))
+    limits = [context_length(AutoConfig.from_pretrained(name)) for name in names]
+    most = min([spec.runner.max_length, *(limit for limit in limits if limit)])
+    for batch in batches.values():
+        for _, request in batch:
+            count, new = len(request.tokens), request.max_new_tokens
+            if not count or count + new > most:
+                raise UserError(
+                    f"prompt {request.id}: it has {count} tokens and {new} new ones were asked for,"
+                    f" but the context holds {most}"
+                )
 
 
 def _missing(folder: Path, header: Header, batches: dict[int, Batch]) -> dict[int, Batch]:
@@ -295,19 +317,9 @@ class RecordingWorker:
         """The digest of each model's weights."""
         return self.load(spec).fingerprints
 
-    def describe(
-        self, spec: PairSpec, requests: Sequence[Request]
-    ) -> tuple[PairSpec, frozenset[int]]:
-        """The pair with the device and data types found best here, and its end tokens. Raises
-        :class:`UserError` for a request that the pair cannot take."""
+    def describe(self, spec: PairSpec) -> tuple[PairSpec, frozenset[int]]:
+        """The pair with the device and data types found best here, and its end tokens."""
         pair = self.load(spec)
-        for request in requests:
-            needed = len(request.tokens) + request.max_new_tokens
-            if not request.tokens or needed > pair.max_length:
-                raise UserError(
-                    f"prompt {request.id}: {len(request.tokens)} tokens and"
-                    f" {request.max_new_tokens} new ones, but the context holds {pair.max_length}"
-                )
         return pair.spec, pair.eos_token_ids
 
     def ready(self, spec: PairSpec) -> None:

@@ -1,0 +1,257 @@
+"""A recording holds what one process would record, whatever happens to the actors and the disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cluster.plan import PromptSource
+from cluster.ray_session import ray_session
+from cluster.recording import SHARD, RecordingObserver, RecordingPlan, _writing, run_recording
+from specdec_core.config import PairSpec, Sampling
+from specdec_core.engine import Request
+from specdec_core.errors import UserError
+from specdec_core.files import locked
+from specdec_core.pair import Pair
+from specdec_core.traces.find import find_recording
+from specdec_core.traces.record import Recorder
+from specdec_core.traces.schema import Recording, shard_file
+
+# The ninth text is the second one's; 27 others are four shards.
+PROMPTS = [f"def add_{i}(a, b): return a + {i}" for i in range(27)]
+PROMPTS.insert(8, PROMPTS[1])
+PARTS = ("prompts", "drafts/draft", "examples/draft")
+
+
+class Heard(RecordingObserver):
+    def __init__(self) -> None:
+        self.prompts = self.tokens = 0
+        self.warnings: list[str] = []
+
+    def recorded(self, prompts: int, tokens: int) -> None:
+        self.prompts += prompts
+        self.tokens += tokens
+
+    def warned(self, message: str) -> None:
+        self.warnings.append(message)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def session() -> Iterator[None]:
+    with ray_session():
+        yield
+
+
+def prompts_file(folder: Path, texts: list[str]) -> Path:
+    path = folder / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": text}) for text in texts))
+    return path
+
+
+@pytest.fixture(scope="module")
+def plan(tiny_spec: PairSpec, tmp_path_factory: pytest.TempPathFactory) -> RecordingPlan:
+    path = prompts_file(tmp_path_factory.mktemp("prompts"), PROMPTS)
+    return RecordingPlan(
+        pair=tiny_spec, prompts=PromptSource(source=str(path)), max_new_tokens=12, max_draft=6
+    )
+
+
+@pytest.fixture(scope="module")
+def recorded(
+    plan: RecordingPlan, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Recording, Heard]:
+    heard = Heard()
+    return run_recording(plan, tmp_path_factory.mktemp("home"), tell=heard), heard
+
+
+@pytest.fixture
+def copy(recorded: tuple[Recording, Heard], tmp_path: Path) -> Path:
+    """A finished recording that may be damaged, in a home of its own."""
+    folder = recorded[0].folder
+    return Path(shutil.copytree(folder, tmp_path / "traces" / folder.name))
+
+
+def tables(folder: Path) -> dict[tuple[str, int], pa.Table]:
+    return {(p, n): pq.read_table(shard_file(folder, p, n)) for p in PARTS for n in range(4)}
+
+
+def times(folder: Path) -> dict[Path, int]:
+    return {file: file.stat().st_mtime_ns for file in folder.rglob("*.parquet")}
+
+
+def test_shards_hold_what_one_process_records(
+    recorded: tuple[Recording, Heard], tiny_pair: Pair
+) -> None:
+    recording, heard = recorded
+    recorder = Recorder(tiny_pair, recording.header)
+    numbers = [n for n in range(len(PROMPTS)) if n != 8]
+    requests = [
+        (n, Request(f"prompts/{n}", recorder.engine.encode(PROMPTS[n]), 12, seed=n))
+        for n in numbers
+    ]
+    found = tables(recording.folder)
+    for shard in range(4):
+        expected = recorder.record(requests[shard * SHARD : (shard + 1) * SHARD])
+        assert {part: found[part, shard] for part in PARTS} == expected
+    assert heard.prompts == len(numbers)
+    assert heard.tokens == sum(map(len, recording.prompts.outputs))
+
+
+def test_a_text_that_comes_twice_is_recorded_once(recorded: tuple[Recording, Heard]) -> None:
+    recording = recorded[0]
+    assert recording.prompts.numbers == [n for n in range(len(PROMPTS)) if n != 8]
+    assert recording.header.prompts.count == len(PROMPTS)
+
+
+def test_the_same_call_finds_a_finished_recording_and_writes_nothing(
+    plan: RecordingPlan, copy: Path
+) -> None:
+    before, heard = times(copy), Heard()
+    again = run_recording(plan, copy.parents[1], tell=heard)
+    assert (again.folder, heard.prompts, times(copy)) == (copy, 0, before)
+
+
+def test_missing_broken_and_foreign_shards_alone_are_recorded_again(
+    plan: RecordingPlan, recorded: tuple[Recording, Heard], copy: Path
+) -> None:
+    whole = tables(recorded[0].folder)
+    for part in PARTS:  # another shard's files can be read and are of other prompts
+        shutil.copy(shard_file(copy, part, 2), shard_file(copy, part, 0))
+    rows = shard_file(copy, "drafts/draft", 1)
+    rows.write_bytes(rows.read_bytes()[:-100])
+    shard_file(copy, "prompts", 3).unlink()  # as if the driver had died before it
+    (copy / "drafts/draft/.shard-00003.parquet.x.parquet").write_bytes(b"half")
+    shutil.copy(shard_file(copy, "prompts", 1), shard_file(copy, "prompts", 7))
+    before, heard = times(copy), Heard()
+    run_recording(plan, copy.parents[1], tell=heard)
+    assert heard.prompts == 8 + 8 + 3
+    assert [message.split()[1] for message in heard.warnings] == ["0", "1", "7"]
+    assert tables(copy) == whole
+    after = times(copy)
+    kept = {file for file in before if after.get(file) == before[file]}
+    assert kept == {shard_file(copy, part, 2) for part in PARTS}
+    assert len(after) == 12
+
+
+def test_killed_actors_are_started_again_with_their_shards(
+    plan: RecordingPlan, recorded: tuple[Recording, Heard], tmp_path: Path
+) -> None:
+    import psutil  # Ray brings it and puts it on the path
+
+    class Killer(Heard):
+        killed = 0
+
+        def recorded(self, prompts: int, tokens: int) -> None:
+            super().recorded(prompts, tokens)
+            if self.killed:
+                return
+            for process in psutil.Process().children(recursive=True):
+                if any("RecordingWorker" in word for word in process.cmdline()):
+                    os.kill(process.pid, signal.SIGKILL)
+                    self.killed += 1
+
+    killer = Killer()
+    recording = run_recording(plan, tmp_path, tell=killer)
+    assert killer.killed >= 1
+    assert killer.prompts == len(PROMPTS) - 1
+    assert tables(recording.folder) == tables(recorded[0].folder)
+
+
+def test_what_a_recording_depends_on_is_in_its_name(
+    plan: RecordingPlan, recorded: tuple[Recording, Heard], copy: Path, tmp_path: Path
+) -> None:
+    longer = plan.model_copy(update={"max_draft": 7})
+    with pytest.raises(UserError, match=r"another recording \(other max_draft\); .* --name"):
+        run_recording(longer, copy.parents[1], copy.name)
+    other = prompts_file(tmp_path, PROMPTS[:9])
+    fewer = plan.model_copy(update={"prompts": PromptSource(source=str(other))})
+    with pytest.raises(UserError, match=r"another recording \(other prompts\)"):
+        run_recording(fewer, copy.parents[1], copy.name)
+    own, prompts = recorded[0].header.fingerprints, recorded[0].header.prompts
+    assert plan.name(own, prompts) == copy.name
+    names = {
+        plan.name(own, prompts),
+        longer.name(own, prompts),
+        plan.name({**own, "draft": "0"}, prompts),
+        plan.name(own, prompts.model_copy(update={"digest": "0"})),
+        plan.model_copy(update={"mixing": 0}).name(own, prompts),
+    }
+    assert len(names) == 5
+
+
+def test_recordings_are_found_by_what_they_are_of(
+    recorded: tuple[Recording, Heard], copy: Path
+) -> None:
+    header = recorded[0].header
+    wanted = {
+        "fingerprints": header.fingerprints,
+        "prompts_digest": header.prompts.digest,
+        "sampling": Sampling(),
+        "max_new_tokens": 12,
+        "dtypes": ("float32", "float32"),
+    }
+    found = find_recording(copy.parent, **wanted)
+    assert found is not None
+    assert found.folder == copy
+    others = {
+        "fingerprints": {**header.fingerprints, "draft": "0"},
+        "prompts_digest": "0",
+        "sampling": Sampling(temperature=1),
+        "max_new_tokens": 13,
+        "dtypes": ("bfloat16", "float32"),
+    }
+    for key, value in others.items():
+        assert find_recording(copy.parent, **{**wanted, key: value}) is None, key
+    shutil.copytree(copy, copy.parent / "garbled")
+    (copy.parent / "garbled" / "recording.json").write_text("{")
+    assert find_recording(copy.parent, **wanted) == found
+    (copy / "finished").unlink()
+    assert find_recording(copy.parent, **wanted) is None
+
+
+def test_a_second_driver_is_kept_out(plan: RecordingPlan, copy: Path) -> None:
+    (copy / "finished").unlink()
+    with (
+        locked(copy, "recording"),
+        pytest.raises(UserError, match="this recording is running in another process"),
+    ):
+        run_recording(plan, copy.parents[1])
+
+
+def test_a_prompt_that_does_not_fit_is_named_before_anything_is_written(
+    plan: RecordingPlan, tmp_path: Path
+) -> None:
+    path = prompts_file(tmp_path, ["x = 1", "x = 1\n" * 500])
+    long = plan.model_copy(update={"prompts": PromptSource(source=str(path))})
+    with pytest.raises(UserError, match=r"prompt prompts/1: .*the context holds 256"):
+        run_recording(long, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["prompts.jsonl"]
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(plan: RecordingPlan, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/x: cannot be written, not a directory$"):
+        run_recording(plan, tmp_path, out=tmp_path / "file" / "x")
+    with pytest.raises(UserError, match=r": holds other files; a recording needs a folder"):
+        run_recording(plan, tmp_path, out=tmp_path)
+    full = OSError(errno.ENOSPC, "Error writing bytes to file. Detail: [errno 28]")
+    with (
+        pytest.raises(UserError, match=r"no space left on device; make room and give the same"),
+        _writing(tmp_path),
+    ):
+        raise full
+
+
+def test_a_pair_without_drafts_is_refused(plan: RecordingPlan, tmp_path: Path) -> None:
+    alone = plan.model_copy(update={"pair": plan.pair.model_copy(update={"drafts": {}})})
+    with pytest.raises(UserError, match="no draft model to record in this pair"):
+        run_recording(alone, tmp_path)
