@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import pandas as pd
@@ -96,7 +96,7 @@ class Replay:
                 "decoding or sampling.coupling gumbel"
             )
         self.recording, self.header = recording, recording.header
-        self._load_head = load_head or self._recorded_head
+        self._load_head = cache(load_head or self._recorded_head)
         self._hidden = hidden
         self._tracks: dict[str, Track] = {}
 
@@ -339,7 +339,6 @@ class Track:
         for number, first in enumerate(firsts):
             policy.reset(0)
             position, length = 0, left[first]
-            policy.reset(0)
             while position < length:
                 start = first + position
                 most = min(policy.limit(0), bounds[start])
