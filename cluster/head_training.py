@@ -24,6 +24,9 @@ from specdec_core.heads.modules import HeadKind
 from specdec_core.heads.storage import WEIGHTS, load_card, save_head
 from specdec_core.heads.training import HeadTraining
 
+# Tune tries a lost trial again, but not one whose kept actor died before it began.
+ATTEMPTS = 3
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -131,9 +134,13 @@ def train_heads(
     pending = {e.label: e for e in entries if e.label not in done}
     if pending:
         record = _Record(pending, done, tell)
-        _run(pending, examples, device, record)
+        for _ in range(ATTEMPTS):
+            if left := {label: e for label, e in pending.items() if label not in done}:
+                _run(left, examples, device, record)
+        for label in pending.keys() - done.keys():
+            tell.warned(f"{label} failed: {record.errors.get(label, 'its worker was lost')}")
         if not done:
-            raise RuntimeError(f"no head could be trained: {record.error}")
+            raise RuntimeError(f"no head could be trained: {record.errors}")
     heads = {}
     for entry in entries:
         head, best = done.get(entry.label), heads.get(entry.name)
@@ -201,8 +208,7 @@ def _run(
                 storage_path=scratch,  # the output folder says what is done
                 callbacks=[record],
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-                # A trial can be unlucky twice: a lost node takes with it the actor that is kept for it.
-                failure_config=tune.FailureConfig(max_failures=3),
+                failure_config=tune.FailureConfig(max_failures=1),
                 verbose=0,
             ),
         ).fit()
@@ -215,7 +221,7 @@ class _Record(tune.Callback):
         self, pending: Mapping[str, Entry], done: dict[str, Finished], tell: HeadObserver
     ) -> None:
         self.pending, self.done, self.tell = pending, done, tell
-        self.error: str | None = None
+        self.errors: dict[str, str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         # Tune pickles its callbacks to restore them; this one lives in the driver alone.
@@ -236,9 +242,8 @@ class _Record(tune.Callback):
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         cause = trial.get_error() if hasattr(trial, "get_error") else None
-        self.error = str(cause).strip().splitlines()[-1] if cause else "unknown error"
-        self.tell.warned(f"{trial.config['entry']['label']} failed: {self.error}")
-        self.tell.step()
+        error = str(cause).strip().splitlines()[-1] if cause else "unknown error"
+        self.errors[trial.config["entry"]["label"]] = error
 
 
 class _Tell(Observers, HeadObserver):

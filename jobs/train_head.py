@@ -42,6 +42,7 @@ def main(
     batch_size: Annotated[int, typer.Option(help="examples of a step")] = 256,
     epochs: Annotated[int, typer.Option(help="passes over the examples")] = 8,
     weight_decay: Annotated[float, typer.Option(help="decoupled weight decay")] = 0.0,
+    dropout: Annotated[float, typer.Option(help="of hidden states and layers")] = 0.2,
     source: Annotated[
         Literal["mixed", "trajectory"],
         typer.Option(help="specdecpp's examples: token mixing, or each candidate by itself"),
@@ -78,6 +79,7 @@ def main(
         "batch_size": batch_size,
         "epochs": epochs,
         "weight_decay": weight_decay,
+        "dropout": dropout,
         "seed": seed,
     }
     settings = parse(TrainingSettings, given, "training settings")

@@ -39,6 +39,7 @@ class TrainingSettings(Value):
     batch_size: Annotated[int, Field(ge=1)] = 1024
     epochs: Annotated[int, Field(ge=1)] = 8
     weight_decay: Annotated[float, Field(ge=0)] = 0.0  # decoupled from the gradient
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # not of T2, which has few inputs
     seed: int = 0
 
 

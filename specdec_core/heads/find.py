@@ -23,6 +23,10 @@ def find_heads(
             except UserError:
                 continue
             own = {"draft": draft_fingerprint, "target": target_fingerprint}
-            if card.kind in kinds and card.sampling == sampling and own.items() <= card.pair.items():
+            if (
+                card.kind in kinds
+                and card.sampling == sampling
+                and own.items() <= card.pair.items()
+            ):
                 found.append(prefix + file.parent.name)
     return found

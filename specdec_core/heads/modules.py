@@ -21,10 +21,13 @@ class Head(nn.Module):
     """Features (n, f) in, logits (n,) out."""
 
     residual = False
+    dropout = 0.0  # in training, of hidden states and hidden layers
 
-    def __init__(self, features: int, widths: list[int]) -> None:
-        """Hidden layers of `widths`, and a final linear layer to one logit."""
+    def __init__(self, features: int, widths: list[int], hidden_size: int = 0) -> None:
+        """Hidden layers of `widths`, and a final linear layer to one logit. The first `hidden_size`
+        features are a hidden state."""
         super().__init__()
+        self.hidden_size = hidden_size
         self.register_buffer("mean", torch.zeros(features))
         self.register_buffer("scale", torch.ones(features))
         sizes = [features, *widths]
@@ -38,8 +41,13 @@ class Head(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         h = (features - self.mean) * self.scale
+        if self.training and self.dropout:
+            state, others = h[:, : self.hidden_size], h[:, self.hidden_size :]
+            h = torch.cat([F.dropout(state, self.dropout), others], dim=-1)
         for layer in self.layers:
-            h = h + F.silu(layer(h)) if self.residual else F.relu(layer(h))
+            z = F.silu(layer(h)) if self.residual else F.relu(layer(h))
+            z = F.dropout(z, self.dropout, self.training)
+            h = h + z if self.residual else z
         return self.output(h).squeeze(-1)
 
 
@@ -51,7 +59,7 @@ class AcceptanceHead(Head):
     residual = True
 
     def __init__(self, hidden_size: int, depth: int) -> None:
-        super().__init__(hidden_size, [hidden_size] * depth)
+        super().__init__(hidden_size, [hidden_size] * depth, hidden_size)
 
 
 class HiddenDecision(Head):
@@ -59,7 +67,7 @@ class HiddenDecision(Head):
     drawn from, (n, hidden_size)."""
 
     def __init__(self, hidden_size: int, width: int) -> None:
-        super().__init__(hidden_size, [width, width])
+        super().__init__(hidden_size, [width, width], hidden_size)
 
 
 class DistributionDecision(Head):
@@ -75,7 +83,7 @@ class JointDecision(Head):
     (n, hidden_size + k + 1). Of no paper: each of T1's and T2's inputs lacks what the other has."""
 
     def __init__(self, hidden_size: int, top_k: int, width: int) -> None:
-        super().__init__(hidden_size + top_k + 1, [width, width])
+        super().__init__(hidden_size + top_k + 1, [width, width], hidden_size)
 
 
 def build_head(

@@ -54,6 +54,7 @@ class HeadTraining:
             spec.kind, examples.hidden_size, examples.top_k, spec.depth, spec.width
         )
         self.head.standardise(torch.tensor(examples.features[~examples.held_out]))
+        self.head.dropout = 0.0 if spec.kind == "t2" else settings.dropout
         self.head.to(device)
         self.optimizer = torch.optim.AdamW(
             self.head.parameters(),
@@ -74,6 +75,7 @@ class HeadTraining:
         settings, spec = self.settings, self.spec
         order = self.train_rows[torch.randperm(len(self.train_rows)).to(self.device)]
         loss_sum = kl_sum = 0.0
+        self.head.train()
         for step, rows in enumerate(order.split(settings.batch_size)):
             self._set_rate(len(self.curve) * self.batches + step)
             labels = self.labels[rows]
@@ -143,5 +145,6 @@ class HeadTraining:
     @torch.no_grad()
     def _predict(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Logits and labels of `rows`, on the CPU."""
+        self.head.eval()
         logits = [self.head(self.features[part]) for part in rows.split(CHUNK)]
         return torch.cat(logits).cpu(), self.labels[rows].cpu()
