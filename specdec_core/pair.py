@@ -29,9 +29,8 @@ from specdec_core.heads import LoadedHead, load_head
 from specdec_core.packing import pack_linear_layers
 from specdec_core.runner import ModelRunner, check_supported, context_length
 
-
 # Of its time in float32, what a forward in bfloat16 may take to be preferred.
-_CLEARLY = 0.85
+_CLEARLY = 0.93
 
 
 @dataclass
