@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cache, cached_property
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -96,7 +96,8 @@ class Replay:
                 "decoding or sampling.coupling gumbel"
             )
         self.recording, self.header = recording, recording.header
-        self._load_head = cache(load_head or self._recorded_head)
+        self._load_head = load_head or self._recorded_head
+        self._heads: dict[tuple[str, str], LoadedHead] = {}
         self._hidden = hidden
         self._tracks: dict[str, Track] = {}
 
@@ -132,7 +133,7 @@ class Replay:
             track = self.track(name)
             if isinstance(drafter.policy, OraclePolicy):
                 return track.walk_all(np.minimum(track.agreeing, drafter.policy.max_tokens))
-            policy = build_policy(drafter.policy, lambda head: self._load_head(name, head))
+            policy = build_policy(drafter.policy, lambda head: self._head(name, head))
             if isinstance(policy, Rule):
                 return track.walk_all(track.drafted(policy))
             return track.walk(policy)
@@ -152,10 +153,16 @@ class Replay:
     def rule(self, draft: str | None, policy: Policy) -> Rule:
         """A threshold policy with what the recording knows of its head. TypeError for others."""
         name = self.recording.draft_name(draft)
-        built = build_policy(policy, lambda head: self._load_head(name, head))
+        built = build_policy(policy, lambda head: self._head(name, head))
         if not isinstance(built, Rule):
             raise TypeError(f"policy {policy.kind} compares no values")
         return built
+
+    def _head(self, draft: str, head: str) -> LoadedHead:
+        """Loaded once for all configurations."""
+        if (draft, head) not in self._heads:
+            self._heads[draft, head] = self._load_head(draft, head)
+        return self._heads[draft, head]
 
     def _recorded_head(self, draft: str, head: str) -> LoadedHead:
         own = self.header.fingerprints
