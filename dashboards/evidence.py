@@ -11,10 +11,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from dashboards.figures.heads import head_names
 from dashboards.look import evenly
 from dashboards.ranking import best_of, champion, draft_of, family, label, ranked
-from specdec_core.config import Configuration, DraftModelDrafter, FixedPolicy, PreCutPolicy
+from specdec_core.config import (
+    Configuration,
+    DraftModelDrafter,
+    FixedPolicy,
+    Policy,
+    PreCutPolicy,
+)
 from specdec_core.errors import UserError
+from specdec_core.policies.pre_cut import PreCut
 from specdec_core.results import SweepResult, Trial
 from specdec_core.traces import Recording, Replay
 from specdec_core.traces.replay import Track
@@ -49,7 +57,8 @@ def gather(result: SweepResult, traces: Path) -> Evidence:
         tracks = {name: Track(recording.trace(name, hidden=False)) for name in names}
         tokens = {name: trajectory(track) for name, track in tracks.items()}
         return Evidence(recording, draft, tokens)
-    replay = Replay(recording)
+    # hidden states, most of a recording, are for heads
+    replay = Replay(recording, hidden=bool(head_names(result)))
     tracks = {name: replay.track(name) for name in names}
     runs, families = learning_runs(result, replay, draft)
     return Evidence(
@@ -120,27 +129,37 @@ def _best_of_each(result: SweepResult, replay: Replay) -> list[Trial]:
     return list(best.values())
 
 
+class _Initialised(PreCut):
+    """Pre-cut that goes by its first Q-table for good."""
+
+    def observe(self, slot: int, drafted: int, accepted: int) -> None:
+        """Nothing is learned."""
+
+
 def learning_runs(
     result: SweepResult, replay: Replay, draft: str
 ) -> tuple[dict[str, pd.DataFrame], dict[str, str]]:
-    """Rounds of a fixed K, of Pre-cut that never learns (Q_init) and of Pre-cut that does, with
+    """Rounds of a fixed K, of Pre-cut as it learns and of Pre-cut that never does (Q_init), with
     `draft`, by name; and the families' names. The sweep's best of both families, where it has
     them."""
-    fixed = _policy(best_of(result, "fixed"), FixedPolicy())
     costs = result.profile
-    usual = PreCutPolicy(target_cost=max(costs.t_target() / costs.t_draft(draft), 1e-3))
-    learning = _policy(best_of(result, "pre_cut"), usual)
-    # A rate of 0 is not a policy that learns; one this small changes no decision.
-    still = learning.model_copy(update={"learning_rate": 1e-12, "exploration": 0.0})
-    chosen = {fixed.label: fixed, "pre-cut, Q updated": learning, "pre-cut, Q_init": still}
+    ratio = costs.t_target() / costs.t_draft(draft) if draft in costs.drafts else 5.0
+    fixed = _policy(best_of(result, "fixed"), FixedPolicy())
+    learning = _policy(best_of(result, "pre_cut"), PreCutPolicy(target_cost=ratio))
     runs: dict[str, pd.DataFrame] = {}
-    for name, policy in chosen.items():
+    families: dict[str, str] = {}
+    for name, policy in {fixed.label: fixed, "pre-cut, Q updated": learning}.items():
         drafter = DraftModelDrafter(draft=draft, policy=policy)
         configuration = Configuration(drafter=drafter, sampling=replay.header.sampling)
         if replay.can(configuration):
             runs[name] = replay.run(configuration).frame()
-    return runs, {name: policy.kind for name, policy in chosen.items()}
+            families[name] = policy.kind
+    if "pre-cut, Q updated" in runs:
+        still = _Initialised(learning.model_copy(update={"exploration": 0.0}))
+        runs["pre-cut, Q_init"] = replay.track(draft).walk(still).frame()
+        families["pre-cut, Q_init"] = learning.kind
+    return runs, families
 
 
-def _policy(trial: Trial | None, otherwise: FixedPolicy | PreCutPolicy):
+def _policy(trial: Trial | None, otherwise: Policy) -> Policy:
     return trial.configuration.drafter.policy if trial else otherwise

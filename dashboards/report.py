@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from plotly.offline import get_plotlyjs
 
-from dashboards import figures, look
+from dashboards import look
+from dashboards.drawings import draw, embed, log_figures, template
 from dashboards.ranking import (
     best_of,
     champion,
@@ -32,35 +29,57 @@ from specdec_core.results import SweepResult, Timing, Trial
 from specdec_core.stats import Ratio, paired_ratio
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
     from dashboards.evidence import Evidence
-    from specdec_core.heads import HeadCard
 
 TABLE_ROWS = 300
 
 
 def write_report(result: SweepResult, folder: Path, traces: Path | None = None) -> Path:
     """Write `<folder>/report.html` from the result and the folder's rounds.parquet; returns its
-    path. With `traces`, the recording that the sweep replayed, the report has a section on what it
-    says. Raises UserError where the rounds are missing, or the recording is missing or broken."""
-    folder = Path(folder)
-    source = folder / "rounds.parquet"
+    path. With `traces`, a recording of the sweep's prompts, the report has a section on what it
+    says; unset, it is the recording that the sweep replayed, if that is still there. Raises
+    UserError where the rounds are missing, or the recording is missing or broken."""
+    return write_atomically(
+        Path(folder) / "report.html", render(result, *_read(result, folder, traces))
+    )
+
+
+def log_report_figures(
+    client: MlflowClient,
+    run_id: str,
+    result: SweepResult,
+    folder: Path,
+    traces: Path | None = None,
+) -> None:
+    """Log every figure of the report to an MLflow run (:func:`dashboards.drawings.log_figures`).
+    Takes and raises what :func:`write_report` does."""
+    for drawings in draw(result, *_read(result, folder, traces)).values():
+        log_figures(client, run_id, drawings)
+
+
+def _read(
+    result: SweepResult, folder: Path, traces: Path | None
+) -> tuple[pd.DataFrame, Evidence | None]:
+    source = Path(folder) / "rounds.parquet"
     if not source.is_file():
         raise UserError(f"{source}: no such file; a finished sweep leaves its rounds there")
     timed = [t.config_id for t in (result.autoregressive, *result.timings) if t is not None]
     shown = list(dict.fromkeys([*(trial.id for trial in contenders(result)), *timed]))
     rounds = pd.read_parquet(source, filters=[("config_id", "in", shown)] if shown else None)
-    evidence = None
-    if traces is not None:
-        from dashboards.evidence import gather  # torch takes seconds to import
+    if traces is None and result.replay is not None and Path(result.replay.recording).is_dir():
+        traces = Path(result.replay.recording)
+    if traces is None:
+        return rounds, None
+    from dashboards.evidence import gather  # torch takes seconds to import
 
-        evidence = gather(result, traces)
-    return write_atomically(folder / "report.html", render(result, rounds, evidence))
+    return rounds, gather(result, traces)
 
 
 def render(result: SweepResult, rounds: pd.DataFrame, evidence: Evidence | None = None) -> str:
     """The report as HTML. `rounds` has the columns config_id, request_id, round and those of
     :class:`specdec_core.stats.Round`."""
-    sections = draw(result, rounds, evidence)
     return template("report.jinja").render(
         result=result,
         headline=headline(result),
@@ -73,125 +92,12 @@ def render(result: SweepResult, rounds: pd.DataFrame, evidence: Evidence | None 
         metrics=METRICS,
         sections=[
             (heading, [embed(name, drawing) for name, drawing in drawings.items()])
-            for heading, drawings in sections.items()
+            for heading, drawings in draw(result, rounds, evidence).items()
             if drawings
         ],
         neutral=[look.INK, look.MUTED, look.PAPER],
         plotly=get_plotlyjs(),
     )
-
-
-# ------------------------------------------------------------------------------------ what is drawn
-
-
-class Drawing(NamedTuple):
-    """A figure and the table that belongs to it, if any."""
-
-    figure: go.Figure
-    table: pd.DataFrame | None = None
-
-
-def draw(
-    result: SweepResult, rounds: pd.DataFrame, evidence: Evidence | None = None
-) -> dict[str, dict[str, Drawing]]:
-    """All figures of a sweep by name, in sections by heading."""
-    sweep = {
-        "frontier": Drawing(figures.frontier(result)),
-        "speedups": Drawing(figures.speedups(result)),
-        "time": Drawing(figures.time_per_token(result)),
-        "accepted": Drawing(figures.accepted_lengths(result, rounds)),
-        "lengths": Drawing(figures.lengths_over_position(result, rounds)),
-    }
-    if max(m.width for m in result.profile.target.measurements) > 1:  # else not measured
-        sweep["forwards"] = Drawing(figures.forward_times(result))
-    generations = figures.generation_times(result, rounds)
-    regressed = figures.regression_table(generations)
-    if len(regressed):
-        sweep["regression"] = Drawing(figures.time_regression(generations), regressed)
-    return {
-        "": sweep,
-        "The trained heads": draw_heads(cards(result), result),
-        "What the traces say": draw_traces(evidence) if evidence is not None else {},
-    }
-
-
-def draw_heads(
-    cards: Mapping[str, HeadCard], result: SweepResult | None = None
-) -> dict[str, Drawing]:
-    """Table 3 of SpecDec++ for trained heads, with the best thresholds where a sweep used them."""
-    if not cards:
-        return {}
-    frame = figures.heads_frame(cards, result)
-    return {"heads": Drawing(figures.heads_heatmap(frame), figures.heads_table(frame))}
-
-
-def draw_traces(evidence: Evidence) -> dict[str, Drawing]:
-    """What a recording says about drafts and policies."""
-    drawn = {}
-    if evidence.distances is not None and len(evidence.distances):
-        drawn["oracle"] = Drawing(figures.length_errors(evidence.distances))
-    if evidence.runs:
-        drawn["utilisation"] = Drawing(
-            figures.utilisation_over_time(evidence.runs, evidence.families)
-        )
-    if evidence.prefixes:
-        drawn["confidence"] = Drawing(figures.acceptance_by_confidence(evidence.prefixes))
-    if evidence.tokens:
-        drawn["entropy"] = Drawing(
-            figures.entropy_by_outcome(evidence.tokens), figures.entropy_table(evidence.tokens)
-        )
-        own = evidence.tokens[evidence.draft]
-        drawn["bounds"] = Drawing(figures.acceptance_bounds(own, evidence.draft))
-        with suppress(ValueError):  # a draft that is the target has no ratio to fit
-            drawn["ratio"] = Drawing(figures.ratio_of_entropies(own, evidence.draft))
-    return drawn
-
-
-def cards(result: SweepResult) -> dict[str, HeadCard]:
-    """The cards of the heads in a sweep that are still there."""
-    found: dict[str, HeadCard] = {}
-    if names := figures.head_names(result):
-        from specdec_core.heads import load_card  # torch takes seconds to import
-
-        for name in names:
-            with suppress(UserError):
-                found[name] = load_card(name)
-    return found
-
-
-def template(name: str) -> Template:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(name)
-
-
-def embed(name: str, drawing: Drawing) -> dict[str, Any]:
-    """A figure's title and subtitle as text of the page, which wraps, and the rest as JSON."""
-    fig = drawing.figure
-    title, subtitle = fig.layout.title.text, fig.layout.title.subtitle.text
-    fig = go.Figure(fig).update_layout(title=None, margin_t=24)
-    document = json.loads(fig.to_json())
-    # "<" in a script element could end it
-    text = json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
-    return {
-        "name": name, "title": title, "subtitle": subtitle, "json": text,
-        "height": fig.layout.height,
-        "columns": [] if drawing.table is None else list(drawing.table.columns),
-        "rows": [] if drawing.table is None else [
-            [_cell(value) for value in row] for row in drawing.table.itertuples(index=False)
-        ],
-    }  # fmt: skip
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return "–" if math.isnan(value) else f"{value:.3f}" if value % 1 else f"{value:g}"
-    return str(value)
 
 
 # ----------------------------------------------------------------------------------- what is said
@@ -205,7 +111,8 @@ def headline(result: SweepResult) -> str:
         return "Nothing beats autoregressive decoding here"
     gain, name = speedup(result, best), label(best)
     if gain.timing is None:
-        return f"{name} is an estimated {gain.value:.2f}× as fast as autoregressive decoding"
+        where = f" on {result.hardware}" if result.hardware else ""
+        return f"{name} is an estimated {gain.value:.2f}× as fast as autoregressive decoding{where}"
     if gain.timing.low <= 1 <= gain.timing.high:
         return f"{name} cannot be told from autoregressive decoding ({gain.value:.2f}×)"
     return f"{name} is {gain.value:.2f}× as fast as autoregressive decoding"
@@ -225,7 +132,9 @@ def summary(result: SweepResult) -> str:
         f"{Path(result.pair.target).name} with {', '.join(result.pair.drafts) or 'no draft'}",
         f"{result.prompts.count} prompts of {Path(result.prompts.source).name}",
         f"{decoding(result)}, at most {result.max_new_tokens} new tokens",
-        f"{profile.target_dtype} on {machine}, {threads(result)}",
+        f"forward times of {result.hardware}, from a file"
+        if result.hardware
+        else f"{profile.target_dtype} on {machine}, {threads(result)}",
         *([", ".join(libraries)] if libraries else []),
         "lossless" if best is None or best.configuration.lossless else "not lossless",
     ])  # fmt: skip
@@ -300,7 +209,17 @@ def facts(result: SweepResult) -> Iterator[tuple[str, str]]:
         f"{result.prompts.count} from {result.prompts.source}, digest {result.prompts.digest[:12]}",
     )
     yield "decoding", f"{decoding(result)}, at most {result.max_new_tokens} new tokens"
-    yield "device", f"{profile.device}, {threads(result)}"
+    if result.hardware:
+        yield "forward times", f"of {result.hardware}, from a file; nothing was timed here"
+    else:
+        yield "device", f"{profile.device}, {threads(result)}"
+    if result.replay is not None:
+        replay = result.replay
+        yield (
+            "replay",
+            f"{replay.configurations:,} configurations counted from {replay.recording}, "
+            f"{replay.per_second:,.0f} a second, instead of {replay.forwards_saved:,} forwards",
+        )
     yield "lossless", lossless(result)
     yield from environment.items()
 
@@ -350,7 +269,19 @@ def caveats(result: SweepResult) -> Iterator[str]:
             + ("that should not flip a token." if dtype == "float32" else "near-ties can flip.")
         )
     errors = [error for t in timings if not math.isnan(error := _estimate_error(result, t))]
-    if len(timings) < len(trials):
+    replay = result.replay
+    if replay is not None and replay.equal < replay.checked:
+        yield (
+            f"Of {replay.checked} finalists that were decoded to be timed, "
+            f"{replay.checked - replay.equal} had other counts than the replay: near-ties between "
+            "tokens flip between batches and data types, or the recording is of other models."
+        )
+    if result.hardware:
+        yield (
+            f"Ranked for {result.hardware} by its forward times: all speedups are estimates, in "
+            "which a forward takes the same time whatever its width."
+        )
+    elif len(timings) < len(trials):
         text = (
             f"{len(timings)} of {len(trials)} configurations were timed. The others' speedups (≈) "
             "are estimates: their counts times the profile's forward times"
@@ -394,8 +325,10 @@ def table(result: SweepResult, most: int | None = None) -> list[dict[str, Any]]:
             status = "champion"
         elif gain.timing is not None:
             status = "tied" if gain.timing.tied_with_champion else "timed"
+        elif not trial.finished:
+            status = "stopped early"
         else:
-            status = "estimated" if trial.finished else "stopped early"
+            status = "replayed" if trial.replayed else "estimated"
         rows.append({
             "label": label(trial),
             "id": trial.id,

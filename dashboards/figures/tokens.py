@@ -48,7 +48,7 @@ def entropy_by_outcome(tokens: Mapping[str, pd.DataFrame], bins: int = 40) -> go
         "distribution that they were drawn from, at every position of the target's output. "
         "Lines are means; the less the two overlap, the better a threshold can work.",
         150 + 210 * len(table),
-        make_subplots(rows=len(table), cols=1, shared_xaxes=True, vertical_spacing=0.12),
+        make_subplots(rows=len(table), cols=1, shared_xaxes=True, vertical_spacing=0.17),
     )
     last = max(float(np.quantile(own["entropy"], 0.998)) for own in tokens.values()) or 1.0
     edges = np.linspace(0, last, bins + 1)

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -76,6 +77,13 @@ class Browser:
     def run(self, script: str, *arguments: Any) -> Any:
         """The value that `script` returns in the page."""
         return self._call("/execute/sync", {"script": script, "args": list(arguments)})
+
+    def wait(self, script: str, seconds: float = 20) -> Any:
+        """The value of `script` as soon as it is true; the last one when it never is."""
+        end = monotonic() + seconds
+        while not (value := self.run(script)) and monotonic() < end:
+            sleep(0.05)
+        return value
 
     def log(self, kind: str) -> list[dict]:
         """Entries of the "browser" (console) or "performance" (DevTools events) log."""

@@ -9,10 +9,19 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dashboards.report import caveats, headline, render, tiles, write_report
+from dashboards.report import (
+    caveats,
+    facts,
+    headline,
+    render,
+    table,
+    tiles,
+    write_report,
+)
 from jobs import report as job
+from specdec_core.cost import Hardware
 from specdec_core.errors import UserError
-from specdec_core.results import SweepResult, Timing
+from specdec_core.results import ReplaySummary, SweepResult, Timing
 from tests.dashboards import browser
 
 FIGURES = {"frontier", "speedups", "time", "accepted", "lengths", "forwards", "regression"}
@@ -144,6 +153,48 @@ def test_a_recording_that_is_missing_or_broken_is_one_line(result, folder, recor
         write_report(result, folder, broken)
     assert "\n" not in str(caught.value)
     assert not (folder / "report.html").exists()
+
+
+@pytest.fixture
+def replayed(result: SweepResult, recorded: Path) -> SweepResult:
+    result.replay = ReplaySummary(
+        recording=str(recorded), configurations=1200, seconds=2, per_second=600,
+        n_draft=9000, n_target=3000, checked=3, equal=3,
+    )  # fmt: skip
+    for trial in result.trials[1:]:
+        trial.replayed = True
+    return result
+
+
+def test_a_replayed_sweep_reports_on_its_recording_and_what_it_saved(replayed, folder):
+    page = write_report(replayed, folder)
+    assert drawn_in(page) == FIGURES | TRACES
+    told = dict(facts(replayed))["replay"]
+    assert "1,200 configurations" in told
+    assert "600 a second" in told
+    assert "12,000 forwards" in told
+    assert {row["status"] for row in table(replayed)} >= {"champion", "replayed"}
+    assert "other counts than the replay" not in " ".join(caveats(replayed))
+    replayed.replay.equal = 2
+    assert "1 had other counts than the replay" in " ".join(caveats(replayed))
+
+
+def test_a_recording_that_was_deleted_since_is_left_out(replayed, folder, tmp_path):
+    replayed.replay.recording = str(tmp_path / "gone")
+    assert drawn_in(write_report(replayed, folder)) == FIGURES
+
+
+def test_a_ranking_for_other_hardware_says_that_it_was_not_timed(replayed, folder):
+    replayed.hardware = "two A100"
+    replayed.profile = Hardware(
+        name="two A100", target={"speculative": 0.112, "alone": 0.108}, drafts={"*": 0.0234}
+    ).profile(["draft"])
+    replayed.timings, replayed.autoregressive = [], None
+    page = write_report(replayed, folder)
+    assert headline(replayed).endswith("as fast as autoregressive decoding on two A100")
+    assert "estimated" in headline(replayed)
+    assert "all speedups are estimates" in " ".join(caveats(replayed))
+    assert "forwards" not in drawn_in(page)  # forward times were given, not measured
 
 
 def test_plotly_is_inlined_once_and_nothing_is_linked(page):

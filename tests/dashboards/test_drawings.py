@@ -1,0 +1,70 @@
+"""Figures in MLflow are pages that draw themselves, with their tables beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from mlflow import MlflowClient
+
+from dashboards.drawings import Drawing, draw, page
+from dashboards.evidence import gather
+from dashboards.report import log_report_figures
+from specdec_core.results import SweepResult
+from tests.dashboards import browser
+
+
+@pytest.fixture(scope="module")
+def drawings(
+    swept: tuple[SweepResult, Path], with_heads: SweepResult, recorded: Path
+) -> dict[str, Drawing]:
+    rounds = pd.read_parquet(swept[1] / "rounds.parquet")
+    sections = draw(with_heads, rounds, gather(with_heads, recorded))
+    assert list(sections) == ["", "The trained heads", "What the traces say"]
+    return {name: drawing for section in sections.values() for name, drawing in section.items()}
+
+
+def test_every_figure_can_be_read_alone(drawings: dict[str, Drawing]):
+    for name, (figure, _) in drawings.items():
+        assert figure.layout.title.text, name
+        assert figure.layout.title.subtitle.text, name
+        assert len(figure.data) > 0, name
+        axes = [*figure.select_xaxes(), *figure.select_yaxes()]
+        assert any(axis.title.text for axis in axes), name
+
+
+def test_each_figure_is_an_artifact_and_each_table_a_file(
+    swept: tuple[SweepResult, Path],
+    with_heads: SweepResult,
+    recorded: Path,
+    drawings: dict[str, Drawing],
+    tmp_path: Path,
+):
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    experiment = client.create_experiment("pair", artifact_location=str(tmp_path / "artifacts"))
+    run_id = client.create_run(experiment).info.run_id
+    log_report_figures(client, run_id, with_heads, swept[1], recorded)
+    logged = {item.path for item in client.list_artifacts(run_id, "figures")}
+    tables = {name for name, drawing in drawings.items() if drawing.table is not None}
+    assert tables == {"regression", "heads", "entropy"}
+    pages = {f"figures/{name}.html" for name in drawings}
+    assert logged == pages | {f"figures/{name}.csv" for name in tables}
+    table = pd.read_csv(client.download_artifacts(run_id, "figures/heads.csv"))
+    assert list(table.columns) == list(drawings["heads"].table.columns)
+    assert len(table) == 4
+
+
+def test_a_page_draws_itself_without_a_network(drawings: dict[str, Drawing], tmp_path: Path):
+    if program := browser.missing():
+        pytest.skip(f"no {program} on PATH (Debian: apt-get install chromium chromium-driver)")
+    path = tmp_path / "entropy.html"
+    path.write_text(page("entropy", drawings["entropy"]))
+    assert path.stat().st_size < 3e6
+    with browser.Browser() as window:
+        window.open(path)
+        drawn = window.wait("return document.querySelectorAll('.plot .trace path').length")
+        assert drawn > 3
+        assert window.run("return document.querySelectorAll('.numbers tbody tr').length") == 1
+        assert window.log("browser") == []
+        assert all(url.startswith(("file:", "data:")) for url in window.requests())
