@@ -46,7 +46,6 @@ from specdec_core.results import (
 from specdec_core.stats import Counts, rounds_frame
 
 CHUNKS = 8  # looks that early stopping gets at a configuration
-NOTABLE = 100  # replayed configurations whose rounds are kept
 
 
 def run_sweep(
@@ -134,7 +133,7 @@ def run_sweep(
                     bench = start_bench(pair, needs["GPU"])
                 live = _time(plan, bench, requests, result, folder, tell)
             ray.kill(bench)
-            notable = [t for t in result.notable(NOTABLE) if t.replayed and t.id not in live]
+            notable = [t for t in result.notable() if t.replayed and t.id not in live]
             folder.save_rounds([*live.values(), *_replayed_rounds(task, notable)])
             result.save(folder.path)
     return result, folder

@@ -27,7 +27,10 @@ def sweep_table(result: SweepResult, most: int = MOST_ROWS) -> Table:
         speedup = timing.speedup if timing else trial.metrics["estimated_speedup"]
         return timing is None, -speedup
 
-    ranked = sorted(result.trials, key=order)
+    # Where there are too many, the best of each family and draft before the next best of any.
+    first = [t for t in result.trials if t.id in timings] + result.notable(most)
+    shown = [*{t.id: t for t in (*first, *sorted(result.trials, key=order))}.values()][:most]
+    ranked = sorted(shown, key=order)
     table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
     table.add_column("configuration")
     for heading in (
@@ -38,7 +41,7 @@ def sweep_table(result: SweepResult, most: int = MOST_ROWS) -> Table:
         "accept.\nrate",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
-    for trial in ranked[:most]:
+    for trial in ranked:
         timing = timings.get(trial.id)
         rates = trial.metrics
         drafted = trial.counts["n_drafted"] > 0
@@ -55,8 +58,10 @@ def sweep_table(result: SweepResult, most: int = MOST_ROWS) -> Table:
             end_section=timing is not None and trial is ranked[len(timings) - 1],
         )
     notes = ["★ champion", "= tied with it", "~ estimated, without prefill", "† stopped early"]
-    if len(ranked) > most:
-        notes.append(f"{len(ranked) - most} more in the report")
+    if result.hardware is not None:
+        notes = ["★ best estimate", f"~ estimated for {result.hardware}, not timed"]
+    if len(result.trials) > len(shown):
+        notes.append(f"{len(result.trials) - len(shown)} more in the report")
     table.caption = ", ".join(notes)
     return table
 

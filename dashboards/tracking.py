@@ -1,5 +1,9 @@
 """MLflow: an experiment for each pair, a parent run for each sweep with a nested run for each
-configuration, and the champion as a registered model."""
+configuration, and the champion as a registered model.
+
+Of configurations that a sweep only replayed, the best of each family and draft and then the fastest
+have a run of their own, 50 in all; `configurations.csv` of the parent run has every one.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ from cluster.observer import Observer
 from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.errors import UserError
 from specdec_core.prompts import Prompt
-from specdec_core.results import SweepResult, Timing, Trial
+from specdec_core.results import SweepResult, Timing, Trial, by_estimate
 from specdec_core.workspace import workspace
 
 CHAMPION = "champion"
@@ -104,6 +108,7 @@ class SweepRun(Observer):
             "specdec.folder": where,
             "prompts": result.prompts.source,
             "prompts_digest": result.prompts.digest,
+            **({"estimated_for": result.hardware} if result.hardware else {}),
             **_environment_tags(result),
         }
         parent = self._earlier(where, result.mlflow_run_id)
@@ -121,42 +126,35 @@ class SweepRun(Observer):
             self.nested[run.data.tags.get("config_id", "")] = run
         for trial in result.trials:
             self.trial_finished(trial)
+        if result.champion is not None:  # only the end of an earlier process was missing
+            self.counted(result)
 
     def trial_finished(self, trial: Trial) -> None:
-        """Log a configuration as a finished nested run; the trial learns its id."""
+        """Log a configuration as a finished nested run; the trial learns its id. Replayed ones wait
+        for :meth:`counted`: a run takes longer to log than thousands of rounds to replay."""
+        if not trial.replayed:
+            self._log(trial)
+
+    def counted(self, result: SweepResult) -> None:
+        """Log the notable ones of the replayed configurations as nested runs, and all of the
+        sweep's as a table."""
+        for trial in result.notable():
+            if trial.replayed:
+                self._log(trial)
+        assert self.client is not None
+        table = trials_table(result).to_csv(index=False)
+        self.client.log_text(self.run_id, table, "configurations.csv")
+
+    def _log(self, trial: Trial) -> None:
         assert self.client is not None
         run = self.nested.get(trial.id)
-        if run is None:
-            run = self.client.create_run(
-                self.experiment_id,
-                run_name=trial.configuration.label,
-                tags={"mlflow.parentRunId": self.run_id, "config_id": trial.id},
-            )
-            self.nested[trial.id] = run
-        trial.mlflow_run_id = run.info.run_id
-        if run.info.status == "FINISHED":
-            return
-        configuration = trial.configuration
-        tags = {
-            "family": configuration.family,
-            "lossless": str(configuration.lossless).lower(),
-            "stopped_early": str(not trial.finished).lower(),
-            "prompts_digest": self.result.prompts.digest,
-            **_environment_tags(self.result),
-        }
-        self.client.log_batch(
-            run.info.run_id,
-            metrics=_metrics({**trial.metrics, **trial.counts}),
-            params=_params(configuration.model_dump(mode="json")),
-            tags=[RunTag(key, value) for key, value in tags.items()],
-        )
-        self.client.log_text(run.info.run_id, configuration.to_yaml(), "configuration.yaml")
-        self.client.set_terminated(run.info.run_id)
-        self.nested[trial.id] = self.client.get_run(run.info.run_id)
+        run = log_trial(self.client, self.experiment_id, self.result, trial, run)
+        self.nested[trial.id] = run
 
     def finish(self, result: SweepResult, folder: Path, report: Path | None = None) -> int | None:
         """Log times, oracles and files, register the champion and end the run. Returns the
-        registered version; None for a sweep without a champion."""
+        registered version; None for a sweep without a champion, and for one that is estimated for
+        another machine, because what is registered was timed."""
         assert self.client is not None
         assert self.run_id is not None
         for timing in (result.autoregressive, *result.timings):
@@ -174,7 +172,8 @@ class SweepRun(Observer):
                 self.client.log_artifact(self.run_id, str(file))
         version = None
         if result.champion is not None:
-            version = register(result, result.champion, self.client)
+            if result.hardware is None:
+                version = register(result, result.champion, self.client)
             self.client.set_tag(self.run_id, CHAMPION, result.champion)
             self.client.set_tag(
                 self.run_id, "champion_label", result.champion_trial.configuration.label
@@ -218,6 +217,60 @@ class SweepRun(Observer):
         self.client.log_inputs(self.run_id, [DatasetInput(dataset._to_mlflow_entity(), [tag])])
 
 
+def log_trial(
+    client: MlflowClient,
+    experiment_id: str,
+    result: SweepResult,
+    trial: Trial,
+    run: Run | None = None,
+) -> Run:
+    """A configuration as a finished nested run of its sweep's; the trial learns its id. `run` is
+    the one that was begun earlier, if any."""
+    configuration = trial.configuration
+    if run is None:
+        run = client.create_run(
+            experiment_id,
+            run_name=configuration.label,
+            tags={"mlflow.parentRunId": result.mlflow_run_id, "config_id": trial.id},
+        )
+    trial.mlflow_run_id = run.info.run_id
+    if run.info.status == "FINISHED":
+        return run
+    tags = {
+        "family": configuration.family,
+        "lossless": str(configuration.lossless).lower(),
+        "stopped_early": str(not trial.finished).lower(),
+        "counted": "replay" if trial.replayed else "live",
+        "prompts_digest": result.prompts.digest,
+        **_environment_tags(result),
+    }
+    client.log_batch(
+        run.info.run_id,
+        metrics=_metrics({**trial.metrics, **trial.counts}),
+        params=_params(configuration.model_dump(mode="json")),
+        tags=[RunTag(key, value) for key, value in tags.items()],
+    )
+    client.log_text(run.info.run_id, configuration.to_yaml(), "configuration.yaml")
+    client.set_terminated(run.info.run_id)
+    return client.get_run(run.info.run_id)
+
+
+def trials_table(result: SweepResult) -> pd.DataFrame:
+    """One row a configuration, with its counts and rates; the best estimate first."""
+    rows = [
+        {
+            "config_id": trial.id,
+            "configuration": trial.configuration.label,
+            "family": trial.configuration.family,
+            "counted": "replay" if trial.replayed else "live",
+            **trial.metrics,
+            **trial.counts,
+        }
+        for trial in by_estimate(result.trials)
+    ]
+    return pd.DataFrame(rows)
+
+
 # The champion
 
 
@@ -228,9 +281,8 @@ def register(result: SweepResult, config_id: str, client: MlflowClient | None = 
     and the configuration."""
     client = client or connect()
     trial = result.trial(config_id)
-    name, run_id = result.pair.name, trial.mlflow_run_id
-    if run_id is None:
-        raise UserError(f"sweep {result.name} was not logged to MLflow: {config_id} has no run")
+    name = result.pair.name
+    run_id = trial.mlflow_run_id or _logged(result, trial, client)
     try:
         run = client.get_run(run_id)
     except MlflowException:
@@ -264,6 +316,23 @@ def register(result: SweepResult, config_id: str, client: MlflowClient | None = 
     client.set_registered_model_alias(name, CHAMPION, str(version.version))
     client.set_registered_model_tag(name, PROMOTED, str(time.time_ns()))
     return int(version.version)
+
+
+def _logged(result: SweepResult, trial: Trial, client: MlflowClient) -> str:
+    """The nested run of a configuration that was replayed and not notable then, made now."""
+    if result.mlflow_run_id is None:
+        raise UserError(f"sweep {result.name} was not logged to MLflow: {trial.id} has no run")
+    try:
+        experiment = client.get_run(result.mlflow_run_id).info.experiment_id
+    except MlflowException:
+        raise UserError(f"{tracking_uri()} has no run of sweep {result.name}") from None
+    query = (
+        f"tags.`mlflow.parentRunId` = '{result.mlflow_run_id}' and tags.config_id = '{trial.id}'"
+    )
+    run = log_trial(
+        client, experiment, result, trial, next(_search(client, experiment, query), None)
+    )
+    return run.info.run_id
 
 
 def load_champion(name: str | None = None) -> tuple[PairSpec, Configuration, int]:
@@ -369,6 +438,10 @@ def _timing(timing: Timing) -> dict[str, float]:
 def _summary(result: SweepResult) -> dict[str, float]:
     """What the parent run shows: the champion's figures, the baseline's, the oracles'."""
     values: dict[str, float] = {"configurations": len(result.trials)}
+    if result.replay is not None:
+        values["replayed_configurations"] = result.replay.configurations
+        values["replayed_per_second"] = result.replay.per_second
+        values["forwards_saved"] = result.replay.forwards_saved
     values["t_target"] = result.profile.t_target()
     for draft in result.profile.drafts:
         values[f"t_draft.{draft}"] = result.profile.t_draft(draft)

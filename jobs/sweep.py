@@ -6,7 +6,7 @@ import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from cluster.plan import load_plan
 from jobs.console import console, program, run
 from specdec_core.errors import UserError
 from specdec_core.workspace import workspace
+
+if TYPE_CHECKING:
+    from specdec_core.results import ReplaySummary
 
 QUICK = Path(__file__).with_name("sweeps") / "quick.yaml"
 
@@ -28,19 +31,37 @@ def main(
     max_new_tokens: Annotated[int | None, typer.Option(help="tokens for each prompt")] = None,
     limit: Annotated[int | None, typer.Option(help="use the first n prompts")] = None,
     trials: Annotated[int | None, typer.Option(help="configurations to try")] = None,
+    traces: Annotated[
+        str | None,
+        typer.Option(help="recording to replay, a folder or a name; unset, the one that fits"),
+    ] = None,
+    no_replay: Annotated[
+        bool, typer.Option("--no-replay", help="decode with every configuration")
+    ] = False,
+    hardware: Annotated[
+        Path | None,
+        typer.Option(help="forward times of another machine (YAML) to rank for; nothing is timed"),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="name of the sweep's folder")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="do not resume")] = False,
 ) -> None:
     """Find the fastest lossless configuration of a pair on your prompts.
 
-    Interrupted, the same command goes on where it stopped.
+    Where `specdec record` has recorded the same pair, prompts and settings, configurations are
+    replayed from that, thousands in a minute. Interrupted, the same command goes on where it
+    stopped.
     """
+    if traces is not None and no_replay:
+        raise UserError("--traces names a recording to replay, --no-replay forbids it: give one")
     drafts = parse_drafts(draft) if draft or target is not None else None
     overrides = given(
         max_new_tokens=max_new_tokens,
         trials=trials,
         prompts=given(source=prompts, limit=limit) or None,
         pair=given(target=target, drafts=drafts) or None,
+        traces=traces,
+        replay=False if no_replay else None,
+        hardware=None if hardware is None else str(hardware),
     )
     plan = load_plan(config, **overrides)
 
@@ -57,23 +78,44 @@ def main(
         with SweepRun() as tracking:
             with progress:
                 result, folder = run_sweep(plan, workspace(), name, fresh, [tracking, progress])
-            report = write_report(result, folder.path)
+            recording = Path(result.replay.recording) if result.replay else None
+            report = write_report(result, folder.path, recording)
             version = tracking.finish(result, folder.path, report)
             folder.finish()
     except KeyboardInterrupt:
         console.print("interrupted; the same command resumes")
         sys.exit(130)
     console.print(sweep_table(result))
+    if result.replay is not None:
+        console.print(replay_line(result.replay), soft_wrap=True)
     champion = result.champion_trial
-    console.print(
-        f"champion  [bold]{champion.configuration.label}[/bold] ({champion.id}), version "
-        f"{version} of {result.pair.name}",
-        soft_wrap=True,
-    )
+    found = f"[bold]{champion.configuration.label}[/bold] ({champion.id})"
+    if result.hardware is None:
+        console.print(f"champion  {found}, version {version} of {result.pair.name}", soft_wrap=True)
+    else:
+        console.print(
+            f"best      {found}, estimated for {result.hardware}: not timed and not registered",
+            soft_wrap=True,
+        )
     console.print(f"report    {report}", soft_wrap=True)
     ui = [program("mlflow"), "ui", "--backend-store-uri", tracking_uri()]
     console.print(f"compare   {shlex.join(ui)}", soft_wrap=True)
-    console.print(f"serve     {program('specdec')} serve", soft_wrap=True)
+    if result.hardware is None:
+        console.print(f"serve     {program('specdec')} serve", soft_wrap=True)
+
+
+def replay_line(replay: ReplaySummary) -> str:
+    """How many configurations a recording told, how fast, and what that saved."""
+    line = f"replayed  {replay.configurations:,} configurations"
+    if replay.per_second:
+        line += f", {replay.per_second:,.0f} a second"
+    line += (
+        f"; saved {replay.n_draft:,} draft and {replay.n_target:,} target forwards "
+        f"({replay.recording})"
+    )
+    if replay.checked:
+        line += f"; live counts equal for {replay.equal} of {replay.checked} timed"
+    return line
 
 
 def given(**values: Any) -> dict[str, Any]:

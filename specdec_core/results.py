@@ -14,6 +14,7 @@ from specdec_core.files import write_atomically
 from specdec_core.stats import Counts
 
 METRIC = "estimated_speedup"
+NOTABLE = 50  # of thousands of replayed configurations, those that are kept in full detail
 ORACLE = OraclePolicy.model_fields["kind"].default
 
 
@@ -143,7 +144,7 @@ class SweepResult(Document):
             raise ValueError(f"sweep {self.name} has no champion")
         return self.trial(self.champion)
 
-    def notable(self, most: int) -> list[Trial]:
+    def notable(self, most: int = NOTABLE) -> list[Trial]:
         """Up to `most` trials with a drafter: the best of each family with each draft first in
         line, then the fastest by estimate."""
         ranked = by_estimate(t for t in self.trials if t.configuration.drafter is not None)
