@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cluster.head_training import Finished
     from specdec_core.heads import LoadedHead
     from specdec_core.heads.evaluation import Modelled
+    from specdec_core.traces.schema import Recording
 
 T = TypeVar("T", int, float, str)
 
@@ -84,8 +85,11 @@ def main(
     }
     settings = parse(TrainingSettings, given, "training settings")
     recordings = [Recording.open(folder) for folder in folders]
-    judge = find_recording(evaluate) if evaluate else None
+    judge = Recording.open(find_recording(evaluate)) if evaluate else None
     drafts = draft.split(",") if draft else list(recordings[0].header.pair.drafts)
+    for name in drafts:
+        for each in (*recordings, *([judge] if judge else [])):
+            each.draft_name(name)
     out = (out or workspace() / "heads").absolute()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
@@ -144,12 +148,12 @@ def numbers(text: str, option: str, kind: type[T]) -> tuple[T, ...]:
 def find_recording(name: str) -> Path:
     """A recording's folder, or one of that name in the workspace."""
     folder = Path(name).expanduser()
-    named = workspace() / "recordings" / name
+    named = workspace() / "traces" / name
     return named if not folder.exists() and named.exists() else folder
 
 
 def judge_heads(
-    folder: Path, draft: str, heads: Sequence[Finished], profile: Path | None
+    recording: Recording, draft: str, heads: Sequence[Finished], profile: Path | None
 ) -> dict[str, Modelled]:
     """The best threshold of every head, and of the rules that need no training, by replay."""
     from specdec_core.cost import Profile, profile_pair
@@ -157,9 +161,7 @@ def judge_heads(
     from specdec_core.heads.evaluation import evaluate
     from specdec_core.pair import load_pair
     from specdec_core.traces.replay import Replay
-    from specdec_core.traces.schema import Recording
 
-    recording = Recording.open(folder)
     own = recording.header.fingerprints
     folders = {head.label: head.folder for head in heads}
 
@@ -173,7 +175,7 @@ def judge_heads(
     times = Profile.load(path)
     replay = Replay(recording, load)
     cards = {head.label: head.card for head in heads}
-    with console.status(f"replaying thresholds on {folder.name}"):
+    with console.status(f"replaying thresholds on {recording.folder.name}"):
         return dict(evaluate(replay, times, draft, cards))
 
 

@@ -1,0 +1,112 @@
+"""Heads are shown and logged as they were trained, and logged once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from cluster.head_training import Finished
+from dashboards.heads import HeadsRun, heads_table, reliability_diagram, training_curves
+from dashboards.tracking import tracking_uri
+from specdec_core.config import PairSpec
+from specdec_core.heads import HeadSpec, TrainingSettings, save_head
+from specdec_core.heads.training import HeadTraining
+from tests.specdec_core.heads.examples import learnable
+
+SETTINGS = TrainingSettings(learning_rate=1e-2, batch_size=256, epochs=3)
+PARAMS = {"recordings": ["training"], "settings": SETTINGS.model_dump()}
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> list[Finished]:
+    root, found = tmp_path_factory.mktemp("heads"), []
+    for spec in (HeadSpec(depth=0), HeadSpec(depth=1)):
+        training = HeadTraining(spec, learnable(), SETTINGS)
+        while not training.done:
+            training.epoch()
+        trained = training.result()
+        folder = root / f"small-{spec.label}"
+        found.append(
+            Finished(folder.name, folder, save_head(trained.weights, trained.card, folder))
+        )
+    return found
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    return MlflowClient(tracking_uri())
+
+
+def test_the_reliability_diagram_holds_the_bins(heads: list[Finished]) -> None:
+    figure = reliability_diagram({head.label: head.card for head in heads})
+    traces = {trace.name: trace for trace in figure.data}
+    for head in heads:
+        bins = head.card.reliability
+        assert list(traces[head.label].x) == [b.predicted for b in bins]
+        assert list(traces[head.label].y) == [b.accepted for b in bins]
+        counts = [row[0] for row in traces[head.label].customdata]
+        assert sum(counts) == head.card.examples["eval"]
+
+
+def test_the_curves_hold_every_epoch_and_mark_the_one_kept(heads: list[Finished]) -> None:
+    head = heads[1]
+    figure = training_curves({head.label: head.card})
+    evaluated = figure.data[0]
+    assert list(evaluated.y) == [epoch.eval_loss for epoch in head.card.curve]
+    kept = list(evaluated.marker.symbol).index("star") + 1
+    assert kept == head.card.metrics["epoch"]
+
+
+def test_the_table_marks_the_least_eval_kl(heads: list[Finished]) -> None:
+    cells = list(heads_table(heads).columns[4].cells)
+    best = min(range(2), key=lambda i: heads[i].card.metrics["eval_kl"])
+    assert [cell.startswith("[bold]") for cell in cells] == [i == best for i in range(2)]
+
+
+def test_each_head_is_one_run_with_its_curves_figures_and_files(
+    heads: list[Finished], store: MlflowClient
+) -> None:
+    pair = PairSpec()
+    with HeadsRun(pair, "small", PARAMS) as first:
+        first.head_finished(heads[0])
+    with HeadsRun(pair, "small", PARAMS) as again:  # resumed: one was logged, the other is new
+        for head in heads:
+            again.head_finished(head)
+    assert again.run_id == first.run_id
+    experiment = store.get_experiment_by_name(pair.name)
+    runs = store.search_runs([experiment.experiment_id])
+    nested = {run.info.run_name: run for run in runs if run.info.run_id != first.run_id}
+    assert len(runs) == 3
+    assert set(nested) == {head.label for head in heads}
+    for head in heads:
+        run = nested[head.label]
+        assert run.info.status == "FINISHED"
+        assert run.data.tags["mlflow.parentRunId"] == first.run_id
+        assert run.data.params["w_rej"] == "1.0"
+        assert run.data.metrics["kept_auc"] == pytest.approx(head.card.metrics["auc"])
+        history = store.get_metric_history(run.info.run_id, "eval_kl")
+        assert [m.step for m in history] == [1, 2, 3]
+        assert [m.value for m in history] == pytest.approx([e.eval_kl for e in head.card.curve])
+        files = {f.path for f in store.list_artifacts(run.info.run_id)}
+        assert files == {"reliability.html", "curves.html", "head"}
+        kept = {f.path for f in store.list_artifacts(run.info.run_id, "head")}
+        assert kept == {"head/model.safetensors", "head/head.json"}
+
+
+def test_other_settings_are_another_run(heads: list[Finished], store: MlflowClient) -> None:
+    with HeadsRun(PairSpec(), "small", PARAMS) as first:
+        first.head_finished(heads[0])
+    with HeadsRun(PairSpec(), "small", {**PARAMS, "source": "trajectory"}) as second:
+        second.head_finished(heads[0])
+    assert first.run_id != second.run_id
+
+
+def test_a_training_that_breaks_off_is_marked(heads: list[Finished], store: MlflowClient) -> None:
+    run = HeadsRun(PairSpec(), "small", PARAMS)
+    run.head_finished(heads[0])
+    run.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert store.get_run(run.run_id).info.status == "KILLED"

@@ -1,0 +1,90 @@
+"""`specdec train-head` trains on a recording, judges thresholds, and refuses bad input."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.train_head import grid, main, numbers
+from specdec_core.cost import profile_pair
+from specdec_core.errors import UserError
+from specdec_core.heads import load_card
+from specdec_core.pair import Pair
+from tests.specdec_core.heads.test_data import PROMPTS, record
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def home(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with a recording named `numbers` and a profile."""
+    home = tmp_path_factory.mktemp("home")
+    record(tiny_pair, home / "traces" / "numbers", range(len(PROMPTS)))
+    profile_pair(tiny_pair, widths=(1, 2, 4), contexts=(16, 32), repeats=2).save(
+        home / "profile.json"
+    )
+    return home
+
+
+def test_heads_are_trained_judged_and_not_trained_again(home: Path) -> None:
+    command = [
+        *(sys.executable, "-m", "jobs.train_head", "--recording", "numbers"),
+        *("--depths", "0,1", "--w-rej", "1,6", "--kinds", "specdecpp,t2", "--epochs", "2"),
+        *("--learning-rate", "1e-3", "--evaluate", "numbers"),
+    ]
+    environment = {**os.environ, "SPECDEC_HOME": str(home), "COLUMNS": "120"}
+    first, second = (
+        subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200
+        )
+        for _ in range(2)
+    )
+    assert first.returncode == 0, first.stderr
+    names = [f"draft-specdecpp-d{d}-w{w}" for w in (1, 6) for d in (0, 1)] + ["draft-t2"]
+    for name in names:
+        assert first.stdout.count(name) >= 2  # its fit, its best threshold
+        assert load_card(home / "heads" / name).settings.epochs == 2
+    for shown in ("eval/KL", "AUC", "fixed K", "confidence product", "modelled speedup"):
+        assert shown in first.stdout
+    assert "resuming: 5 of 5 done" in second.stdout
+    assert second.returncode == 0, second.stderr
+
+
+def test_the_grid_is_every_depth_with_every_weight_and_the_other_kinds_once() -> None:
+    specs = grid("specdecpp,t1,joint", (0, 3), (1.0, 12.0), width=32)
+    assert [spec.label for spec in specs] == [
+        *("specdecpp-d0-w1", "specdecpp-d3-w1", "specdecpp-d0-w12", "specdecpp-d3-w12"),
+        *("t1", "joint"),
+    ]
+    assert specs[-1].width == 32
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"recording": ["nowhere"]}, "no recording in it"),
+        ({"draft": "huge"}, "no draft 'huge'"),
+        ({"kinds": "specdecpp,t9"}, "kind: .*t9"),
+        ({"depths": "1,deep"}, "--depths 1,deep: expected numbers"),
+        ({"w_rej": "0"}, "w_rej: .*greater than 0"),
+        ({"epochs": 0}, "epochs: .*greater than or equal to 1"),
+        ({"evaluate": "nowhere"}, "no recording in it"),
+    ],
+)
+def test_bad_input_gets_one_line_before_anything_is_trained(
+    options: dict, complaint: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_HOME", str(home))
+    before = set((home / "heads").glob("*"))
+    with pytest.raises(UserError, match=complaint) as error:
+        main(**{"recording": ["numbers"], **options})
+    assert "\n" not in str(error.value)
+    assert set((home / "heads").glob("*")) == before
+
+
+def test_numbers_are_read_as_they_are_written() -> None:
+    assert numbers("3e-4,1e-3", "--learning-rate", float) == (3e-4, 1e-3)
