@@ -39,9 +39,9 @@ def main(
     width: Annotated[int, typer.Option(help="units of a hidden layer of the other kinds")] = 64,
     learning_rate: Annotated[
         str, typer.Option(help="Adam's; the best of several, by eval loss: 3e-4,1e-3,3e-3")
-    ] = "1e-3",
+    ] = "1e-3,3e-3",
     batch_size: Annotated[int, typer.Option(help="examples of a step")] = 256,
-    epochs: Annotated[int, typer.Option(help="passes over the examples")] = 8,
+    epochs: Annotated[int, typer.Option(help="passes over the examples")] = 6,
     weight_decay: Annotated[float, typer.Option(help="decoupled weight decay")] = 0.0,
     dropout: Annotated[float, typer.Option(help="of hidden states and layers")] = 0.2,
     source: Annotated[

@@ -36,10 +36,10 @@ class TrainingSettings(Value):
     for small heads)."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
-    batch_size: Annotated[int, Field(ge=1)] = 1024
-    epochs: Annotated[int, Field(ge=1)] = 8
+    batch_size: Annotated[int, Field(ge=1)] = 256
+    epochs: Annotated[int, Field(ge=1)] = 6
     weight_decay: Annotated[float, Field(ge=0)] = 0.0  # decoupled from the gradient
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # not of T2, which has few inputs
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.2  # not of T2, which has few inputs
     seed: int = 0
 
 
