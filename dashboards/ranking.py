@@ -101,7 +101,25 @@ def headliners(result: SweepResult) -> list[Trial]:
     return [best, *(fixed or others)[:1]]
 
 
+def leaders(result: SweepResult) -> list[Trial]:
+    """The fastest of each family, fastest first."""
+    first: dict[str, Trial] = {}
+    for trial in ranked(result):
+        first.setdefault(family(trial), trial)
+    return list(first.values())
+
+
 def contenders(result: SweepResult, count: int = 8) -> list[Trial]:
-    """The headliners and the next fastest: what is worth comparing in detail."""
-    chosen = {t.id: t for t in [*headliners(result), *ranked(result)[:count]]}
-    return list(chosen.values())[:count]
+    """The headliners, the fastest of the other families, and the next fastest: what is worth
+    comparing in detail."""
+    order = [*headliners(result), *leaders(result), *ranked(result)]
+    return list({t.id: t for t in order}.values())[:count]
+
+
+def foremost(result: SweepResult, count: int) -> list[Trial]:
+    """At most `count`: those timed, the fastest of each family, and then the fastest; in order."""
+    order = ranked(result)
+    timed = {t.config_id for t in result.timings}
+    leading = [*(t for t in order if t.id in timed), *leaders(result), *order]
+    chosen = set(list(dict.fromkeys(t.id for t in leading))[:count])
+    return [t for t in order if t.id in chosen]

@@ -96,9 +96,9 @@ def utilisation_over_time(
     """
     families = families or {}
     totals = {name: utilisation(rounds, window) for name, rounds in runs.items()}
-    ends = [f"{name} {t['so far'].iloc[-1]:.2f}" for name, t in totals.items() if len(t)]
+    ends = [f"{t['so far'].iloc[-1]:.2f} with {name}" for name, t in totals.items() if len(t)]
     fig = base_figure(
-        "Output tokens per draft call at the end: " + ", ".join(ends),
+        "Output tokens per draft call: " + "; ".join(ends),
         f"Over all requests so far; faint, over the last {window}. A policy that learns rises "
         "while requests come in.",
         440,

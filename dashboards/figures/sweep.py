@@ -26,8 +26,10 @@ from dashboards.ranking import (
     contenders,
     draft_of,
     family,
+    foremost,
     headliners,
     label,
+    leaders,
     ranked,
     speedup,
 )
@@ -39,9 +41,12 @@ from specdec_core.results import SweepResult, Trial
 
 def speedups(result: SweepResult, limit: int = 24) -> go.Figure:
     """Speedup over autoregressive decoding: measured ones solid with their 95 % interval, the
-    others, estimated from the profile, lighter. At most `limit` bars, fastest first."""
-    trials = [t for t in ranked(result) if not math.isnan(speedup(result, t).value)]
-    shown, left_out = trials[:limit], max(0, len(trials) - limit)
+    others, estimated from the profile, lighter. At most `limit` bars, fastest first: those timed,
+    the fastest of each family, and the next fastest."""
+    known = [t for t in ranked(result) if not math.isnan(speedup(result, t).value)]
+    chosen = {t.id for t in foremost(result, limit)}
+    shown = [t for t in known if t.id in chosen]
+    left_out = len(known) - len(shown)
     timed = [t for t in shown if speedup(result, t).timing]
     tied = [t for t in timed if speedup(result, t).timing.tied_with_champion]
     title = "Speedup over autoregressive decoding"
@@ -57,7 +62,7 @@ def speedups(result: SweepResult, limit: int = 24) -> go.Figure:
     if any(t.id != result.champion for t in tied):
         subtitle += " “=” marks those tied with the champion."
     if left_out:
-        subtitle += f" {left_out} slower configurations are in the table."
+        subtitle += f" {left_out} other configurations are in the table."
     fig = base_figure(title, subtitle, 130 + 27 * max(len(shown), 4))
     rows = list(reversed(shown))
     labels = [_bar_label(result, t) for t in rows]
@@ -239,10 +244,7 @@ def time_per_token(result: SweepResult) -> go.Figure:
     """Where the time of one output token goes (Eq. 3.1 with the profile's forward times): target
     forwards, draft forwards of tokens that were kept, draft forwards that were wasted."""
     best = champion(result)
-    families: dict[str, Trial] = {}
-    for trial in ranked(result):
-        families.setdefault(family(trial), trial)
-    chosen = {t.id: t for t in [*([best] if best else []), *families.values()]}
+    chosen = {t.id: t for t in [*([best] if best else []), *leaders(result)]}
     rows = [t for t in chosen.values() if t.configuration.drafter is not None]
     parts = {t.id: _milliseconds(result, t) for t in rows}
     names = {t.id: label(t) for t in rows}

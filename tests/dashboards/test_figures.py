@@ -212,7 +212,25 @@ def test_bars_are_limited_to_the_fastest(result):
     figure = figures.speedups(result, limit=3)
     ids = [t.id for t in ranking.ranked(result)[:3]]
     assert sorted(figure.layout.yaxis.tickvals) == sorted(ids)
-    assert "slower configurations are in the table" in figure.layout.title.subtitle.text
+    assert "other configurations are in the table" in figure.layout.title.subtitle.text
+
+
+def test_bars_of_a_large_sweep_show_what_was_timed_and_every_family(crowded):
+    figure = figures.speedups(crowded)
+    shown = set(figure.layout.yaxis.tickvals)
+    assert len(shown) == 24
+    assert {t.config_id for t in crowded.timings} <= shown
+    drafting = ranking.ranked(crowded)
+    by_id = {t.id: t for t in drafting}
+    families = {ranking.family(t) for t in drafting}
+    assert {ranking.family(by_id[i]) for i in shown} == families
+    assert {ranking.family(t) for t in ranking.contenders(crowded)} == families
+
+
+def test_contenders_begin_with_the_champion(result):
+    first, *others = ranking.contenders(result)
+    assert first.id == result.champion
+    assert len({t.id for t in others}) == len(others) == 7
 
 
 def test_lengths_over_position_average_the_rounds(result, rounds):

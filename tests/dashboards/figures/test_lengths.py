@@ -85,4 +85,4 @@ def test_runs_of_one_family_are_told_apart_by_their_lines(decoded):
     assert len({(t.line.color, t.line.dash) for t in lines}) == 3
     assert all(list(t.x) == [1, 2, 3] for t in lines)
     assert lines[0].y[-1] == pytest.approx(18 / 21)
-    assert "Q updated 0.86" in figure.layout.title.text
+    assert "0.86 with pre-cut, Q updated" in figure.layout.title.text
