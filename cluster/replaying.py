@@ -26,17 +26,8 @@ def asked_recording(plan: Plan, home: Path, prompts_digest: str) -> Recording | 
     :meth:`Recording.check` says."""
     if plan.traces is None or not plan.replay:
         return None
-    folder = Path(plan.traces).expanduser()
-    named = home / "traces" / plan.traces
-    recording = Recording.open(named if not folder.exists() and named.exists() else folder)
+    recording = find_named(plan.traces, home)
     header = recording.header
-    if not finished(recording.folder):
-        raise UserError(f"{recording.folder}: not finished; the same `specdec record` goes on")
-    if not header.replayable:
-        raise UserError(
-            f"{recording.folder}: cannot be replayed; that takes continuations, and greedy "
-            "decoding or sampling.coupling gumbel"
-        )
     for what, recorded, wanted in (
         ("prompts", header.prompts.digest[:12], prompts_digest[:12]),
         ("sampling", header.sampling, plan.sampling),
@@ -51,6 +42,21 @@ def asked_recording(plan: Plan, home: Path, prompts_digest: str) -> Recording | 
                 f"{recording.folder}: recorded with other {what} ({_brief(recorded)}; the sweep "
                 f"has {_brief(wanted)})"
             )
+    return recording
+
+
+def find_named(name: str, home: Path) -> Recording:
+    """The recording in the folder `name`, or of that name in the workspace `home`. Raises
+    :class:`UserError` where there is none that can be replayed as a whole."""
+    folder, named = Path(name).expanduser(), home / "traces" / name
+    recording = Recording.open(named if not folder.exists() and named.exists() else folder)
+    if not finished(recording.folder):
+        raise UserError(f"{recording.folder}: not finished; the same `specdec record` goes on")
+    if not recording.header.replayable:
+        raise UserError(
+            f"{recording.folder}: cannot be replayed; that takes continuations, and greedy "
+            "decoding or sampling.coupling gumbel"
+        )
     return recording
 
 

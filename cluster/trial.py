@@ -129,10 +129,15 @@ def assess(configuration: Configuration, generations: list[Generation], profile:
 
 def replayed(replay: Replay, configuration: Configuration, profile: Profile) -> Trial:
     """The same from a recording. Raises :class:`UserError` for what it does not tell."""
+    counts = replay.run(configuration).counts
+    return Trial.of(configuration, counts, profile, context_of(replay), replayed=True)
+
+
+def context_of(replay: Replay) -> int:
+    """Tokens in the cache half-way through the recorded outputs, on average."""
     prompts = replay.recording.prompts
     lengths = zip(map(len, prompts.tokens), map(len, prompts.outputs), strict=True)
-    counts = replay.run(configuration).counts
-    return Trial.of(configuration, counts, profile, middle(list(lengths)), replayed=True)
+    return middle(list(lengths))
 
 
 def middle(lengths: Sequence[tuple[int, int]]) -> int:

@@ -15,6 +15,7 @@ COMMANDS = {
     "profile": "Measure what forwards of a pair cost.",
     "record": "Record what drafts would do, to train heads and to replay.",
     "train-head": "Train heads that predict acceptance, on recordings.",
+    "policies": "Compare length policies on recordings, by replay alone.",
     "sweep": "Find the fastest configuration for a pair and its prompts.",
     "report": "Write a sweep's HTML report again.",
     "promote": "Make another configuration of a sweep the champion.",

@@ -9,7 +9,10 @@ import pytest
 import yaml
 
 from cluster.plan import Plan, load_plan
+from specdec_core.config import PairSpec, Sampling
 from specdec_core.errors import UserError
+from specdec_core.heads import HeadCard, build_head, save_head
+from specdec_core.pair import fingerprints
 
 SWEEPS = Path(__file__).parents[2] / "jobs" / "sweeps"
 FIXED = {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": [2, 4]}}}
@@ -30,7 +33,15 @@ def test_quick_tries_every_policy_with_every_draft_and_prompt_lookup() -> None:
     assert tried == {
         *(
             (p, d)
-            for p in ("fixed", "heuristic", "confidence", "svip")
+            for p in (
+                "fixed",
+                "heuristic",
+                "confidence",
+                "confidence_product",
+                "svip",
+                "dynamic_confidence",
+                "pre_cut",
+            )
             for d in ("medium", "small")
         ),
         ("prompt_lookup", None),
@@ -41,6 +52,14 @@ def test_standard_is_valid() -> None:
     assert load_plan(SWEEPS / "standard.yaml").method == "optuna"
 
 
+def test_policies_are_a_thousand_to_replay_with_the_oracle_among_them() -> None:
+    configurations = load_plan(SWEEPS / "policies.yaml").configurations()
+    assert configurations is not None
+    assert len(configurations) >= 1000
+    oracles = [c.drafter.draft for c in configurations if c.family == "oracle"]
+    assert oracles == ["medium", "small"]
+
+
 def test_an_entry_without_a_draft_is_tried_with_each_of_the_pairs() -> None:
     plan = Plan.model_validate({"pair": {"drafts": {"a": "x", "b": "y"}}, "search": [FIXED]})
     assert [c.drafter.draft for c in plan.configurations()] == ["a", "a", "b", "b"]
@@ -49,6 +68,71 @@ def test_an_entry_without_a_draft_is_tried_with_each_of_the_pairs() -> None:
 def test_a_pair_without_drafts_is_swept_with_what_needs_none() -> None:
     plan = Plan.model_validate({"pair": {"drafts": {}}, "search": [FIXED, LOOKUP]})
     assert [c.family for c in plan.configurations()] == ["prompt_lookup"]
+
+
+def trained(pair: PairSpec, kind: str, folder: Path, sampling: Sampling | None = None) -> None:
+    own = fingerprints(pair)
+    card = HeadCard(
+        kind=kind, draft="draft", depth=1, width=8, hidden_size=32, top_k=4, w_acc=1, w_rej=1,
+        pair={"target": own["target"], "draft": own["draft"]}, sampling=sampling or Sampling(),
+    )  # fmt: skip
+    save_head(build_head(kind, 32, 4, depth=1, width=8), card, folder)
+
+
+def test_a_star_stands_for_every_head_trained_for_the_draft_and_sampling(
+    tiny_spec: PairSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    trained(tiny_spec, "specdecpp", tmp_path / "heads" / "a")
+    trained(tiny_spec, "specdecpp", tmp_path / "heads" / "b")
+    trained(tiny_spec, "specdecpp", tmp_path / "heads" / "hot", Sampling(temperature=1))
+    trained(tiny_spec, "t2", tmp_path / "heads" / "c")
+    stranger = tiny_spec.model_copy(update={"target": tiny_spec.drafts["draft"]})
+    trained(stranger, "specdecpp", tmp_path / "heads" / "strange")
+    search = [
+        {"drafter": {"kind": "draft_model", "policy": {"kind": kind, "head": "*"}}}
+        for kind in ("specdecpp", "decision")
+    ]
+    plan = Plan.model_validate({"pair": tiny_spec.model_dump(), "search": search})
+    found = plan.configurations()
+    assert [(c.family, c.drafter.policy.head) for c in found] == [
+        ("specdecpp", "a"),
+        ("specdecpp", "b"),
+        ("decision", "c"),
+    ]
+    before = plan.digest("p")
+    trained(tiny_spec, "t1", tmp_path / "heads" / "d")
+    assert plan.digest("p") != before  # another search
+
+
+def test_a_search_of_heads_alone_says_that_there_are_none(
+    tiny_spec: PairSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    entry = {"drafter": {"kind": "draft_model", "policy": {"kind": "specdecpp", "head": "*"}}}
+    plan = Plan.model_validate({"pair": tiny_spec.model_dump(), "search": [entry]})
+    with pytest.raises(UserError, match="no head of this pair was trained"):
+        plan.check()
+
+
+def test_another_machine_is_a_file_or_its_content_and_part_of_the_digest(tmp_path: Path) -> None:
+    file = tmp_path / "h.yaml"
+    file.write_text('{name: far, target: 0.1, drafts: {"*": 0.02}}')
+    here = load_plan(write(tmp_path))
+    there = load_plan(write(tmp_path), hardware=str(file))
+    assert there.hardware.target.alone == 0.1
+    assert there.digest("p") != here.digest("p")
+    inline = load_plan(write(tmp_path, hardware=there.hardware.model_dump()))
+    assert inline.digest("p") == there.digest("p")
+    file.write_text("{name: far, target: 0.1, drafts: {small: 0.02}}")
+    with pytest.raises(UserError, match="no time given"):
+        load_plan(write(tmp_path), hardware=str(file))
+
+
+def test_counting_by_replay_or_live_is_the_same_sweep() -> None:
+    plan = Plan.model_validate({"search": [FIXED]})
+    for changes in ({"replay": False}, {"traces": "recorded"}):
+        assert plan.model_copy(update=changes).digest("p") == plan.digest("p")
 
 
 def test_options_override_the_file_key_by_key(tmp_path: Path) -> None:
