@@ -101,7 +101,7 @@ def recording_table(recording: Recording) -> Table:
         trace = recording.trace(draft, hidden=False)
         disagreements = int((~trace.agrees).sum())
         # SpecDec++, Thm 4.1: one verification a rejection, and one to end each text.
-        oracle = (disagreements + len(trace.starts)) / len(trace.agrees)
+        oracle = (disagreements + len(trace.lengths)) / len(trace.agrees)
         overlap = float(trace.overlap[trace.trajectory].mean())
         cells = [f"{len(trace):,}", f"{disagreements:,}", f"{trace.agrees.mean():.3f}"]
         value = oracle if sampling.fixed_output else overlap
