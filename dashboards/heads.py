@@ -44,8 +44,8 @@ def reliability_diagram(cards: Mapping[str, HeadCard]) -> go.Figure:
         title = f"{name}: accepted against predicted, ECE {cards[name].metrics['ece']:.3f}"
     fig = base_figure(
         title,
-        "Candidates of held-out prompts in bins of predicted acceptance. On the diagonal a head "
-        "is calibrated; a larger weight of rejections pushes predictions down, to its left.",
+        "Candidates of held-out prompts in bins of predicted acceptance, larger where more lie.<br>"
+        "On the diagonal a head is calibrated; a weight of rejections pushes it to the left.",
         480,
     )
     fig.add_scatter(
@@ -73,7 +73,7 @@ def reliability_diagram(cards: Mapping[str, HeadCard]) -> go.Figure:
         )
     fig.update_xaxes(title_text="predicted acceptance probability (mean of the bin)", range=[0, 1])
     fig.update_yaxes(title_text="share accepted", range=[0, 1.02])
-    return fig
+    return _with_legend(fig)
 
 
 def training_curves(cards: Mapping[str, HeadCard]) -> go.Figure:
@@ -81,8 +81,8 @@ def training_curves(cards: Mapping[str, HeadCard]) -> go.Figure:
     fig = make_subplots(rows=1, cols=2, horizontal_spacing=0.12)
     fig = base_figure(
         "Loss and KL over the epochs",
-        "Left: the weighted loss that is trained. Right: KL(P‖P̂) without weights, in nats. Solid: "
-        "held-out prompts. Dotted: training. The star is the epoch that was kept.",
+        "Left: the weighted loss that is trained. Right: KL(P‖P̂) without weights, in nats.<br>"
+        "Solid: held-out prompts. Dotted: training. The star is the epoch that was kept.",
         440,
         fig,
     )
@@ -106,7 +106,13 @@ def training_curves(cards: Mapping[str, HeadCard]) -> go.Figure:
     fig.update_xaxes(title_text="epoch")
     fig.update_yaxes(title_text="weighted loss", row=1, col=1)
     fig.update_yaxes(title_text="KL (nats)", row=1, col=2)
-    return fig
+    return _with_legend(fig)
+
+
+def _with_legend(fig: go.Figure) -> go.Figure:
+    """Names of heads are long and may be many: beside the figure, not above it."""
+    legend = {"orientation": "v", "x": 1.02, "y": 1, "yanchor": "top", "tracegroupgap": 0}
+    return fig.update_layout(legend=legend, margin_t=100)
 
 
 MOST_SHOWN = 6  # heads; the others wait in the legend
