@@ -18,6 +18,7 @@ from rich.table import Table
 
 from cluster.environment import environment
 from cluster.head_training import Finished, HeadObserver
+from dashboards.drawings import Drawing, log_figures
 from dashboards.look import INK, MUTED, OTHER_COLOURS, base_figure, style
 from dashboards.progress import SweepProgress
 from dashboards.tracking import _experiment, _metrics, _params, _search, _user, connect
@@ -224,8 +225,7 @@ class HeadsRun(HeadObserver):
         if kind is not None:
             status = "FAILED" if issubclass(kind, Exception) else "KILLED"
         elif self.cards:
-            for name, figure in figures(self.cards).items():
-                self.client.log_figure(self.run_id, figure, f"{name}.html")
+            log_figures(self.client, self.run_id, figures(self.cards))
         self.client.set_terminated(self.run_id, status)
 
     def head_finished(self, head: Finished) -> None:
@@ -256,16 +256,20 @@ class HeadsRun(HeadObserver):
             params=_params(card.model_dump(mode="json", include=CARD_PARAMS)),
             tags=[RunTag(f"fingerprint.{k}", v) for k, v in card.pair.items()],
         )
-        for name, figure in figures({head.label: card}).items():
-            self.client.log_figure(run_id, figure, f"{name}.html")
+        # Its curves are the run's metrics, which MLflow draws itself.
+        diagram = Drawing(reliability_diagram({head.label: card}))
+        log_figures(self.client, run_id, {"reliability": diagram})
         self.client.log_artifacts(run_id, str(head.folder), "head")
         self.client.set_terminated(run_id)
         self.nested[card.training] = self.client.get_run(run_id)
 
 
-def figures(cards: Mapping[str, HeadCard]) -> dict[str, go.Figure]:
+def figures(cards: Mapping[str, HeadCard]) -> dict[str, Drawing]:
     """The figures of some heads, by file name."""
-    return {"reliability": reliability_diagram(cards), "curves": training_curves(cards)}
+    return {
+        "reliability": Drawing(reliability_diagram(cards)),
+        "curves": Drawing(training_curves(cards)),
+    }
 
 
 def _environment_tags() -> dict[str, str]:

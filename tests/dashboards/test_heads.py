@@ -92,9 +92,13 @@ def test_each_head_is_one_run_with_its_curves_figures_and_files(
         assert [m.step for m in history] == [1, 2, 3]
         assert [m.value for m in history] == pytest.approx([e.eval_kl for e in head.card.curve])
         files = {f.path for f in store.list_artifacts(run.info.run_id)}
-        assert files == {"reliability.html", "curves.html", "head"}
+        assert files == {"figures", "head"}
+        pages = {f.path for f in store.list_artifacts(run.info.run_id, "figures")}
+        assert pages == {"figures/reliability.html"}
         kept = {f.path for f in store.list_artifacts(run.info.run_id, "head")}
         assert kept == {"head/model.safetensors", "head/head.json"}
+    pages = {f.path for f in store.list_artifacts(first.run_id, "figures")}
+    assert pages == {"figures/reliability.html", "figures/curves.html"}
 
 
 def test_other_settings_are_another_run(heads: list[Finished], store: MlflowClient) -> None:
