@@ -86,7 +86,7 @@ def frontier(result: SweepResult) -> go.Figure:
     def order(group: tuple[str, str | None]) -> tuple[int, tuple[int, str]]:
         kind, draft = group
         place = drafts.index(draft) if draft in drafts else len(drafts)
-        return place, family_order(kind)
+        return place - len(drafts) * (draft == leading), family_order(kind)
 
     fronts = {group: pareto(members) for group, members in groups.items()}
     on_front = {trial.id for front in fronts.values() for trial in front}
@@ -96,7 +96,7 @@ def frontier(result: SweepResult) -> go.Figure:
     faint = 0.4 if len(shown) < 40 else 0.22
     for kind, draft in sorted(groups, key=order):
         look = style(kind)
-        second = draft in drafts[1:]
+        second = draft not in (leading, None)
         front = fronts[kind, draft]
         rest = [t for t in groups[kind, draft] if t.id in shown]
         name = f"{look.name} · {draft}" if draft and len(drafts) > 1 else look.name
@@ -144,7 +144,7 @@ def frontier(result: SweepResult) -> go.Figure:
             name=f"oracle · {oracle.draft}" if len(drafts) > 1 else "oracle",
             legendrank=1001,
             marker={
-                "symbol": "star-open" if oracle.draft in drafts[1:] else "star",
+                "symbol": "star" if oracle.draft == leading else "star-open",
                 "size": 14, "color": MUTED, "line": {"color": MUTED, "width": 1.5},
             },
             hovertemplate=f"<b>oracle of {oracle.draft}</b><br>discards nothing, verifies once a "

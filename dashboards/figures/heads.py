@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -65,6 +66,11 @@ def _fastest(head: str, draft: str, result: SweepResult | None) -> dict[str, flo
     return best
 
 
+def short(head: str) -> str:
+    """A head's name without the folders it lies in."""
+    return Path(head).name.removeprefix("bundled:")
+
+
 def heads_table(frame: pd.DataFrame) -> pd.DataFrame:
     """SpecDec++'s Table 3 from :func:`heads_frame`: w_rej × D × KL × best h and its latency."""
     columns = {
@@ -80,6 +86,7 @@ def heads_table(frame: pd.DataFrame) -> pd.DataFrame:
         "speedup": "speedup",
     }
     table = frame[list(columns)].copy()
+    table["head"] = [short(name) for name in frame["head"]]
     table["latency"] *= 1e3
     table["depth"] = [
         f"{d}" if kind == "specdecpp" else "–"
@@ -161,7 +168,7 @@ def _cell_hover(head: pd.Series | None, timed: bool) -> str:
     if head is None:
         return ""
     lines = [
-        f"<b>{head['head']}</b>",
+        f"<b>{short(head['head'])}</b>",
         f"w_rej {head['w_rej']:g}, D {head['depth']}",
         f"KL train {head['train_kl']:.3f}, eval {head['eval_kl']:.3f}",
     ]

@@ -58,8 +58,8 @@ def length_errors(rounds: pd.DataFrame) -> go.Figure:
         fig.add_annotation(
             x=0, xref="paper", xanchor="left", y=1, yanchor="bottom", showarrow=False,
             yref=f"{axis.yaxis.plotly_name.replace('axis', '')} domain", align="left",
-            text=f"<b>{label}</b>   mean {error.mean():+.1f}, off by {distance[label]:.1f}, "
-            f"exact in {np.mean(error == 0):.0%}",
+            text=f"<b>{label}</b>   mean {round(error.mean(), 1) + 0.0:+.1f}, "
+            f"off by {distance[label]:.1f}, exact in {np.mean(error == 0):.0%}",
             font={"size": 12},
         )  # fmt: skip
         fig.update_yaxes(
@@ -99,8 +99,8 @@ def utilisation_over_time(
     ends = [f"{t['so far'].iloc[-1]:.2f} with {name}" for name, t in totals.items() if len(t)]
     fig = base_figure(
         "Output tokens per draft call: " + "; ".join(ends),
-        f"Over all requests so far; faint, over the last {window}. A policy that learns rises "
-        "while requests come in.",
+        f"Over all requests so far; faint, over the last {window}. Q_init is the table before "
+        "anything was learned, followed for good; what learning adds is the distance to it.",
         440,
     )
     seen: list[str] = []

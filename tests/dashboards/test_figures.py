@@ -297,9 +297,31 @@ def test_a_second_draft_is_told_apart(result, rounds):
     other = Configuration(drafter=DraftModelDrafter(draft="other", policy=FixedPolicy()))
     result.trials.append(fixed.model_copy(update={"configuration": other}))
     figure = figures.frontier(result)
-    names = [t.name for t in figure.data]
-    assert {"fixed K · draft", "fixed K · other"} <= set(names)
+    fronts = {t.name: t for t in figure.data if t.mode == "lines+markers"}
+    assert fronts["fixed K · draft"].line.dash == "solid"  # the champion's draft
+    assert fronts["fixed K · other"].line.dash == "dot"
     draw_all(result, rounds)
+
+
+def test_of_many_families_only_the_champions_draft_is_drawn_at_first(crowded):
+    crowded.pair = crowded.pair.model_copy(update={"drafts": {"other": "b", "draft": "a"}})
+    costs = crowded.profile.drafts["draft"]
+    crowded.profile = crowded.profile.model_copy(
+        update={"drafts": {"draft": costs, "other": costs}}
+    )
+    for trial in [t for t in crowded.trials if t.configuration.family != "autoregressive"]:
+        if trial.configuration.family == "prompt_lookup":
+            continue
+        drafter = trial.configuration.drafter.model_copy(update={"draft": "other"})
+        twin = trial.configuration.model_copy(update={"drafter": drafter})
+        crowded.trials.append(trial.model_copy(update={"configuration": twin}))
+    figure = figures.frontier(crowded)
+    fronts = [t for t in figure.data if t.mode == "lines+markers"]
+    visible = {t.name for t in fronts if t.visible is True}
+    waiting = {t.name for t in fronts if t.visible == "legendonly"}
+    assert {name.partition(" · ")[2] for name in visible} == {"draft", ""}
+    assert {name.partition(" · ")[2] for name in waiting} == {"other"}
+    assert all(t.line.dash == "solid" for t in fronts if t.visible is True)
 
 
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB

@@ -73,6 +73,11 @@ def test_the_table_is_ordered_by_weight_and_depth_as_in_the_paper(result, cards)
     assert table["best h"].tolist() == [0.5] * 4
 
 
+def test_a_head_is_shown_by_its_name_wherever_it_lies(cards):
+    named = {"bundled:d0": cards["d0-w1"], "/somewhere/heads/d3": cards["d3-w1"]}
+    assert list(heads_table(heads_frame(named))["head"]) == ["d0", "d3"]
+
+
 def test_without_a_sweep_the_table_has_the_fit_alone(cards):
     table = heads_table(heads_frame(cards))
     assert "best h" not in table
