@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from dashboards.evidence import Evidence
     from specdec_core.heads import HeadCard
+    from specdec_core.heads.evaluation import Modelled
 
 
 class Drawing(NamedTuple):
@@ -60,12 +61,15 @@ def draw(
 
 
 def draw_heads(
-    cards: Mapping[str, HeadCard], result: SweepResult | None = None
+    cards: Mapping[str, HeadCard],
+    result: SweepResult | None = None,
+    judged: Mapping[str, Modelled] | None = None,
 ) -> dict[str, Drawing]:
-    """Table 3 of SpecDec++ for trained heads, with the best thresholds where a sweep used them."""
-    if not cards:
+    """Table 3 of SpecDec++ for trained heads; with the best thresholds where a sweep used them or
+    they were judged on a recording (:func:`specdec_core.heads.evaluation.evaluate`)."""
+    if not any(card.kind == "specdecpp" for card in cards.values()):
         return {}
-    frame = figures.heads_frame(cards, result)
+    frame = figures.heads_frame(cards, result, judged)
     return {"heads": Drawing(figures.heads_heatmap(frame), figures.heads_table(frame))}
 
 

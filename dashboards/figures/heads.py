@@ -18,6 +18,7 @@ from specdec_core.results import SweepResult
 
 if TYPE_CHECKING:
     from specdec_core.heads.card import HeadCard
+    from specdec_core.heads.evaluation import Modelled
 
 # from slow to fast, readable with dark and with light text on it
 FAST_TO_SLOW = [[0.0, "#2c5fae"], [0.5, "#8fb4dd"], [1.0, "#f0ece4"]]
@@ -30,9 +31,14 @@ def head_names(result: SweepResult) -> list[str]:
     return list(dict.fromkeys(heads))
 
 
-def heads_frame(cards: Mapping[str, HeadCard], result: SweepResult | None = None) -> pd.DataFrame:
-    """One row a head: what it is, how it fits, and, where `result` has configurations with it, its
-    best threshold and modelled latency.
+def heads_frame(
+    cards: Mapping[str, HeadCard],
+    result: SweepResult | None = None,
+    judged: Mapping[str, Modelled] | None = None,
+) -> pd.DataFrame:
+    """One row a head: what it is, how it fits, and its best threshold and modelled latency, where
+    `judged` has it (:func:`specdec_core.heads.evaluation.evaluate`) or `result` configurations with
+    it.
 
     Columns head, kind, draft, w_rej, depth, train_kl, eval_kl (nats; of another loss for other
     kinds), auc, threshold, latency (s a token), speedup; NaN where unknown.
@@ -47,7 +53,16 @@ def heads_frame(cards: Mapping[str, HeadCard], result: SweepResult | None = None
             "depth": card.depth,
             **{key: card.metrics.get(key, np.nan) for key in ("train_kl", "eval_kl", "auc")},
         }
-        rows.append(row | _fastest(name, card.draft, result))
+        found = (judged or {}).get(name)
+        if found is None:
+            best = _fastest(name, card.draft, result)
+        else:
+            best = {
+                "threshold": found.policy.threshold,
+                "latency": found.latency,
+                "speedup": found.speedup,
+            }
+        rows.append(row | best)
     frame = pd.DataFrame(rows)
     return frame.sort_values(["draft", "kind", "w_rej", "depth"], ignore_index=True)
 

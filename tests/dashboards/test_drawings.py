@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from mlflow import MlflowClient
 
-from dashboards.drawings import Drawing, draw, page
+from dashboards.drawings import Drawing, cards, draw, draw_heads, page
 from dashboards.evidence import gather
 from dashboards.report import log_report_figures
 from specdec_core.results import SweepResult
@@ -53,6 +53,13 @@ def test_each_figure_is_an_artifact_and_each_table_a_file(
     table = pd.read_csv(client.download_artifacts(run_id, "figures/heads.csv"))
     assert list(table.columns) == list(drawings["heads"].table.columns)
     assert len(table) == 4
+
+
+def test_without_acceptance_heads_there_is_no_grid_to_draw(with_heads: SweepResult):
+    known = cards(with_heads)
+    assert set(draw_heads(known)) == {"heads"}
+    decisions = {name: card.model_copy(update={"kind": "t1"}) for name, card in known.items()}
+    assert draw_heads(decisions) == draw_heads({}) == {}
 
 
 def test_a_page_draws_itself_without_a_network(drawings: dict[str, Drawing], tmp_path: Path):

@@ -11,6 +11,7 @@ import pytest
 from dashboards.figures.heads import head_names, heads_frame, heads_heatmap, heads_table
 from specdec_core.config import Configuration, DraftModelDrafter, Sampling, SpecDecPlusPlusPolicy
 from specdec_core.heads.card import HeadCard
+from specdec_core.heads.evaluation import Modelled
 from specdec_core.results import SweepResult, Trial
 
 THRESHOLDS = (0.3, 0.5, 0.7)
@@ -76,6 +77,16 @@ def test_the_table_is_ordered_by_weight_and_depth_as_in_the_paper(result, cards)
 def test_a_head_is_shown_by_its_name_wherever_it_lies(cards):
     named = {"bundled:d0": cards["d0-w1"], "/somewhere/heads/d3": cards["d3-w1"]}
     assert list(heads_table(heads_frame(named))["head"]) == ["d0", "d3"]
+
+
+def test_heads_that_were_judged_on_a_recording_need_no_sweep(cards):
+    policy = SpecDecPlusPlusPolicy(head="d3-w1", threshold=0.55)
+    judged = {"d3-w1": Modelled(policy=policy, speedup=2.5, latency=0.002, mat=4.0)}
+    table = heads_table(heads_frame(cards, judged=judged)).set_index("head")
+    assert table.loc["d3-w1", ["best h", "ms a token", "speedup"]].tolist() == [0.55, 2.0, 2.5]
+    assert table.drop(index="d3-w1")["speedup"].isna().all()
+    figure = heads_heatmap(heads_frame(cards, judged=judged))
+    assert "2.50× with h = 0.55" in figure.layout.title.text
 
 
 def test_without_a_sweep_the_table_has_the_fit_alone(cards):
