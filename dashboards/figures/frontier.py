@@ -165,7 +165,8 @@ def frontier(result: SweepResult) -> go.Figure:
             ax=36,
             ay=44,
         )
-    fig.update_layout(margin_r=48)  # for the speedups of the grey lines
+    # room for the speedups of the grey lines, and for a long legend
+    fig.update_layout(margin_r=48, height=560 + 14 * max(0, len(groups) - CROWD))
     fig.update_xaxes(title_text="discard rate  N_discarded / N", range=[view.left, view.right])
     fig.update_yaxes(title_text="verification rate  N_target / N", range=[view.low, view.high])
     return fig
