@@ -93,19 +93,27 @@ def recording_table(recording: Recording) -> Table:
     sampling = recording.header.sampling
     table = Table(min_width=70)
     table.add_column("draft")
-    # A chain is stopped by its first disagreement where the target's text is fixed.
-    last = "oracle N_target/N" if sampling.fixed_output else "acceptance Σ min(p, q)"
-    for heading in ("rows", "disagreements", "agreement", last):
+    headings = ["rows", "disagreements", "agreement"]
+    if not sampling.greedy:
+        headings.append("Σ min(p, q)")
+    if sampling.fixed_output:  # a chain is stopped by its first disagreement
+        headings.append("oracle N_target/N")
+    for heading in headings:
         table.add_column(heading, justify="right")
     for draft in recording.header.pair.drafts:
         trace = recording.trace(draft, hidden=False)
         disagreements = int((~trace.agrees).sum())
-        # SpecDec++, Thm 4.1: one verification a rejection, and one to end each text.
-        oracle = (disagreements + len(trace.lengths)) / len(trace.agrees)
-        overlap = float(trace.overlap[trace.trajectory].mean())
         cells = [f"{len(trace):,}", f"{disagreements:,}", f"{trace.agrees.mean():.3f}"]
-        value = oracle if sampling.fixed_output else overlap
-        table.add_row(escape(draft), *cells, f"{value:.3f}")
+        if not sampling.greedy:
+            cells.append(f"{trace.overlap[trace.trajectory].mean():.3f}")
+        if sampling.fixed_output:
+            # SpecDec++, Thm 4.1: one verification a rejection, and one to end each text.
+            oracle = (disagreements + len(trace.lengths)) / len(trace.agrees)
+            cells.append(f"{oracle:.3f}")
+        table.add_row(escape(draft), *cells)
+    if not sampling.greedy:
+        rule = "coupled sampling accepts by agreement, rejection sampling with Σ min(p, q)"
+        table.caption = rule
     return table
 
 
