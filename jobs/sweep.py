@@ -78,8 +78,7 @@ def main(
         with SweepRun() as tracking:
             with progress:
                 result, folder = run_sweep(plan, workspace(), name, fresh, [tracking, progress])
-            recording = Path(result.replay.recording) if result.replay else None
-            report = write_report(result, folder.path, recording)
+            report = write_report(result, folder.path)
             version = tracking.finish(result, folder.path, report)
             folder.finish()
     except KeyboardInterrupt:

@@ -46,3 +46,19 @@ def test_a_long_table_is_cut_and_says_so(swept: tuple[SweepResult, Path]) -> Non
     assert sum("×" in line for line in lines) == 4
     said = " ".join(" ".join(lines).split())  # however the caption is wrapped
     assert f"{len(swept[0].trials) - 4} more in the report" in said
+
+
+def test_a_long_table_has_the_best_of_every_family(swept: tuple[SweepResult, Path]) -> None:
+    result = swept[0].model_copy(update={"timings": [], "autoregressive": None}, deep=True)
+    slow = next(t for t in result.trials if t.configuration.family == "svip")
+    slow.metrics["estimated_speedup"] = 0.01
+    families = {t.configuration.family for t in result.trials if t.configuration.drafter}
+    lines = shown(result, most=len(families))
+    assert row(lines, slow.configuration.label)
+
+
+def test_estimates_for_another_machine_are_called_so(swept: tuple[SweepResult, Path]) -> None:
+    update = {"timings": [], "autoregressive": None, "hardware": "far away"}
+    lines = shown(swept[0].model_copy(update=update))
+    said = " ".join(" ".join(lines).split())
+    assert "estimated for far away, not timed" in said

@@ -11,6 +11,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from dashboards.tracking import SweepRun, load_champion, register, tracking_uri
+from specdec_core.config import FixedPolicy
 from specdec_core.errors import UserError
 from specdec_core.prompts import Prompt
 from specdec_core.results import SweepResult
@@ -219,3 +220,62 @@ def test_the_global_tracking_store_is_left_alone(
     log(result, folder)
     load_champion()
     assert mlflow.get_tracking_uri() == before
+
+
+# Replayed
+
+
+def replayed(result: SweepResult, more: int) -> SweepResult:
+    """The sweep as if it had replayed its fixed K, and `more` of them."""
+    model = next(t for t in result.trials if t.configuration.family == "fixed")
+    for trial in result.trials:
+        trial.replayed = trial.configuration.family == "fixed"
+    for number in range(more):
+        policy = FixedPolicy(max_tokens=20 + number)
+        drafter = model.configuration.drafter.model_copy(update={"policy": policy})
+        configuration = model.configuration.model_copy(update={"drafter": drafter})
+        slow = model.metrics | {"estimated_speedup": 0.5 - number / 1000}
+        update = {"configuration": configuration, "metrics": slow}
+        result.trials.append(model.model_copy(update=update, deep=True))
+    return result
+
+
+def test_of_many_replayed_configurations_the_notable_are_runs_and_all_are_in_a_table(
+    home: Path, result: SweepResult, folder: Path
+) -> None:
+    result = replayed(result, more=60)
+    done = result.model_copy(update={"champion": None})  # as it is before anything is timed
+    with SweepRun() as tracking:
+        tracking.begun(done, PROMPTS, folder)
+        tracking.counted(done)
+        result.mlflow_run_id = done.mlflow_run_id
+        tracking.finish(result, folder)
+    (parent,), nested = runs(result)
+    logged = {run.data.tags["config_id"]: run for run in nested}
+    live = {t.id for t in result.trials if not t.replayed}
+    assert live <= logged.keys()
+    assert logged.keys() - live == {t.id for t in result.notable() if t.replayed}
+    assert len(logged) < len(result.trials)
+    for config_id, run in logged.items():
+        assert run.data.tags["counted"] == ("live" if config_id in live else "replay")
+    table = mlflow.artifacts.load_text(f"{parent.info.artifact_uri}/configurations.csv")
+    assert len(table.splitlines()) == 1 + len(result.trials)
+
+    left = next(t for t in result.trials if t.id not in logged)
+    register(result, left.id)
+    assert load_champion(result.pair.name)[1] == left.configuration
+    assert left.id in {run.data.tags["config_id"] for run in runs(result)[1]}
+
+
+def test_what_is_estimated_for_another_machine_is_not_registered(
+    home: Path, result: SweepResult, folder: Path
+) -> None:
+    result = result.model_copy(
+        update={"hardware": "far away", "timings": [], "autoregressive": None}
+    )
+    assert log(result, folder) is None
+    (parent,), _ = runs(result)
+    assert parent.data.tags["estimated_for"] == "far away"
+    assert parent.data.tags["champion"] == result.champion
+    with pytest.raises(UserError, match="no champion"):
+        load_champion()

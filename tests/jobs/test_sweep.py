@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
+from cluster.ray_session import ray_session
+from cluster.recording import RecordingPlan, run_recording
 from jobs.sweep import parse_drafts
+from specdec_core.config import PairSpec
 from specdec_core.errors import UserError
 from specdec_core.results import SweepResult
 
@@ -138,6 +141,9 @@ def test_a_sweep_goes_on_after_ctrl_c_and_after_kill_9(
         (["--limit", "0"], r"prompts\.limit: .* \(got 0\)"),
         (["--trials", "-3"], r"trials: .* \(got -3\)"),
         (["--draft", "=x"], r"expected \[name=\]model"),
+        (["--hardware", "none.yaml"], r"none\.yaml: no such file"),
+        (["--traces", "nowhere"], r"nowhere: no recording in it"),
+        (["--traces", "x", "--no-replay"], "give one"),
     ],
 )
 def test_bad_input_is_one_line_with_exit_code_2_and_leaves_nothing(
@@ -147,6 +153,38 @@ def test_bad_input_is_one_line_with_exit_code_2_and_leaves_nothing(
     assert done.returncode == 2
     assert re.fullmatch(rf"error: .*{message}.*\n", done.stderr)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recorded_sweep_is_replayed_and_says_what_that_saved(
+    tiny_spec: PairSpec, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": f"x{i} = {i}"}) for i in range(3)))
+    hardware = tmp_path / "h.yaml"
+    hardware.write_text('{name: far away, target: 0.1, drafts: {"*": 0.01}}')
+    policy = {"kind": "fixed", "max_tokens": [1, 2, 3, 4, 5, 6, 7, 8]}
+    shared = {
+        "pair": tiny_spec.model_dump(),
+        "prompts": {"source": str(prompts)},
+        "max_new_tokens": 16,
+    }
+    config = tmp_path / "sweep.yaml"
+    drafter = {"kind": "draft_model", "policy": policy}
+    config.write_text(json.dumps({**shared, "search": [{"drafter": drafter}]}))
+    home = tmp_path / "home"
+    with ray_session():
+        run_recording(RecordingPlan.model_validate(shared), home, name="mine")
+
+    done = sweep(home, "--config", config, "--hardware", hardware)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = (home / "sweeps").iterdir()
+    result = SweepResult.load(folder)
+    assert result.replay.configurations == 9  # and autoregressive decoding
+    saved = f"saved {result.replay.n_draft:,} draft and {result.replay.n_target:,} target forwards"
+    for shown in ("replayed  9 configurations", "a second", saved, "estimated for far away"):
+        assert shown in done.stdout
+    assert "champion " not in done.stdout.replace("★ champion", "")
+    assert (folder / "report.html").exists()
 
 
 def test_drafts_are_named_by_the_option_or_by_their_model() -> None:
