@@ -52,7 +52,7 @@ class Trial(Document):
         """Counts, their rates, and the speedup that the profile predicts from them at `context`
         tokens in the cache."""
         draft = getattr(configuration.drafter, "draft", None)
-        estimate = profile.speedup(counts, draft, context)
+        estimate = profile.under(configuration).speedup(counts, draft, context)
         return cls(
             configuration=configuration,
             counts=counts.as_dict(),

@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from specdec_core.config import AUTOREGRESSIVE, Configuration, DraftModelDrafter, FixedPolicy
+from specdec_core.config import (
+    AUTOREGRESSIVE,
+    Configuration,
+    DraftModelDrafter,
+    FixedPolicy,
+    Policy,
+)
 from specdec_core.cost.forward import ForwardCost, Measurement
-from specdec_core.cost.profile import Profile
+from specdec_core.cost.profile import Profile, policy_key
 from specdec_core.errors import UserError
 from specdec_core.stats import Round
 
@@ -93,6 +100,49 @@ def profile_pair(
     return profile.model_copy(update=_overheads(profile, pair))
 
 
+def measure_policies(
+    pair: Pair, configurations: Iterable[Configuration], rounds: int = 60
+) -> dict[str, float]:
+    """Seconds that the length policies of `configurations` take for a candidate token, by
+    :func:`policy_key`: asked behind each of a round's candidates and told the outcome. Policies
+    that only a replay can follow have none. Raises :class:`UserError` for an unknown head.
+    """
+    import torch
+
+    from specdec_core.policies import Signals, build_policy
+    from specdec_core.runner import ModelRunner
+
+    wanted: dict[str, tuple[str, Policy]] = {}
+    for configuration in configurations:
+        drafter = configuration.drafter
+        if isinstance(drafter, DraftModelDrafter) and drafter.policy.kind != "oracle":
+            draft = pair.draft_name(drafter.draft)
+            wanted.setdefault(policy_key(draft, drafter.policy), (draft, drafter.policy))
+    policies = {
+        key: build_policy(settings, partial(pair.load_head, draft))
+        for key, (draft, settings) in wanted.items()
+    }
+    seen = {}
+    for draft in {draft for draft, _ in wanted.values()}:
+        runner = ModelRunner(pair.drafts[draft], 1, pair.max_length)
+        runner.watch_hidden(True)
+        seen[draft] = runner.forward([0], [[1]])[:, -1], runner.hidden[:, -1]
+        runner.watch_hidden(False)
+    seconds: dict[str, list[float]] = {key: [] for key in policies}
+    with torch.inference_mode():
+        for _ in range(rounds):
+            for key, policy in policies.items():
+                logits, hidden = seen[wanted[key][0]]
+                start = time.perf_counter()
+                policy.limit(0)
+                for position in range(1, _CANDIDATES + 1):
+                    policy.go_on(Signals([0], [1], [position], logits, None, hidden))
+                policy.observe(0, _CANDIDATES, _CANDIDATES - 1)
+                seconds[key].append((time.perf_counter() - start) / _CANDIDATES)
+    return {key: statistics.median(times) for key, times in seconds.items()}
+
+
+_CANDIDATES = 4  # of a round
 _TARGET = "\0target"  # beside the drafts' names, which people choose
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from specdec_core.config import Value, describe
+from specdec_core.config import Configuration, DraftModelDrafter, Policy, Value, describe
 from specdec_core.cost.equations import latency, oracle_counts
 from specdec_core.cost.forward import ForwardCost
 from specdec_core.errors import UserError
@@ -26,7 +26,8 @@ class Profile(Value):
     `round_overhead` and `draft_overhead` are seconds that the engine adds to a round and to a
     drafting step around the forwards themselves. `autoregressive_forward` is the target's forward
     when decoding without drafting, where it is known to differ from a round's; unset, it is that
-    of one token.
+    of one token. `policies` are seconds that a length policy takes for a candidate token, by
+    :func:`policy_key`.
     """
 
     target: ForwardCost
@@ -38,6 +39,20 @@ class Profile(Value):
     round_overhead: float = 0.0
     draft_overhead: dict[str, float] = Field(default_factory=dict)
     autoregressive_forward: float | None = None
+    policies: dict[str, float] = Field(default_factory=dict)
+
+    def under(self, configuration: Configuration) -> Profile:
+        """The costs under `configuration`, whose length policy, where it was measured, adds its own
+        time to each drafting step."""
+        drafter = configuration.drafter
+        if not isinstance(drafter, DraftModelDrafter) or not self.drafts:
+            return self
+        draft = drafter.draft or next(iter(self.drafts))
+        seconds = self.policies.get(policy_key(draft, drafter.policy), 0.0)
+        if not seconds:
+            return self
+        total = self.draft_overhead.get(draft, 0.0) + seconds
+        return self.model_copy(update={"draft_overhead": {**self.draft_overhead, draft: total}})
 
     def t_target(self, width: float = 1, context: float | None = None, batch: int = 1) -> float:
         """Seconds of a target forward of `width` tokens."""
@@ -154,6 +169,11 @@ class Profile(Value):
             return self._autoregressive(context, batch)
         width = 1 + counts.n_drafted / counts.n_target
         return self.t_target(width, context, batch) + self.round_overhead
+
+
+def policy_key(draft: str, policy: Policy) -> str:
+    """Names what the time of a policy's answer depends on: not its thresholds."""
+    return " ".join([draft, policy.kind, *([policy.head] if hasattr(policy, "head") else [])])
 
 
 def _counts(counts: Counts | Mapping[str, int]) -> Counts:

@@ -42,7 +42,8 @@ def model(replay: Replay, profile: Profile, draft: str, policy: Policy) -> Model
     """Replay one policy."""
     drafter = DraftModelDrafter(draft=draft, policy=policy)
     sampling = replay.header.sampling
-    counts = replay.run(Configuration(drafter=drafter, sampling=sampling)).counts
+    configuration = Configuration(drafter=drafter, sampling=sampling)
+    counts, profile = replay.run(configuration).counts, profile.under(configuration)
     prompts = replay.recording.prompts
     lengths = [len(t) + len(o) // 2 for t, o in zip(prompts.tokens, prompts.outputs, strict=True)]
     context = float(np.mean(lengths))

@@ -6,7 +6,16 @@ import itertools
 
 import pytest
 
-from specdec_core.cost import Kind, Profile, profile_pair
+from specdec_core.config import (
+    Configuration,
+    DecisionPolicy,
+    DraftModelDrafter,
+    FixedPolicy,
+    OraclePolicy,
+    PreCutPolicy,
+    SvipPolicy,
+)
+from specdec_core.cost import Kind, Profile, measure_policies, profile_pair
 from specdec_core.errors import UserError
 
 
@@ -47,3 +56,23 @@ class TestProfilePair:
     def test_sizes_that_make_no_sense_are_one_line(self, tiny_pair, sizes, message):
         with pytest.raises(UserError, match=message):
             profile_pair(tiny_pair, **sizes)
+
+
+class TestMeasurePolicies:
+    def test_each_kind_is_measured_once_for_each_draft(self, tiny_pair):
+        policies = [
+            FixedPolicy(),
+            SvipPolicy(threshold=0.5),
+            SvipPolicy(threshold=0.9),
+            PreCutPolicy(),
+            OraclePolicy(),
+        ]
+        configurations = [Configuration(drafter=DraftModelDrafter(policy=p)) for p in policies]
+        found = measure_policies(tiny_pair, [*configurations, Configuration()], rounds=3)
+        assert set(found) == {"draft fixed", "draft svip", "draft pre_cut"}
+        assert all(seconds > 0 for seconds in found.values())
+
+    def test_a_head_that_does_not_exist_is_one_line(self, tiny_pair):
+        policy = DecisionPolicy(head="./nowhere")
+        with pytest.raises(UserError, match="nowhere"):
+            measure_policies(tiny_pair, [Configuration(drafter=DraftModelDrafter(policy=policy))])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from specdec_core.config import ConfidenceProductPolicy, Configuration, DraftModelDrafter
 from specdec_core.cost import Profile, identity_gap
 from specdec_core.errors import UserError
 from specdec_core.stats import Counts
@@ -27,6 +28,16 @@ class TestProfile:
         c = counts(n_draft=0, n_target=50, n_discarded=0)
         assert profile.estimate_seconds(c) == pytest.approx(profile.autoregressive_seconds(50))
         assert profile.speedup(c) == pytest.approx(1)
+
+    def test_a_policy_adds_its_own_time_to_each_drafted_token(self, profile):
+        product = Configuration(drafter=DraftModelDrafter(policy=ConfidenceProductPolicy()))
+        fixed = Configuration(drafter=DraftModelDrafter(draft="small"))
+        measured = profile.model_copy(update={"policies": {"small confidence_product": 3e-5}})
+        assert measured.under(product).t_draft("small") == pytest.approx(
+            measured.t_draft("small") + 3e-5
+        )
+        for configuration in (fixed, Configuration()):
+            assert measured.under(configuration).t_draft() == measured.t_draft()
 
     def test_nothing_generated_takes_no_time(self, profile):
         nothing = counts(0, 0, 0)
