@@ -109,15 +109,17 @@ class Plan(Value):
         chosen = random.Random(self.seed).sample(range(len(grid)), self.trials)
         return [grid[i] for i in sorted(chosen)]
 
+    def samples(self, source: str = "sweep") -> list[Configuration]:
+        """What to try, or for Optuna what lies at the ends of every range."""
+        found = self.configurations(source)
+        return self.space(source).extremes() if found is None else found
+
     def check(self, source: str = "sweep") -> None:
         """Validate every configuration, or for Optuna the ends of every range; raises
         :class:`UserError`, naming `source` and the key."""
         if self.method != "grid" and self.trials is None:
             raise UserError(f"{source}: trials: method {self.method} needs a number of trials")
-        configurations = self.configurations(source)
-        if configurations is None:
-            configurations = self.space(source).extremes()
-        for configuration in configurations:
+        for configuration in self.samples(source):
             self._check(configuration, source)
         if self.hardware is not None:
             self.hardware.profile(list(self.pair.drafts))

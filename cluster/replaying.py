@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +85,7 @@ def open_replay(
     Raises :class:`UserError` for a recording of other weights, and for a head that is missing or
     of another pair.
     """
-    heads = _heads(_configurations(plan), pair, fingerprints)
+    heads = _heads(plan.samples(), pair, fingerprints)
     if not plan.replay:
         return None
     recording = asked or find_recording(
@@ -150,12 +150,6 @@ def split(
         own = can if replay is not None and replay.can(configuration) else cannot
         own.append(configuration)
     return can, cannot
-
-
-def _configurations(plan: Plan) -> Sequence[Configuration]:
-    """The plan's configurations, or those at the ends of its ranges."""
-    found = plan.configurations()
-    return plan.space().extremes() if found is None else found
 
 
 def _heads(

@@ -102,7 +102,7 @@ def run_sweep(
             if profile is None:
                 tell.stage("profiling forwards")
                 options = plan.profile.model_dump(exclude_none=True)
-                profile = get(bench.profile.remote(**options))
+                profile = get(bench.profile.remote(plan.samples(), **options))
             folder.save_profile(profile)
             result = SweepResult(
                 name=folder.name,

@@ -19,7 +19,7 @@ from cluster.environment import environment
 from cluster.ray_session import get
 from specdec_core.alignment import Trajectory, measure_alignment
 from specdec_core.config import Configuration, PairSpec
-from specdec_core.cost import Profile, profile_pair
+from specdec_core.cost import Profile, measure_policies, profile_pair
 from specdec_core.drafters import Drafter
 from specdec_core.engine import Engine, Request
 from specdec_core.errors import UserError
@@ -66,9 +66,11 @@ class Bench:
         """Code, hardware and library versions here."""
         return environment()
 
-    def profile(self, **options: Any) -> Profile:
-        """Measure what forwards cost."""
-        return profile_pair(self.pair, **options)
+    def profile(self, configurations: Sequence[Configuration], **options: Any) -> Profile:
+        """Measure what forwards cost, and what the policies of `configurations` add to them."""
+        profile = profile_pair(self.pair, **options)
+        policies = measure_policies(self.pair, configurations)
+        return profile.model_copy(update={"policies": policies})
 
     def warm_up(self, configurations: Sequence[Configuration], request: Request) -> None:
         """Run each configuration for a moment, untimed."""

@@ -63,7 +63,9 @@ def main(
     recordings = open_recordings(traces)
     searches = [configurations(search, recording) for recording in recordings.values()]
     replays = [Replay(recording) for recording in recordings.values()]
-    times = forward_times(next(iter(recordings.values())).header.pair, hardware, profile)
+    pair = next(iter(recordings.values())).header.pair
+    wanted = [configuration for own in searches for configuration in own]
+    times = forward_times(pair, wanted, hardware, profile)
 
     columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     started = time.perf_counter()
@@ -113,7 +115,6 @@ def main(
         ),
     ]
     params = {"recordings": list(recordings), "search": str(search), "device": times.device}
-    pair = next(iter(recordings.values())).header.pair
     shown.log_policies(pair.name, f"policies on {folder.name}", params, best, moved, files)
     for note in notes:
         console.print(note, soft_wrap=True)
@@ -157,23 +158,41 @@ def configurations(search: Path, recording: Recording) -> list[Configuration]:
     return found
 
 
-def forward_times(pair: PairSpec, hardware: Path | None, profile: Path | None) -> Profile:
-    """Another machine's times, a saved profile, or one measured now. Raises :class:`UserError` for
-    a profile that lacks a draft."""
-    from specdec_core.cost import Profile, load_hardware, profile_pair
+def forward_times(
+    pair: PairSpec,
+    configurations: Sequence[Configuration],
+    hardware: Path | None,
+    profile: Path | None,
+) -> Profile:
+    """Another machine's times, a saved profile, or the workspace's, where what is missing is
+    measured now, the policies' own time included. Raises :class:`UserError` for a profile that
+    lacks a draft."""
+    from specdec_core.cost import Profile, load_hardware, measure_policies, policy_key, profile_pair
     from specdec_core.pair import load_pair
 
     if hardware is not None:
         return load_hardware(hardware).profile(list(pair.drafts))
     path = profile or workspace() / "profile.json"
-    if profile is None and not path.exists():
-        with console.status("measuring forwards"):
-            profile_pair(load_pair(pair)).save(path)
-    times = Profile.load(path)
-    for draft in pair.drafts:
+    times = Profile.load(path) if profile is not None or path.exists() else None
+    for draft in pair.drafts if times else ():
         if draft not in times.drafts:
-            known = ", ".join(times.drafts) or "none"
-            raise UserError(f"{path}: no forward time of draft {draft!r} (it has: {known})")
+            there = ", ".join(times.drafts) or "none"
+            raise UserError(f"{path}: no forward time of draft {draft!r} (it has: {there})")
+    if profile is None:
+        known = times.policies if times else {}
+        unknown = [
+            c
+            for c in configurations
+            if c.family not in ("oracle", "prompt_lookup", "autoregressive")
+            and policy_key(c.drafter.draft, c.drafter.policy) not in known
+        ]
+        if times is None or unknown:
+            with console.status("measuring forwards"):
+                loaded = load_pair(pair)
+                times = times or profile_pair(loaded)
+                policies = {**known, **measure_policies(loaded, unknown)}
+                times = times.model_copy(update={"policies": policies})
+            times.save(path)
     return times
 
 

@@ -31,7 +31,8 @@ class Compared:
     def latency(self, trial: Trial) -> float:
         """Modelled seconds a token (SpecDec++, Eq. 3.1 over N)."""
         counts, draft = Counts(**trial.counts), draft_of(trial.configuration)
-        return self.profile.estimate_seconds(counts, draft, self.context) / max(counts.n, 1)
+        profile = self.profile.under(trial.configuration)
+        return profile.estimate_seconds(counts, draft, self.context) / max(counts.n, 1)
 
     def families(self) -> dict[tuple[str | None, str], list[Trial]]:
         """The trials by draft and family, the fastest first in each, families by their fastest."""

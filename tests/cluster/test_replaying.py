@@ -16,8 +16,10 @@ from cluster.plan import Plan
 from cluster.ray_session import ray_session
 from cluster.recording import RecordingPlan, run_recording
 from cluster.sweep import run_sweep
-from specdec_core.config import PairSpec
+from specdec_core.config import PairSpec, Sampling
 from specdec_core.errors import UserError
+from specdec_core.heads import HeadCard, build_head, save_head
+from specdec_core.pair import fingerprints
 from specdec_core.results import SweepResult, Trial
 from specdec_core.stats import Counts
 from specdec_core.traces import Recording
@@ -260,3 +262,48 @@ def test_a_recording_of_other_weights_is_refused_and_never_found(
         run_sweep(plan, home, name="other")
     result, _ = run_sweep(plan_for(swapped, prompts_file, search=small), home, name="live")
     assert result.replay is None
+
+
+# Heads
+
+
+@pytest.fixture(scope="module")
+def heads(tiny_spec: PairSpec, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Heads that know nothing, for the pair's draft and (`strange`) for another one."""
+    root, own = tmp_path_factory.mktemp("heads"), fingerprints(tiny_spec)
+    folders = {name: root / name for name in ("specdecpp", "t1", "strange")}
+    for name, folder in folders.items():
+        kind = "t1" if name == "strange" else name
+        draft = own["target"] if name == "strange" else own["draft"]
+        card = HeadCard(
+            kind=kind, draft="draft", depth=1, width=8, hidden_size=32, top_k=4, w_acc=1, w_rej=1,
+            pair={"target": own["target"], "draft": draft}, sampling=Sampling(),
+        )  # fmt: skip
+        save_head(build_head(kind, 32, 4, depth=1, width=8), card, folder)
+    return folders
+
+
+def test_heads_are_replayed_as_they_are_decoded(
+    recorded: tuple, tiny_spec: PairSpec, prompts_file: Path, heads: dict[str, Path], tmp_path: Path
+) -> None:
+    search = [
+        drafting(kind="specdecpp", head=str(heads["specdecpp"]), threshold=[0.4, 0.8]),
+        drafting(kind="decision", head=str(heads["t1"]), threshold=0.5, cumulative=True),
+    ]
+    plan = plan_for(tiny_spec, prompts_file, search=search, finalists=1)
+    told, _ = run_sweep(plan, recorded[0])
+    shown, _ = run_sweep(plan.model_copy(update={"replay": False}), tmp_path)
+    assert sum(trial.replayed for trial in told.trials) == 3
+    assert not any(trial.replayed for trial in shown.trials)
+    counts = {trial.id: trial.counts for trial in shown.trials}
+    assert {trial.id: trial.counts for trial in told.trials} == counts
+
+
+def test_a_head_of_another_pair_is_refused_before_anything_is_written(
+    recorded: tuple, tiny_spec: PairSpec, prompts_file: Path, heads: dict[str, Path]
+) -> None:
+    search = [drafting(kind="decision", head=str(heads["strange"]))]
+    plan = plan_for(tiny_spec, prompts_file, search=search)
+    with pytest.raises(UserError, match="trained for another draft model"):
+        run_sweep(plan, recorded[0], name="strange")
+    assert not (recorded[0] / "sweeps" / "strange").exists()
