@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import random
@@ -33,7 +34,7 @@ HEADS = {
     SpecDecPlusPlusPolicy.model_fields["kind"].default: ("specdecpp",),
     DecisionPolicy.model_fields["kind"].default: ("t1", "t2", "joint"),
 }
-EVERY = "*"  # as a head: every one that was trained for the draft
+EVERY = "*"  # in the name of a head: all trained heads whose names fit, as in a shell
 
 
 class PromptSource(Value):
@@ -54,8 +55,8 @@ class Plan(Value):
     """A sweep.
 
     `search` lists configurations with open values (:mod:`specdec_core.search`). An entry with a
-    draft model that names no draft is tried with each of the pair's; one with the head "*", with
-    each of the draft's trained heads.
+    draft model that names no draft is tried with each of the pair's; one with a pattern for
+    its head ("*", "bundled:*"), with each of the draft's trained heads that fit.
     """
 
     pair: PairSpec = PairSpec()
@@ -90,7 +91,7 @@ class Plan(Value):
     def space(self, source: str = "sweep") -> Search:
         """What is searched; raises :class:`UserError`, naming `source`, for what is malformed."""
         entries = self._entries()
-        if self.search and not entries and any(map(_every_head, self.search)):
+        if self.search and not entries and any(map(_asks_by_pattern, self.search)):
             raise UserError(
                 f"{source}: search: no head of this pair was trained; `specdec train-head` does"
             )
@@ -150,7 +151,7 @@ class Plan(Value):
         if "draft" not in drafter and not self.pair.drafts:
             return
         drafter = {"draft": list(self.pair.drafts), **drafter}
-        if not _every_head(entry):
+        if not _asks_by_pattern(entry):
             yield {**entry, "drafter": drafter}
             return
         drafts = drafter["draft"]
@@ -158,7 +159,7 @@ class Plan(Value):
             drafts = drafts.get("choice", [])
         for draft in drafts if isinstance(drafts, list) else [drafts]:
             policy = drafter["policy"]
-            if heads := self._heads(draft, HEADS[policy["kind"]]):
+            if heads := fnmatch.filter(self._heads(draft, HEADS[policy["kind"]]), policy["head"]):
                 policy = {**policy, "head": heads}
                 yield {**entry, "drafter": {**drafter, "draft": draft, "policy": policy}}
 
@@ -191,11 +192,15 @@ class Plan(Value):
             )
 
 
-def _every_head(entry: Any) -> bool:
-    """Whether an entry of a search asks for every head of its drafts."""
+def _asks_by_pattern(entry: Any) -> bool:
+    """Whether an entry of a search asks for all heads of its drafts whose names fit a pattern."""
     drafter = entry.get("drafter") if isinstance(entry, dict) else None
     policy = drafter.get("policy") if isinstance(drafter, dict) else None
-    return isinstance(policy, dict) and policy.get("kind") in HEADS and policy.get("head") == EVERY
+    return (
+        isinstance(policy, dict)
+        and policy.get("kind") in HEADS
+        and EVERY in str(policy.get("head", ""))
+    )
 
 
 def load_plan(path: str | Path, **overrides: Any) -> Plan:

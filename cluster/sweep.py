@@ -45,6 +45,7 @@ from specdec_core.results import (
 )
 from specdec_core.stats import Counts, rounds_frame
 
+NEAR_TIES = 0.05  # what they can change of a configuration's forwards, at most
 CHUNKS = 8  # looks that early stopping gets at a configuration
 
 
@@ -191,29 +192,33 @@ def _time(
     return _compare(watch, finalists, result, tell)
 
 
+def _forwards(counts: Counts) -> int:
+    return counts.n_draft + counts.n_target
+
+
 def _compare(
     watch: Stopwatch, finalists: Sequence[Configuration], result: SweepResult, tell: Observer
 ) -> dict[str, pd.DataFrame]:
     """Whether replayed finalists, decoded now, had the counts that the recording told; fills
     `result.replay`. Returns their rounds."""
     replayed = [c for c in finalists if result.trial(c.id).replayed]
-    differing = [
-        c
+    told = {c: Counts(**result.trial(c.id).counts) for c in replayed}
+    live = {c: Counts.of(watch.generations[c.id]) for c in replayed}
+    deviations = {
+        c: abs(_forwards(live[c]) / max(_forwards(told[c]), 1) - 1)
         for c in replayed
-        if Counts.of(watch.generations[c.id]).as_dict() != result.trial(c.id).counts
-    ]
+        if live[c] != told[c]
+    }
     if result.replay is not None:
         result.replay.checked = len(replayed)
-        result.replay.equal = len(replayed) - len(differing)
-    if differing:
-        dtypes = {result.profile.target_dtype, result.profile.draft_dtype}
+        result.replay.equal = len(replayed) - len(deviations)
+        result.replay.deviation = max(deviations.values(), default=0.0)
+    # Near-ties between tokens flip where less than float32 is computed with.
+    exact = {result.profile.target_dtype, result.profile.draft_dtype} == {"float32"}
+    if doubtful := [c for c, d in deviations.items() if exact or d > NEAR_TIES]:
         tell.warned(
-            f"replayed and live counts differ for {', '.join(c.label for c in differing)}; "
-            + (
-                "is the recording of these models and this machine?"
-                if dtypes == {"float32"}
-                else f"in {' and '.join(sorted(dtypes))} near-ties between tokens can flip"
-            )
+            f"replayed and live counts differ for {', '.join(c.label for c in doubtful)}; is the "
+            "recording of these models and this machine?"
         )
     return {c.id: rounds_frame(watch.generations[c.id], config_id=c.id) for c in replayed}
 

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from cluster.environment import environment
 from cluster.head_training import Finished, HeadObserver
-from dashboards.drawings import Drawing, log_figures
+from dashboards.drawings import Drawing, draw_heads, log_figures
 from dashboards.look import INK, MUTED, OTHER_COLOURS, base_figure, style
 from dashboards.progress import SweepProgress
 from dashboards.tracking import _experiment, _metrics, _params, _search, _user, connect
@@ -195,6 +195,7 @@ class HeadsRun(HeadObserver):
         """`params` say what is trained, on what; the same ones take the same run up again."""
         self.client: MlflowClient = connect()
         self.cards: dict[str, HeadCard] = {}
+        self.judged: dict[str, Modelled] = {}  # by the heads' names, once a recording judged them
         self.experiment_id = _experiment(self.client, pair.name)
         plan = hashlib.sha256(json.dumps([draft, params], sort_keys=True).encode()).hexdigest()
         earlier = _search(self.client, self.experiment_id, f"tags.training_plan = '{plan}'")
@@ -225,7 +226,7 @@ class HeadsRun(HeadObserver):
         if kind is not None:
             status = "FAILED" if issubclass(kind, Exception) else "KILLED"
         elif self.cards:
-            log_figures(self.client, self.run_id, figures(self.cards))
+            log_figures(self.client, self.run_id, figures(self.cards, self.judged))
         self.client.set_terminated(self.run_id, status)
 
     def head_finished(self, head: Finished) -> None:
@@ -264,11 +265,14 @@ class HeadsRun(HeadObserver):
         self.nested[card.training] = self.client.get_run(run_id)
 
 
-def figures(cards: Mapping[str, HeadCard]) -> dict[str, Drawing]:
-    """The figures of some heads, by file name."""
+def figures(
+    cards: Mapping[str, HeadCard], judged: Mapping[str, Modelled] | None = None
+) -> dict[str, Drawing]:
+    """The figures of some heads, by file name; `judged` has their best thresholds."""
     return {
         "reliability": Drawing(reliability_diagram(cards)),
         "curves": Drawing(training_curves(cards)),
+        **draw_heads(cards, judged=judged),
     }
 
 

@@ -231,6 +231,8 @@ def decoding(result: SweepResult) -> str:
         parts = ["greedy" if sampling.greedy else f"sampling, temperature {sampling.temperature:g}"]
         parts += [f"top-k {sampling.top_k}"] if sampling.top_k else []
         parts += [f"top-p {sampling.top_p:g}"] if sampling.top_p < 1 else []
+        rule = "coupled by shared noise" if sampling.coupling == "gumbel" else "by rejection"
+        parts += [] if sampling.greedy else [f"accepted {rule}"]
         ways.append(", ".join(parts))
     return "; ".join(ways) or "greedy"
 
@@ -273,8 +275,9 @@ def caveats(result: SweepResult) -> Iterator[str]:
     if replay is not None and replay.equal < replay.checked:
         yield (
             f"Of {replay.checked} finalists that were decoded to be timed, "
-            f"{replay.checked - replay.equal} had other counts than the replay: near-ties between "
-            "tokens flip between batches and data types, or the recording is of other models."
+            f"{replay.checked - replay.equal} had other counts than the replay, their forwards "
+            f"within {replay.deviation:.1%}: near-ties between tokens flip, as a token is verified "
+            "in other company."
         )
     if result.hardware:
         yield (

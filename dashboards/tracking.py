@@ -11,6 +11,7 @@ import getpass
 import logging
 import os
 import platform
+import shutil
 import tempfile
 import threading
 import time
@@ -32,6 +33,7 @@ from mlflow.exceptions import MlflowException
 from cluster.observer import Observer
 from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.errors import UserError
+from specdec_core.heads.storage import resolve_head
 from specdec_core.prompts import Prompt
 from specdec_core.results import SweepResult, Timing, Trial, by_estimate
 from specdec_core.workspace import workspace
@@ -170,6 +172,9 @@ class SweepRun(Observer):
         ):
             if file is not None and file.exists():
                 self.client.log_artifact(self.run_id, str(file))
+        from dashboards.report import log_report_figures  # plotly takes its time
+
+        log_report_figures(self.client, self.run_id, result, folder)
         version = None
         if result.champion is not None:
             if result.hardware is None:
@@ -294,6 +299,8 @@ def register(result: SweepResult, config_id: str, client: MlflowClient | None = 
         "configuration": trial.configuration.model_dump(mode="json"),
     }
     client.log_text(run_id, yaml.safe_dump(content, sort_keys=False), f"{CHAMPION}/{CHAMPION}.yaml")
+    if (head := _own_head(trial.configuration)) is not None:
+        client.log_artifacts(run_id, str(resolve_head(head)), f"{CHAMPION}/head")
     try:
         client.create_registered_model(
             name, description="The fastest lossless configuration found for this pair."
@@ -361,8 +368,22 @@ def load_champion(name: str | None = None) -> tuple[PairSpec, Configuration, int
     with tempfile.TemporaryDirectory() as scratch:
         file = client.download_artifacts(version.run_id, source, scratch)
         content = yaml.safe_load(Path(file).read_text())
-    pair = parse(PairSpec, content["pair"], source)
-    return pair, parse(Configuration, content["configuration"], source), int(version.version)
+        pair = parse(PairSpec, content["pair"], source)
+        configuration = parse(Configuration, content["configuration"], source)
+        head = _own_head(configuration)
+        if head is not None and not resolve_head(head).exists():
+            # trained elsewhere: it came with the champion
+            files = Path(client.download_artifacts(version.run_id, f"{CHAMPION}/head", scratch))
+            shutil.copytree(files, resolve_head(head))
+    return pair, configuration, int(version.version)
+
+
+def _own_head(configuration: Configuration) -> str | None:
+    """The head of the workspace that a configuration asks; none for those that come with the
+    program or are given by their folder."""
+    policy = getattr(configuration.drafter, "policy", None)
+    head = getattr(policy, "head", None)
+    return None if head is None or head.startswith("bundled:") or os.sep in head else head
 
 
 # Small things

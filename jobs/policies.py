@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jobs.console import console, run
+from jobs.times import forward_times
 from specdec_core.errors import UserError
 from specdec_core.workspace import workspace
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from specdec_core.comparison import Compared
-    from specdec_core.config import Configuration, PairSpec
+    from specdec_core.config import Configuration
     from specdec_core.cost import Profile
     from specdec_core.traces import Recording, Replay
 
@@ -122,8 +123,8 @@ def main(
 
 
 def open_recordings(names: Sequence[str]) -> dict[str, Recording]:
-    """The recordings by the names of their folders; raises :class:`UserError` unless they are of
-    the same models."""
+    """The recordings by their prompts; raises :class:`UserError` unless they are of the
+    same models."""
     from cluster.replaying import find_named
 
     found: dict[str, Recording] = {}
@@ -134,9 +135,12 @@ def open_recordings(names: Sequence[str]) -> dict[str, Recording]:
             first = next(iter(found.values()))
             if own != first.header.fingerprints:
                 raise UserError(f"{recording.folder} and {first.folder}: of different models")
-        label = recording.folder.resolve().name
+        if any(recording.folder.samefile(other.folder) for other in found.values()):
+            raise UserError(f"--traces {name}: given already")
+        source = recording.header.prompts.source
+        label = Path(source).stem.removeprefix("bundled:")
         if label in found:
-            raise UserError(f"--traces {name}: a recording called {label} was given already")
+            label = f"{label} {recording.folder.resolve().name[-8:]}"
         found[label] = recording
     return found
 
@@ -156,44 +160,6 @@ def configurations(search: Path, recording: Recording) -> list[Configuration]:
     if found is None:
         raise UserError(f"{search}: method: optuna chooses as it goes; give a grid or random")
     return found
-
-
-def forward_times(
-    pair: PairSpec,
-    configurations: Sequence[Configuration],
-    hardware: Path | None,
-    profile: Path | None,
-) -> Profile:
-    """Another machine's times, a saved profile, or the workspace's, where what is missing is
-    measured now, the policies' own time included. Raises :class:`UserError` for a profile that
-    lacks a draft."""
-    from specdec_core.cost import Profile, load_hardware, measure_policies, policy_key, profile_pair
-    from specdec_core.pair import load_pair
-
-    if hardware is not None:
-        return load_hardware(hardware).profile(list(pair.drafts))
-    path = profile or workspace() / "profile.json"
-    times = Profile.load(path) if profile is not None or path.exists() else None
-    for draft in pair.drafts if times else ():
-        if draft not in times.drafts:
-            there = ", ".join(times.drafts) or "none"
-            raise UserError(f"{path}: no forward time of draft {draft!r} (it has: {there})")
-    if profile is None:
-        known = times.policies if times else {}
-        unknown = [
-            c
-            for c in configurations
-            if c.family not in ("oracle", "prompt_lookup", "autoregressive")
-            and policy_key(c.drafter.draft, c.drafter.policy) not in known
-        ]
-        if times is None or unknown:
-            with console.status("measuring forwards"):
-                loaded = load_pair(pair)
-                times = times or profile_pair(loaded)
-                policies = {**known, **measure_policies(loaded, unknown)}
-                times = times.model_copy(update={"policies": policies})
-            times.save(path)
-    return times
 
 
 def replay_all(

@@ -114,6 +114,8 @@ def replay_line(replay: ReplaySummary) -> str:
     )
     if replay.checked:
         line += f"; live counts equal for {replay.equal} of {replay.checked} timed"
+        if replay.deviation:
+            line += f", the others' forwards within {replay.deviation:.1%}"
     return line
 
 

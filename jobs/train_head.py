@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from jobs.console import console, run
+from jobs.times import forward_times
 from specdec_core.errors import UserError
 from specdec_core.workspace import workspace
 
@@ -107,15 +108,14 @@ def main(
                     "source": source,
                     "out": str(out),
                 }
-                with (
-                    HeadsRun(recordings[0].header.pair, name, params) as tracking,
-                    HeadProgress(console) as progress,
-                ):
-                    heads = train_heads(specs, examples, settings, out, rates, [tracking, progress])
-                console.print(heads_table(heads))
-                if judge is not None:
-                    judged = judge_heads(judge, name, heads, profile)
-                    console.print(judged_table(judged))
+                with HeadsRun(recordings[0].header.pair, name, params) as tracking:
+                    with HeadProgress(console) as progress:
+                        observers = [tracking, progress]
+                        heads = train_heads(specs, examples, settings, out, rates, observers)
+                    console.print(heads_table(heads))
+                    if judge is not None:
+                        tracking.judged = judge_heads(judge, name, heads, profile)
+                        console.print(judged_table(tracking.judged))
     except KeyboardInterrupt:
         console.print("interrupted; the same command resumes")
         sys.exit(130)
@@ -156,10 +156,10 @@ def judge_heads(
     recording: Recording, draft: str, heads: Sequence[Finished], profile: Path | None
 ) -> dict[str, Modelled]:
     """The best threshold of every head, and of the rules that need no training, by replay."""
-    from specdec_core.cost import Profile, profile_pair
+    from specdec_core.config import Configuration, DraftModelDrafter
+    from specdec_core.cost import policy_key
     from specdec_core.heads import load_head
-    from specdec_core.heads.evaluation import evaluate
-    from specdec_core.pair import load_pair
+    from specdec_core.heads.evaluation import evaluate, training_free, with_thresholds
     from specdec_core.traces.replay import Replay
 
     own = recording.header.fingerprints
@@ -168,15 +168,23 @@ def judge_heads(
     def load(draft: str, head: str) -> LoadedHead:
         return load_head(folders[head], own[draft], own["target"])
 
-    path = profile or workspace() / "profile.json"
-    if profile is None and not path.exists():
-        with console.status("measuring forwards"):
-            profile_pair(load_pair(recording.header.pair)).save(path)
-    times = Profile.load(path)
-    replay = Replay(recording, load)
+    # What a policy itself takes is measured once a kind and head, whatever its threshold.
+    free = [policies[0] for policies in training_free().values()]
+    asking = {head.label: with_thresholds(head.card, str(head.folder))[0] for head in heads}
+    wanted = [
+        Configuration(drafter=DraftModelDrafter(draft=draft, policy=policy))
+        for policy in (*free, *asking.values())
+    ]
+    times = forward_times(recording.header.pair, wanted, None, profile)
+    known = {
+        policy_key(draft, policy.model_copy(update={"head": label})): times.policies[key]
+        for label, policy in asking.items()
+        if (key := policy_key(draft, policy)) in times.policies
+    }
+    times = times.model_copy(update={"policies": {**times.policies, **known}})
     cards = {head.label: head.card for head in heads}
     with console.status(f"replaying thresholds on {recording.folder.name}"):
-        return dict(evaluate(replay, times, draft, cards))
+        return dict(evaluate(Replay(recording, load), times, draft, cards))
 
 
 if __name__ == "__main__":

@@ -110,6 +110,7 @@ class ReplaySummary(Document):
     n_target: int  # target forwards, likewise
     checked: int = 0  # replayed configurations that were timed, and so also counted, live
     equal: int = 0  # of these, whose live counts are the replayed ones
+    deviation: float = 0.0  # the largest of the others' relative differences in forwards
 
     @property
     def forwards_saved(self) -> int:

@@ -41,11 +41,23 @@ def test_quick_tries_every_policy_with_every_draft_and_prompt_lookup() -> None:
                 "svip",
                 "dynamic_confidence",
                 "pre_cut",
+                "specdecpp",
+                "decision",
             )
             for d in ("medium", "small")
         ),
         ("prompt_lookup", None),
     }
+
+
+def test_a_pattern_names_the_heads_to_try() -> None:
+    policy = {"kind": "decision", "head": "bundled:small-*", "cumulative": True}
+    entry = {"drafter": {"kind": "draft_model", "policy": policy}}
+    configurations = Plan(search=(entry,)).configurations()
+    assert [(c.drafter.draft, c.drafter.policy.head) for c in configurations or []] == [
+        ("small", "bundled:small-joint"),
+        ("small", "bundled:small-t2"),
+    ]
 
 
 def test_standard_is_valid() -> None:

@@ -3,6 +3,7 @@ comes back as it was registered."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import mlflow
@@ -11,7 +12,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from dashboards.tracking import SweepRun, load_champion, register, tracking_uri
-from specdec_core.config import FixedPolicy
+from specdec_core.config import Configuration, DecisionPolicy, DraftModelDrafter, FixedPolicy
 from specdec_core.errors import UserError
 from specdec_core.prompts import Prompt
 from specdec_core.results import SweepResult
@@ -185,6 +186,23 @@ def test_without_a_name_the_pair_promoted_last_is_loaded(
     register(result, result.champion)
     assert load_champion()[0] == result.pair
     assert load_champion(other_pair.name)[0] == other_pair
+
+
+def test_a_champions_head_comes_with_it(home: Path, result: SweepResult, folder: Path) -> None:
+    log(result, folder)
+    head = home / "heads" / "mine"
+    head.mkdir(parents=True)
+    (head / "head.json").write_text("a card")
+    (head / "model.safetensors").write_bytes(b"weights")
+    trial = next(t for t in result.trials if t.mlflow_run_id)
+    trial.configuration = Configuration(
+        drafter=DraftModelDrafter(policy=DecisionPolicy(head="mine"))
+    )
+    register(result, trial.id)
+    shutil.rmtree(head)
+    assert load_champion()[1] == trial.configuration
+    assert (head / "head.json").read_text() == "a card"
+    assert (head / "model.safetensors").read_bytes() == b"weights"
 
 
 def test_no_champion_yet_is_one_line_and_creates_no_store(
