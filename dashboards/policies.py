@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,9 @@ _SHOWN = {
     "mat": "MAT",
 }
 
+# A label says its family, and a console has 80 columns.
+_NARROW = [name for name in _SHOWN if name not in ("family", "tried")]
+
 _MOVED = ("draft", "family", "chosen_on", "used_on", "configuration")
 
 
@@ -35,13 +38,14 @@ def families_table(best: pd.DataFrame, recording: str, draft: str) -> Table:
     """The best of each family on a recording with a draft (see
     :func:`specdec_core.comparison.best_of_families`), the fastest that is no oracle bold."""
     table = _table(f"{recording} · {draft or 'no draft model'}")
-    for i, heading in enumerate(_SHOWN.values()):
-        table.add_column(heading, justify="left" if i < 2 else "right", no_wrap=i > 1)
+    for name in _NARROW:
+        numeric = name != "configuration"
+        table.add_column(_SHOWN[name], justify="right" if numeric else "left", no_wrap=numeric)
     rows = _part(best, recording, draft)
     fastest = rows.loc[rows["family"] != "oracle", "speedup"].max()
     for row in rows.to_dict("records"):
         bold = row["family"] != "oracle" and row["speedup"] == fastest
-        table.add_row(*_cells(row), style="bold" if bold else None)
+        table.add_row(*_cells(row, _NARROW), style="bold" if bold else None)
     return table
 
 
@@ -151,8 +155,8 @@ def _part(best: pd.DataFrame, recording: str, draft: str) -> pd.DataFrame:
     return best[(best["recording"] == recording) & (best["draft"] == draft)]
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    return [_cell(name, row[name]) for name in _SHOWN]
+def _cells(row: Mapping[str, Any], names: Iterable[str] = _SHOWN) -> list[str]:
+    return [_cell(name, row[name]) for name in names]
 
 
 def _cell(name: str, value: Any) -> str:

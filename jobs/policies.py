@@ -136,7 +136,7 @@ def open_recordings(names: Sequence[str]) -> dict[str, Recording]:
             if own != first.header.fingerprints:
                 raise UserError(f"{recording.folder} and {first.folder}: of different models")
         if any(recording.folder.samefile(other.folder) for other in found.values()):
-            raise UserError(f"--traces {name}: given already")
+            raise UserError(f"--traces {name}: it was given already")
         source = recording.header.prompts.source
         label = Path(source).stem.removeprefix("bundled:")
         if label in found:
