@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdec_core.config import PairSpec, RunnerSettings
 from specdec_core.pair import Pair, load_pair
+
+# A shell's background jobs ignore Ctrl-C, and so would the commands that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)  # the models are tiny; threads would only wait for each other
 

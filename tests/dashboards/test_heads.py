@@ -98,7 +98,10 @@ def test_each_head_is_one_run_with_its_curves_figures_and_files(
         kept = {f.path for f in store.list_artifacts(run.info.run_id, "head")}
         assert kept == {"head/model.safetensors", "head/head.json"}
     pages = {f.path for f in store.list_artifacts(first.run_id, "figures")}
-    assert pages == {"figures/reliability.html", "figures/curves.html"}
+    assert pages == {
+        *(f"figures/{name}.html" for name in ("reliability", "curves", "heads")),
+        "figures/heads.csv",
+    }
 
 
 def test_other_settings_are_another_run(heads: list[Finished], store: MlflowClient) -> None:

@@ -23,7 +23,12 @@ ROOT = Path(__file__).parents[2]
 def home(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace with a recording named `numbers` and a profile."""
     home = tmp_path_factory.mktemp("home")
-    record(tiny_pair, home / "traces" / "numbers", range(len(PROMPTS)))
+    record(
+        tiny_pair,
+        home / "traces" / "numbers",
+        range(len(PROMPTS)),
+        fingerprints=tiny_pair.fingerprints,
+    )
     profile_pair(tiny_pair, widths=(1, 2, 4), contexts=(16, 32), repeats=2).save(
         home / "profile.json"
     )
