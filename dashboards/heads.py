@@ -21,7 +21,14 @@ from cluster.head_training import Finished, HeadObserver
 from dashboards.drawings import Drawing, draw_heads, log_figures
 from dashboards.look import INK, MUTED, OTHER_COLOURS, base_figure, style
 from dashboards.progress import SweepProgress
-from dashboards.tracking import _experiment, _metrics, _params, _search, _user, connect
+from dashboards.tracking import (
+    as_metrics,
+    as_params,
+    connect,
+    experiment_id_of,
+    runs_where,
+    user_name,
+)
 from specdec_core.config import FixedPolicy, PairSpec
 from specdec_core.heads.card import HeadCard
 from specdec_core.heads.evaluation import Modelled
@@ -196,21 +203,21 @@ class HeadsRun(HeadObserver):
         self.client: MlflowClient = connect()
         self.cards: dict[str, HeadCard] = {}
         self.judged: dict[str, Modelled] = {}  # by the heads' names, once a recording judged them
-        self.experiment_id = _experiment(self.client, pair.name)
+        self.experiment_id = experiment_id_of(self.client, pair.name)
         plan = hashlib.sha256(json.dumps([draft, params], sort_keys=True).encode()).hexdigest()
-        earlier = _search(self.client, self.experiment_id, f"tags.training_plan = '{plan}'")
+        earlier = runs_where(self.client, self.experiment_id, f"tags.training_plan = '{plan}'")
         if (run := next(earlier, None)) is None:
             tags = {"training_plan": plan, "draft": draft, **_environment_tags()}
             name = f"heads of {draft}"
             run = self.client.create_run(self.experiment_id, tags=tags, run_name=name)
-            self.client.log_batch(run.info.run_id, params=_params(params))
+            self.client.log_batch(run.info.run_id, params=as_params(params))
         else:
             self.client.update_run(run.info.run_id, "RUNNING")
         self.run_id = run.info.run_id
         query = f"tags.`mlflow.parentRunId` = '{self.run_id}'"
         self.nested: dict[str, Run] = {
             run.data.tags.get("training", ""): run
-            for run in _search(self.client, self.experiment_id, query)
+            for run in runs_where(self.client, self.experiment_id, query)
         }
 
     def __enter__(self) -> HeadsRun:
@@ -253,8 +260,11 @@ class HeadsRun(HeadObserver):
         final = {f"kept_{key}": value for key, value in card.metrics.items()}
         self.client.log_batch(
             run_id,
-            metrics=[*curve, *_metrics(final | {f"{k}_rows": v for k, v in card.examples.items()})],
-            params=_params(card.model_dump(mode="json", include=CARD_PARAMS)),
+            metrics=[
+                *curve,
+                *as_metrics(final | {f"{k}_rows": v for k, v in card.examples.items()}),
+            ],
+            params=as_params(card.model_dump(mode="json", include=CARD_PARAMS)),
             tags=[RunTag(f"fingerprint.{k}", v) for k, v in card.pair.items()],
         )
         # Its curves are the run's metrics, which MLflow draws itself.
@@ -278,7 +288,7 @@ def figures(
 
 def _environment_tags() -> dict[str, str]:
     """Git commit, hardware and library versions."""
-    tags = environment() | {"mlflow.user": _user(), "mlflow.source.name": "specdec train-head"}
+    tags = environment() | {"mlflow.user": user_name(), "mlflow.source.name": "specdec train-head"}
     if commit := tags.get("git_commit"):
         tags["mlflow.source.git.commit"] = commit.removesuffix("-dirty")
     return tags

@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 
 from cluster.environment import environment
-from dashboards.tracking import _experiment, _metrics, _params, _user, connect
+from dashboards.tracking import as_metrics, as_params, connect, experiment_id_of, user_name
 from specdec_core.comparison import ADAPTIVE, FIXED
 
 _SHOWN = {
@@ -97,12 +97,12 @@ def log_policies(
     everything else as `files`. Returns the run's id."""
     client = connect()
     tags = {
-        "mlflow.user": _user(),
+        "mlflow.user": user_name(),
         "mlflow.source.name": "specdec policies",
         "counted": "replay",
         **environment(),
     }
-    run = client.create_run(_experiment(client, experiment), run_name=name, tags=tags)
+    run = client.create_run(experiment_id_of(client, experiment), run_name=name, tags=tags)
     run_id = run.info.run_id
     metrics = {}
     for row in best.to_dict("records"):
@@ -114,7 +114,7 @@ def log_policies(
         if row["chosen_on"] != row["used_on"]:
             parts = (row["chosen_on"], row["used_on"], row["draft"] or "none", row["family"])
             metrics[f"transfer.{_key(*parts)}.loss"] = row["loss"]
-    client.log_batch(run_id, metrics=_metrics(metrics), params=_params(params))
+    client.log_batch(run_id, metrics=as_metrics(metrics), params=as_params(params))
     for file in files:
         client.log_artifact(run_id, str(file))
     client.set_terminated(run_id)

@@ -104,7 +104,7 @@ class SweepRun(Observer):
             self._connecting.join()
         self.client = self.client or connect()
         self.result = result
-        self.experiment_id = _experiment(self.client, result.pair.name)
+        self.experiment_id = experiment_id_of(self.client, result.pair.name)
         where = f"{platform.node()}:{folder.resolve()}".replace("'", "_")  # it is quoted below
         tags = {
             "specdec.folder": where,
@@ -122,7 +122,7 @@ class SweepRun(Observer):
             self.run_id = parent.info.run_id
             self.client.update_run(self.run_id, "RUNNING")
         result.mlflow_run_id = self.run_id
-        for run in _search(
+        for run in runs_where(
             self.client, self.experiment_id, f"tags.`mlflow.parentRunId` = '{self.run_id}'"
         ):
             self.nested[run.data.tags.get("config_id", "")] = run
@@ -162,8 +162,8 @@ class SweepRun(Observer):
         for timing in (result.autoregressive, *result.timings):
             if timing is not None and timing.config_id in self.nested:
                 run_id = self.nested[timing.config_id].info.run_id
-                self.client.log_batch(run_id, metrics=_metrics(_timing(timing)))
-        self.client.log_batch(self.run_id, metrics=_metrics(_summary(result)))
+                self.client.log_batch(run_id, metrics=as_metrics(_timing(timing)))
+        self.client.log_batch(self.run_id, metrics=as_metrics(_summary(result)))
         for file in (
             folder / "sweep.json",
             folder / "plan.yaml",
@@ -195,7 +195,9 @@ class SweepRun(Observer):
         """The parent run that an earlier process left for this folder: one that did not end, or
         the one that the result names."""
         assert self.client is not None
-        for run in _search(self.client, self.experiment_id, f"tags.`specdec.folder` = '{where}'"):
+        for run in runs_where(
+            self.client, self.experiment_id, f"tags.`specdec.folder` = '{where}'"
+        ):
             if run.info.status != "FINISHED" or run.info.run_id == run_id:
                 return run
         return None
@@ -210,7 +212,7 @@ class SweepRun(Observer):
             "prompts": {"source": result.prompts.source, "count": result.prompts.count},
             "max_new_tokens": result.max_new_tokens,
         }
-        self.client.log_batch(self.run_id, params=_params(params))
+        self.client.log_batch(self.run_id, params=as_params(params))
         table = pd.DataFrame({"id": [p.id for p in prompts], "prompt": [p.text for p in prompts]})
         dataset = mlflow.data.from_pandas(
             table,
@@ -251,8 +253,8 @@ def log_trial(
     }
     client.log_batch(
         run.info.run_id,
-        metrics=_metrics({**trial.metrics, **trial.counts}),
-        params=_params(configuration.model_dump(mode="json")),
+        metrics=as_metrics({**trial.metrics, **trial.counts}),
+        params=as_params(configuration.model_dump(mode="json")),
         tags=[RunTag(key, value) for key, value in tags.items()],
     )
     client.log_text(run.info.run_id, configuration.to_yaml(), "configuration.yaml")
@@ -337,7 +339,7 @@ def _logged(result: SweepResult, trial: Trial, client: MlflowClient) -> str:
         f"tags.`mlflow.parentRunId` = '{result.mlflow_run_id}' and tags.config_id = '{trial.id}'"
     )
     run = log_trial(
-        client, experiment, result, trial, next(_search(client, experiment, query), None)
+        client, experiment, result, trial, next(runs_where(client, experiment, query), None)
     )
     return run.info.run_id
 
@@ -389,7 +391,7 @@ def _own_head(configuration: Configuration) -> str | None:
 # Small things
 
 
-def _experiment(client: MlflowClient, name: str) -> str:
+def experiment_id_of(client: MlflowClient, name: str) -> str:
     """The id of the experiment `name`, created where it is missing."""
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
@@ -402,7 +404,7 @@ def _experiment(client: MlflowClient, name: str) -> str:
     return experiment.experiment_id
 
 
-def _search(client: MlflowClient, experiment_id: str, query: str) -> Iterator[Run]:
+def runs_where(client: MlflowClient, experiment_id: str, query: str) -> Iterator[Run]:
     token = None
     while True:
         page = client.search_runs([experiment_id], query, page_token=token)
@@ -414,26 +416,26 @@ def _search(client: MlflowClient, experiment_id: str, query: str) -> Iterator[Ru
 def _environment_tags(result: SweepResult) -> dict[str, str]:
     """Git commit, hardware and library versions."""
     tags = dict(result.environment)
-    tags["mlflow.user"] = _user()
+    tags["mlflow.user"] = user_name()
     tags["mlflow.source.name"] = "specdec sweep"
     if commit := tags.get("git_commit"):
         tags["mlflow.source.git.commit"] = commit.removesuffix("-dirty")
     return tags
 
 
-def _user() -> str:
+def user_name() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):
         return "unknown"
 
 
-def _metrics(values: Mapping[str, float]) -> list[Metric]:
+def as_metrics(values: Mapping[str, float]) -> list[Metric]:
     now = int(time.time() * 1000)
     return [Metric(key, float(value), now, 0) for key, value in values.items()]
 
 
-def _params(values: Mapping[str, Any]) -> list[Param]:
+def as_params(values: Mapping[str, Any]) -> list[Param]:
     return [Param(key, str(value)) for key, value in _flat(values) if value is not None]
 
 
