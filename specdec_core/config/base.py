@@ -1,0 +1,55 @@
+"""Frozen values, and how one is read from a file or another's input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from specdec_core.errors import UserError
+
+T = TypeVar("T")
+
+
+class Value(BaseModel):
+    """A frozen value that rejects unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def parse(kind: type[T], value: Any, source: str) -> T:
+    """Validate `value` as `kind`; a mismatch is a :class:`UserError` of one line that names
+    `source`, the key and what would be right."""
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise UserError(f"{source}: {describe(error)}") from None
+
+
+def describe(error: ValidationError) -> str:
+    """A pydantic error as one line."""
+    parts = []
+    for item in error.errors(include_url=False):
+        where = ".".join(str(part) for part in item["loc"]) or "value"
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            message = "unknown key"
+        elif item["type"] != "missing" and not isinstance(item["input"], dict):
+            message += f" (got {item['input']!r})"
+        parts.append(f"{where}: {message}")
+    return "; ".join(parts)
+
+
+def load_yaml(path: str | Path) -> Any:
+    """Read a YAML file; a missing or malformed one is a :class:`UserError`."""
+    path = Path(path)
+    try:
+        return yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: a folder, expected a YAML file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None

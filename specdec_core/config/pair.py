@@ -1,0 +1,48 @@
+"""Which models, and how they are executed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from specdec_core.config.base import Value
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class RunnerSettings(Value):
+    """How a model is executed.
+
+    `auto` takes a GPU where there is one; the data type `auto` is the checkpoint's on a GPU and
+    the faster one, measured, on a CPU.
+    """
+
+    device: str = "auto"
+    target_dtype: DType = "auto"
+    draft_dtype: DType = "auto"
+    max_length: int = Field(default=1024, ge=8, description="tokens a slot can hold")
+    threads: int = Field(default=1, ge=1, description="CPU threads for each process")
+    pack: bool = Field(default=True, description="lay weights out for the CPU once, at loading")
+
+
+class PairSpec(Value):
+    """A target and its drafts by hub id, local folder, or `bundled:<name>`."""
+
+    target: str = "bundled:target"
+    drafts: dict[str, str] = Field(
+        default={"medium": "bundled:draft-medium", "small": "bundled:draft-small"}
+    )
+    runner: RunnerSettings = RunnerSettings()
+
+    def model_post_init(self, _: Any) -> None:
+        if "target" in self.drafts:
+            raise ValueError("drafts: a draft cannot be called target")
+
+    @property
+    def name(self) -> str:
+        """A name for people and for the MLflow experiment."""
+        models = (self.target, *self.drafts.values())
+        names = [Path(model).name.removeprefix("bundled:") for model in models]
+        return "-".join([*(["bundled"] if self.target.startswith("bundled:") else []), *names])

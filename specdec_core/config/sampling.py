@@ -1,0 +1,32 @@
+"""How tokens are drawn."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from specdec_core.config.base import Value
+
+
+class Sampling(Value):
+    """How a distribution is made from logits; applied alike to target and draft model."""
+
+    temperature: float = Field(default=0.0, ge=0, description="0 is greedy decoding")
+    top_k: int = Field(default=0, ge=0, description="keep the k most likely tokens; 0 keeps all")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus mass kept")
+    coupling: Literal["rejection", "gumbel"] = Field(
+        default="rejection",
+        description="the acceptance rule when sampling, both lossless: rejection sampling, or draft"
+        " and target choosing with the same noise (specdec_core.coupling)",
+    )
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def fixed_output(self) -> bool:
+        """Whether the output depends on the target, the prompt and the seed alone, and not on what
+        was drafted: a recorded trace then tells what any drafting would have done."""
+        return self.greedy or self.coupling == "gumbel"
