@@ -473,6 +473,9 @@ class BanditDrafter(DrafterSettings):
         default="tokens", description="tokens a round (the paper's), or tokens a millisecond"
     )
     confidence: float = Field(default=0.05, gt=0, lt=1, description="δ of UCBSpec")
+    exploration: float = Field(
+        default=1.0, ge=0, description="scales UCBSpec's confidence radius; 1 is the paper's"
+    )
     memory: Memory = "all"
     state: str | None = Field(default=None, description="a saved state to start from")
     seed: int = Field(default=0, ge=0)
@@ -493,10 +496,11 @@ class BanditDrafter(DrafterSettings):
     @property
     def label(self) -> str:
         name = {"ucb": "UCBSpec", "exp3": "EXP3Spec"}[self.rule]
+        scaled = "" if self.exploration == 1 else f" ×{self.exploration:g}"
         timed = " by time" if self.reward == "time" else ""
         own = " per request" if self.memory == "request" else ""
         shown = ", ".join(arm.label for arm in self.arms)
-        return f"{name}{timed}{own} of {shown}"
+        return f"{name}{scaled}{timed}{own} of {shown}"
 
     @property
     def family(self) -> str:
