@@ -1,0 +1,182 @@
+"""The best static token tree under a budget of nodes, planned from acceptance rates by rank.
+
+A path goes on at a node with probability p[r] to its child of rank r, the (r + 1)-th most likely
+token of the draft model, wherever in the tree the node is (Sequoia's positional acceptance; Chen et
+al., 2024, §4.1). The expected length of the accepted path is then the sum over all nodes of the
+products of the rates on the way to them, and the best tree of a number of nodes follows by dynamic
+programming over its subtrees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, product
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class PlannedTree:
+    """A static tree: how many children each node of each level has, the root being level 0. Nodes
+    of a level are in the order of their parents, siblings in the order of their ranks."""
+
+    children: tuple[tuple[int, ...], ...]
+    expected: float  # accepted candidates a round
+
+    @property
+    def nodes(self) -> int:
+        return sum(map(sum, self.children))
+
+    @property
+    def depth(self) -> int:
+        """Levels of candidates; as many forwards of the draft model."""
+        return len(self.children)
+
+    @property
+    def draft_tokens(self) -> int:
+        """Distributions that the draft model computes for it: one a node with children."""
+        return sum(count > 0 for level in self.children for count in level)
+
+    @cached_property
+    def branching(self) -> tuple[int, ...] | None:
+        """The k-configuration that this is: all nodes of a level have as many children. None where
+        they have not."""
+        levels = [set(level) for level in self.children]
+        return tuple(min(own) for own in levels) if all(len(own) == 1 for own in levels) else None
+
+    @property
+    def label(self) -> str:
+        """`4·2·2·1` for a k-configuration, else its levels' sizes: `4|6|5`."""
+        if self.branching is not None:
+            return "·".join(map(str, self.branching))
+        return "|".join(str(sum(level)) for level in self.children)
+
+
+def expected_accepted(acceptance: Sequence[float], children: Sequence[Sequence[int]]) -> float:
+    """The expected length of the accepted path in a tree of :class:`PlannedTree`'s form."""
+    expected, reached = 0.0, [1.0]
+    for level in children:
+        reached = [
+            chance * acceptance[rank]
+            for chance, count in zip(reached, level, strict=True)
+            for rank in range(count)
+        ]
+        expected += sum(reached)
+    return expected
+
+
+def of_branching(acceptance: Sequence[float], branching: Sequence[int]) -> PlannedTree:
+    """The tree of a k-configuration."""
+    children, width = [], 1
+    for count in branching:
+        children.append((count,) * width)
+        width *= count
+    return PlannedTree(tuple(children), expected_accepted(acceptance, children))
+
+
+class KConfigurations:
+    """The best k-configurations, in which all nodes of a level have as many children.
+
+    With A(b) = p[0] + … + p[b - 1] and V(n, d) the most expected below a node with n nodes in at
+    most d levels, V(n, d) = max over b of A(b) (1 + V(⌊n / b⌋ - 1, d - 1)).
+    """
+
+    def __init__(self, acceptance: Sequence[float], nodes: int, depth: int) -> None:
+        self.acceptance = _rates(acceptance, nodes)
+        within = np.cumsum(self.acceptance)
+        self.values = np.zeros((depth + 1, nodes + 1))
+        self._best = np.zeros((depth + 1, nodes + 1), dtype=int)
+        for d in range(1, depth + 1):
+            for n in range(1, nodes + 1):
+                b = np.arange(1, min(n, len(within)) + 1)
+                found = within[b - 1] * (1 + self.values[d - 1][n // b - 1])
+                self._best[d, n] = b[found.argmax()]
+                self.values[d, n] = found.max()
+
+    def tree(self, nodes: int, depth: int) -> PlannedTree:
+        """The best of at most `nodes` nodes in at most `depth` levels."""
+        branching = []
+        while depth and nodes:
+            count = int(self._best[depth, nodes])
+            branching.append(count)
+            nodes, depth = nodes // count - 1, depth - 1
+        return of_branching(self.acceptance, branching)
+
+
+class StaticTrees:
+    """The best trees of any shape (Sequoia, §4.1.2).
+
+    F(n, d) is the most expected below a node with n nodes in at most d levels, and G(r, m) the most
+    of its children of ranks r and higher with m nodes among them:
+    G(r, m) = max over j of p[r] (1 + F(j - 1, d - 1)) + G(r + 1, m - j), or 0; F(n, d) = G(0, n).
+    """
+
+    def __init__(self, acceptance: Sequence[float], nodes: int, depth: int) -> None:
+        self.acceptance = _rates(acceptance, nodes)
+        ranks = len(self.acceptance)
+        self.values = np.zeros((depth + 1, nodes + 1))
+        # Nodes of the subtree of the child of rank r, itself included; 0 where there is no child.
+        self._size = np.zeros((depth + 1, ranks, nodes + 1), dtype=int)
+        for d in range(1, depth + 1):
+            later = np.zeros(nodes + 1)
+            for r in reversed(range(ranks)):
+                own = self.acceptance[r] * (1 + self.values[d - 1])  # of j = 1, 2, … nodes
+                best = np.zeros(nodes + 1)
+                for m in range(1, nodes + 1):
+                    found = own[:m] + later[m - 1 :: -1]
+                    j = int(found.argmax())
+                    if found[j] > 0:
+                        best[m], self._size[d, r, m] = found[j], j + 1
+                later = best
+            self.values[d] = later
+
+    def tree(self, nodes: int, depth: int) -> PlannedTree:
+        """The best of at most `nodes` nodes in at most `depth` levels."""
+        levels, inner = [], [nodes]
+        while depth and any(inner):
+            sizes = [list(self._split(depth, budget)) for budget in inner]
+            levels.append(tuple(map(len, sizes)))
+            inner = [size - 1 for size in chain.from_iterable(sizes)]
+            depth -= 1
+        children = tuple(level for level in levels if any(level))
+        return PlannedTree(children, expected_accepted(self.acceptance, children))
+
+    def _split(self, depth: int, budget: int) -> Iterator[int]:
+        """How many nodes each child's subtree gets."""
+        for sizes in self._size[depth]:
+            size = int(sizes[budget])
+            if not size:
+                return
+            yield size
+            budget -= size
+
+
+def fastest(
+    trees: KConfigurations | StaticTrees, seconds: Callable[[PlannedTree], float]
+) -> PlannedTree:
+    """The planned tree with the most tokens a second, 1 + expected over the `seconds` that a round
+    with it takes; of those that are best for some number of nodes and levels."""
+    depths, sizes = trees.values.shape
+    planned = (trees.tree(n, d) for d, n in product(range(1, depths), range(1, sizes)))
+    found = {tree.children: tree for tree in planned}
+    return max(found.values(), key=lambda tree: (1 + tree.expected) / seconds(tree))
+
+
+def falling_branchings(
+    nodes: int, depth: int, most: int | None = None
+) -> Iterator[tuple[int, ...]]:
+    """All k-configurations of at most `nodes` nodes and `depth` levels whose branching (at most
+    `most`) never grows from one level to the next: certain levels come first."""
+    for count in range(1, min(nodes, most or nodes) + 1 if depth else 1):
+        yield (count,)
+        for rest in falling_branchings(nodes // count - 1, depth - 1, count):
+            yield (count, *rest)
+
+
+def _rates(acceptance: Sequence[float], nodes: int) -> np.ndarray:
+    rates = np.asarray(acceptance, dtype=float)[:nodes]
+    if rates.ndim != 1 or not len(rates) or rates.min() < 0 or rates.sum() > 1 + 1e-9:
+        raise ValueError("acceptance rates by rank are probabilities that add up to at most 1")
+    return rates
