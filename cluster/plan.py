@@ -72,6 +72,9 @@ class Plan(Value):
     early_stopping: bool = Field(
         default=False, description="stop configurations that fall behind on the first prompts"
     )
+    allow_lossy: tuple[Literal["target_tree"], ...] = Field(
+        default=(), description="methods that change the output, yet may be the champion"
+    )
     finalists: PositiveInt = Field(default=4, description="configurations timed alone")
     repeats: PositiveInt = Field(default=3, description="times a finalist runs each prompt")
     profile: ProfileSettings = ProfileSettings()
@@ -124,6 +127,19 @@ class Plan(Value):
             self._check(configuration, source)
         if self.hardware is not None:
             self.hardware.profile(list(self.pair.drafts))
+            # Timed, they would be beaten by autoregressive decoding.
+            if lossy := self._lossy_alone():
+                names = ", ".join(sorted(lossy))
+                raise UserError(
+                    f"{source}: search: only lossy methods, of which none may be the best unless "
+                    f"it is allowed by name (allow_lossy: [{names}])"
+                )
+
+    def _lossy_alone(self) -> frozenset[str]:
+        """The methods in every one of the configurations that are not allowed to win, where none
+        is free of them."""
+        unallowed = [c.lossy_methods - set(self.allow_lossy) for c in self.samples()]
+        return frozenset().union(*unallowed) if all(unallowed) else frozenset()
 
     @property
     def autoregressive(self) -> Configuration:

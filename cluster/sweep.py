@@ -10,7 +10,7 @@ With another machine's forward times there is nothing to time, and the best esti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,8 @@ def run_sweep(
                 result.oracles = recorded_oracles(replay, profile)
             live: dict[str, pd.DataFrame] = {}
             if plan.hardware is not None:
-                result.champion = by_estimate(t for t in result.trials if t.eligible)[0].id
+                may_win = [t for t in result.trials if t.may_win(plan.allow_lossy)]
+                result.champion = by_estimate(may_win)[0].id
             else:
                 if needs["GPU"]:
                     bench = start_bench(pair, needs["GPU"])
@@ -166,7 +167,12 @@ def _time(
     and, where no recording tells them, `.oracles`. Returns the rounds of finalists that had only
     been replayed."""
     baseline = plan.autoregressive
-    finalists = [trial.configuration for trial in choose_finalists(result.trials, plan.finalists)]
+    chosen = choose_finalists(result.trials, plan.finalists, plan.allow_lossy)
+    finalists = [trial.configuration for trial in chosen]
+    kept_out = {m for t in result.trials for m in t.configuration.lossy_methods}
+    if kept_out := sorted(kept_out - set(plan.allow_lossy)):
+        names = ", ".join(kept_out)
+        tell.warned(f"{names}: lossy, so counted but never the best (allow_lossy: [{names}])")
     contestants = [baseline, *finalists]
     tell.stage(f"timing {len(finalists)} finalists alone", plan.repeats * len(requests))
     get(bench.warm_up.remote(contestants, requests[0]))
@@ -223,10 +229,13 @@ def _compare(
     return {c.id: rounds_frame(watch.generations[c.id], config_id=c.id) for c in replayed}
 
 
-def choose_finalists(trials: Iterable[Trial], count: int) -> list[Trial]:
-    """The best lossless trials by estimated speedup, with the best of every family first in line,
-    so that the estimate alone does not decide between kinds of drafting. Best first."""
-    ranked = by_estimate(t for t in trials if t.eligible and t.configuration.drafter is not None)
+def choose_finalists(
+    trials: Iterable[Trial], count: int, allow_lossy: Collection[str] = ()
+) -> list[Trial]:
+    """The best trials by estimated speedup that may win, with the best of every family first in
+    line, so that the estimate alone does not decide between kinds of drafting. Best first."""
+    may_win = [t for t in trials if t.may_win(allow_lossy)]
+    ranked = by_estimate(t for t in may_win if t.configuration.drafter is not None)
     leaders: dict[str, Trial] = {}
     for trial in ranked:
         leaders.setdefault(trial.configuration.family, trial)

@@ -257,6 +257,13 @@ def caveats(result: SweepResult) -> Iterator[str]:
         tied = [labels[t.config_id] for t in timings if t.tied_with_champion]
         if tied:
             yield f"Tied with the champion on these prompts: {', '.join(tied)}."
+    lossy = [labels[t.id] for t in trials if not t.configuration.lossless]
+    if lossy:
+        yield (
+            f"{len(lossy)} of {len(trials)} configurations are lossy: they do not keep the "
+            "target's distribution, and none is the best unless it was allowed by name; "
+            "`specdec drift` measures by how much."
+        )
     differing = [
         f"{t.differing_outputs} of {len(t.tokens)} ({labels[t.config_id]})"
         for t in timings

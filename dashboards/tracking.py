@@ -269,6 +269,7 @@ def trials_table(result: SweepResult) -> pd.DataFrame:
             "config_id": trial.id,
             "configuration": trial.configuration.label,
             "family": trial.configuration.family,
+            "lossless": trial.configuration.lossless,
             "counted": "replay" if trial.replayed else "live",
             **trial.metrics,
             **trial.counts,
@@ -305,7 +306,9 @@ def register(result: SweepResult, config_id: str, client: MlflowClient | None = 
         client.log_artifacts(run_id, str(resolve_head(head)), f"{CHAMPION}/head")
     try:
         client.create_registered_model(
-            name, description="The fastest lossless configuration found for this pair."
+            name,
+            description="The fastest configuration found for this pair; `lossless` says of each"
+            " version whether it keeps the target's distribution.",
         )
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
@@ -318,7 +321,11 @@ def register(result: SweepResult, config_id: str, client: MlflowClient | None = 
             name,
             source=f"{run.info.artifact_uri}/{CHAMPION}",
             run_id=run_id,
-            tags={"config_id": config_id, "sweep": result.name},
+            tags={
+                "config_id": config_id,
+                "sweep": result.name,
+                "lossless": str(trial.configuration.lossless).lower(),
+            },
             description=trial.configuration.label
             + (f", {timing.speedup:.2f}× autoregressive decoding" if timing else ""),
         )

@@ -23,6 +23,12 @@ def main(
 
     result, trial = find_trial(workspace() / "sweeps", config_id, sweep)
     version = register(result, trial.id)
+    if not trial.configuration.lossless:
+        console.print(
+            "[yellow]warning:[/yellow] a lossy method: its output does not keep the target's "
+            "distribution",
+            soft_wrap=True,
+        )
     console.print(
         f"champion of {result.pair.name}: [bold]{trial.configuration.label}[/bold] ({trial.id}), "
         f"version {version}"

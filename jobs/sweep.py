@@ -42,10 +42,15 @@ def main(
         Path | None,
         typer.Option(help="forward times of another machine (YAML) to rank for; nothing is timed"),
     ] = None,
+    allow_lossy: Annotated[
+        list[str] | None,
+        typer.Option(help="lossy method that may be the best all the same; may be repeated"),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="name of the sweep's folder")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="do not resume")] = False,
 ) -> None:
-    """Find the fastest lossless configuration of a pair on your prompts.
+    """Find the fastest lossless configuration of a pair on your prompts (or, with methods that you
+    allow by name, the fastest of all).
 
     Where `specdec record` has recorded the same pair, prompts and settings, configurations are
     replayed from that, thousands in a minute. Interrupted, the same command goes on where it
@@ -62,6 +67,7 @@ def main(
         traces=traces,
         replay=False if no_replay else None,
         hardware=None if hardware is None else str(hardware),
+        allow_lossy=allow_lossy or None,
     )
     plan = load_plan(config, **overrides)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime
 from pathlib import Path
 
@@ -68,8 +68,13 @@ class Trial(Document):
     def eligible(self) -> bool:
         """Whether it could be champion: counted in full, lossless, and nothing that only a replay
         can follow."""
+        return self.may_win(())
+
+    def may_win(self, allowed: Collection[str]) -> bool:
+        """Whether it could be champion where the lossy methods `allowed` are, by name."""
         configuration = self.configuration
-        return self.finished and configuration.lossless and configuration.family != ORACLE
+        known = configuration.lossy_methods <= set(allowed)
+        return self.finished and known and configuration.family != ORACLE
 
 
 def by_estimate(trials: Iterable[Trial]) -> list[Trial]:

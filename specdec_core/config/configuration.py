@@ -71,6 +71,12 @@ class Configuration(Value):
         """Whether the output provably has the target's distribution."""
         return self.drafter is None or self.drafter.lossless
 
+    @property
+    def lossy_methods(self) -> frozenset[str]:
+        """The kinds of drafter in it, by themselves, that do not keep the target's distribution."""
+        parts = self.drafter.walk() if self.drafter else ()
+        return frozenset(part.kind for part in parts if not part.parts and not part.lossless)
+
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
