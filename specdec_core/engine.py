@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -17,14 +18,14 @@ from torch import Tensor
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
 from specdec_core.coupling import choose
 from specdec_core.detokenize import StreamDecoder
-from specdec_core.drafters import Drafter, Sequencing, build_drafter
+from specdec_core.drafters import Drafter, Outcome, Resources, Sequencing, build_drafter
 from specdec_core.errors import UserError
 from specdec_core.pair import Pair
 from specdec_core.runner import ModelRunner
-from specdec_core.sampling import RandomStream, warp_rows
+from specdec_core.sampling import RandomStream, draw, warp_rows
 from specdec_core.stats import Generation, Origin, Round
-from specdec_core.token_tree import TokenTree
-from specdec_core.verify import Verdict, verify_greedy, verify_sampled
+from specdec_core.token_tree import ROOT, TokenTree
+from specdec_core.verify import Verdict, longest, verify_greedy, verify_sampled
 
 
 @dataclass(frozen=True)
@@ -97,14 +98,16 @@ class Engine:
             raise RuntimeError("the configuration cannot change while requests are being decoded")
         self.configuration = configuration
         self.drafter: Drafter | None = None
+        for runner in self._draft_runners.values():
+            runner.watch_hidden(False)
         if configuration.drafter is not None:
-            self.drafter = build_drafter(
-                configuration.drafter,
+            resources = Resources(
                 self._draft_runner,
                 self.pair.load_head,
                 self.target.vocab_size,
                 self.pair.eos_token_ids,
             )
+            self.drafter = build_drafter(configuration.drafter, resources)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The tokens of a prompt, with the special tokens its tokenizer puts first."""
@@ -154,14 +157,12 @@ class Engine:
         choices = logits.argmax(dim=-1).tolist()  # waits for the device
         verified = perf_counter()
         probs = warp_rows(logits, [slot.sequence.sampling for slot in active])
-        verdicts = [
-            self._verify(slot.sequence, tree, own, p)
-            for slot, tree, own, p in zip(active, trees, choices, probs, strict=True)
-        ]
-        chunks = [
-            self._commit(slot, tree, verdict)
-            for slot, tree, verdict in zip(active, trees, verdicts, strict=True)
-        ]
+        chunks = []
+        for n, (slot, tree) in enumerate(zip(active, trees, strict=True)):
+            verdict = self._verify(slot.sequence, tree, choices[n], probs[n])
+            starts = self._starts(slot.sequence, verdict, logits[n], probs[n])
+            outcome = Outcome(tree, verdict.path, choices[n], verified - start)
+            chunks.append(self._commit(slot, tree, verdict, starts, outcome))
         end = perf_counter()
         for slot, chunk in zip(active, chunks, strict=True):
             last = slot.rounds[-1]
@@ -222,7 +223,8 @@ class Engine:
             for slot, request in entering.items()
         ]
         for slot in entering:
-            self.target.truncate(slot, 0)
+            for runner in (self.target, *self._draft_runners.values()):
+                runner.truncate(slot, 0)
         self.target.prefill(list(entering), [r.tokens[:-1] for r in entering.values()])
         if self.drafter is not None:
             self.drafter.open(sequences)
@@ -240,62 +242,113 @@ class Engine:
         return self.drafter.propose([slot.sequence for slot in active])
 
     def _target_logits(self, active: list[_Active], trees: list[TokenTree]) -> Tensor:
-        """Logits (slots, nodes + 1, vocabulary) behind the committed text and each node."""
-        rows = [slot.sequence.slot for slot in active]
-        tokens = [
-            [slot.sequence.tokens[-1], *tree.tokens]
-            for slot, tree in zip(active, trees, strict=True)
-        ]
-        if all(tree.is_chain for tree in trees):
-            return self.target.forward(rows, tokens)
-        parents = [[-1, *(parent + 1 for parent in tree.parents)] for tree in trees]
-        return self.target.forward(rows, tokens, parents)
+        """Logits (slots, nodes + 1, vocabulary) behind the committed text and each node. Where the
+        target began the tree its first entry means nothing: that place was decided before."""
+        rows, tokens, parents = [], [], []
+        for slot, tree in zip(active, trees, strict=True):
+            rows.append(slot.sequence.slot)
+            if slot.sequence.starts:
+                tokens.append(tree.tokens)
+                parents.append(tree.parents)
+            else:
+                tokens.append([slot.sequence.tokens[-1], *tree.tokens])
+                parents.append([ROOT, *(parent + 1 for parent in tree.parents)])
+        chains = all(p == list(range(-1, len(p) - 1)) for p in parents)
+        logits = self.target.forward(rows, tokens, None if chains else parents)
+        if any(slot.sequence.starts for slot in active):
+            logits = torch.cat([logits, logits[:, :1]], dim=1)
+            for n, slot in enumerate(active):
+                if slot.sequence.starts:
+                    logits[n] = logits[n].roll(1, dims=0)
+        return logits
 
     def _verify(
-        self, sequence: Sequencing, tree: TokenTree, argmax: list[int], probs: Tensor | None
+        self, sequence: Sequencing, tree: TokenTree, choices: list[int], probs: Tensor | None
     ) -> Verdict:
-        """Accept or reject by the rule that the request's sampling asks for."""
+        """Accept or reject by the rule that the request's sampling asks for. When sampling is
+        coupled, `choices` become the coupled ones."""
         if probs is None:
-            return verify_greedy(tree, argmax)
-        if sequence.sampling.coupling == "rejection":
-            return verify_sampled(tree, probs, sequence.random)
-        start = len(sequence.tokens)
-        positions = [start, *(start + depth + 1 for depth in tree.depths())]
-        probs = probs[: len(positions)]
-        own = choose(probs, sequence.random.noise, positions, self.target.vocab_size)
-        return verify_greedy(tree, own)
+            verify = partial(verify_greedy, tree, choices)
+        elif sequence.sampling.coupling == "rejection":
+            verify = partial(verify_sampled, tree, probs, sequence.random)
+        else:
+            start = len(sequence.tokens)
+            positions = [start, *(start + depth + 1 for depth in tree.depths())]
+            noise, size = sequence.random.noise, self.target.vocab_size
+            choices[:] = choose(probs[: len(positions)], noise, positions, size)
+            verify = partial(verify_greedy, tree, choices)
+        if not sequence.starts:
+            return verify()
+        begun = range(len(sequence.starts))
+        return longest(begun, [verify(start=node) for node in begun])
 
-    def _commit(self, slot: _Active, tree: TokenTree, verdict: Verdict) -> Chunk:
+    def _starts(
+        self, sequence: Sequencing, verdict: Verdict, logits: Tensor, probs: Tensor | None
+    ) -> list[int]:
+        """The tokens that the target draws behind the accepted path, without replacement, to begin
+        the next tree with; none unless the drafter asks for them."""
+        wanted = self.drafter.target_width if self.drafter is not None else 0
+        if wanted <= 1:
+            return [verdict.token] * wanted
+        end = verdict.path[-1] + 1 if verdict.path else 0
+        if verdict.left is not None:
+            starts, left = [verdict.token], verdict.left.clone()
+            left[verdict.token] = 0
+            while len(starts) < wanted and left.sum() > 0:
+                [token] = draw(left[None], [sequence.random.uniform()])
+                left[token] = 0
+                starts.append(token)
+            return starts
+        scores = logits[end]
+        if probs is not None:
+            place = len(sequence.tokens) + len(verdict.path)
+            noise = sequence.random.noise.at(place, self.target.vocab_size)
+            scores = probs[end] / noise.to(probs.device)
+        best = scores.topk(min(wanted, len(scores)))
+        others = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        possible = [t for t, score in others if t != verdict.token and score != 0]
+        return [verdict.token, *possible][:wanted]
+
+    def _commit(
+        self, slot: _Active, tree: TokenTree, verdict: Verdict, starts: list[int], outcome: Outcome
+    ) -> Chunk:
         """Keep what was accepted, cut at the end of the request, and account for the round."""
-        sequence = slot.sequence
-        committed = len(sequence.tokens)
-        self.target.keep(sequence.slot, committed, verdict.path)
+        sequence, path = slot.sequence, verdict.path
+        self.target.keep(sequence.slot, len(sequence.tokens), path)
+        begun, sequence.starts = len(sequence.starts), starts
+        tokens = [tree.tokens[node] for node in path]
+        origins = [tree.origins[node] for node in path]
+        if not starts:
+            tokens.append(verdict.token)
+            origins.append(Origin.CORRECTION if verdict.corrected else Origin.BONUS)
         position = len(slot.origins)
-        tokens = [*(tree.tokens[node] for node in verdict.path), verdict.token]
-        own = Origin.CORRECTION if verdict.corrected else Origin.BONUS
-        origins = [*(tree.origins[node] for node in verdict.path), own]
         tokens, text, reason = self._cut(slot, tokens)
         origins = origins[: len(tokens)]
         sequence.tokens += tokens
         slot.origins += origins
-        accepted = min(len(verdict.path), len(tokens))
+        outcome.path = path[: len(tokens)]
         slot.rounds.append(
             Round(
                 position=position,
-                drafted=len(tree),
-                accepted=accepted,
+                drafted=len(tree) - begun,
+                accepted=len(outcome.path) - bool(begun),
                 generated=len(tokens),
                 draft_forwards=tree.draft_forwards,
                 draft_seconds=0.0,
                 target_seconds=0.0,
                 other_seconds=0.0,
+                depth=tree.depth - bool(begun),
+                draft_tokens=tree.draft_tokens,
+                arm=tree.arm,
             )
         )
         if reason is not None:
             del self._active[sequence.slot]
+            if self.drafter is not None:
+                self.drafter.close(sequence)
             return Chunk(slot.request.id, text, tokens, origins, self._finish(slot, reason))
         if self.drafter is not None:
-            self.drafter.observe(sequence, tree, accepted)
+            self.drafter.observe(sequence, outcome)
         return Chunk(slot.request.id, text, tokens, origins)
 
     def _cut(self, slot: _Active, tokens: list[int]) -> tuple[list[int], str, str | None]:

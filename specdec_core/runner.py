@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -108,8 +109,9 @@ class ModelRunner:
         """Append `tokens[i]` to row `rows[i]` and return logits of shape (rows, width, vocabulary).
 
         Ragged rows are padded to the widest; entries past a row's own tokens mean nothing. With
-        `parents`, row i's tokens form a tree: token j follows token `parents[i][j]`, or the cached
-        prefix when that is -1, and sees only its ancestors.
+        `parents`, row i's tokens form a tree: token j follows token `parents[i][j]`, or the text
+        before the tree when that is -1, and sees only its ancestors. `parents[i]` may begin with
+        tokens of the tree that earlier forwards have appended: a tree grows level by level.
         """
         logits = self._run(rows, tokens, parents).logits
         for row, own in zip(rows, tokens, strict=True):
@@ -155,60 +157,78 @@ class ModelRunner:
         starts = torch.tensor(window.offsets)[:, None]
         if parents is None:
             depths = torch.arange(width)[None]
-            within = None
+            tree = None
         else:
-            depths, within = _tree_layout(parents, width)
+            grown = [len(p) - len(own) for p, own in zip(parents, tokens, strict=True)]
+            starts = starts - torch.tensor(grown)[:, None]
+            tree = _tree_layout(parents, grown, width)
+            depths = tree.fed_depths
         positions = (starts + depths).to(self.device)
         return self.model(
             input_ids=ids.to(self.device),
             position_ids=positions.clamp(max=self._last_position),
-            attention_mask=self._masks(starts.to(self.device), positions, within),
+            attention_mask=self._masks(starts.to(self.device), positions, tree),
             past_key_values=self.cache,
             use_cache=True,
             **options,
         )
 
     def _masks(
-        self, starts: Tensor, positions: Tensor, within: Tensor | None
+        self, starts: Tensor, positions: Tensor, tree: _Layout | None
     ) -> Tensor | dict[str, Tensor]:
-        masks = {
-            kind: self._mask(starts, positions, within, w) for kind, w in self._windows.items()
-        }
+        masks = {kind: self._mask(starts, positions, tree, w) for kind, w in self._windows.items()}
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _mask(
-        self, starts: Tensor, positions: Tensor, within: Tensor | None, window: int | None
+        self, starts: Tensor, positions: Tensor, tree: _Layout | None, window: int | None
     ) -> Tensor:
-        """Additive mask (rows, 1, width, end): a query sees the cached prefix and, of the tokens
-        fed with it, its predecessors (its ancestors in a tree), within the sliding window."""
+        """Additive mask (rows, 1, width, end): a query sees the cached text and, behind it, its
+        predecessors (its ancestors in a tree), within the sliding window."""
         end = self.cache.window.end
-        if window is None and positions.numel() == 1:
+        if window is None and positions.numel() == 1 and tree is None:
             return self._all_visible[..., :end]
-        columns = self._columns[:end]
-        if within is None:
+        if tree is None:
+            columns = self._columns[:end]
             key_positions = columns.expand(len(positions), end)
             visible = columns <= positions[..., None]
         else:
-            # Fed token j of a row sits in column starts + j and at position starts + depth(j).
-            width = positions.shape[1]
-            fed = (starts + self._columns[:width]).clamp(max=end - 1)
-            key_positions = columns.expand(len(positions), end).scatter(1, fed, positions)
-            visible = (columns < starts[..., None]).expand(-1, width, -1)
-            index = fed[:, None].expand(-1, width, -1)
-            visible = visible.scatter(2, index, within.to(visible.device))
+            # Token j of a row's tree sits in column starts + j and at position starts + depth(j).
+            size = tree.within.shape[2]
+            columns = torch.arange(int(starts.max()) + size, device=self.device)
+            placed = starts + columns[:size]
+            key_positions = columns.repeat(len(positions), 1)
+            key_positions = key_positions.scatter(1, placed, starts + tree.depths.to(self.device))
+            visible = (columns < starts[..., None]).repeat(1, positions.shape[1], 1)
+            index = placed[:, None].expand(-1, positions.shape[1], -1)
+            visible = visible.scatter(2, index, tree.within.to(self.device))
+            key_positions, visible = key_positions[:, :end], visible[..., :end]
         if window is not None:
             visible = visible & (positions[..., None] - key_positions[:, None] < window)
         mask = torch.zeros(visible.shape, dtype=self.dtype, device=self.device)
         return mask.masked_fill_(~visible, self._blocked)[:, None]
 
 
-def _tree_layout(parents: Sequence[Sequence[int]], width: int) -> tuple[Tensor, Tensor]:
-    """Depths (rows, width) and ancestor-or-self matrices (rows, width, width) of padded trees."""
-    depths = torch.zeros((len(parents), width), dtype=torch.long)
-    within = torch.eye(width, dtype=torch.bool).repeat(len(parents), 1, 1)
+class _Layout(NamedTuple):
+    """How padded trees lie in the cache."""
+
+    depths: Tensor  # (rows, size) of all tokens of the trees
+    fed_depths: Tensor  # (rows, width) of those fed now
+    within: Tensor  # (rows, width, size): which of the tree a fed token sees, itself included
+
+
+def _tree_layout(parents: Sequence[Sequence[int]], grown: Sequence[int], width: int) -> _Layout:
+    """Of row i's tree the first `grown[i]` tokens are in the cache already."""
+    size = max(grown) + width
+    depths = torch.zeros((len(parents), size), dtype=torch.long)
+    within = torch.eye(size, dtype=torch.bool).repeat(len(parents), 1, 1)
     for row, own in enumerate(parents):
         for node, parent in enumerate(own):
             if parent >= 0:
                 depths[row, node] = depths[row, parent] + 1
                 within[row, node] |= within[row, parent]
-    return depths, within
+    fed = torch.tensor(grown)[:, None] + torch.arange(width)
+    return _Layout(
+        depths,
+        depths.gather(1, fed),
+        within.gather(1, fed[..., None].expand(-1, -1, size)),
+    )

@@ -18,7 +18,10 @@ class Origin(StrEnum):
     """Where an output token came from."""
 
     DRAFT = "draft"
-    LOOKUP = "lookup"
+    LOOKUP = "lookup"  # found earlier in the text, or in earlier outputs
+    CACHE = "cache"  # a phrase kept from earlier rounds
+    RETRIEVAL = "retrieval"  # found in a datastore
+    TARGET = "target"  # drawn by the target to begin a tree
     CORRECTION = "correction"  # the target's replacement for a rejected token
     BONUS = "bonus"  # the target's own token after everything was accepted
 
@@ -36,6 +39,12 @@ class Round:
     draft_seconds: float
     target_seconds: float
     other_seconds: float
+    depth: int = 0  # candidates behind each other at most
+    draft_tokens: int = 0  # places at which the draft model gave a distribution
+    arm: int | None = None  # which of a bandit's arms proposed
+
+
+_OF_THE_TARGET = (Origin.CORRECTION, Origin.BONUS, Origin.TARGET)
 
 
 @dataclass(slots=True)
@@ -69,7 +78,8 @@ class Counts:
     n_discarded: int
     n_drafted: int
     n_accepted: int
-    n_target_tokens: int  # corrections and bonus tokens in the output
+    n_target_tokens: int  # tokens of the target's own in the output
+    n_draft_tokens: int = 0  # places at which the draft model gave a distribution
 
     @classmethod
     def of(cls, generations: Iterable[Generation]) -> Counts:
@@ -85,9 +95,8 @@ class Counts:
             n_discarded=drafted - accepted,
             n_drafted=drafted,
             n_accepted=accepted,
-            n_target_tokens=sum(
-                o in (Origin.CORRECTION, Origin.BONUS) for g in generations for o in g.origins
-            ),
+            n_target_tokens=sum(o in _OF_THE_TARGET for g in generations for o in g.origins),
+            n_draft_tokens=sum(r.draft_tokens for r in rounds),
         )
 
     def metrics(self) -> dict[str, float]:
@@ -114,6 +123,20 @@ def rounds_frame(generations: Sequence[Generation], **columns: str) -> pd.DataFr
         for i, r in enumerate(g.rounds)
     ]
     return pd.DataFrame(rows)
+
+
+def path_rate(generations: Iterable[Generation], depth: int) -> float:
+    """α of improved MCSD: drafted tokens of the longest accepted path over the maximum `depth` of
+    the method's drafts, over all rounds. A token that the target drew to begin a tree counts on
+    neither side, and at the end of a request only what still had room counts as possible."""
+    accepted = possible = 0
+    for generation in generations:
+        accepted += sum(origin not in _OF_THE_TARGET for origin in generation.origins)
+        length = len(generation.tokens)
+        for r in generation.rounds:
+            ended = generation.finish_reason == "length"
+            possible += min(depth, length - r.position - 1) if ended else depth
+    return accepted / possible if possible else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ class TokenTree:
     draft_probs: list[Tensor | None] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
     draft_forwards: int = 0  # forward passes of the draft model that it took
+    draft_tokens: int = 0  # places at which these gave a distribution: one a forward in a chain
+    arm: int | None = None  # which of a bandit's arms proposed it
 
     @classmethod
     def chain(cls, tokens: Sequence[int], origin: Origin) -> TokenTree:
@@ -45,9 +47,27 @@ class TokenTree:
         self.origins.append(origin)
         return len(self.tokens) - 1
 
+    def graft(self, parent: int, tokens: Sequence[int], origin: Origin) -> int:
+        """Make the deterministic phrase `tokens` follow `parent`, sharing the nodes that say the
+        same already; returns the phrase's last node."""
+        for token in tokens:
+            same = (
+                node
+                for node in range(parent + 1, len(self))
+                if self.parents[node] == parent and self.tokens[node] == token
+            )
+            node = next(same, None)
+            parent = self.add(token, parent, origin) if node is None else node
+        return parent
+
     @property
     def is_chain(self) -> bool:
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+    @property
+    def depth(self) -> int:
+        """Candidates behind each other at most."""
+        return max(self.depths(), default=-1) + 1
 
     def depths(self) -> list[int]:
         """How many nodes are above each node."""

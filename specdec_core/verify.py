@@ -25,13 +25,15 @@ class Verdict:
     path: list[int]
     token: int
     corrected: bool  # the token replaces a rejected candidate; otherwise it is a bonus
+    left: Tensor | None = None  # the distribution that the token was drawn from, when sampling
 
 
-def verify_greedy(tree: TokenTree, argmax: Sequence[int]) -> Verdict:
-    """`argmax[0]` is the target's choice after the committed text, `argmax[i + 1]` after node i."""
+def verify_greedy(tree: TokenTree, argmax: Sequence[int], start: int = ROOT) -> Verdict:
+    """`argmax[0]` is the target's choice after the committed text, `argmax[i + 1]` after node i.
+    Verification begins below node `start`."""
     children = tree.children()
     path: list[int] = []
-    node = ROOT
+    node = start
     while True:
         wanted = argmax[node + 1]
         tried = children.get(node, [])
@@ -42,11 +44,14 @@ def verify_greedy(tree: TokenTree, argmax: Sequence[int]) -> Verdict:
         node = match
 
 
-def verify_sampled(tree: TokenTree, target_probs: Tensor, random: RandomStream) -> Verdict:
-    """`target_probs` (nodes + 1, vocabulary): after the committed text, then after each node."""
+def verify_sampled(
+    tree: TokenTree, target_probs: Tensor, random: RandomStream, start: int = ROOT
+) -> Verdict:
+    """`target_probs` (nodes + 1, vocabulary): after the committed text, then after each node.
+    Verification begins below node `start`."""
     children = tree.children()
     path: list[int] = []
-    node = ROOT
+    node = start
     while True:
         left = target_probs[node + 1]
         tried = children.get(node, [])
@@ -60,7 +65,16 @@ def verify_sampled(tree: TokenTree, target_probs: Tensor, random: RandomStream) 
             left = residual(left, token, q)
         else:
             [own] = draw(left[None], [random.uniform()])
-            return Verdict(path, own, corrected=bool(tried))
+            return Verdict(path, own, corrected=bool(tried), left=left)
+
+
+def longest(starts: Sequence[int], verdicts: Sequence[Verdict]) -> Verdict:
+    """Of the verdicts below each of the target's own tokens, nodes `starts`, the one with the
+    longest path, that token included; the first of equals (improved MCSD, §3.1). Choosing among
+    several by what follows them does not keep the target's distribution."""
+    best = max(range(len(starts)), key=lambda i: len(verdicts[i].path))
+    found = verdicts[best]
+    return Verdict([starts[best], *found.path], found.token, found.corrected, found.left)
 
 
 def residual(p: Tensor, token: int, q: Tensor | None) -> Tensor:

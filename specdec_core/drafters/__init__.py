@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
-from specdec_core.config import Drafter as DrafterSettings
-from specdec_core.config import DraftModelDrafter, PromptLookupDrafter
-from specdec_core.drafters.base import Drafter, Sequencing
+from specdec_core.config import (
+    DrafterSettings,
+    DraftModelDrafter,
+    PromptLookupDrafter,
+)
+from specdec_core.drafters.base import Drafter, Found, Lookup, Outcome, Resources, Sequencing
 from specdec_core.drafters.draft_model import DraftModel
 from specdec_core.drafters.prompt_lookup import PromptLookup
-from specdec_core.heads import LoadedHead
-from specdec_core.policies import build_policy
-from specdec_core.runner import ModelRunner
 
-__all__ = ["DraftModel", "Drafter", "PromptLookup", "Sequencing", "build_drafter"]
+__all__ = [
+    "DraftModel",
+    "Drafter",
+    "Found",
+    "Lookup",
+    "Outcome",
+    "PromptLookup",
+    "Resources",
+    "Sequencing",
+    "build_drafter",
+]
 
 
-def build_drafter(
-    settings: DrafterSettings,
-    draft_runner: Callable[[str | None], ModelRunner],
-    load_head: Callable[[str | None, str], LoadedHead],
-    vocab_size: int,
-    eos_token_ids: frozenset[int],
-) -> Drafter:
-    """The drafter that `settings` describe; `draft_runner` gives the runner of a draft by name,
-    `load_head` a head by the names of its draft and its own."""
+def build_drafter(settings: DrafterSettings, resources: Resources) -> Drafter:
+    """The drafter that `settings` describe."""
     match settings:
         case DraftModelDrafter():
-            policy = build_policy(settings.policy, partial(load_head, settings.draft))
-            return DraftModel(draft_runner(settings.draft), policy, vocab_size, eos_token_ids)
+            return DraftModel(settings, resources)
         case PromptLookupDrafter():
-            return PromptLookup(settings)
+            return PromptLookup(settings, resources)
     raise TypeError(f"no drafter for {type(settings).__name__}")

@@ -1,12 +1,13 @@
-"""Who proposes: the interface of a drafter, and what it sees of a slot."""
+"""Who proposes: the interface of a drafter, what it sees of a slot, and what it is built from."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from specdec_core.config import Sampling
+from specdec_core.heads import LoadedHead
+from specdec_core.runner import ModelRunner
 from specdec_core.sampling import RandomStream
 from specdec_core.token_tree import TokenTree
 
@@ -19,18 +20,69 @@ class Sequencing:
     tokens: list[int]  # prompt and output so far; never empty
     sampling: Sampling
     random: RandomStream
-    room: int = 0  # candidate tokens that the round may have at most
+    room: int = 0  # candidate tokens that may follow each other in the round
+    starts: list[int] = field(default_factory=list)  # the target's tokens for the next place
 
 
-class Drafter(Protocol):
+@dataclass(slots=True)
+class Outcome:
+    """What became of a slot's tree."""
+
+    tree: TokenTree
+    path: list[int]  # accepted nodes that are in the output, from the root on
+    choices: list[int]  # the target's own token behind the text, [0], and behind node i, [i + 1]
+    seconds: float  # of drafting and of the target's forward
+
+    @property
+    def accepted(self) -> int:
+        return len(self.path)
+
+
+class Drafter:
     """Proposes a token tree for each slot and learns what became of it."""
+
+    target_width = 0  # tokens that the target shall draw to begin each tree with
 
     def open(self, sequences: Sequence[Sequencing]) -> None:
         """Requests enter their slots."""
 
     def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
         """At most `sequence.room` candidate tokens deep for each slot; maybe none."""
+        raise NotImplementedError
 
-    def observe(self, sequence: Sequencing, tree: TokenTree, accepted: int) -> None:
-        """The round is committed: `sequence.tokens` now ends in `accepted` tokens of `tree` and one
-        of the target's own (or was cut short because the request is finished)."""
+    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+        """The round is committed, and it was not the request's last: `sequence.tokens` now ends in
+        the path's tokens and, unless the target begins the trees, one of the target's own."""
+
+    def close(self, sequence: Sequencing) -> None:
+        """The request has ended: `sequence.tokens` is its whole text."""
+
+
+@dataclass(slots=True)
+class Found:
+    """Candidates from a lookup, best first, and how many of the text's last tokens led there."""
+
+    tree: TokenTree
+    match: int = 0
+
+
+class Lookup(Drafter):
+    """Proposes from texts, without a model; also behind text that is not committed yet."""
+
+    def find(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> Found:
+        """What may follow `sequence.tokens` and then `drafted`, at most `room` tokens deep. All
+        nodes are deterministic proposals."""
+        raise NotImplementedError
+
+    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
+        return [self.find(s, (), s.room).tree if s.room > 0 else TokenTree() for s in sequences]
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What drafters are built from."""
+
+    draft_runner: Callable[[str | None], ModelRunner]  # by the draft's name; None: the first
+    load_head: Callable[[str | None, str], LoadedHead]  # by the draft's name and the head's
+    vocab_size: int
+    eos_token_ids: frozenset[int]

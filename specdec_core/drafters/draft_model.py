@@ -3,48 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from specdec_core.config import DraftModelDrafter
 from specdec_core.coupling import choose
-from specdec_core.drafters.base import Sequencing
-from specdec_core.policies import LengthPolicy, Signals
-from specdec_core.runner import ModelRunner
+from specdec_core.drafters.base import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafters.context import DraftContext
+from specdec_core.policies import Signals, build_policy
 from specdec_core.sampling import draw, warp_rows
 from specdec_core.stats import Origin
 from specdec_core.token_tree import TokenTree
 
-# Further behind than this, the draft model catches up without computing logits.
-_CATCH_UP = 16
 
+class DraftModel(Drafter):
+    """Drafts chains from a draft of the pair."""
 
-class DraftModel:
-    """Drafts chains from `runner`, whose cached tokens are always a prefix of the slot's text."""
-
-    def __init__(
-        self,
-        runner: ModelRunner,
-        policy: LengthPolicy,
-        vocab_size: int,
-        eos_token_ids: frozenset[int],
-    ) -> None:
-        self.runner, self.policy = runner, policy
-        self.vocab_size, self.eos_token_ids = vocab_size, eos_token_ids
-        runner.watch_hidden(policy.needs_hidden)
+    def __init__(self, settings: DraftModelDrafter, resources: Resources) -> None:
+        self.runner = resources.draft_runner(settings.draft)
+        self.context = DraftContext(self.runner)
+        self.policy = build_policy(settings.policy, partial(resources.load_head, settings.draft))
+        self.vocab_size, self.eos_token_ids = resources.vocab_size, resources.eos_token_ids
+        if self.policy.needs_hidden:
+            self.runner.watch_hidden(True)
 
     def open(self, sequences: Sequence[Sequencing]) -> None:
         for sequence in sequences:
             self.policy.reset(sequence.slot)
-            self.runner.truncate(sequence.slot, 0)
-        self.runner.prefill([s.slot for s in sequences], [s.tokens[:-1] for s in sequences])
+        self.context.open(sequences)
 
     @torch.inference_mode()
     def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
         trees = [TokenTree() for _ in sequences]
         limits = [min(s.room, self.policy.limit(s.slot)) for s in sequences]
         active = [i for i, limit in enumerate(limits) if limit > 0]
-        feed = {i: self._pending(sequences[i]) for i in active}
+        feed = {i: self.context.pending(sequences[i]) for i in active}
         while active:
             rows = [sequences[i].slot for i in active]
             logits, hidden = self._forward(rows, [feed[i] for i in active])
@@ -53,6 +48,7 @@ class DraftModel:
             for i, token, q in zip(active, tokens, probs, strict=True):
                 trees[i].add(token, len(trees[i]) - 1, Origin.DRAFT, q)
                 trees[i].draft_forwards += 1
+                trees[i].draft_tokens += 1
                 feed[i] = [token]
             open_ended = [
                 n
@@ -67,22 +63,10 @@ class DraftModel:
             active = [active[n] for n, go in answers if go and n in open_ended]
         return trees
 
-    def observe(self, sequence: Sequencing, tree: TokenTree, accepted: int) -> None:
-        # Cached are the text before the round and the drafted tokens but the last one; what was
-        # rejected is forgotten. The committed text ends in one token that is not from the tree.
-        runner, slot = self.runner, sequence.slot
-        before = len(sequence.tokens) - accepted - 1
-        runner.truncate(slot, min(runner.lengths[slot], before + accepted))
-        if len(tree):
-            self.policy.observe(slot, len(tree), accepted)
-
-    def _pending(self, sequence: Sequencing) -> list[int]:
-        """Committed tokens that the draft model has not seen."""
-        slot, length = sequence.slot, self.runner.lengths[sequence.slot]
-        if len(sequence.tokens) - length > _CATCH_UP:
-            self.runner.prefill([slot], [sequence.tokens[length:-1]])
-            length = self.runner.lengths[slot]
-        return sequence.tokens[length:]
+    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+        self.context.keep(sequence, outcome)
+        if drafted := len(outcome.tree):
+            self.policy.observe(sequence.slot, drafted, outcome.accepted)
 
     def _forward(self, rows: list[int], feed: list[list[int]]) -> tuple[Tensor, Tensor | None]:
         """Logits (rows, vocabulary) behind each row's last fed token, and what the output layer

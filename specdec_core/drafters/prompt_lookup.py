@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specdec_core.config import PromptLookupDrafter
-from specdec_core.drafters.base import Sequencing
+from specdec_core.drafters.base import Found, Lookup, Resources, Sequencing
 from specdec_core.stats import Origin
 from specdec_core.token_tree import TokenTree
 
@@ -25,21 +25,21 @@ class _Index:
                     self._follower[tuple(tokens[position - size : position])] = position
         self._indexed = len(tokens)
 
-    def lookup(self, tokens: list[int], count: int) -> list[int]:
-        """What followed the longest known n-gram that the text ends in."""
+    def lookup(self, end: Sequence[int]) -> tuple[int | None, int]:
+        """Where the longest known n-gram that `end` ends in was followed, and its size."""
         for size in self.sizes:
-            if size < len(tokens):
-                start = self._follower.get(tuple(tokens[-size:]))
+            if size <= len(end):
+                start = self._follower.get(tuple(end[-size:]))
                 if start is not None:
-                    return tokens[start : start + count]
-        return []
+                    return start, size
+        return None, 0
 
 
-class PromptLookup:
+class PromptLookup(Lookup):
     """Proposes the continuation of the longest suffix n-gram that occurred before, the latest
-    occurrence first. The proposal is deterministic, a one-hot draft distribution."""
+    occurrence first."""
 
-    def __init__(self, settings: PromptLookupDrafter) -> None:
+    def __init__(self, settings: PromptLookupDrafter, resources: Resources) -> None:
         self.settings = settings
         self._indices: dict[int, _Index] = {}
 
@@ -48,15 +48,12 @@ class PromptLookup:
             index = _Index(self.settings.min_ngram, self.settings.max_ngram)
             self._indices[sequence.slot] = index
 
-    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
-        trees = []
-        for sequence in sequences:
-            index = self._indices[sequence.slot]
-            index.extend(sequence.tokens)
-            count = min(sequence.room, self.settings.max_tokens)
-            found = index.lookup(sequence.tokens, count) if count else []
-            trees.append(TokenTree.chain(found, Origin.LOOKUP))
-        return trees
-
-    def observe(self, sequence: Sequencing, tree: TokenTree, accepted: int) -> None:
-        """The index reads the committed text itself."""
+    def find(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> Found:
+        index, tokens = self._indices[sequence.slot], sequence.tokens
+        index.extend(tokens)
+        end = [*tokens[-self.settings.max_ngram :], *drafted]
+        start, size = index.lookup(end)
+        if start is None:
+            return Found(TokenTree())
+        count = min(room, self.settings.max_tokens)
+        return Found(TokenTree.chain(tokens[start : start + count], Origin.LOOKUP), size)

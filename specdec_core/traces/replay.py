@@ -24,7 +24,7 @@ from specdec_core.config import (
     OraclePolicy,
     Policy,
 )
-from specdec_core.drafters import Sequencing, build_drafter
+from specdec_core.drafters import Outcome, Resources, Sequencing, build_drafter
 from specdec_core.errors import UserError
 from specdec_core.heads import LoadedHead, load_head
 from specdec_core.policies import LengthPolicy, Rule, build_policy
@@ -173,7 +173,8 @@ class Replay:
         drafter = None
         if configuration.drafter is not None:
             eos = frozenset(self.header.eos_token_ids)
-            drafter = build_drafter(configuration.drafter, _no_model, _no_model, 0, eos)
+            resources = Resources(_no_model, _no_model, 0, eos)
+            drafter = build_drafter(configuration.drafter, resources)
         rounds = _Rounds()
         prompts = self.recording.prompts
         for number, (prompt, output) in enumerate(
@@ -199,7 +200,7 @@ class Replay:
                 position += generated
                 sequence.tokens += rest[:generated]
                 if drafter is not None and position < len(output):
-                    drafter.observe(sequence, tree, accepted)
+                    drafter.observe(sequence, Outcome(tree, list(range(accepted)), [], 0.0))
         return rounds.done(prompts.ids)
 
 
