@@ -32,16 +32,32 @@ STYLES = {
     "specdecpp": Style("SpecDec++", "#5125fd", "hexagram"),
     "decision": Style("decision model", "#91a1ff", "triangle-down"),
     "prompt_lookup": Style("prompt lookup", "#b14fff", "cross"),
+    "tree": Style("token tree", "#7800c0", "star-triangle-up"),
+    "post_use": Style("Post-use", "#90d878", "hourglass"),
+    "ucb": Style("UCBSpec", "#fca8e4", "hexagon"),
     "autoregressive": Style("autoregressive", "#8a8f98", "x"),
 }
-# share the colour of the family that they vary
+# share the colour of the family that they vary: no more colours than these can be told apart
 VARIANTS = {
     "lasting_heuristic": STYLES["heuristic"]._replace(name="lasting heuristic", symbol="square-x"),
+    "fork": STYLES["tree"]._replace(name="fork", symbol="star-triangle-down"),
+    "target_tree": STYLES["tree"]._replace(name="target's tree", symbol="star-diamond"),
+    "dynamic_tree": STYLES["tree"]._replace(name="dynamic tree", symbol="star-square"),
+    "suffix": STYLES["prompt_lookup"]._replace(name="suffix", symbol="circle-cross"),
+    "retrieval": STYLES["prompt_lookup"]._replace(name="retrieval", symbol="square-cross"),
+    "token_cache": STYLES["prompt_lookup"]._replace(name="token cache", symbol="diamond-cross"),
+    "lookahead": STYLES["prompt_lookup"]._replace(name="lookahead", symbol="triangle-right"),
+    "cascade": STYLES["post_use"]._replace(name="cascade", symbol="triangle-left"),
+    "ouroboros": STYLES["post_use"]._replace(name="Ouroboros", symbol="octagon"),
+    "hybrid": STYLES["post_use"]._replace(name="hybrid", symbol="bowtie"),
+    "exp3": STYLES["ucb"]._replace(name="EXP3Spec", symbol="hexagon2"),
+    "ucb_time": STYLES["ucb"]._replace(name="UCBSpec by time", symbol="circle-x"),
+    "exp3_time": STYLES["ucb"]._replace(name="EXP3Spec by time", symbol="diamond-x"),
     "oracle": Style("oracle", MUTED, "star"),
 }
 # for families that have no style of their own yet
 OTHER_COLOURS = ["#29b6d8", "#e56fae", "#8a7a00", "#8c4a2f", "#5560c0"]
-OTHER_SYMBOLS = ["star-square", "star-diamond", "hexagon2", "bowtie", "hourglass"]
+OTHER_SYMBOLS = ["asterisk-open", "hash-open", "y-up-open", "y-down-open", "diamond-x-open"]
 GRID = "rgba(128,134,145,0.22)"
 TARGET_COLOUR = "#5d6a82"
 DRAFT_COLOURS = [STYLES["fixed"].colour, STYLES["heuristic"].colour, *OTHER_COLOURS]

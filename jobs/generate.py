@@ -22,12 +22,18 @@ DEFAULT = Configuration(drafter=DraftModelDrafter())
 STYLES = {
     Origin.DRAFT: "green",
     Origin.LOOKUP: "cyan",
+    Origin.CACHE: "blue",
+    Origin.RETRIEVAL: "magenta",
+    Origin.TARGET: "bright_yellow",
     Origin.CORRECTION: "red",
     Origin.BONUS: "yellow",
 }
 MEANING = {
     Origin.DRAFT: "proposed by the draft model, accepted",
     Origin.LOOKUP: "copied from earlier text, accepted",
+    Origin.CACHE: "a phrase kept from earlier rounds, accepted",
+    Origin.RETRIEVAL: "found in the datastore, accepted",
+    Origin.TARGET: "drawn by the target to begin a tree",
     Origin.CORRECTION: "the target's, in place of a rejected token",
     Origin.BONUS: "the target's own, where nothing was rejected",
 }
