@@ -15,7 +15,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 from specdec_core.config import (
     Configuration,
     DecisionPolicy,
-    DraftModelDrafter,
+    DrafterSettings,
     PairSpec,
     Sampling,
     SpecDecPlusPlusPolicy,
@@ -23,11 +23,17 @@ from specdec_core.config import (
     load_yaml,
     parse,
 )
+from specdec_core.config.drafters import read_arm
 from specdec_core.cost.hardware import Hardware, load_hardware
 from specdec_core.errors import UserError
 from specdec_core.search import Search
 
-DRAFT_MODEL = DraftModelDrafter.model_fields["kind"].default
+# Kinds of drafters that a draft model drafts for.
+DRAFTING = {
+    kind.model_fields["kind"].default
+    for kind in DrafterSettings.__subclasses__()
+    if "draft" in kind.model_fields
+}
 
 # Policies that ask a trained head, and the kinds of heads that each can ask.
 HEADS = {
@@ -161,8 +167,13 @@ class Plan(Value):
 
     def _completed(self, entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
         drafter = entry.get("drafter")
-        if not isinstance(drafter, dict) or drafter.get("kind") != DRAFT_MODEL:
-            yield entry
+        if not isinstance(drafter, dict) or drafter.get("kind") not in DRAFTING:
+            # The parts of a drafter that name no draft all take the same one.
+            filled = [_with_draft(drafter, draft) for draft in self.pair.drafts]
+            if _with_draft(drafter, None) == drafter:
+                yield entry
+            elif filled:
+                yield from ({**entry, "drafter": own} for own in filled)
             return
         if "draft" not in drafter and not self.pair.drafts:
             return
@@ -199,13 +210,30 @@ class Plan(Value):
                 f"{source}: search: sampling {configuration.sampling.model_dump()} is not the "
                 "sweep's own; a sweep compares configurations of one sampling, given at the top"
             )
-        drafter = configuration.drafter
-        if isinstance(drafter, DraftModelDrafter) and drafter.draft not in self.pair.drafts:
-            known = ", ".join(self.pair.drafts) or "none"
-            raise UserError(
-                f"{source}: search: drafter.draft: the pair has no draft {drafter.draft!r} "
-                f"(it has: {known})"
-            )
+        for part in configuration.drafter.walk() if configuration.drafter else ():
+            if getattr(part, "draft", None) not in (None, *self.pair.drafts):
+                known = ", ".join(self.pair.drafts) or "none"
+                raise UserError(
+                    f"{source}: search: drafter.draft: the pair has no draft {part.draft!r} "
+                    f"(it has: {known})"
+                )
+
+
+def _with_draft(value: Any, draft: str | None) -> Any:
+    """A drafter of a search in which every part that names no draft takes `draft`."""
+    if isinstance(value, list):
+        return [_with_draft(member, draft) for member in value]
+    if not isinstance(value, dict):
+        return value
+    if isinstance(arms := value.get("arms"), list):
+        # A whole configuration stays one, for the sampling that it names.
+        whole = [isinstance(arm, dict) and "drafter" in arm for arm in arms]
+        read = [a if w else read_arm(a) for a, w in zip(arms, whole, strict=True)]
+        value = {**value, "arms": read}
+    value = {key: _with_draft(inner, draft) for key, inner in value.items()}
+    if value.get("kind") in DRAFTING and "draft" not in value:
+        value["draft"] = draft
+    return value
 
 
 def _asks_by_pattern(entry: Any) -> bool:

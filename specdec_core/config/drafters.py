@@ -484,7 +484,7 @@ class BanditDrafter(DrafterSettings):
     @field_validator("arms", mode="before")
     @classmethod
     def _read_arms(cls, arms: Any) -> Any:
-        return [_arm(arm) for arm in arms] if isinstance(arms, list | tuple) else arms
+        return [read_arm(arm) for arm in arms] if isinstance(arms, list | tuple) else arms
 
     @field_validator("arms")
     @classmethod
@@ -522,7 +522,7 @@ class BanditDrafter(DrafterSettings):
 _POLICIES = {kind.model_fields["kind"].default for kind in get_args(get_args(Policy)[0])}
 
 
-def _arm(value: Any) -> Any:
+def read_arm(value: Any) -> Any:
     """An arm as the drafter it means."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = {"kind": "fixed", "max_tokens": value}

@@ -214,3 +214,40 @@ def test_a_mistake_is_one_line_with_file_and_key(
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
         load_plan(tmp_path / "none.yaml")
+
+
+def test_nested_drafters_take_every_draft_of_the_pair(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(
+        "search:\n"
+        "- drafter: {kind: bandit, arms: [1, {kind: svip}, {kind: suffix}]}\n"
+        "- drafter: {kind: hybrid, otherwise: {kind: tree, draft: small}}\n"
+        "- drafter: {kind: tree}\n"
+    )
+    found = [c.drafter for c in load_plan(path).configurations()]
+    assert [[part.draft for part in d.walk() if hasattr(part, "draft")] for d in found] == [
+        ["medium", "medium"],
+        ["small", "small"],
+        ["small"],
+        ["medium"],
+        ["small"],
+    ]
+
+
+def test_an_unknown_draft_of_an_arm_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(
+        "search: [{drafter: {kind: bandit, arms: [{kind: suffix}, {kind: tree, draft: big}]}}]\n"
+    )
+    with pytest.raises(UserError, match="the pair has no draft 'big'"):
+        load_plan(path)
+
+
+def test_arms_that_sample_differently_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(
+        "search:\n- drafter:\n    kind: bandit\n"
+        "    arms: [2, {drafter: {kind: suffix}, sampling: {temperature: 1.0}}]\n"
+    )
+    with pytest.raises(UserError, match="different sampling"):
+        load_plan(path)
