@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from specdec_core.config import (
+    BanditDrafter,
     DrafterSettings,
     DraftModelDrafter,
+    DynamicTreeDrafter,
     PromptLookupDrafter,
 )
+from specdec_core.drafters.bandit import BanditSpec
 from specdec_core.drafters.base import Drafter, Found, Lookup, Outcome, Resources, Sequencing
 from specdec_core.drafters.draft_model import DraftModel
+from specdec_core.drafters.dynamic_tree import DynamicTree
 from specdec_core.drafters.prompt_lookup import PromptLookup
 
 __all__ = [
+    "BanditSpec",
     "DraftModel",
     "Drafter",
+    "DynamicTree",
     "Found",
     "Lookup",
     "Outcome",
@@ -29,6 +35,10 @@ def build_drafter(settings: DrafterSettings, resources: Resources) -> Drafter:
     match settings:
         case DraftModelDrafter():
             return DraftModel(settings, resources)
+        case DynamicTreeDrafter():
+            return DynamicTree(settings, resources)
         case PromptLookupDrafter():
             return PromptLookup(settings, resources)
+        case BanditDrafter():
+            return BanditSpec(settings, resources, build_drafter)
     raise TypeError(f"no drafter for {type(settings).__name__}")

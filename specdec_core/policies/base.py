@@ -33,6 +33,19 @@ class Signals:
         self.logits, self.hidden = logits, hidden
         self._probs = probs
 
+    def only(self, places: Sequence[int]) -> Signals:
+        """What is known of the slots at `places`."""
+        chosen = list(places)
+        pick = lambda values: [values[place] for place in chosen]  # noqa: E731
+        return Signals(
+            pick(self.slots),
+            pick(self.tokens),
+            pick(self.positions),
+            self.logits[chosen],
+            None if self._probs is None else self._probs[chosen],
+            None if self.hidden is None else self.hidden[chosen],
+        )
+
     @cached_property
     def probs(self) -> Tensor:
         """The draft distribution q (n, vocabulary); at temperature 1 when decoding is greedy."""

@@ -1,0 +1,114 @@
+"""A bandit chooses who drafts, anew for every round of a slot (BanditSpec, Hou et al., 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from time import perf_counter
+
+from specdec_core.bandits import Bandit, build_bandit
+from specdec_core.config import BanditDrafter
+from specdec_core.config import Drafter as DrafterSettings
+from specdec_core.drafters.base import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafters.draft_model import DraftModel
+from specdec_core.errors import UserError
+from specdec_core.policies.per_slot import PerSlot
+from specdec_core.token_tree import TokenTree
+
+
+class BanditSpec(Drafter):
+    """Drafts by the arm that the bandit selects, and tells the bandit of the tokens that the round
+    added and of its time.
+
+    Slots with the same arm draft together; so do all arms that are chains of one draft model,
+    whatever their length policies, a K for each request among them (the paper's second setting).
+    An arm learns from its own rounds alone, a draft model that was not chosen reads up on what it
+    missed when it is. With memory "all" one bandit, `bandit`, serves all slots and all requests,
+    else each request has its own.
+
+    A round's seconds are those of the target's forward, which the slots of a batch share, and of
+    drafting by the slot's own arm; of arms that drafted together each counts its share by forwards.
+    """
+
+    def __init__(
+        self,
+        settings: BanditDrafter,
+        resources: Resources,
+        build: Callable[[DrafterSettings, Resources], Drafter],
+    ) -> None:
+        self.bandit = build_bandit(settings)
+        self.shared = settings.memory == "all"
+        self.arms = [build(arm, resources) for arm in settings.arms]
+        self.target_width = self.arms[0].target_width
+        for arm, own in zip(self.arms, settings.arms, strict=True):
+            if arm.target_width != self.target_width:
+                raise UserError(
+                    f"bandit: {own.label} begins its trees with {arm.target_width} of the target's"
+                    f" tokens, {settings.arms[0].label} with {self.target_width}; arms must agree"
+                )
+        self._drafters, self._policies = _joined(self.arms)
+        self._bandits: dict[int, Bandit] = {}  # by slot, of those with one of their own
+        self._seconds: dict[int, float] = {}  # by slot: beyond the drafting of its own arm
+
+    def open(self, sequences: Sequence[Sequencing]) -> None:
+        for drafter in dict.fromkeys(self._drafters):
+            drafter.open(sequences)
+        if not self.shared:
+            for sequence in sequences:
+                self._bandits[sequence.slot] = deepcopy(self.bandit)
+
+    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
+        chosen = [self.of(s.slot).select(s.slot) for s in sequences]
+        groups: dict[Drafter, list[int]] = {}
+        for place, arm in enumerate(chosen):
+            groups.setdefault(self._drafters[arm], []).append(place)
+            if (policy := self._policies[arm]) is not None:
+                policy.chosen[sequences[place].slot] = arm
+        trees: list[TokenTree] = [TokenTree()] * len(sequences)
+        own = [0.0] * len(sequences)
+        began = start = perf_counter()
+        for drafter, places in groups.items():
+            drafted = drafter.propose([sequences[place] for place in places])
+            now = perf_counter()
+            most = max(tree.draft_forwards for tree in drafted)
+            for place, tree in zip(places, drafted, strict=True):
+                tree.arm = chosen[place]
+                trees[place] = tree
+                share = tree.draft_forwards / most if most else 1.0
+                own[place] = share * (now - start)
+            start = now
+        for sequence, seconds in zip(sequences, own, strict=True):
+            self._seconds[sequence.slot] = start - began - seconds
+        return trees
+
+    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+        slot, arm = sequence.slot, outcome.tree.arm
+        added = outcome.accepted + (0 if self.target_width else 1)
+        seconds = outcome.seconds - self._seconds[slot]
+        self.of(slot).update(arm, added, seconds, slot)
+        self._drafters[arm].observe(sequence, outcome)
+
+    def close(self, sequence: Sequencing) -> None:
+        for drafter in dict.fromkeys(self._drafters):
+            drafter.close(sequence)
+
+    def of(self, slot: int) -> Bandit:
+        """The bandit that chooses for `slot`."""
+        return self.bandit if self.shared else self._bandits[slot]
+
+
+def _joined(arms: Sequence[Drafter]) -> tuple[list[Drafter], list[PerSlot | None]]:
+    """Who drafts for each arm, and the policies that it is one of: chains of one draft model have
+    one drafter, with a policy for each slot."""
+    drafters, policies = list(arms), [None] * len(arms)
+    chains: dict[int, list[int]] = {}
+    for number, arm in enumerate(arms):
+        if isinstance(arm, DraftModel):
+            chains.setdefault(id(arm.runner), []).append(number)
+    for numbers in chains.values():
+        if len(numbers) > 1:
+            joint = arms[numbers[0]]
+            joint.policy = PerSlot({number: arms[number].policy for number in numbers})
+            for number in numbers:
+                drafters[number], policies[number] = joint, joint.policy
+    return drafters, policies
