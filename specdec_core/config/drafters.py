@@ -17,6 +17,7 @@ MOST_NODES = 128  # of a token tree; the slots' caches leave room for so many ca
 
 Width = Annotated[int, Field(ge=1, le=MOST_NODES)]
 Branching = Annotated[tuple[Width, ...], Field(min_length=1)]
+Shape = Annotated[tuple[int | tuple[int, ...], ...], Field(min_length=1)]
 Draft = Annotated[str | None, Field(description="a draft of the pair; unset, the first")]
 Memory = Annotated[
     Literal["request", "all"],
@@ -70,7 +71,7 @@ class DrafterSettings(Value):
             )
 
 
-def _shape(branching: tuple[int, ...]) -> str:
+def _shape(branching: tuple[Any, ...]) -> str:
     return "×".join(map(str, branching))
 
 
@@ -95,21 +96,51 @@ class DraftModelDrafter(DrafterSettings):
 
 
 class TreeDrafter(DrafterSettings):
-    """A k-configuration: level i gives each node `branching[i]` children, drawn from the draft
-    model without or with replacement; its most likely tokens when greedy (MCSD)."""
+    """A static tree: level i gives each node `branching[i]` children, drawn from the draft model
+    without or with replacement; its most likely tokens when greedy. Of numbers alone it is a
+    k-configuration (MCSD); a list says how many children each node of the level before has, in
+    their order (Sequoia's trees)."""
 
     kind: Literal["tree"] = "tree"
     draft: Draft = None
-    branching: Branching = (4, 2, 2, 1)
+    branching: Shape = (4, 2, 2, 1)
     replacement: bool = False
+
+    @field_validator("branching")
+    @classmethod
+    def _fits(cls, branching: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Each list has an entry for every node before it; equal entries become one number."""
+        width, found = 1, []
+        for level, own in enumerate(branching):
+            counts = own if isinstance(own, tuple) else (own,)
+            if isinstance(own, tuple) and len(own) != width:
+                raise ValueError(f"level {level}: {len(own)} numbers for the {width} nodes before")
+            if min(counts, default=0) < 0 or not any(counts):
+                raise ValueError(f"level {level}: expected numbers of children, not all of them 0")
+            width = sum(own) if isinstance(own, tuple) else width * own
+            found.append(counts[0] if len(set(counts)) == 1 else counts)
+        return tuple(found)
 
     def model_post_init(self, _: Any) -> None:
         self._check_nodes()
 
     @property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """How many children each node of each level has, the text's last token being level 0."""
+        levels, width = [], 1
+        for own in self.branching:
+            levels.append(own if isinstance(own, tuple) else (own,) * width)
+            width = sum(levels[-1])
+        return tuple(levels)
+
+    @property
     def label(self) -> str:
         drawn = " replaced" if self.replacement else ""
-        return f"{self.draft or 'draft'} · tree {_shape(self.branching)}{drawn}"
+        if any(isinstance(own, tuple) for own in self.branching):
+            shape = f"{self.nodes} in {'|'.join(str(sum(own)) for own in self.children)}"
+        else:
+            shape = _shape(self.branching)
+        return f"{self.draft or 'draft'} · tree {shape}{drawn}"
 
     @property
     def depth(self) -> int:
@@ -117,7 +148,11 @@ class TreeDrafter(DrafterSettings):
 
     @property
     def nodes(self) -> int:
-        return sum(accumulate(self.branching, mul))
+        width, nodes = 1, 0
+        for own in self.branching:
+            width = sum(own) if isinstance(own, tuple) else width * own
+            nodes += width
+        return nodes
 
 
 class ForkDrafter(DrafterSettings):
