@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 
 from specdec_core.errors import UserError
 from specdec_core.kv_cache import SlotCache
+from specdec_core.topology import Slices, Topologies
 
 # Rows of a batch are padded to the widest; a row close to its end then writes beyond it.
 _PADDING = 160
@@ -66,16 +66,18 @@ class ModelRunner:
         limit = context_length(config)
         self._last_position = limit - 1 if limit else max_length + _PADDING
         kinds, arguments = get_layer_types_and_kwargs(config)
-        windows = {k: a.get("sliding_window") for k, a in zip(kinds, arguments, strict=True)}
-        # A model with layers of one kind takes the mask itself, a mixed one a mask for each kind.
-        self._windows: dict[str, int | None] = windows
         self.cache = SlotCache(len(kinds), slots, max_length + _PADDING)
         positions = self.cache.positions
-        self._columns = torch.arange(positions, device=self.device)
+        windows = {k: a.get("sliding_window") for k, a in zip(kinds, arguments, strict=True)}
+        # A model with layers of one kind takes the mask itself, a mixed one a mask for each kind.
+        self._windows: dict[str, int | None] = {
+            kind: window if window and window < positions else None
+            for kind, window in windows.items()
+        }
+        self._topologies = Topologies(positions, self.dtype, self.device)
         # On a CPU, torch attends with one bfloat16 query several times slower than with two.
         reduced = self.device.type == "cpu" and self.dtype in (torch.bfloat16, torch.float16)
         self._least_width = 2 if reduced else 1
-        self._blocked = torch.finfo(self.dtype).min
         self._all_visible = torch.zeros((1, 1, 1, positions), dtype=self.dtype, device=self.device)
         accepted = inspect.signature(model.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
@@ -98,6 +100,11 @@ class ModelRunner:
     @property
     def lengths(self) -> list[int]:
         return self.cache.lengths
+
+    def expect(self, parents: Sequence[int]) -> None:
+        """Make the mask of a tree, numbered level by level, that forwards will feed whole, cut
+        behind a level or a level at a time. Without this it is made when the tree is first met."""
+        self._topologies.expect(parents)
 
     @torch.inference_mode()
     def forward(
@@ -154,81 +161,27 @@ class ModelRunner:
         if window.end > self.cache.positions:
             raise ValueError(f"{window.end} tokens do not fit in a slot of {self.cache.positions}")
         ids = torch.tensor([[*own, *[0] * (width - len(own))] for own in tokens])
-        starts = torch.tensor(window.offsets)[:, None]
-        if parents is None:
-            depths = torch.arange(width)[None]
-            tree = None
-        else:
-            grown = [len(p) - len(own) for p, own in zip(parents, tokens, strict=True)]
-            starts = starts - torch.tensor(grown)[:, None]
-            tree = _tree_layout(parents, grown, width)
-            depths = tree.fed_depths
-        positions = (starts + depths).to(self.device)
+        slices = self._topologies.slices([len(own) for own in tokens], width, parents)
+        begin = [at - first for at, first in zip(window.offsets, slices.first, strict=True)]
+        starts = torch.tensor(begin)[:, None]
+        positions = (starts + slices.depths).to(self.device)
         return self.model(
             input_ids=ids.to(self.device),
             position_ids=positions.clamp(max=self._last_position),
-            attention_mask=self._masks(starts.to(self.device), positions, tree),
+            attention_mask=self._masks(slices, starts.to(self.device)),
             past_key_values=self.cache,
             use_cache=True,
             **options,
         )
 
-    def _masks(
-        self, starts: Tensor, positions: Tensor, tree: _Layout | None
-    ) -> Tensor | dict[str, Tensor]:
-        masks = {kind: self._mask(starts, positions, tree, w) for kind, w in self._windows.items()}
+    def _masks(self, slices: Slices, starts: Tensor) -> Tensor | dict[str, Tensor]:
+        """Additive masks (rows, 1, width, end), by kind of layer where there are several: a query
+        sees the cached text and, behind it, its predecessors (its ancestors in a tree)."""
+        masks = {kind: self._mask(slices, starts, w) for kind, w in self._windows.items()}
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
-    def _mask(
-        self, starts: Tensor, positions: Tensor, tree: _Layout | None, window: int | None
-    ) -> Tensor:
-        """Additive mask (rows, 1, width, end): a query sees the cached text and, behind it, its
-        predecessors (its ancestors in a tree), within the sliding window."""
+    def _mask(self, slices: Slices, starts: Tensor, window: int | None) -> Tensor:
         end = self.cache.window.end
-        if window is None and positions.numel() == 1 and tree is None:
+        if window is None and slices.single:
             return self._all_visible[..., :end]
-        if tree is None:
-            columns = self._columns[:end]
-            key_positions = columns.expand(len(positions), end)
-            visible = columns <= positions[..., None]
-        else:
-            # Token j of a row's tree sits in column starts + j and at position starts + depth(j).
-            size = tree.within.shape[2]
-            columns = torch.arange(int(starts.max()) + size, device=self.device)
-            placed = starts + columns[:size]
-            key_positions = columns.repeat(len(positions), 1)
-            key_positions = key_positions.scatter(1, placed, starts + tree.depths.to(self.device))
-            visible = (columns < starts[..., None]).repeat(1, positions.shape[1], 1)
-            index = placed[:, None].expand(-1, positions.shape[1], -1)
-            visible = visible.scatter(2, index, tree.within.to(self.device))
-            key_positions, visible = key_positions[:, :end], visible[..., :end]
-        if window is not None:
-            visible = visible & (positions[..., None] - key_positions[:, None] < window)
-        mask = torch.zeros(visible.shape, dtype=self.dtype, device=self.device)
-        return mask.masked_fill_(~visible, self._blocked)[:, None]
-
-
-class _Layout(NamedTuple):
-    """How padded trees lie in the cache."""
-
-    depths: Tensor  # (rows, size) of all tokens of the trees
-    fed_depths: Tensor  # (rows, width) of those fed now
-    within: Tensor  # (rows, width, size): which of the tree a fed token sees, itself included
-
-
-def _tree_layout(parents: Sequence[Sequence[int]], grown: Sequence[int], width: int) -> _Layout:
-    """Of row i's tree the first `grown[i]` tokens are in the cache already."""
-    size = max(grown) + width
-    depths = torch.zeros((len(parents), size), dtype=torch.long)
-    within = torch.eye(size, dtype=torch.bool).repeat(len(parents), 1, 1)
-    for row, own in enumerate(parents):
-        for node, parent in enumerate(own):
-            if parent >= 0:
-                depths[row, node] = depths[row, parent] + 1
-                within[row, node] |= within[row, parent]
-    fed = torch.tensor(grown)[:, None] + torch.arange(width)
-    return _Layout(
-        depths,
-        depths.gather(1, fed),
-        within.gather(1, fed[..., None].expand(-1, -1, size)),
-    )
+        return slices.mask(starts, end, window)

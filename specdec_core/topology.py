@@ -1,0 +1,177 @@
+"""Who sees whom in a token tree: masks that are built once and sliced (improved MCSD, §3.2).
+
+Nodes are numbered parents first. So the first nodes of a tree are a tree themselves, whose mask is
+the upper left corner of the whole tree's, and what one forward pass feeds are some of its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec_core.token_tree import ROOT
+
+_KEPT = 512  # shapes remembered at once
+_LEAST_CHAIN = 64
+
+
+def k_configuration(branching: Sequence[int]) -> list[int]:
+    """The parents of a tree whose nodes of level i have `branching[i]` children each (the text's
+    last token being level 0), numbered level by level."""
+    parents: list[int] = []
+    level: Sequence[int] = [ROOT]
+    for count in branching:
+        first = len(parents)
+        parents += [node for node in level for _ in range(count)]
+        level = range(first, len(parents))
+    return parents
+
+
+def fork(width: int, depth: int) -> list[int]:
+    """The parents of `width` chains of `depth` nodes, numbered level by level."""
+    return k_configuration([width, *[1] * (depth - 1)])
+
+
+def below_text(parents: Iterable[int]) -> list[int]:
+    """The parents when the text's last token is fed with the tree, as its first node."""
+    return [ROOT, *(parent + 1 for parent in parents)]
+
+
+class Topology:
+    """A shape of tree: its `parents`, the `depths` (nodes,) of its nodes, and its masks."""
+
+    def __init__(
+        self,
+        parents: Sequence[int],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.parents, self.dtype, self.device = tuple(parents), dtype, device
+        depths = np.zeros(len(self), dtype=np.int64)
+        sees = np.eye(len(self), dtype=bool)
+        for node, parent in enumerate(self.parents):
+            if parent != ROOT:
+                depths[node] = depths[parent] + 1
+                sees[node] |= sees[parent]
+        self.depths, self._sees = torch.from_numpy(depths), torch.from_numpy(sees)
+        self._masks: dict[int | None, Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    def mask(self, window: int | None) -> Tensor:
+        """The big additive mask (nodes, reach + nodes + 1) under a sliding window, or without one.
+
+        Column `reach + i` says who sees node i. The columns before are the last `reach` tokens of
+        the text, the first of them standing for all earlier ones too; the last column is what lies
+        behind the tree, which nobody sees. `reach` is the window, or 1 without one.
+        """
+        mask = self._masks.get(window)
+        if mask is None:
+            reach = window or 1
+            visible = torch.cat([torch.ones(len(self), reach, dtype=torch.bool), self._sees], dim=1)
+            if window is not None:
+                places = torch.cat([torch.arange(-reach, 0), self.depths])
+                visible &= self.depths[:, None] - places < window
+            mask = torch.full((len(self), reach + len(self) + 1), torch.finfo(self.dtype).min)
+            mask[:, :-1].masked_fill_(visible, 0)
+            mask = self._masks[window] = mask.to(self.device, self.dtype)
+        return mask
+
+
+class Topologies:
+    """The shapes that a model's forwards meet. Each is built once; all else are slices."""
+
+    def __init__(self, positions: int, dtype: torch.dtype, device: torch.device | str) -> None:
+        self._made_for = dtype, device
+        self._columns = torch.arange(positions, device=device)
+        self._chain = Topology([])
+        self._known: dict[tuple[int, ...], Topology] = {}
+
+    def expect(self, parents: Sequence[int]) -> Topology:
+        """Build the mask of a tree, numbered level by level, before it grows: any number of its
+        levels will be a slice of it."""
+        topology = self.find(parents)
+        depths = topology.depths.tolist()
+        for node in range(1, len(depths)):
+            if depths[node] > depths[node - 1]:
+                self._known[topology.parents[:node]] = topology
+        return topology
+
+    def find(self, parents: Sequence[int]) -> Topology:
+        """A topology that begins with `parents`."""
+        key = tuple(parents)
+        topology = self._known.get(key)
+        if topology is None:
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            topology = self._known[key] = Topology(key, *self._made_for)
+        return topology
+
+    def chain(self, width: int) -> Topology:
+        """A chain of at least `width` tokens."""
+        if len(self._chain) < width:
+            size = max(_LEAST_CHAIN, 1 << (width - 1).bit_length())
+            self._chain = Topology(range(-1, size - 1), *self._made_for)
+        return self._chain
+
+    def slices(
+        self, counts: Sequence[int], width: int, parents: Sequence[Sequence[int]] | None = None
+    ) -> Slices:
+        """For a forward of `width` tokens a row, of which the first `counts[i]` are row i's own:
+        the last nodes of the tree `parents[i]`, or a chain."""
+        if parents is None:
+            rows = [(self.chain(width), 0, count) for count in counts]
+        else:
+            found = zip(parents, counts, strict=True)
+            rows = [(self.find(own), len(own) - count, count) for own, count in found]
+        return Slices(rows, width, self._columns)
+
+
+class Slices:
+    """The slices of the big masks that belong to the tokens of one forward. Row i feeds the nodes
+    `first[i]`, `first[i]` + 1, …, whose depths are `depths[i]`; `depths` is (rows, width)."""
+
+    def __init__(
+        self, rows: Sequence[tuple[Topology, int, int]], width: int, columns: Tensor
+    ) -> None:
+        self._rows, self._width, self._columns = rows, width, columns
+        self.first = [first for _, first, _ in rows]
+        topology, first, _ = rows[0]
+        self.single = len(rows) == width == 1 and first == 0  # a token that sees everything
+        # The usual case, static trees and chains. What a row is given behind its own tokens is of
+        # no importance.
+        self._alike = first + width <= len(topology) and all(
+            own is topology and begin == first for own, begin, _ in rows
+        )
+        if self._alike:
+            self.depths = topology.depths[first : first + width].expand(len(rows), width)
+        else:
+            self.depths = torch.zeros((len(rows), width), dtype=torch.long)
+            for row, (own, begin, count) in enumerate(rows):
+                self.depths[row, :count] = own.depths[begin : begin + count]
+
+    def mask(self, starts: Tensor, end: int, window: int | None) -> Tensor:
+        """Additive mask (rows, 1, width, end) over the first `end` positions of the cache; row i's
+        tree begins at position `starts[i]` (rows, 1)."""
+        reach = window or 1
+        mask = self._sliced(window)
+        columns = (self._columns[:end] - starts + reach).clamp_(0, mask.shape[2] - 1)
+        return mask.gather(2, columns[:, None].expand(-1, self._width, -1))[:, None]
+
+    def _sliced(self, window: int | None) -> Tensor:
+        """Everybody's slice of :meth:`Topology.mask`, (rows, width, columns)."""
+        rows, width = self._rows, self._width
+        if self._alike:
+            topology, first, _ = rows[0]
+            return topology.mask(window)[first : first + width].expand(len(rows), -1, -1)
+        own = [topology.mask(window) for topology, _, _ in rows]
+        most = max(mask.shape[1] for mask in own)
+        blocked = torch.finfo(own[0].dtype).min
+        together = own[0].new_full((len(rows), width, most), blocked)
+        for row, (mask, (_, first, count)) in enumerate(zip(own, rows, strict=True)):
+            together[row, :count, : mask.shape[1]] = mask[first : first + count]
+        return together
