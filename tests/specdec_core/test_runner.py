@@ -55,6 +55,23 @@ def test_a_tree_in_one_forward_equals_its_paths_one_by_one(model: torch.nn.Modul
             torch.testing.assert_close(logits[row, node], plain(model, path)[-1], atol=2e-5, rtol=0)
 
 
+def test_a_tree_grown_level_by_level_equals_the_whole_tree(model: torch.nn.Module) -> None:
+    """Ragged: the second row's tree grows by other levels than the first's."""
+    runner = ModelRunner(model, slots=2, max_length=64)
+    runner.prefill([0, 1], PREFIXES)
+    levels = [[(0, 1), (1, 3), (3, 6)], [(0, 3), (3, 5), (5, 6)]]
+    for step in range(3):
+        ends = [levels[row][step] for row in (0, 1)]
+        logits = runner.forward(
+            [0, 1], [TOKENS[a:b] for a, b in ends], [PARENTS[:b] for _, b in ends]
+        )
+        for row, (a, b) in enumerate(ends):
+            for node in range(a, b):
+                path = PREFIXES[row] + [TOKENS[i] for i in ancestors(node)]
+                expected = plain(model, path)[-1]
+                torch.testing.assert_close(logits[row, node - a], expected, atol=2e-5, rtol=0)
+
+
 def test_an_accepted_path_is_compacted_without_recomputation(model: torch.nn.Module) -> None:
     runner = ModelRunner(model, slots=2, max_length=64)
     runner.prefill([0, 1], PREFIXES)
