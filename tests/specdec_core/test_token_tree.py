@@ -15,7 +15,7 @@ def paths(tree: TokenTree) -> set[tuple[int, ...]]:
     """The texts from the root to every node."""
     found: list[tuple[int, ...]] = []
     for token, parent in zip(tree.tokens, tree.parents, strict=True):
-        found.append(((() if parent == ROOT else found[parent]) + (token,)))
+        found.append((() if parent == ROOT else found[parent]) + (token,))
     assert len(set(found)) == len(found), "two nodes say the same"
     return set(found)
 
@@ -45,7 +45,11 @@ def test_children_lists_every_node_once_in_the_order_added(phrases: list[list[in
 def test_a_phrase_grafted_onto_a_drawn_node_keeps_the_distribution_it_was_drawn_from() -> None:
     tree = TokenTree.chain([5, 6], Origin.DRAFT)
     last = tree.graft(0, [6, 7], Origin.CACHE)
-    assert tree.tokens == [5, 6, 7] and tree.parents == [ROOT, 0, 1] and last == 2
-    assert tree.origins == [Origin.DRAFT, Origin.DRAFT, Origin.CACHE] and tree.is_chain
+    assert tree.tokens == [5, 6, 7]
+    assert tree.parents == [ROOT, 0, 1]
+    assert last == 2
+    assert tree.origins == [Origin.DRAFT, Origin.DRAFT, Origin.CACHE]
+    assert tree.is_chain
     tree.graft(0, [9], Origin.CACHE)
-    assert not tree.is_chain and tree.depths() == [0, 1, 2, 1]
+    assert not tree.is_chain
+    assert tree.depths() == [0, 1, 2, 1]
