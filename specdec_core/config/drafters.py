@@ -225,6 +225,15 @@ class DynamicTreeDrafter(DrafterSettings):
     keep: Width = Field(default=24, description="nodes that are sent to verification")
     policy: Policy = FixedPolicy(max_tokens=6)
 
+    def model_post_init(self, _: Any) -> None:
+        self._check_nodes()
+        expanded = self.expand * (self.depth - 1)  # the draft model reads these
+        if expanded > MOST_NODES:
+            raise ValueError(
+                f"{self.kind}: expands {expanded} nodes (expand {self.expand} on {self.depth - 1} "
+                f"levels), at most {MOST_NODES} are possible"
+            )
+
     @property
     def label(self) -> str:
         shape = f"{self.expand}×{self.children}→{self.keep}"
