@@ -135,9 +135,7 @@ def replayed(replay: Replay, configuration: Configuration, profile: Profile) -> 
 
 def context_of(replay: Replay) -> int:
     """Tokens in the cache half-way through the recorded outputs, on average."""
-    prompts = replay.recording.prompts
-    lengths = zip(map(len, prompts.tokens), map(len, prompts.outputs), strict=True)
-    return middle(list(lengths))
+    return replay.recording.prompts.context
 
 
 def middle(lengths: Sequence[tuple[int, int]]) -> int:

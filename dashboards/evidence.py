@@ -25,7 +25,7 @@ from specdec_core.errors import UserError
 from specdec_core.policies.pre_cut import PreCut
 from specdec_core.results import SweepResult, Trial
 from specdec_core.traces import Recording, Replay
-from specdec_core.traces.replay import Track
+from specdec_core.traces.track import Track
 
 MOST_STARTS = 40_000  # of drafts, whose prefixes are looked at
 LONGEST_PREFIX = 10

@@ -25,7 +25,14 @@ def forward_times(
     """Another machine's times, a saved profile, or the workspace's, where what is missing is
     measured now, the policies' own time included. Raises :class:`UserError` for a profile that
     lacks a draft."""
-    from specdec_core.cost import Profile, load_hardware, measure_policies, policy_key, profile_pair
+    from specdec_core.cost import (
+        Profile,
+        load_hardware,
+        measure_policies,
+        policies_of,
+        policy_key,
+        profile_pair,
+    )
     from specdec_core.pair import load_pair
 
     if hardware is not None:
@@ -38,11 +45,14 @@ def forward_times(
             raise UserError(f"{path}: no forward time of draft {draft!r} (it has: {there})")
     if profile is None:
         known = times.policies if times else {}
+        first = next(iter(pair.drafts), "")
         unknown = [
-            c
-            for c in configurations
-            if c.family not in ("oracle", "prompt_lookup", "autoregressive")
-            and policy_key(c.drafter.draft, c.drafter.policy) not in known
+            configuration
+            for configuration in configurations
+            if any(
+                policy.kind != "oracle" and policy_key(draft or first, policy) not in known
+                for draft, policy in policies_of(configuration)
+            )
         ]
         if times is None or unknown:
             with console.status("measuring forwards"):

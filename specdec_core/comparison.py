@@ -45,7 +45,7 @@ class Compared:
 
 def draft_of(configuration: Configuration) -> str | None:
     """The draft model, None where there is none."""
-    return getattr(configuration.drafter, "draft", None)
+    return configuration.draft
 
 
 def best_of_families(sets: list[Compared]) -> pd.DataFrame:

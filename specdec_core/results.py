@@ -51,8 +51,7 @@ class Trial(Document):
     ) -> Trial:
         """Counts, their rates, and the speedup that the profile predicts from them at `context`
         tokens in the cache."""
-        draft = getattr(configuration.drafter, "draft", None)
-        estimate = profile.under(configuration).speedup(counts, draft, context)
+        estimate = profile.under(configuration).speedup(counts, configuration.draft, context)
         return cls(
             configuration=configuration,
             counts=counts.as_dict(),
@@ -156,8 +155,7 @@ class SweepResult(Document):
         ranked = by_estimate(t for t in self.trials if t.configuration.drafter is not None)
         leaders: dict[tuple[str, str | None], Trial] = {}
         for trial in ranked:
-            draft = getattr(trial.configuration.drafter, "draft", None)
-            leaders.setdefault((trial.configuration.family, draft), trial)
+            leaders.setdefault((trial.configuration.family, trial.configuration.draft), trial)
         first = {trial.id: trial for trial in (*leaders.values(), *ranked)}
         return list(first.values())[:most]
 

@@ -67,6 +67,12 @@ class Configuration(Value):
         return self.drafter.family if self.drafter else "autoregressive"
 
     @property
+    def draft(self) -> str | None:
+        """The draft model that is named first in it; None where none is."""
+        parts = self.drafter.walk() if self.drafter else ()
+        return next((own for p in parts if (own := getattr(p, "draft", None)) is not None), None)
+
+    @property
     def lossless(self) -> bool:
         """Whether the output provably has the target's distribution."""
         return self.drafter is None or self.drafter.lossless

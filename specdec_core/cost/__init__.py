@@ -29,7 +29,7 @@ from specdec_core.cost.fitting import nonnegative_least_squares, r_squared
 from specdec_core.cost.forward import ForwardCost, Kind, Measurement, Terms
 from specdec_core.cost.hardware import Hardware, load_hardware
 from specdec_core.cost.measuring import BATCHES, CONTEXTS, WIDTHS, measure_policies, profile_pair
-from specdec_core.cost.profile import Profile, policy_key
+from specdec_core.cost.profile import Profile, policies_of, policy_key
 
 __all__ = [
     "BATCHES",
@@ -60,6 +60,7 @@ __all__ = [
     "nonnegative_least_squares",
     "oracle_bound",
     "oracle_counts",
+    "policies_of",
     "policy_key",
     "post_use_speedup",
     "profile_pair",

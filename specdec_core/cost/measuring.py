@@ -19,7 +19,7 @@ from specdec_core.config import (
     Policy,
 )
 from specdec_core.cost.forward import ForwardCost, Measurement
-from specdec_core.cost.profile import Profile, policy_key
+from specdec_core.cost.profile import Profile, policies_of, policy_key
 from specdec_core.errors import UserError
 from specdec_core.stats import Round
 
@@ -114,10 +114,10 @@ def measure_policies(
 
     wanted: dict[str, tuple[str, Policy]] = {}
     for configuration in configurations:
-        drafter = configuration.drafter
-        if isinstance(drafter, DraftModelDrafter) and drafter.policy.kind != "oracle":
-            draft = pair.draft_name(drafter.draft)
-            wanted.setdefault(policy_key(draft, drafter.policy), (draft, drafter.policy))
+        for draft, policy in policies_of(configuration):
+            if policy.kind != "oracle":
+                draft = pair.draft_name(draft)
+                wanted.setdefault(policy_key(draft, policy), (draft, policy))
     policies = {
         key: build_policy(settings, partial(pair.load_head, draft))
         for key, (draft, settings) in wanted.items()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from specdec_core.config import Configuration, DraftModelDrafter, Policy, Value, describe
+from specdec_core.config import Configuration, Policy, Value, describe
 from specdec_core.cost.equations import latency, oracle_counts
 from specdec_core.cost.forward import ForwardCost
 from specdec_core.errors import UserError
@@ -42,27 +42,35 @@ class Profile(Value):
     policies: dict[str, float] = Field(default_factory=dict)
 
     def under(self, configuration: Configuration) -> Profile:
-        """The costs under `configuration`, whose length policy, where it was measured, adds its own
-        time to each drafting step."""
-        drafter = configuration.drafter
-        if not isinstance(drafter, DraftModelDrafter) or not self.drafts:
+        """The costs under `configuration`, whose length policies, where they were measured, add
+        their own time to each step of their draft: of several for one draft, the mean."""
+        if not self.drafts:
             return self
-        draft = drafter.draft or next(iter(self.drafts))
-        seconds = self.policies.get(policy_key(draft, drafter.policy), 0.0)
-        if not seconds:
+        seconds: dict[str, list[float]] = {}
+        for draft, policy in policies_of(configuration):
+            draft = draft or next(iter(self.drafts))
+            seconds.setdefault(draft, []).append(self.policies.get(policy_key(draft, policy), 0.0))
+        if not any(map(any, seconds.values())):
             return self
-        total = self.draft_overhead.get(draft, 0.0) + seconds
-        return self.model_copy(update={"draft_overhead": {**self.draft_overhead, draft: total}})
+        overhead = {
+            draft: self.draft_overhead.get(draft, 0.0) + sum(own) / len(own)
+            for draft, own in seconds.items()
+        }
+        return self.model_copy(update={"draft_overhead": {**self.draft_overhead, **overhead}})
 
     def t_target(self, width: float = 1, context: float | None = None, batch: int = 1) -> float:
         """Seconds of a target forward of `width` tokens."""
         return self.target.seconds(width, context, batch)
 
     def t_draft(
-        self, draft: str | None = None, context: float | None = None, batch: int = 1
+        self,
+        draft: str | None = None,
+        context: float | None = None,
+        batch: int = 1,
+        width: float = 1,
     ) -> float:
-        """Seconds of a drafting step: a forward of one token and what surrounds it. `draft` unset
-        is the pair's first draft."""
+        """Seconds of a drafting step: a forward of `width` tokens, one in a chain, and what
+        surrounds it. `draft` unset is the pair's first draft."""
         if not self.drafts:
             raise ValueError("the profile has no draft model")
         draft = next(iter(self.drafts)) if draft is None else draft
@@ -70,7 +78,7 @@ class Profile(Value):
             raise ValueError(
                 f"no draft {draft!r} in the profile (it has: {', '.join(self.drafts)})"
             )
-        forward = self.drafts[draft].seconds(1, context, batch)
+        forward = self.drafts[draft].seconds(width, context, batch)
         return forward + self.draft_overhead.get(draft, 0.0)
 
     def estimate_seconds(
@@ -83,15 +91,17 @@ class Profile(Value):
         """Eq. 3.1, t_draft·N_draft + t_target·N_target, with the cost of verifying several tokens.
 
         A verification feeds the round's candidates and the token before them, so its width is
-        1 + drafted on average. Counts without a drafted token are autoregressive decoding's. A
-        batch shares each forward among its rows, taken to be all busy. Prefill is not included.
+        1 + drafted on average, and that of a drafting step the places at which it gives a
+        distribution: one in a chain, more in a tree. Counts without a drafted token are
+        autoregressive decoding's. A batch shares each forward among its rows, taken to be all busy.
+        Prefill is not included.
         """
         counts = _counts(counts)
         if not counts.n_target:
             return 0.0
         seconds = counts.n_target * self._verification(counts, context, batch)
         if counts.n_draft:
-            seconds += counts.n_draft * self.t_draft(draft, context, batch)
+            seconds += counts.n_draft * self.t_draft(draft, context, batch, _draft_width(counts))
         return seconds / batch
 
     def autoregressive_seconds(
@@ -129,7 +139,7 @@ class Profile(Value):
         rates = counts.metrics()
         return (
             latency(
-                self.t_draft(draft, context, batch),
+                self.t_draft(draft, context, batch, _draft_width(counts)),
                 self._verification(counts, context, batch),
                 rates["discard_rate"],
                 rates["verification_rate"],
@@ -171,9 +181,20 @@ class Profile(Value):
         return self.t_target(width, context, batch) + self.round_overhead
 
 
+def policies_of(configuration: Configuration) -> list[tuple[str | None, Policy]]:
+    """The length policies in `configuration`, each with the name of its draft (None: the first)."""
+    parts = configuration.drafter.walk() if configuration.drafter is not None else ()
+    return [(part.draft, part.policy) for part in parts if hasattr(part, "policy")]
+
+
 def policy_key(draft: str, policy: Policy) -> str:
     """Names what the time of a policy's answer depends on: not its thresholds."""
     return " ".join([draft, policy.kind, *([policy.head] if hasattr(policy, "head") else [])])
+
+
+def _draft_width(counts: Counts) -> float:
+    """Mean width of a drafting step; counts that do not say it are those of chains."""
+    return max(counts.n_draft_tokens / counts.n_draft, 1.0) if counts.n_draft else 1.0
 
 
 def _counts(counts: Counts | Mapping[str, int]) -> Counts:

@@ -1,101 +1,73 @@
-"""Replay: every round of any chain configuration from a recording, without a model.
+"""Replay: every round of a configuration from a recording, without a model.
 
 The output is fixed by the target, the prompt and (coupled) the seed. A chain drafted from any
 position follows it up to the draft's first disagreement and then goes on as recorded, so the
-tokens, entropies, probabilities and hidden states that a round would meet are rows of the trace.
-A :class:`Rule` is evaluated for all starting positions at once; a policy that learns is walked
-through round by round; a drafter without a model is run itself on the recorded texts.
+tokens, entropies, probabilities and hidden states that a round would meet are rows of the trace;
+and how far a static tree is accepted follows from the ranks of the target's tokens. What remembers
+nothing is evaluated for all starting positions at once. A policy that learns is walked through
+round by round. Drafters without a model are run themselves on the recorded texts, and so are
+hybrids and bandits, with recorded drafters in the place of those that need a model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import partial
 
 import numpy as np
-import pandas as pd
-import torch
-from torch import Tensor
 
 from specdec_core.config import (
+    BanditDrafter,
     Configuration,
+    DrafterSettings,
     DraftModelDrafter,
     OraclePolicy,
     Policy,
+    PromptLookupDrafter,
+    RetrievalDrafter,
+    SuffixDrafter,
+    TokenCacheDrafter,
+    TreeDrafter,
 )
-from specdec_core.drafters import Outcome, Resources, Sequencing, build_drafter
+from specdec_core.cost import Profile
+from specdec_core.drafters import Drafter, Outcome, Resources, Sequencing, build_drafter
+from specdec_core.drafters.bandit import BanditSpec
 from specdec_core.errors import UserError
 from specdec_core.heads import LoadedHead, load_head
 from specdec_core.policies import LengthPolicy, Rule, build_policy
 from specdec_core.sampling import RandomStream
 from specdec_core.stats import Counts
-from specdec_core.traces.schema import Recording, Trace
+from specdec_core.token_tree import ROOT, TokenTree
+from specdec_core.traces.arms import UNKNOWN, Place, RecordedChain, RecordedTree
+from specdec_core.traces.rounds import ReplayedRounds, Rounds
+from specdec_core.traces.schema import Recording
+from specdec_core.traces.track import Track
 
 # draft, head -> the head
 LoadHead = Callable[[str, str], LoadedHead]
 
 
-@dataclass(frozen=True)
-class ReplayedRounds:
-    """The rounds of all prompts, in order: arrays with one entry a round (see
-    :class:`specdec_core.stats.Round`)."""
-
-    prompt: np.ndarray  # number among the recorded prompts
-    position: np.ndarray
-    drafted: np.ndarray
-    accepted: np.ndarray
-    generated: np.ndarray
-    draft_forwards: np.ndarray
-    ids: list[str]  # of the prompts
-
-    @property
-    def counts(self) -> Counts:
-        drafted, accepted = int(self.drafted.sum()), int(self.accepted.sum())
-        return Counts(
-            requests=len(self.ids),
-            n=int(self.generated.sum()),
-            n_draft=int(self.draft_forwards.sum()),
-            n_target=len(self.prompt),
-            n_discarded=drafted - accepted,
-            n_drafted=drafted,
-            n_accepted=accepted,
-            n_target_tokens=int((self.generated > self.accepted).sum()),
-        )
-
-    def frame(self, **columns: str) -> pd.DataFrame:
-        """One row a round, as :func:`specdec_core.stats.rounds_frame` has them; no time passed."""
-        first = np.flatnonzero(self.position == 0)
-        number = (
-            np.arange(len(self.prompt))
-            - first[np.searchsorted(first, range(len(self.prompt)), "right") - 1]
-        )
-        rows = {
-            "request_id": np.asarray(self.ids, dtype=object)[self.prompt],
-            "round": number,
-            "position": self.position,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "generated": self.generated,
-            "draft_forwards": self.draft_forwards,
-        }
-        times = dict.fromkeys(("draft_seconds", "target_seconds", "other_seconds"), 0.0)
-        return pd.DataFrame({**rows, **times}).assign(**columns)
-
-
 class Replay:
     """Runs configurations on a recording; without its `hidden` states no head can be asked, but
-    little has to be read."""
+    little has to be read.
+
+    A bandit that is rewarded in time needs a `profile`, whose seconds stand for those of its
+    rounds: what it then does is modelled. Everything else is what decoding would do.
+    """
 
     def __init__(
-        self, recording: Recording, load_head: LoadHead | None = None, hidden: bool = True
+        self,
+        recording: Recording,
+        load_head: LoadHead | None = None,
+        hidden: bool = True,
+        profile: Profile | None = None,
     ) -> None:
         if not recording.header.replayable:
             raise UserError(
                 f"{recording.folder}: cannot be replayed; that takes continuations, and greedy "
                 "decoding or sampling.coupling gumbel"
             )
-        self.recording, self.header = recording, recording.header
+        self.recording, self.header, self.profile = recording, recording.header, profile
         self._load_head = load_head or self._recorded_head
         self._heads: dict[tuple[str, str], LoadedHead] = {}
         self._hidden = hidden
@@ -106,13 +78,35 @@ class Replay:
         drafter = configuration.drafter
         if configuration.sampling != self.header.sampling:
             return False
-        if isinstance(drafter, DraftModelDrafter):
-            names = list(self.header.pair.drafts)
-            known = drafter.draft in names if drafter.draft is not None else bool(names)
-            # The longest draft of a request is also bounded by its room.
-            longest = min(drafter.policy.max_tokens, self.header.max_new_tokens - 1)
-            return known and longest <= self.header.max_draft
-        return True
+        return drafter is None or self._knows(drafter)
+
+    def _knows(self, drafter: DrafterSettings) -> bool:
+        match drafter:
+            case DraftModelDrafter():
+                # The longest draft of a request is also bounded by its room.
+                longest = min(drafter.policy.max_tokens, self.header.max_new_tokens - 1)
+                return self._has(drafter.draft) and longest <= self.header.max_draft
+            case TreeDrafter():
+                return self._has(drafter.draft) and self.header.sampling.greedy
+            case PromptLookupDrafter() | SuffixDrafter() | RetrievalDrafter():
+                return True
+            case TokenCacheDrafter():
+                # Other tokens are the target's choices behind what was rejected.
+                return drafter.learn_from == "output"
+            case BanditDrafter():
+                modelled = drafter.reward == "time" and self.profile is not None
+                known = all(map(self._knows_part, drafter.arms))
+                return known and (drafter.reward == "tokens" or modelled)
+        return False
+
+    def _knows_part(self, drafter: DrafterSettings) -> bool:
+        """Nothing that decodes has the oracle in it."""
+        oracle = isinstance(getattr(drafter, "policy", None), OraclePolicy)
+        return not oracle and self._knows(drafter)
+
+    def _has(self, draft: str | None) -> bool:
+        names = list(self.header.pair.drafts)
+        return draft in names if draft is not None else bool(names)
 
     def run(self, configuration: Configuration) -> ReplayedRounds:
         """The rounds that decoding the recorded prompts one after the other would have taken.
@@ -128,16 +122,13 @@ class Replay:
                 f"{configuration.label}"
             )
         drafter = configuration.drafter
-        if isinstance(drafter, DraftModelDrafter):
-            name = self.recording.draft_name(drafter.draft)
-            track = self.track(name)
-            if isinstance(drafter.policy, OraclePolicy):
-                return track.walk_all(np.minimum(track.agreeing, drafter.policy.max_tokens))
-            policy = build_policy(drafter.policy, lambda head: self._head(name, head))
-            if isinstance(policy, Rule):
-                return track.walk_all(track.drafted(policy))
-            return track.walk(policy)
-        return self._without_model(configuration)
+        match drafter:
+            case DraftModelDrafter():
+                return self._chains(drafter)
+            case TreeDrafter():
+                track = self.track(drafter.draft)
+                return track.walk_all(track.trees(drafter.children))
+        return self._decode(configuration)
 
     def track(self, draft: str | None = None) -> Track:
         """The recorded draft, indexed by where its rounds begin."""
@@ -152,11 +143,14 @@ class Replay:
 
     def rule(self, draft: str | None, policy: Policy) -> Rule:
         """A threshold policy with what the recording knows of its head. TypeError for others."""
-        name = self.recording.draft_name(draft)
-        built = build_policy(policy, lambda head: self._head(name, head))
+        built = self._policy(draft, policy)
         if not isinstance(built, Rule):
             raise TypeError(f"policy {policy.kind} compares no values")
         return built
+
+    def _policy(self, draft: str | None, policy: Policy) -> LengthPolicy:
+        name = self.recording.draft_name(draft)
+        return build_policy(policy, lambda head: self._head(name, head))
 
     def _head(self, draft: str, head: str) -> LoadedHead:
         """Loaded once for all configurations."""
@@ -168,265 +162,121 @@ class Replay:
         own = self.header.fingerprints
         return load_head(head, own[draft], own["target"])
 
-    def _without_model(self, configuration: Configuration) -> ReplayedRounds:
-        """Run a drafter that needs no draft model, or none, on the recorded texts."""
-        drafter = None
+    def _chains(self, drafter: DraftModelDrafter) -> ReplayedRounds:
+        track = self.track(drafter.draft)
+        if isinstance(drafter.policy, OraclePolicy):
+            most = np.minimum(track.agreeing, drafter.policy.max_tokens)
+            return track.walk_all(track.chains(most))
+        policy = self._policy(drafter.draft, drafter.policy)
+        if isinstance(policy, Rule):
+            return track.walk_all(track.chains(track.drafted(policy)))
+        return track.walk(policy)
+
+    # Drafters that are run themselves
+
+    def _build(self, place: Place, settings: DrafterSettings, resources: Resources) -> Drafter:
+        """The drafter that `settings` describe, on the recorded draft models."""
+        match settings:
+            case DraftModelDrafter():
+                policy = self._policy(settings.draft, settings.policy)
+                return RecordedChain(self.track(settings.draft), place, policy)
+            case TreeDrafter():
+                return RecordedTree(self.track(settings.draft), place, settings.children)
+            case BanditDrafter():
+                return BanditSpec(settings, resources, partial(self._build, place))
+        return build_drafter(settings, resources)
+
+    def _decode(self, configuration: Configuration) -> ReplayedRounds:
+        """Decode the recorded prompts, the target being the recorded outputs."""
+        drafter, place = None, Place()
         if configuration.drafter is not None:
             eos = frozenset(self.header.eos_token_ids)
             resources = Resources(_no_model, _no_model, 0, eos)
-            drafter = build_drafter(configuration.drafter, resources)
-        rounds = _Rounds()
+            drafter = self._build(place, configuration.drafter, resources)
+        seconds = self._clock(configuration)
+        rounds = Rounds()
         prompts = self.recording.prompts
-        for number, (prompt, output) in enumerate(
-            zip(prompts.tokens, prompts.outputs, strict=True)
-        ):
+        texts = zip(prompts.tokens, prompts.outputs, strict=True)
+        for number, (prompt, output) in enumerate(texts):
             output = output.tolist()
+            place.enter(number, len(prompt))
             # Nothing is drawn from the random stream: the output is fixed.
             sequence = Sequencing(0, prompt.tolist(), configuration.sampling, RandomStream(0))
             if drafter is not None:
                 drafter.open([sequence])
             position = 0
             while position < len(output):
-                tokens, accepted = [], 0
+                tree = TokenTree()
                 if drafter is not None:
                     sequence.room = self.header.max_new_tokens - position - 1
                     [tree] = drafter.propose([sequence])
-                    tokens = tree.tokens
                 rest = output[position:]
-                while accepted < min(len(tokens), len(rest)) and tokens[accepted] == rest[accepted]:
-                    accepted += 1
-                generated = min(accepted + 1, len(rest))
-                rounds.add(number, position, len(tokens), accepted, generated, 0)
+                path = _follow(tree, rest)
+                generated = min(len(path) + 1, len(rest))
+                rounds.add(number, position, tree, len(path), generated)
                 position += generated
                 sequence.tokens += rest[:generated]
-                if drafter is not None and position < len(output):
-                    drafter.observe(sequence, Outcome(tree, list(range(accepted)), [], 0.0))
+                if drafter is None:
+                    continue
+                if position < len(output):
+                    drafter.observe(sequence, _outcome(tree, path, rest, seconds(tree)))
+                else:
+                    drafter.close(sequence)
         return rounds.done(prompts.ids)
+
+    def _clock(self, configuration: Configuration) -> Callable[[TokenTree], float]:
+        """What drafting and verifying a tree takes by the profile, where a bandit is rewarded in
+        time; nobody else asks."""
+        settings = configuration.drafter
+        if not isinstance(settings, BanditDrafter) or settings.reward == "tokens":
+            return lambda tree: 0.0
+        arms = [
+            Configuration(drafter=arm, sampling=configuration.sampling) for arm in settings.arms
+        ]
+        profiles = [self.profile.under(arm) for arm in arms]
+        context = self.recording.prompts.context
+
+        def seconds(tree: TokenTree) -> float:
+            counts = Counts(
+                requests=1,
+                n=1,
+                n_draft=tree.draft_forwards,
+                n_target=1,
+                n_discarded=0,
+                n_drafted=len(tree),
+                n_accepted=0,
+                n_target_tokens=1,
+                n_draft_tokens=tree.draft_tokens,
+            )
+            return profiles[tree.arm].estimate_seconds(counts, arms[tree.arm].draft, context)
+
+        return seconds
+
+
+def _outcome(tree: TokenTree, path: list[int], rest: list[int], seconds: float) -> Outcome:
+    """What became of a tree, as far as it is known: not what the target would have chosen behind
+    the nodes that were rejected."""
+    choices = [UNKNOWN] * (len(tree) + 1)
+    for node, token in zip([ROOT, *path], rest, strict=False):
+        choices[node + 1] = token
+    return Outcome(tree, path, choices, seconds)
+
+
+def _follow(tree: TokenTree, tokens: list[int]) -> list[int]:
+    """The nodes of `tree` that say what `tokens` say, from the root on."""
+    if tree.is_chain:
+        agreed = 0
+        while agreed < min(len(tree), len(tokens)) and tree.tokens[agreed] == tokens[agreed]:
+            agreed += 1
+        return list(range(agreed))
+    children, path, node = tree.children(), [], ROOT
+    for token in tokens:
+        same = (child for child in children.get(node, ()) if tree.tokens[child] == token)
+        if (node := next(same, None)) is None:
+            break
+        path.append(node)
+    return path
 
 
 def _no_model(*_: object) -> None:
     raise UserError("this drafter needs a draft model that replay does not run")
-
-
-class _Rounds:
-    """Rounds as they come."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[int, ...]] = []
-
-    def add(self, *row: int) -> None:
-        """prompt, position, drafted, accepted, generated, draft_forwards"""
-        self.rows.append(row)
-
-    def done(self, ids: list[str]) -> ReplayedRounds:
-        columns = np.array(self.rows, dtype=np.int64).reshape(-1, len(fields(ReplayedRounds)) - 1)
-        return ReplayedRounds(*columns.T, ids=ids)
-
-
-class Track:
-    """A trace, indexed by where a round begins: T starting positions, all prompts' in order.
-
-    What the j-th candidate (from 0) of a round that begins at start s meets is row
-    `windows[s, j]` of the trace.
-    """
-
-    def __init__(self, trace: Trace) -> None:
-        self.trace, self.header = trace, trace.header
-        lengths = trace.lengths
-        self.prompt = np.repeat(np.arange(len(lengths)), lengths)
-        self.position = trace.position[trace.trajectory].astype(np.int64)
-        self.left = np.repeat(lengths, lengths) - self.position  # tokens to the end of the output
-        self._values: dict[str, np.ndarray] = {}
-
-    @cached_property
-    def agreeing(self) -> np.ndarray:
-        """How many candidates in a row would be accepted from each start (T,)."""
-        ends = np.arange(len(self.left)) + self.left
-        stops = np.where(~self.trace.agrees, np.arange(len(ends)), len(ends))
-        following = np.minimum.accumulate(stops[::-1])[::-1]
-        return np.minimum(following, ends) - np.arange(len(ends))
-
-    @cached_property
-    def windows(self) -> np.ndarray:
-        """Rows of the trace (T, max_draft); where nothing is recorded, because no round gets there,
-        the last row that is."""
-        trace, wide = self.trace, self.header.max_draft
-        rows, starts = trace.trajectory, np.arange(len(self.left))
-        behind = np.diff(np.append(np.flatnonzero(trace.step <= 1), len(trace)))
-        # A continuation is the block of rows that begins with step 1.
-        first = np.flatnonzero(trace.step == 1)
-        block = behind[np.searchsorted(np.flatnonzero(trace.step <= 1), first)]
-        place = {
-            (p, t): (r, n)
-            for p, t, r, n in zip(
-                trace.prompt[first].tolist(),
-                trace.position[first].tolist(),
-                first.tolist(),
-                block.tolist(),
-                strict=True,
-            )
-        }
-        begin, count = np.zeros(len(starts), np.int64), np.zeros(len(starts), np.int64)
-        for s in np.flatnonzero(~trace.agrees):
-            begin[s], count[s] = place.get((int(self.prompt[s]), int(self.position[s])), (0, 0))
-        j = np.arange(wide)
-        differs = np.minimum(starts + self.agreeing, starts + self.left - 1)  # index of the start
-        on_path = starts[:, None] + j <= differs[:, None]
-        beyond = starts[:, None] + j - differs[:, None] - 1
-        beyond = np.minimum(beyond, count[differs][:, None] - 1)
-        found = np.where(beyond >= 0, begin[differs][:, None] + beyond, rows[differs][:, None])
-        path = rows[np.minimum(starts[:, None] + j, differs[:, None])]
-        return np.where(on_path, path, found)
-
-    @cached_property
-    def bound(self) -> np.ndarray:
-        """Candidates that a round from each start can have at most (T,): up to an end token, and
-        leaving room for the target's own token."""
-        room = self.header.max_new_tokens - self.position - 1
-        ends = np.isin(self.trace.draft_token, self.header.eos_token_ids)[self.windows]
-        stops = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, self.header.max_draft)
-        return np.minimum(room, stops)
-
-    def drafted(self, rule: Rule) -> np.ndarray:
-        """How many candidates `rule` would draft from each start (T,)."""
-        stops = np.asarray(rule.stops(self.compared(rule)))
-        if rule.min_tokens > 1:
-            stops[:, : rule.min_tokens - 1] = False
-        first = np.where(stops.any(axis=1), stops.argmax(axis=1) + 1, self.header.max_draft)
-        return np.minimum(first, rule.settings.max_tokens)
-
-    def values(self, rule: Rule) -> np.ndarray:
-        """The value of every recorded candidate (R,) in double precision."""
-        key = _key(rule)
-        if key not in self._values:
-            everything = RecordedSignals(self.trace, np.arange(len(self.trace)))
-            self._values[key] = np.asarray(rule.values(everything), dtype=np.float64)
-        return self._values[key]
-
-    def compared(self, rule: Rule) -> np.ndarray:
-        """What `rule` compares behind each candidate of a round from each start (T, max_draft)."""
-        key = f"{_key(rule)} windows {rule.cumulative}"
-        if key not in self._values:
-            values = self.values(rule)[self.windows]
-            if rule.lagging:
-                values[:, 0] = 1.0
-            self._values[key] = np.cumprod(values, axis=1) if rule.cumulative else values
-        return self._values[key]
-
-    def walk_all(self, drafted: np.ndarray) -> ReplayedRounds:
-        """The rounds when one that begins at start s drafts `drafted[s]`, all prompts in step."""
-        drafted = np.minimum(drafted, self.bound)
-        accepted = np.minimum(drafted, self.agreeing)
-        generated = np.minimum(accepted + 1, self.left)
-        firsts = np.flatnonzero(self.position == 0)
-        ends = firsts + self.left[firsts]
-        visited = np.zeros(len(drafted), dtype=bool)
-        at = firsts
-        while len(at):
-            visited[at] = True
-            at, ends = at + generated[at], ends
-            going = at < ends
-            at, ends = at[going], ends[going]
-        rounds = np.flatnonzero(visited)
-        return ReplayedRounds(
-            prompt=self.prompt[rounds],
-            position=self.position[rounds],
-            drafted=drafted[rounds],
-            accepted=accepted[rounds],
-            generated=generated[rounds],
-            draft_forwards=drafted[rounds],
-            ids=self.trace.prompts.ids,
-        )
-
-    def walk(self, policy: LengthPolicy) -> ReplayedRounds:
-        """The rounds of a policy that may learn, one after the other, prompt by prompt."""
-        asks = type(policy).go_on is not LengthPolicy.go_on
-        firsts = np.flatnonzero(self.position == 0).tolist()
-        bounds, left, agreeing = self.bound.tolist(), self.left.tolist(), self.agreeing.tolist()
-        rounds = _Rounds()
-        for number, first in enumerate(firsts):
-            policy.reset(0)
-            position, length = 0, left[first]
-            while position < length:
-                start = first + position
-                most = min(policy.limit(0), bounds[start])
-                drafted = most
-                if asks:
-                    drafted = self._ask(policy, start, most)
-                accepted = min(drafted, agreeing[start])
-                generated = min(accepted + 1, left[start])
-                rounds.add(number, position, drafted, accepted, generated, drafted)
-                position += generated
-                if drafted and position < length:
-                    policy.observe(0, drafted, accepted)
-        return rounds.done(self.trace.prompts.ids)
-
-    def _ask(self, policy: LengthPolicy, start: int, most: int) -> int:
-        """How many candidates the policy drafts from a start, as the engine asks it."""
-        candidates = self._candidates
-        rows = self._window_lists[start]
-        # A policy that learns is shown the last possible candidate too.
-        for drafted in range(1, most + policy.learns):
-            signals = candidates[rows[drafted - 1]]
-            signals.positions = (drafted,)
-            if not policy.go_on(signals)[0]:
-                return drafted
-        return most
-
-    @cached_property
-    def _window_lists(self) -> list[list[int]]:
-        return self.windows.tolist()
-
-    @cached_property
-    def _candidates(self) -> list[Candidate]:
-        trace = self.trace
-        columns = (trace.draft_token, trace.top_probability, trace.probability, trace.entropy)
-        lists = (column.tolist() for column in columns)
-        return [Candidate(*row) for row in zip(*lists, strict=True)]
-
-
-def _key(rule: Rule) -> str:
-    return f"{type(rule).__name__} {getattr(rule.settings, 'head', '')}"
-
-
-class Candidate:
-    """One recorded candidate as the signals of a single slot, 0."""
-
-    __slots__ = ("entropy", "positions", "probability", "slots", "tokens", "top_probability")
-
-    def __init__(self, token: int, top: float, probability: float, entropy: float) -> None:
-        self.slots, self.tokens, self.positions = (0,), (token,), (1,)
-        self.top_probability, self.probability = (top,), (probability,)
-        self.entropy = (entropy,)
-
-
-class RecordedSignals:
-    """Rows of a trace as the signals that a rule reads."""
-
-    def __init__(self, trace: Trace, rows: np.ndarray) -> None:
-        self.trace, self.rows = trace, rows
-        self.slots = self.tokens = rows
-
-    @property
-    def top_probability(self) -> np.ndarray:
-        return self.trace.top_probability[self.rows]
-
-    @property
-    def probability(self) -> np.ndarray:
-        return self.trace.probability[self.rows]
-
-    @property
-    def entropy(self) -> np.ndarray:
-        return self.trace.entropy[self.rows]
-
-    @property
-    def hidden(self) -> Tensor:
-        return torch.from_numpy(self.trace.hidden[self.rows])
-
-    def top_probabilities(self, k: int) -> Tensor:
-        recorded = self.trace.header.top_k
-        if k > recorded:
-            raise UserError(
-                f"the head reads the {k} largest probabilities, the recording has {recorded}"
-            )
-        return torch.from_numpy(self.trace.top_probs[self.rows][:, :k].copy())

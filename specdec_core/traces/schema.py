@@ -248,6 +248,12 @@ class Prompts:
     tokens: list[np.ndarray]
     outputs: list[np.ndarray]  # what the target wrote
 
+    @property
+    def context(self) -> int:
+        """Tokens in the cache half-way through the outputs, on average."""
+        lengths = zip(self.tokens, self.outputs, strict=True)
+        return sum(len(own) + len(output) // 2 for own, output in lengths) // len(self.tokens)
+
 
 @dataclass(frozen=True)
 class Trace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -34,12 +35,16 @@ from specdec_core.heads import HeadCard, build_head, save_head
 from specdec_core.pair import Pair, load_pair
 from specdec_core.prompts import load_prompts
 from specdec_core.results import PromptSet
-from specdec_core.stats import Counts, Generation, rounds_frame
+from specdec_core.stats import Counts, Generation, Round, rounds_frame
 from specdec_core.traces import Header, Recorder, Recording, Replay, save_header, write_shard
 
 PROMPTS, TOKENS = 100, 32
 COUPLED = Sampling(temperature=1.0, coupling="gumbel")
-COLUMNS = ["request_id", "round", "position", "drafted", "accepted", "generated", "draft_forwards"]
+COLUMNS = [
+    "request_id",
+    "round",
+    *(f.name for f in fields(Round) if not f.name.endswith("_seconds")),
+]
 
 # Policies of a request by itself, decoded in a batch, and those that remember earlier requests.
 OWN: dict[str, Policy] = {
