@@ -16,6 +16,8 @@ COMMANDS = {
     "record": "Record what drafts would do, to train heads and to replay.",
     "train-head": "Train heads that predict acceptance, on recordings.",
     "policies": "Compare length policies on recordings, by replay alone.",
+    "drift": "Measure how far lossy drafting drifts from the target.",
+    "papers": "Write the papers' comparison tables for a pair.",
     "sweep": "Find the fastest configuration for a pair and its prompts.",
     "report": "Write a sweep's HTML report again.",
     "promote": "Make another configuration of a sweep the champion.",

@@ -3,7 +3,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specdec_core.stats import Counts, Generation, Origin, Ratio, Round, paired_ratio, rounds_frame
+from specdec_core.stats import (
+    Counts,
+    Generation,
+    Origin,
+    Ratio,
+    Round,
+    paired_ratio,
+    path_rate,
+    rounds_frame,
+)
 
 D, C, B = Origin.DRAFT, Origin.CORRECTION, Origin.BONUS
 
@@ -68,6 +77,32 @@ def test_rounds_frame_has_one_row_a_round_and_the_given_columns():
     assert list(frame["round"]) == [0, 1, 2] * 2
     assert set(frame["config"]) == {"x"}
     assert frame["accepted"].sum() == 12
+
+
+class TestPathRate:
+    def test_it_is_the_accepted_path_over_the_maximum_depth(self):
+        # 6 of the 8 tokens were drafted, in three rounds that could have drafted 4 each
+        assert path_rate([generation()], depth=4) == pytest.approx(6 / 12)
+        assert path_rate([generation("a"), generation("b")], depth=6) == pytest.approx(12 / 36)
+
+    def test_a_tree_of_many_nodes_is_as_deep_as_a_chain(self):
+        wide = generation()
+        wide.rounds = [round_of(0, 40, 3, 4), round_of(4, 40, 1, 2), round_of(6, 40, 2, 2)]
+        assert path_rate([wide], depth=4) == path_rate([generation()], depth=4)
+
+    def test_the_end_of_a_request_leaves_less_room(self):
+        cut = generation()
+        cut.finish_reason = "length"
+        # 7, 3 and 1 tokens could still be drafted
+        assert path_rate([cut], depth=4) == pytest.approx(6 / (4 + 3 + 1))
+
+    def test_tokens_that_the_target_began_with_count_on_neither_side(self):
+        begun = generation()
+        begun.origins = [Origin.TARGET, D, D, B, Origin.TARGET, C, Origin.TARGET, D]
+        assert path_rate([begun], depth=4) == pytest.approx(3 / 12)
+
+    def test_nothing_drafted_is_zero(self):
+        assert path_rate([], depth=4) == path_rate([generation()], depth=0) == 0
 
 
 class TestPairedRatio:

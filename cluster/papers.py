@@ -1,0 +1,303 @@
+"""The papers' tables measured: every configuration of them live, in one process, in turns.
+
+A prompt is decoded by every configuration before the next prompt comes, so what the machine does
+meanwhile meets all alike. A block is one repeat of one prompt set; it is written when it is
+complete, and a run that was interrupted goes on with the next one. Whatever learns begins every
+block anew.
+
+    papers/<name>/plan.yaml            what was asked for, and its digest
+                  pair.json            the pair with the data types that were found best
+                  blocks/<set>-<repeat>.json
+                  papers.json          the result
+                  finished             written last
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import ray
+from pydantic import Field, TypeAdapter
+
+from cluster.folder import SweepFolder
+from cluster.observer import Observer
+from cluster.paper_plan import PaperPlan, PromptsOf, Quantity, Table
+from cluster.ray_session import get, ray_session, resources
+from cluster.timing import Stopwatch, start_bench
+from specdec_core.config import Configuration, PairSpec
+from specdec_core.engine import Request
+from specdec_core.errors import UserError
+from specdec_core.files import write_atomically
+from specdec_core.pair import check_pair
+from specdec_core.prompts import Prompt, digest, load_prompts
+from specdec_core.results import Document, PromptSet, Timing
+from specdec_core.stats import Counts, Generation, path_rate
+
+_STOPWATCH = TypeAdapter(Stopwatch)
+
+
+class Measured(Document):
+    """A configuration on a prompt set; `timing`, against autoregressive decoding of the same
+    sampling, where a table asks for a time."""
+
+    prompts: str
+    configuration: Configuration
+    counts: dict[str, int]
+    metrics: dict[str, float]
+    timing: Timing | None = None
+
+    @classmethod
+    def of(
+        cls,
+        prompts: str,
+        configuration: Configuration,
+        generations: Sequence[Generation],
+        timing: Timing | None,
+    ) -> Measured:
+        counts = Counts.of(generations)
+        metrics = counts.metrics()
+        if configuration.drafter is None:
+            metrics = {name: metrics[name] for name in ("mat", "verification_rate")}
+        else:
+            metrics["path_rate"] = path_rate(generations, configuration.drafter.depth)
+            metrics["accepted_per_round"] = counts.n_accepted / max(counts.n_target, 1)
+            if not counts.n_draft:
+                del metrics["utilisation"]  # of a draft model
+        if timing is not None:
+            metrics["tokens_per_second"] = timing.tokens_per_second
+            metrics["speedup"] = timing.speedup
+        return cls(
+            prompts=prompts,
+            configuration=configuration,
+            counts=counts.as_dict(),
+            metrics=metrics,
+            timing=timing,
+        )
+
+
+class PapersResult(Document):
+    """Everything that the tables are written from."""
+
+    name: str
+    started: datetime
+    plan: PaperPlan
+    pair: PairSpec  # with the data types that were found best
+    sets: dict[str, PromptSet]
+    measured: list[Measured]
+    environment: dict[str, str] = Field(default={})
+
+    def tables(self) -> dict[str, Table]:
+        """The tables that have a prompt set left."""
+        return {key: table for key, table in self.plan.tables.items() if self.sets_of(table)}
+
+    def sets_of(self, table: Table) -> list[str]:
+        """The prompt sets of a table that were there."""
+        return [name for name in table.prompts if name in self.sets]
+
+    def find(self, prompts: str, configuration: Configuration) -> Measured | None:
+        """What was measured of `configuration` on a set; None where nothing was."""
+        return self._index.get((prompts, configuration))
+
+    def value(self, prompts: str, configuration: Configuration, quantity: Quantity) -> float:
+        """The same as a number; NaN where there is none."""
+        found = self.find(prompts, configuration)
+        return math.nan if found is None else found.metrics.get(quantity, math.nan)
+
+    @cached_property
+    def _index(self) -> dict[tuple[str, Configuration], Measured]:
+        return {(m.prompts, m.configuration): m for m in self.measured}
+
+    def save(self, folder: Path) -> Path:
+        return write_atomically(folder / "papers.json", self.model_dump_json(indent=1))
+
+    @classmethod
+    def load(cls, folder: Path) -> PapersResult:
+        return cls.model_validate_json((Path(folder) / "papers.json").read_text())
+
+
+@dataclass(frozen=True)
+class PapersFolder(SweepFolder):
+    """Where the blocks and the result lie."""
+
+    def result(self) -> PapersResult | None:
+        return PapersResult.load(self.path) if (self.path / "papers.json").exists() else None
+
+    def block(self, prompts: str, repeat: int) -> Path:
+        name = re.sub(r"[^\w.-]+", "-", prompts)
+        return self.path / "blocks" / f"{name}-{repeat}.json"
+
+    def save_block(self, prompts: str, repeat: int, watch: Stopwatch) -> None:
+        write_atomically(
+            self.block(prompts, repeat), _STOPWATCH.dump_json(watch, indent=None).decode()
+        )
+
+    def load_block(self, prompts: str, repeat: int) -> Stopwatch:
+        return _STOPWATCH.validate_json(self.block(prompts, repeat).read_text())
+
+
+def run_papers(
+    plan: PaperPlan,
+    home: Path,
+    name: str | None = None,
+    fresh: bool = False,
+    tell: Observer | None = None,
+) -> tuple[PapersResult, PapersFolder]:
+    """Measure what `plan` asks for in `<home>/papers/<name>`, or go on where an interrupted run
+    stopped. The caller marks the folder finished once it has dealt with the result.
+
+    Raises :class:`UserError` for bad input, before anything is written.
+    """
+    tell = tell or Observer()
+    plan.check()
+    prompts = load_sets(plan, check_pair(plan.pair), home, tell)
+    sets = {
+        key: PromptSet(source=source, count=len(own), digest=digest(own))
+        for key, (source, own) in prompts.items()
+    }
+    work = plan.work(list(sets))
+    identity = plan.digest({key: own.digest for key, own in sets.items()})
+    folder = PapersFolder.claim(
+        home / "papers", name or f"{plan.pair.name}-{identity[:8]}", identity, fresh
+    )
+    if (result := folder.result()) is not None:
+        return result, folder
+    tell.stage("connecting to Ray, loading the pair")
+    with ray_session():
+        runner = plan.pair.runner
+        bench = start_bench(
+            folder.pair() or plan.pair, resources(runner.threads, runner.device)["GPU"]
+        )
+        requests = {
+            key: get(bench.requests.remote(own, plan.max_new_tokens))
+            for key, (_, own) in prompts.items()
+            if key in work
+        }
+        pair = get(bench.spec.remote())
+        distinct = list(dict.fromkeys(c for own in work.values() for c in own))
+        tell.stage(f"warming {len(distinct)} configurations up")
+        get(bench.warm_up.remote(distinct, next(iter(requests.values()))[0]))
+        with folder.lock():
+            folder.begin(plan, identity)
+            folder.save_pair(pair)
+            _measure(plan, bench, work, requests, folder, tell)
+            result = PapersResult(
+                name=folder.name,
+                started=datetime.now(UTC),
+                plan=plan,
+                pair=pair,
+                sets={key: own for key, own in sets.items() if key in work},
+                measured=[
+                    measured for key, own in work.items() for measured in _read(folder, key, own)
+                ],
+                environment=get(bench.environment.remote()),
+            )
+            result.save(folder.path)
+        ray.kill(bench)
+    return result, folder
+
+
+def _measure(
+    plan: PaperPlan,
+    bench: ray.actor.ActorHandle,
+    work: Mapping[str, Mapping[Configuration, bool]],
+    requests: Mapping[str, Sequence[Request]],
+    folder: PapersFolder,
+    tell: Observer,
+) -> None:
+    """Decode every block that is not on disk."""
+    blocks = [(key, repeat) for repeat in range(plan.repeats) for key in work]
+    missing = [block for block in blocks if not folder.block(*block).exists()]
+    done = sum(len(requests[key]) for key, repeat in blocks if (key, repeat) not in missing)
+    tell.stage("decoding", sum(len(requests[key]) for key, _ in blocks), done)
+    for key, repeat in missing:
+        # Counts do not change with the repeat: what is not timed is decoded once.
+        taken = [c for c, timed in work[key].items() if timed or repeat == 0]
+        watch = Stopwatch(turns=repeat * len(requests[key]))
+        get(bench.forget.remote())
+        for request in requests[key] if taken else ():
+            watch.take(bench, taken, request, 0)
+            tell.step()
+        if repeat:
+            watch.generations.clear()  # as in the first repeat
+        for generation in (g for own in watch.generations.values() for g in own):
+            generation.token_seconds = []
+        folder.save_block(key, repeat, watch)
+
+
+def _read(folder: PapersFolder, key: str, work: Mapping[Configuration, bool]) -> list[Measured]:
+    """What the blocks of a prompt set say."""
+    first = folder.load_block(key, 0)
+    blocks = [first]
+    while folder.block(key, len(blocks)).exists():
+        blocks.append(folder.load_block(key, len(blocks)))
+    watch = Stopwatch(generations=first.generations)
+    for configuration, timed in work.items():
+        own = blocks if timed else blocks[:1]
+        watch.seconds[configuration.id] = [block.seconds[configuration.id][0] for block in own]
+    found = []
+    for configuration, timed in work.items():
+        baseline = Configuration(sampling=configuration.sampling)
+        timing = watch.timing(configuration, baseline) if timed else None
+        found.append(Measured.of(key, configuration, watch.generations[configuration.id], timing))
+    return found
+
+
+# Prompts
+
+
+def load_sets(
+    plan: PaperPlan, tokenizer: Any, home: Path, tell: Observer | None = None
+) -> dict[str, tuple[str, list[Prompt]]]:
+    """The prompts of each set that the tables use, and where they are from. Optional sets that are
+    not there are left out, with a warning, and so is what they were to be mixed into."""
+    tell = tell or Observer()
+    used = dict.fromkeys(name for table in plan.tables.values() for name in table.prompts)
+    parts = dict.fromkeys(part for name in used for part in plan.prompts[name].mix or (name,))
+    loaded: dict[str, tuple[str, list[Prompt]]] = {}
+    for name in parts:
+        try:
+            loaded[name] = _load(name, plan.prompts[name], tokenizer, home)
+        except UserError as error:
+            if not plan.prompts[name].optional:
+                raise
+            tell.warned(f"{name} is left out: {error}")
+    found = {}
+    for name in used:
+        mix = plan.prompts[name].mix
+        if not mix and name in loaded:
+            found[name] = loaded[name]
+        elif mix and all(part in loaded for part in mix):
+            found[name] = _mixed({part: loaded[part][1] for part in mix}, plan.prompts[name].limit)
+    if not found:
+        raise UserError("no prompts: none of the tables' sets is there")
+    return found
+
+
+def _load(name: str, prompts: PromptsOf, tokenizer: Any, home: Path) -> tuple[str, list[Prompt]]:
+    """The first source that is a file, as seen from here or from the workspace; else the last,
+    which may also be a bundled set or a hub's."""
+    for source in prompts.sources:
+        for place in (Path(source), home / source):
+            if place.is_file():
+                return source, load_prompts(str(place), prompts.limit, tokenizer)
+    last = prompts.sources[-1]
+    return last, load_prompts(last, prompts.limit, tokenizer)
+
+
+def _mixed(sets: Mapping[str, list[Prompt]], limit: int | None) -> tuple[str, list[Prompt]]:
+    """The sets' prompts in turn."""
+    longest = max(map(len, sets.values()))
+    mixed = [
+        Prompt(f"{name}/{own[number].id}", own[number].text)
+        for number in range(longest)
+        for name, own in sets.items()
+        if number < len(own)
+    ]
+    return " + ".join(sets), mixed[:limit]

@@ -1,0 +1,131 @@
+"""The figures of the papers' tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from cluster.paper_plan import Method, Quantity, Table
+from cluster.papers import PapersResult
+from dashboards.look import INK, MUTED, base_figure, style
+
+QUANTITIES: dict[Quantity, tuple[str, str, str]] = {  # heading, format, what it says
+    "tokens_per_second": ("tok/s", "{:.0f}", "output tokens per second, prefill included"),
+    "speedup": ("ratio", "{:.2f}×", "times as fast as autoregressive decoding"),
+    "mat": ("MAT", "{:.2f}", "output tokens per target forward"),
+    "accepted_per_round": ("accepted", "{:.2f}", "accepted tokens per target forward"),
+    "acceptance_rate": ("acc./drafted", "{:.1%}", "accepted over drafted tokens"),
+    "path_rate": ("α", "{:.2f}", "longest accepted path over maximum depth"),
+    "utilisation": ("Util", "{:.2f}", "output tokens per draft forward (Post-use, Eq. 3)"),
+    "discard_rate": ("discard rate", "{:.3f}", "thrown-away tokens per output token"),
+    "verification_rate": ("verific. rate", "{:.3f}", "target forwards per output token"),
+}
+PATTERNS = ("", "/", ".", "x", "-", "+", "|", "\\")
+DASHES = ("solid", "dash", "dot", "dashdot")
+
+
+def paper_figure(result: PapersResult, key: str) -> go.Figure:
+    """A table's ratio, else its first quantity, for every method: bars in a group for each prompt
+    set, or lines over what the table varies."""
+    table = result.plan.tables[key]
+    quantity: Quantity = "speedup" if "speedup" in table.columns else table.columns[0]
+    heading, _, meaning = QUANTITIES[quantity]
+    if quantity == "speedup":
+        meaning += ", with its 95 % interval"
+    fig = base_figure(table.title, f"{heading}: {meaning}", 440)
+    methods = [m for m in result.plan.methods(key) if _known(result, table, m, quantity)]
+    draw = _lines if table.varied else _bars
+    for method, (colour, pattern) in zip(methods, _colours(methods), strict=True):
+        draw(fig, result, table, method, quantity, colour, pattern)
+    fig.update_layout(barmode="group", bargap=0.18, bargroupgap=0.06)
+    fig.update_yaxes(title_text=heading, rangemode="tozero")
+    if quantity == "speedup":
+        fig.add_hline(y=1, line={"color": MUTED, "width": 1.5, "dash": "dash"})
+    legend = {"orientation": "v", "x": 1.02, "y": 1, "yanchor": "top", "tracegroupgap": 0}
+    return fig.update_layout(legend=legend)
+
+
+def _known(result: PapersResult, table: Table, method: Method, quantity: Quantity) -> bool:
+    return any(
+        not math.isnan(result.value(prompts, configuration, quantity))
+        for prompts in result.sets_of(table)
+        for configuration in method.configurations
+    )
+
+
+def _bars(
+    fig: go.Figure,
+    result: PapersResult,
+    table: Table,
+    method: Method,
+    quantity: Quantity,
+    colour: str,
+    pattern: str,
+) -> None:
+    names = result.sets_of(table)
+    (configuration,) = method.configurations
+    points = [(name, configuration) for name in names]
+    fig.add_bar(
+        x=names,
+        y=[result.value(*point, quantity) for point in points],
+        error_y=_intervals(result, points, quantity),
+        name=method.label,
+        marker={"color": colour, "line": {"width": 0}, "pattern": {"shape": pattern}},
+        hovertemplate=f"<b>{method.label}</b><br>%{{x}}: %{{y:.3f}}<br>{configuration.label}"
+        "<extra></extra>",
+    )
+
+
+def _lines(
+    fig: go.Figure,
+    result: PapersResult,
+    table: Table,
+    method: Method,
+    quantity: Quantity,
+    colour: str,
+    _: str,
+) -> None:
+    names = result.sets_of(table)
+    symbol = style(method.configurations[0].family).symbol
+    for number, name in enumerate(names):
+        points = [(name, configuration) for configuration in method.configurations]
+        fig.add_scatter(
+            x=[*table.values],
+            y=[result.value(*point, quantity) for point in points],
+            error_y=_intervals(result, points, quantity),
+            mode="lines+markers",
+            name=method.label + (f", {name}" if len(names) > 1 else ""),
+            line={"color": colour, "width": 2, "dash": DASHES[number % len(DASHES)]},
+            marker={"symbol": symbol, "size": 9},
+            hovertemplate=f"<b>{method.label}</b><br>{table.varied} = %{{x}}: %{{y:.3f}}"
+            "<extra></extra>",
+        )
+    fig.update_xaxes(title_text=table.varied)
+
+
+def _intervals(
+    result: PapersResult, points: Sequence[tuple[str, Any]], quantity: Quantity
+) -> dict[str, Any] | None:
+    if quantity != "speedup":
+        return None
+    measured = [result.find(*point) for point in points]
+    timings = [m.timing if m else None for m in measured]
+    return {
+        "type": "data", "symmetric": False, "color": INK, "thickness": 1.2, "width": 3,
+        "array": [t.high - t.speedup if t else 0 for t in timings],
+        "arrayminus": [t.speedup - t.low if t else 0 for t in timings],
+    }  # fmt: skip
+
+
+def _colours(methods: Sequence[Method]) -> list[tuple[str, str]]:
+    """A colour for each method, its family's, and a pattern that none of that colour has yet."""
+    taken: dict[str, int] = {}
+    found = []
+    for method in methods:
+        colour = style(method.configurations[0].family).colour
+        found.append((colour, PATTERNS[taken.get(colour, 0) % len(PATTERNS)]))
+        taken[colour] = taken.get(colour, 0) + 1
+    return found

@@ -1,0 +1,241 @@
+"""The papers' tables written: Markdown, CSV, a page with figures, and their MLflow run."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from plotly.offline import get_plotlyjs
+
+from cluster.papers import Measured, PapersResult
+from dashboards import look
+from dashboards.drawings import Drawing, embed, log_figures, template
+from dashboards.figures.papers import paper_figure
+from dashboards.paper_tables import LEGEND, Sheet, frame, markdown, over, sheets
+from dashboards.tracking import (
+    as_metrics,
+    as_params,
+    connect,
+    experiment_id_of,
+    runs_where,
+    user_name,
+)
+from specdec_core.config import BanditDrafter
+from specdec_core.files import write_atomically
+from specdec_core.results import Timing
+from specdec_core.stats import Ratio
+
+
+def title(result: PapersResult) -> str:
+    return f"The papers' tables for {result.pair.name}"
+
+
+def findings(result: PapersResult) -> list[str]:
+    """For each prompt set the fastest lossless configuration, and how it compares with the best
+    plain chain; and each bandit against its best arm."""
+    lines = []
+    for prompts in result.sets:
+        timed = [
+            m
+            for m in result.measured
+            if m.prompts == prompts
+            and m.timing is not None
+            and m.configuration.sampling.greedy
+            and m.configuration.lossless
+        ]
+        drafting = [m for m in timed if m.configuration.drafter is not None]
+        if not drafting:
+            continue
+        best = _fastest(drafting)
+        assert best.timing is not None
+        line = f"{prompts}: fastest is {name_of(result, best)}, {_interval(best.timing)}"
+        plain = [m for m in drafting if m.configuration.family == "fixed"]
+        if plain and (chain := _fastest(plain)) is not best:
+            ratio = over(best.timing, chain.timing)
+            line += (
+                f" autoregressive decoding and {_ratio(ratio)} the best plain chain "
+                f"({chain.configuration.label})"
+            )
+        else:
+            line += " autoregressive decoding"
+        lines.append(line + ".")
+        lines += _bandits(result, prompts, drafting)
+    return lines
+
+
+def _bandits(result: PapersResult, prompts: str, drafting: Sequence[Measured]) -> Iterator[str]:
+    by_drafter = {m.configuration.drafter: m for m in drafting}
+    for m in drafting:
+        drafter = m.configuration.drafter
+        if not isinstance(drafter, BanditDrafter):
+            continue
+        arms = [by_drafter[arm] for arm in drafter.arms if arm in by_drafter]
+        if len(arms) < len(drafter.arms) or m.timing is None:
+            continue
+        arm = _fastest(arms)
+        ratio = over(m.timing, arm.timing)
+        yield (
+            f"{prompts}: {name_of(result, m)} is {_ratio(ratio)} as fast as its best arm "
+            f"({arm.configuration.label})" + (", a tie." if ratio.tied else ".")
+        )
+
+
+def _fastest(measured: Sequence[Measured]) -> Measured:
+    return max(measured, key=lambda m: m.timing.tokens_per_second if m.timing else 0.0)
+
+
+def name_of(result: PapersResult, measured: Measured) -> str:
+    """What the first table that has it calls a configuration, and its label."""
+    for key, table in result.tables().items():
+        if measured.prompts not in table.prompts:
+            continue
+        for method in result.plan.methods(key):
+            if measured.configuration in method.configurations:
+                return f"{method.name} ({measured.configuration.label})"
+    return measured.configuration.label
+
+
+def _interval(timing: Timing) -> str:
+    return f"{timing.speedup:.2f}× ({timing.low:.2f}–{timing.high:.2f})"
+
+
+def _ratio(ratio: Ratio) -> str:
+    return f"{ratio.value:.2f}× ({ratio.low:.2f}–{ratio.high:.2f})"
+
+
+def notes(result: PapersResult) -> list[str]:
+    """What differs from the papers, and how this was measured."""
+    runner, plan = result.pair.runner, result.plan
+    drafts = ", ".join(f"{name} = {model}" for name, model in result.pair.drafts.items())
+    missing = [
+        name
+        for name in dict.fromkeys(n for t in plan.tables.values() for n in t.prompts)
+        if name not in result.sets
+    ]
+    lines = [
+        *plan.notes,
+        f"Models: target {result.pair.target} ({runner.target_dtype}), drafts {drafts or 'none'} "
+        f"({runner.draft_dtype}); {runner.device}, {runner.threads} thread"
+        + ("s" if runner.threads != 1 else "")
+        + ".",
+        "Prompts: "
+        + "; ".join(f"{name}: {own.count} of {own.source}" for name, own in result.sets.items())
+        + f"; at most {plan.max_new_tokens} new tokens.",
+        f"Every prompt is decoded by all configurations in turn, {plan.repeats} times where a time "
+        "is shown; a ratio is autoregressive time over the method's, per prompt the median of the "
+        "repeats, summed over prompts, with a 95 % bootstrap interval of the pairs. What learns "
+        "begins every repeat of a prompt set anew.",
+        LEGEND,
+    ]
+    if missing:
+        lines.append(f"Left out, because their prompts are not here: {', '.join(missing)}.")
+    greedy = [
+        m.timing.differing_outputs
+        for m in result.measured
+        if m.timing and m.configuration.sampling.greedy and m.configuration.lossless
+    ]
+    if sum(greedy):
+        lines.append(
+            f"{sum(greedy)} of {len(greedy)} configurations' greedy outputs differ from "
+            "autoregressive decoding's: verifying several tokens at once rounds differently, and "
+            f"in {runner.target_dtype} near-ties flip."
+        )
+    return lines
+
+
+def write_papers(result: PapersResult, folder: Path) -> list[Path]:
+    """Write `<key>.md` and `<key>.csv` of every table, `papers.md` with all of them and
+    `papers.html`, which needs no network; returns their paths, the page last."""
+    shown = sheets(result)
+    files = []
+    for sheet in shown:
+        files.append(write_atomically(folder / f"{sheet.key}.md", markdown(sheet)))
+        table = frame(result, sheet.key).to_csv(index=False)
+        files.append(write_atomically(folder / f"{sheet.key}.csv", table))
+    files.append(write_atomically(folder / "papers.md", document(result, shown)))
+    files.append(write_atomically(folder / "papers.html", page(result, shown)))
+    return files
+
+
+def document(result: PapersResult, shown: Sequence[Sheet]) -> str:
+    """All tables as one Markdown page."""
+    parts = [f"# {title(result)}", "\n".join(f"- {line}" for line in findings(result))]
+    parts += [markdown(sheet) for sheet in shown]
+    parts += ["## Notes", "\n".join(f"- {note}" for note in notes(result))]
+    return "\n\n".join(part.rstrip() for part in parts if part) + "\n"
+
+
+def page(result: PapersResult, shown: Sequence[Sheet]) -> str:
+    """All tables and figures as an HTML page."""
+    return template("papers.jinja").render(
+        result=result,
+        title=title(result),
+        findings=findings(result),
+        sheets=[(own, embed(own.key, Drawing(paper_figure(result, own.key)))) for own in shown],
+        notes=notes(result),
+        facts=list(result.environment.items()),
+        neutral=[look.INK, look.MUTED, look.PAPER],
+        plotly=get_plotlyjs(),
+    )
+
+
+def log_papers(result: PapersResult, folder: Path, files: Sequence[Path]) -> str:
+    """An MLflow run of the tables in the pair's experiment: every number as a metric
+    `<table>.<method>.<prompts>.<quantity>`, the files and figures as artifacts. A run that an
+    interrupted process began for this folder is taken up again. Returns the run's id."""
+    client = connect()
+    experiment = experiment_id_of(client, result.pair.name)
+    where = f"{platform.node()}:{folder.resolve()}".replace("'", "_")
+    tags = {
+        "specdec.folder": where,
+        "mlflow.user": user_name(),
+        "mlflow.source.name": "specdec papers",
+        **{f"prompts.{name}": own.digest for name, own in result.sets.items()},
+        **result.environment,
+    }
+    earlier = runs_where(client, experiment, f"tags.`specdec.folder` = '{where}'")
+    run = next((run for run in earlier if run.info.status != "FINISHED"), None)
+    if run is None:
+        run = client.create_run(experiment, run_name=f"papers {result.name}", tags=tags)
+    run_id = run.info.run_id
+    params = {
+        "pair": result.pair.model_dump(mode="json"),
+        "prompts": {
+            name: {"source": own.source, "count": own.count} for name, own in result.sets.items()
+        },
+        "max_new_tokens": result.plan.max_new_tokens,
+        "repeats": result.plan.repeats,
+    }
+    client.log_batch(run_id, params=as_params(params))
+    metrics = as_metrics(_metrics(result))
+    for start in range(0, len(metrics), 1000):  # as many as the store takes at once
+        client.log_batch(run_id, metrics=metrics[start : start + 1000])
+    for file in [*files, folder / "papers.json", folder / "plan.yaml"]:
+        client.log_artifact(run_id, str(file))
+    drawings = {key: Drawing(paper_figure(result, key)) for key in result.tables()}
+    log_figures(client, run_id, drawings)
+    client.set_terminated(run_id)
+    return run_id
+
+
+def _metrics(result: PapersResult) -> Mapping[str, float]:
+    found: dict[str, float] = {}
+    for key, table in result.tables().items():
+        for row in frame(result, key).to_dict("records"):
+            parts = [key, row["method"], row["prompts"]]
+            parts += [f"{table.varied}_{row[table.varied]}"] if table.varied else []
+            for quantity in table.columns:
+                if not math.isnan(row[quantity]):
+                    found[".".join(map(_allowed, (*parts, quantity)))] = row[quantity]
+    return found
+
+
+_SPELT = {"λ": "lambda", "γ": "gamma", "α": "alpha", "×": "x", "+": "plus", "=": "_"}
+
+
+def _allowed(name: str) -> str:
+    """MLflow allows letters, digits and _ - in a part of a metric's name."""
+    spelt = "".join(_SPELT.get(c, c) for c in name)
+    return "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in spelt)

@@ -1,0 +1,280 @@
+"""`specdec papers` writes every table, resumes without repeating work, and refuses bad plans."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from mlflow import MlflowClient
+
+from cluster.paper_plan import load_paper_plan
+from cluster.papers import PapersResult, load_sets
+from jobs.papers import PAPERS, parse_sources
+from specdec_core.config import BanditDrafter, Configuration, PairSpec
+from specdec_core.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 3}}
+LOOKUP = {"kind": "prompt_lookup", "max_tokens": 4}
+
+
+def plan(folder: Path, spec: PairSpec) -> dict[str, Any]:
+    """Two small tables: one timed, over two sets and their mixture, one counted, over a number."""
+    texts = {"sums": ["x = 1 + 1", "y = 2 + 2"], "loops": ["for i in x:", "while True:"]}
+    for name, own in texts.items():
+        lines = [json.dumps({"prompt": text}) for text in own]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    return {
+        "pair": spec.model_dump(),
+        "prompts": {
+            "sums": {"source": ["nowhere.jsonl", str(folder / "sums.jsonl")]},
+            "loops": {"source": str(folder / "loops.jsonl")},
+            "absent": {"source": "absent.jsonl", "optional": True},
+            "mixture": {"mix": ["sums", "loops"]},
+        },
+        "max_new_tokens": 16,
+        "repeats": 2,
+        "tables": {
+            "methods": {
+                "title": "Methods by task",
+                "paper": "Paper, Table 1",
+                "prompts": ["sums", "loops", "absent", "mixture"],
+                "columns": ["tokens_per_second", "speedup", "mat"],
+                "rows": [
+                    {"name": "AR"},
+                    {"name": "chain", "drafter": CHAIN},
+                    {"name": "lookup", "drafter": LOOKUP},
+                    {"name": "bandit", "drafter": {"kind": "bandit", "arms": [3, LOOKUP]}},
+                ],
+            },
+            "lengths": {
+                "title": "By λ",
+                "paper": "Paper, Table 2",
+                "prompts": ["sums"],
+                "columns": ["path_rate"],
+                "temperatures": [0, 1],
+                "vary": {"λ": [2, 4]},
+                "rows": [
+                    {
+                        "name": "chain",
+                        "drafter": {
+                            "kind": "draft_model",
+                            "policy": {"kind": "fixed", "max_tokens": "λ"},
+                        },
+                    }
+                ],
+            },
+        },
+    }
+
+
+def environment(home: Path) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI")}
+    return {**kept, "SPECDEC_HOME": str(home), "COLUMNS": "120"}
+
+
+def papers(home: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "jobs.papers", *map(str, arguments)],
+        cwd=ROOT,
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_tables_are_measured_and_written_and_an_interrupted_run_goes_on(
+    tiny_spec: PairSpec, tmp_path: Path
+) -> None:
+    config, home = tmp_path / "papers.yaml", tmp_path / "home"
+    config.write_text(json.dumps(plan(tmp_path, tiny_spec)))  # JSON is YAML
+    blocks = home / "papers" / "mine" / "blocks"
+    command = [sys.executable, "-m", "jobs.papers", "--config", str(config), "--name", "mine"]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment(home),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as driver:
+        deadline = time.monotonic() + 240
+        while not list(blocks.glob("*.json")):
+            assert driver.poll() is None, driver.communicate()[0]
+            assert time.monotonic() < deadline, "no block was written"
+            time.sleep(0.01)
+        driver.send_signal(signal.SIGKILL)
+        driver.communicate(timeout=60)
+    before = {path: path.stat().st_mtime_ns for path in blocks.glob("*.json")}
+
+    done = papers(home, "--config", config, "--name", "mine")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"resuming: \d+ of 16 done", done.stdout)
+    assert "absent is left out" in done.stdout
+    after = {path: path.stat().st_mtime_ns for path in blocks.glob("*.json")}
+    assert after.items() >= before.items()  # nothing was written again
+    assert {path.name for path in after} == {
+        f"{name}-{repeat}.json" for name in ("sums", "loops", "mixture") for repeat in (0, 1)
+    }
+
+    folder = home / "papers" / "mine"
+    result = PapersResult.load(folder)
+    methods = pd.read_csv(folder / "methods.csv")
+    assert set(zip(methods["method"], methods["prompts"], strict=True)) == {
+        (method, prompts)
+        for method in ("AR", "chain", "lookup", "bandit")
+        for prompts in ("sums", "loops", "mixture")
+    }
+    vanilla = methods[methods["method"] == "AR"]
+    assert (vanilla["speedup"] == 1).all()
+    assert (vanilla["mat"] == 1).all()
+    assert (methods["differing_outputs"] == 0).all()  # float32
+    assert (methods[methods["method"] == "chain"]["mat"] > 1.2).all()
+    lengths = pd.read_csv(folder / "lengths.csv")
+    assert list(lengths["λ"]) == [2, 4, 2, 4]
+    assert list(lengths["temperature"]) == [0, 0, 1, 1]
+    assert lengths["path_rate"].between(0.05, 1).all()
+    assert lengths["speedup"].isna().all()  # what no table times is decoded once
+    for measured in result.measured:
+        repeats = 2 if measured.timing else 0
+        assert measured.timing is None or len(measured.timing.seconds) == repeats
+    page = (folder / "papers.md").read_text()
+    for shown in ("## Methods by task", "## By λ", "| chain |", "**", "mixture: bandit"):
+        assert shown in page
+    assert (folder / "papers.html").stat().st_size > 1_000_000
+    assert "tables    " in done.stdout
+
+    client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name(tiny_spec.name)
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    rate = lengths.set_index(["method", "λ"]).loc[("chain, T=1", 4), "path_rate"]
+    logged = run.data.metrics["lengths.chain__T_1.sums.lambda_4.path_rate"]
+    assert logged == pytest.approx(rate)
+    files = {file.path for file in client.list_artifacts(run.info.run_id)}
+    assert files >= {"papers.md", "papers.html", "methods.csv", "lengths.md", "figures"}
+
+
+BROKEN = {
+    "unknown": (("tables", "methods", "colums"), ["mat"], r"tables\.methods\.colums: unknown key"),
+    "column": (("tables", "methods", "columns"), ["speed"], r"tables\.methods\.columns\.0: "),
+    "set": (("tables", "methods", "prompts"), ["sum"], r"tables\.methods\.prompts: no set 'sum'"),
+    "drafter": (
+        ("tables", "methods", "rows"),
+        [{"name": "x", "drafter": {"kind": "prompt_lookup", "ngram": 3}}],
+        r"tables\.methods\.rows\.0: .*ngram: unknown key",
+    ),
+    "draft": (
+        ("tables", "methods", "rows"),
+        [{"name": "x", "drafter": {"kind": "draft_model", "draft": "big"}}],
+        r"tables\.methods\.rows\.0: the pair has no draft 'big' \(it has: draft\)",
+    ),
+    "twice": (
+        ("tables", "methods", "rows"),
+        [{"name": "x"}, {"name": "x"}],
+        r"tables\.methods\.rows: 'x' is there twice",
+    ),
+    "two": (("tables", "lengths", "vary"), {"λ": [1], "w": [1]}, r"tables\.lengths\.vary: "),
+    "value": (("tables", "lengths", "vary"), {"λ": [0]}, r"max_tokens: .* \(got 0\)"),
+    "mix": (("prompts", "mixture"), {"mix": ["sums", "x"]}, r"prompts\.mixture\.mix: no set 'x'"),
+    "both": (("prompts", "sums"), {"mix": ["loops"], "source": "x"}, "either source or mix"),
+    "folder": (("tables", "a/b"), {}, r"tables\.a/b"),
+    "missing": (("prompts", "loops"), {"source": "missing.jsonl"}, r"missing\.jsonl: no such file"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_bad_plan_is_one_line(case: str, tiny_spec: PairSpec, tmp_path: Path) -> None:
+    (*path, last), value, message = BROKEN[case]
+    content = plan(tmp_path, tiny_spec)
+    place = content
+    for key in path:
+        place = place[key]
+    if case == "folder":
+        value = content["tables"]["lengths"]
+    place[last] = value
+    config = tmp_path / "papers.yaml"
+    config.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=message) as caught:
+        load_sets(load_paper_plan(config), None, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config", "none.yaml"], r"none\.yaml: no such file"),
+        (["--table", "none"], r"--table none: .* has no such table"),
+        (["--prompts", "HumanEval"], "expected NAME=source"),
+        (["--prompts", "x=y.jsonl"], r"--prompts x=y\.jsonl: .* has no such set"),
+        (["--repeats", "0"], r"repeats: .* \(got 0\)"),
+        (["--name", "a/b"], "expected a folder's name"),
+    ],
+)
+def test_bad_options_are_one_line_with_exit_code_2(
+    arguments: list[str], message: str, tmp_path: Path
+) -> None:
+    done = papers(tmp_path, *arguments)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert re.fullmatch(rf"error: .*{message}.*\n", done.stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_papers_plan_holds_for_any_pair() -> None:
+    plan = load_paper_plan(PAPERS)
+    assert set(plan.needs()) <= set(plan.datastores)
+    other = load_paper_plan(PAPERS, pair={"target": "org/large", "drafts": {"mini": "org/mini"}})
+    drafts = {
+        part.draft
+        for key in other.tables
+        for method in other.methods(key)
+        for configuration in method.configurations
+        if configuration.drafter
+        for part in configuration.drafter.walk()
+        if hasattr(part, "draft")
+    }
+    assert drafts == {"mini"}
+    alone = load_paper_plan(PAPERS, pair={"target": "org/large", "drafts": {}})
+    names = {method.name for method in alone.methods("banditspec")}
+    assert {"Vanilla", "PLD", "Suffix Tree"} <= names
+    assert "Dynamic tree" not in names
+
+
+def test_bandits_choose_among_the_rows_of_their_table() -> None:
+    """The table can say how a bandit compares with its best arm."""
+    plan = load_paper_plan(PAPERS)
+    rows = [c for m in plan.methods("banditspec") for c in m.configurations]
+    bandits = [c.drafter for c in rows if isinstance(c.drafter, BanditDrafter)]
+    assert bandits
+    for bandit in bandits:
+        assert {Configuration(drafter=arm) for arm in bandit.arms} <= set(rows)
+
+
+def test_tables_and_prompts_can_be_fewer(tiny_spec: PairSpec, tmp_path: Path) -> None:
+    config = tmp_path / "papers.yaml"
+    config.write_text(json.dumps(plan(tmp_path, tiny_spec)))
+    few = load_paper_plan(config, only=["lengths"], limit=1, repeats=1)
+    assert list(few.tables) == ["lengths"]
+    assert list(few.work(list(few.prompts))) == ["sums"]
+    ((_, prompts),) = load_sets(few, None, tmp_path).values()
+    assert [prompt.text for prompt in prompts] == ["x = 1 + 1"]
+    mixed = load_sets(load_paper_plan(config, limit=1), None, tmp_path)["mixture"]
+    assert [prompt.text for prompt in mixed[1]] == ["x = 1 + 1", "for i in x:"]
+
+
+def test_sources_of_prompt_sets_are_given_by_name() -> None:
+    assert parse_sources(["HumanEval=a=b.jsonl", "GSM8K=org/set"]) == {
+        "HumanEval": "a=b.jsonl",
+        "GSM8K": "org/set",
+    }
