@@ -106,6 +106,7 @@ class Engine:
                 self.pair.load_head,
                 self.target.vocab_size,
                 self.pair.eos_token_ids,
+                lambda: self.pair.tokenizer_digest,
             )
             self.drafter = build_drafter(configuration.drafter, resources)
 

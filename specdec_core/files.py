@@ -36,6 +36,23 @@ def write_atomically(path: Path, text: str) -> Path:
 
 
 @contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder beside `path`, which takes its place when the block succeeds. What was
+    at `path` is gone then, and untouched otherwise."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        dir=path.parent, prefix=f".{path.name}.", ignore_cleanup_errors=True
+    ) as own:
+        new, old = Path(own) / "new", Path(own) / "old"
+        new.mkdir()
+        yield new
+        if path.exists():
+            path.replace(old)
+        new.replace(path)
+
+
+@contextmanager
 def locked(folder: Path, what: str) -> Iterator[None]:
     """Make `folder` and keep a second process out of it; the lock goes with the process, however
     it ends. Raises :class:`UserError` where another process has it."""

@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from specdec_core.bundled import resolve_path
 from specdec_core.config import PairSpec, RunnerSettings
 from specdec_core.errors import UserError
-from specdec_core.fingerprint import TARGET, fingerprints
+from specdec_core.fingerprint import TARGET, fingerprints, tokenizer_digest
 from specdec_core.heads import LoadedHead, load_head
 from specdec_core.packing import pack_linear_layers
 from specdec_core.runner import ModelRunner, check_supported, context_length
@@ -61,6 +61,11 @@ class Pair:
     def fingerprints(self) -> dict[str, str]:
         """The digest of each model's weights: `target`'s and each draft's by its name."""
         return fingerprints(self.spec)
+
+    @cached_property
+    def tokenizer_digest(self) -> str:
+        """The digest of the pair's vocabulary."""
+        return tokenizer_digest(self.tokenizer)
 
     def load_head(self, draft: str | None, name: str) -> LoadedHead:
         """A trained head for a draft of the pair; raises :class:`UserError` for a head of another

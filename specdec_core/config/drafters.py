@@ -363,21 +363,24 @@ class LookaheadDrafter(DrafterSettings):
     guesses: Width = Field(default=5, description="G, n-grams verified at once")
     pool: int = Field(default=1000, ge=1, description="keys of the n-gram pool")
     per_key: int = Field(default=20, ge=1, description="n-grams of a key")
+    from_prompt: bool = Field(default=True, description="begin with the prompt's n-grams")
 
     def model_post_init(self, _: Any) -> None:
         self._check_nodes()
 
     @property
     def label(self) -> str:
-        return f"lookahead W={self.window} N={self.ngram} G={self.guesses}"
+        alone = "" if self.from_prompt else " without the prompt's"
+        return f"lookahead W={self.window} N={self.ngram} G={self.guesses}{alone}"
 
     @property
     def depth(self) -> int:
-        return self.ngram - 1
+        return self.ngram - 1 + max(self.window - 2, 0)
 
     @property
     def nodes(self) -> int:
-        return (self.window + self.guesses) * (self.ngram - 1)
+        # The window's first guess is the text's last token.
+        return (self.window + self.guesses) * (self.ngram - 1) - 1
 
 
 Lookup = Annotated[
@@ -484,6 +487,10 @@ class HybridDrafter(DrafterSettings):
 
     def model_post_init(self, _: Any) -> None:
         self._check_nodes()
+        if any(part.kind == "target_tree" for part in self.otherwise.walk()):
+            raise ValueError(
+                "hybrid: a target_tree begins with the target's tokens, what is looked up does not"
+            )
 
     @property
     def label(self) -> str:
@@ -538,13 +545,17 @@ class BanditDrafter(DrafterSettings):
         return arms
 
     @property
-    def label(self) -> str:
+    def title(self) -> str:
+        """The rule, without its arms."""
         name = {"ucb": "UCBSpec", "exp3": "EXP3Spec"}[self.rule]
         scaled = "" if self.exploration == 1 else f" ×{self.exploration:g}"
         timed = " by time" if self.reward == "time" else ""
         own = " per request" if self.memory == "request" else ""
-        shown = ", ".join(arm.label for arm in self.arms)
-        return f"{name}{scaled}{timed}{own} of {shown}"
+        return f"{name}{scaled}{timed}{own}"
+
+    @property
+    def label(self) -> str:
+        return f"{self.title} of {', '.join(arm.label for arm in self.arms)}"
 
     @property
     def family(self) -> str:

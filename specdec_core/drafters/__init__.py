@@ -8,19 +8,28 @@ from specdec_core.config import (
     DrafterSettings,
     DraftModelDrafter,
     DynamicTreeDrafter,
+    HybridDrafter,
+    LookaheadDrafter,
     PostUseDrafter,
     PromptLookupDrafter,
+    RetrievalDrafter,
+    SuffixDrafter,
     TokenCacheDrafter,
+    TreeDrafter,
 )
 from specdec_core.drafters.bandit import BanditSpec
 from specdec_core.drafters.base import Drafter, Found, Lookup, Outcome, Resources, Sequencing
 from specdec_core.drafters.cascade import Cascade
 from specdec_core.drafters.draft_model import DraftModel
 from specdec_core.drafters.dynamic_tree import DynamicTree
+from specdec_core.drafters.hybrid import Hybrid
+from specdec_core.drafters.lookahead import Lookahead
 from specdec_core.drafters.post_use import PostUse
 from specdec_core.drafters.prompt_lookup import PromptLookup
-from specdec_core.drafters.tree import StaticTree
+from specdec_core.drafters.retrieval import RetrievalLookup
+from specdec_core.drafters.suffix import SuffixLookup
 from specdec_core.drafters.token_cache import TokenCache
+from specdec_core.drafters.tree import StaticTree
 
 __all__ = [
     "BanditSpec",
@@ -29,12 +38,16 @@ __all__ = [
     "Drafter",
     "DynamicTree",
     "Found",
+    "Hybrid",
+    "Lookahead",
     "Lookup",
     "Outcome",
     "PostUse",
     "PromptLookup",
     "Resources",
+    "RetrievalLookup",
     "Sequencing",
+    "SuffixLookup",
     "TokenCache",
     "build_drafter",
 ]
@@ -51,6 +64,14 @@ def build_drafter(settings: DrafterSettings, resources: Resources) -> Drafter:
             return StaticTree(settings, resources)
         case PromptLookupDrafter():
             return PromptLookup(settings, resources)
+        case SuffixDrafter():
+            return SuffixLookup(settings, resources)
+        case RetrievalDrafter():
+            return RetrievalLookup(settings, resources)
+        case LookaheadDrafter():
+            return Lookahead(settings, resources)
+        case HybridDrafter():
+            return Hybrid(settings, resources, build_drafter)
         case TokenCacheDrafter():
             return TokenCache(settings, resources)
         case CascadeDrafter():

@@ -86,3 +86,4 @@ class Resources:
     load_head: Callable[[str | None, str], LoadedHead]  # by the draft's name and the head's
     vocab_size: int
     eos_token_ids: frozenset[int]
+    tokenizer_digest: Callable[[], str] | None = None  # of the vocabulary; None: not known here

@@ -1,0 +1,124 @@
+"""A suffix automaton of texts, grown token by token: every phrase in them, how often it is there
+and what most often follows it (Blumer et al., 1985; grown online and over several texts)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+ROOT = 0  # the state of the empty phrase
+
+
+class SuffixAutomaton:
+    """Every phrase of the texts in at most two states a token.
+
+    The phrases of a state are suffixes of each other and end at the same places. State s holds
+    those of more than `length[link[s]]` and at most `length[s]` tokens; `follows[s]` maps a token
+    to the state of the phrases with it at their end; `count[s]` is the number of places and
+    `best[s]` the token that follows most often, of equals the one that followed last (-1: nothing
+    follows yet).
+
+    A token costs amortised constant time, and a step for each different number of times that the
+    text's last phrases were seen before: a few in anything but a loop.
+    """
+
+    def __init__(self) -> None:
+        self.follows: list[dict[int, int]] = [{}]
+        self.link, self.length, self.count, self.best = [-1], [0], [0], [-1]
+        self.last = ROOT  # the state of the whole text so far
+        self.tokens = 0  # of all texts
+
+    def begin(self) -> None:
+        """Start another text: no phrase reaches from one text into the next."""
+        self.last = ROOT
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Go on with the text."""
+        for token in tokens:
+            self._append(token)
+
+    def step(self, state: int, matched: int, token: int) -> tuple[int, int]:
+        """From a phrase of `matched` tokens in `state`, the longest phrase in the texts that is a
+        suffix of it with `token` at its end: its state and length."""
+        follows = self.follows
+        while token not in follows[state]:
+            state = self.link[state]
+            if state < 0:
+                return ROOT, 0
+            matched = self.length[state]
+        return follows[state][token], matched + 1
+
+    def followed(self, state: int, matched: int) -> tuple[int, int]:
+        """The longest suffix of that phrase that something follows: its state and length."""
+        best = self.best
+        while state > 0 and best[state] < 0:
+            state = self.link[state]
+            matched = self.length[state]
+        return state, matched
+
+    def continuation(self, state: int, most: int) -> list[int]:
+        """What most often follows the phrases of `state`, token by token, at most `most`."""
+        follows, best = self.follows, self.best
+        tokens: list[int] = []
+        while len(tokens) < most and best[state] >= 0:
+            tokens.append(best[state])
+            state = follows[state][best[state]]
+        return tokens
+
+    def _append(self, token: int) -> None:
+        before, self.last = self.last, self._grow(token)
+        self.tokens += 1
+        # Every suffix of the text before has been followed by `token` once more.
+        follows, count, best, link = self.follows, self.count, self.best, self.link
+        counted, state = -1, before
+        while state >= 0:
+            following = follows[state]
+            longer = following[token]
+            if longer != counted:
+                count[longer] += 1
+                counted = longer
+            if best[state] < 0 or count[longer] >= count[following[best[state]]]:
+                best[state] = token
+            state = link[state]
+
+    def _grow(self, token: int) -> int:
+        """The state of the text with `token` at its end, made where it is not there."""
+        follows, link, length = self.follows, self.link, self.length
+        state = self.last
+        if token in follows[state]:  # an earlier text had all of this one
+            known = follows[state][token]
+            exact = length[known] == length[state] + 1
+            return known if exact else self._split(state, token, known)
+        new = self._state({}, length[state] + 1, ROOT, 0, -1)
+        while state >= 0 and token not in follows[state]:
+            follows[state][token] = new
+            state = link[state]
+        if state >= 0:
+            known = follows[state][token]
+            exact = length[known] == length[state] + 1
+            link[new] = known if exact else self._split(state, token, known)
+        return new
+
+    def _split(self, state: int, token: int, known: int) -> int:
+        """Give the phrases of `known` that are no longer than those of `state` with `token` a
+        state of their own: from now on they end at more places than the others."""
+        follows, link = self.follows, self.link
+        shorter = self._state(
+            dict(follows[known]),
+            self.length[state] + 1,
+            link[known],
+            self.count[known],
+            self.best[known],
+        )
+        link[known] = shorter
+        while state >= 0 and follows[state].get(token) == known:
+            follows[state][token] = shorter
+            state = link[state]
+        return shorter
+
+    def _state(self, follows: dict[int, int], length: int, link: int, count: int, best: int) -> int:
+        self.follows.append(follows)
+        self.length.append(length)
+        self.link.append(link)
+        self.count.append(count)
+        self.best.append(best)
+        return len(self.link) - 1
