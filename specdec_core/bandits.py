@@ -316,4 +316,4 @@ def build_bandit(settings: BanditDrafter) -> Bandit:
 def find_state(name: str) -> Path:
     """The file of a saved state: a path, or the name of one in the workspace's bandits/."""
     path = Path(name)
-    return path if path.exists() or path.suffix else workspace() / "bandits" / f"{name}.json"
+    return path if path.exists() or path.suffix == ".json" else workspace() / "bandits" / f"{name}.json"

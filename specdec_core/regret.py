@@ -7,29 +7,30 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 
 import numpy as np
 
-from specdec_core.stats import Generation
+from specdec_core.stats import Round
 
 
 @dataclass(frozen=True, eq=False)
 class Course:
-    """How one request was decoded: for each round the `tokens` that it added and its `cost`, 1 for
-    a count of rounds or its seconds. Both have shape (rounds,)."""
+    """How a request, or a batch of requests that began together, was decoded: for each round the
+    `tokens` that it added and its `cost`, 1 a request for a count of rounds or its seconds. Both
+    have shape (rounds,)."""
 
     tokens: np.ndarray
     cost: np.ndarray
 
     @classmethod
-    def of(cls, generation: Generation, timed: bool = False) -> Course:
-        """The rounds of `generation`, counted or in seconds."""
-        rounds = generation.rounds
-        tokens = np.array([r.generated for r in rounds])
+    def of(cls, *batch: Sequence[Round], timed: bool = False) -> Course:
+        """The rounds of the requests of a batch, counted or in seconds, which they share."""
+        steps = [[r for r in step if r is not None] for step in zip_longest(*batch)]
+        tokens = np.array([sum(r.generated for r in step) for step in steps])
         if not timed:
-            return cls(tokens, np.ones(len(rounds)))
-        seconds = [r.draft_seconds + r.target_seconds + r.other_seconds for r in rounds]
-        return cls(tokens, np.array(seconds))
+            return cls(tokens, np.array([float(len(step)) for step in steps]))
+        return cls(tokens, np.array([max(map(seconds_of, step)) for step in steps]))
 
     @cached_property
     def reached(self) -> np.ndarray:
@@ -63,6 +64,11 @@ class Regret:
         return float(self.regret[-1])
 
 
+def seconds_of(r: Round) -> float:
+    """Drafting, verifying and everything else of a round."""
+    return r.draft_seconds + r.target_seconds + r.other_seconds
+
+
 def best_arm(arms: Sequence[Sequence[Course]]) -> int:
     """The arm with the least cost over all its requests, i*."""
     costs = [sum(course.spent[-1] for course in courses) for courses in arms]
@@ -89,9 +95,9 @@ def regret(courses: Sequence[Course], reference: Sequence[Course]) -> Regret:
 
 
 def mean_tokens(courses: Iterable[Course]) -> float:
-    """μ of an arm: tokens a round."""
+    """μ of an arm: tokens a round of a request, from courses that count rounds."""
     courses = list(courses)
-    return sum(c.reached[-1] for c in courses) / sum(len(c.tokens) for c in courses)
+    return sum(c.reached[-1] for c in courses) / sum(c.spent[-1] for c in courses)
 
 
 def hardness(means: Sequence[float]) -> float:

@@ -19,7 +19,7 @@ from specdec_core.regret import (
     regret,
     ucb_bound,
 )
-from specdec_core.stats import Generation, Round
+from specdec_core.stats import Round
 
 LONGEST = 4
 PARAMETERS = (0.3, 0.5, 0.8)  # of truncated geometric arms
@@ -54,13 +54,22 @@ def test_outputs_of_other_lengths_are_compared_at_the_mean() -> None:
         regret([course(1), course(1)], [course(1)])
 
 
-def test_a_course_is_read_from_a_generation() -> None:
+def test_a_course_is_read_from_rounds() -> None:
     rounds = [Round(0, 3, 2, 3, 3, 0.1, 0.2, 0.3), Round(3, 3, 0, 1, 3, 0.1, 0.2, 0.1)]
-    generation = Generation("a", 4, [1] * 4, "", [], rounds, "length")
-    assert Course.of(generation).spent.tolist() == [0, 1, 2]
-    assert Course.of(generation, timed=True).spent.tolist() == pytest.approx([0, 0.6, 1.0])
-    assert Course.of(generation).reached.tolist() == [0, 3, 4]
-    assert mean_tokens([Course.of(generation)]) == 2
+    one = Course.of(rounds)
+    assert one.spent.tolist() == [0, 1, 2]
+    assert one.reached.tolist() == [0, 3, 4]
+    assert mean_tokens([one]) == 2
+    assert Course.of(rounds, timed=True).spent.tolist() == pytest.approx([0, 0.6, 1.0])
+
+
+def test_requests_of_a_batch_share_their_steps_and_seconds() -> None:
+    long = [Round(0, 3, 2, 3, 3, 0.1, 0.2, 0.3), Round(3, 3, 0, 1, 3, 0.1, 0.2, 0.1)]
+    short = [Round(0, 3, 1, 2, 3, 0.1, 0.2, 0.3)]
+    assert Course.of(long, short).reached.tolist() == [0, 5, 6]
+    assert Course.of(long, short).spent.tolist() == [0, 2, 3]
+    assert Course.of(short, long, timed=True).spent.tolist() == pytest.approx([0, 0.6, 1.0])
+    assert mean_tokens([Course.of(long, short)]) == 2
 
 
 def test_bounds_are_the_papers() -> None:
