@@ -10,10 +10,12 @@ from specdec_core.config import (
     DynamicTreeDrafter,
     HybridDrafter,
     LookaheadDrafter,
+    OuroborosDrafter,
     PostUseDrafter,
     PromptLookupDrafter,
     RetrievalDrafter,
     SuffixDrafter,
+    TargetTreeDrafter,
     TokenCacheDrafter,
     TreeDrafter,
 )
@@ -24,10 +26,12 @@ from specdec_core.drafters.draft_model import DraftModel
 from specdec_core.drafters.dynamic_tree import DynamicTree
 from specdec_core.drafters.hybrid import Hybrid
 from specdec_core.drafters.lookahead import Lookahead
+from specdec_core.drafters.ouroboros import Ouroboros
 from specdec_core.drafters.post_use import PostUse
 from specdec_core.drafters.prompt_lookup import PromptLookup
 from specdec_core.drafters.retrieval import RetrievalLookup
 from specdec_core.drafters.suffix import SuffixLookup
+from specdec_core.drafters.target_tree import TargetTree
 from specdec_core.drafters.token_cache import TokenCache
 from specdec_core.drafters.tree import StaticTree
 
@@ -41,13 +45,16 @@ __all__ = [
     "Hybrid",
     "Lookahead",
     "Lookup",
+    "Ouroboros",
     "Outcome",
     "PostUse",
     "PromptLookup",
     "Resources",
     "RetrievalLookup",
     "Sequencing",
+    "StaticTree",
     "SuffixLookup",
+    "TargetTree",
     "TokenCache",
     "build_drafter",
 ]
@@ -58,6 +65,8 @@ def build_drafter(settings: DrafterSettings, resources: Resources) -> Drafter:
     match settings:
         case DraftModelDrafter():
             return DraftModel(settings, resources)
+        case TargetTreeDrafter():
+            return TargetTree(settings, resources)
         case DynamicTreeDrafter():
             return DynamicTree(settings, resources)
         case TreeDrafter():
@@ -78,6 +87,8 @@ def build_drafter(settings: DrafterSettings, resources: Resources) -> Drafter:
             return Cascade(settings, resources, build_drafter(settings.proposer, resources))
         case PostUseDrafter():
             return PostUse(settings, resources)
+        case OuroborosDrafter():
+            return Ouroboros(settings, resources)
         case BanditDrafter():
             return BanditSpec(settings, resources, build_drafter)
     raise TypeError(f"no drafter for {type(settings).__name__}")
