@@ -174,6 +174,12 @@ class ForkDrafter(DrafterSettings):
         return f"{self.draft or 'draft'} · fork {self.width}{drawn} {self.policy.label}"
 
     @property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """How many children each node of each level has at full depth, the text's last token being
+        level 0."""
+        return (self.width,), *((1,) * self.width,) * (self.depth - 1)
+
+    @property
     def depth(self) -> int:
         return self.policy.max_tokens
 
