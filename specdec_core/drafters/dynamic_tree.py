@@ -8,7 +8,7 @@ models with dynamic draft trees", 2024, there for a draft that reads the target'
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import nlargest
@@ -19,6 +19,7 @@ from torch import Tensor
 from specdec_core.config import DynamicTreeDrafter
 from specdec_core.drafters.base import Drafter, Outcome, Resources, Sequencing
 from specdec_core.drafters.context import DraftContext
+from specdec_core.drafters.growing import Growth, Level
 from specdec_core.policies import Signals, build_policy
 from specdec_core.policies.branches import Branches
 from specdec_core.sampling import warp_rows
@@ -27,48 +28,12 @@ from specdec_core.token_tree import ROOT, TokenTree
 
 
 @dataclass(slots=True)
-class Growth:
-    """A slot's tree while it grows: all candidates of all levels."""
+class _Marks:
+    """What is known of the nodes of a tree."""
 
-    sequence: Sequencing
-    limit: int  # levels
-    tree: TokenTree = field(default_factory=TokenTree)
-    scores: list[float] = field(default_factory=list)  # log confidence of each node
-    products: list[float] = field(default_factory=list)  # the policy's, along the branch
-    frontier: list[int] = field(default_factory=lambda: [ROOT])  # nodes to expand next, best first
-    fed: list[int] = field(default_factory=list)  # nodes that the draft model has read, in order
-    depth: int = 0
-    cached: dict[int, int] = field(default_factory=dict)  # of the nodes kept, their place in `fed`
-
-    def expand(self, parent: int, tokens: Sequence[int], confidences: Sequence[float]) -> list[int]:
-        """Add candidates behind `parent`; returns their nodes. Impossible ones are left out."""
-        score = 0.0 if parent == ROOT else self.scores[parent]
-        nodes = []
-        for token, confidence in zip(tokens, confidences, strict=True):
-            if confidence > 0:
-                nodes.append(self.tree.add(token, parent, Origin.DRAFT))
-                self.scores.append(score + math.log(min(confidence, 1.0)))
-                self.products.append(1.0 if parent == ROOT else self.products[parent])
-        return nodes
-
-    def best(self, count: int, nodes: Sequence[int] | None = None) -> list[int]:
-        """The `count` most confident of `nodes` (all without them), best first; of equals the
-        earlier one, so that no node goes before its parent."""
-        of = range(len(self.tree)) if nodes is None else nodes
-        return nlargest(count, of, key=lambda node: (self.scores[node], -node))
-
-    def keep(self, count: int) -> TokenTree:
-        """Rerank: the tree of the `count` most confident nodes. It is connected, because nobody is
-        more confident in a node than in its parent."""
-        kept = sorted(self.best(count))
-        number = {node: n for n, node in enumerate(kept)} | {ROOT: ROOT}
-        tree = TokenTree(
-            draft_forwards=self.tree.draft_forwards, draft_tokens=self.tree.draft_tokens
-        )
-        for node in kept:
-            tree.add(self.tree.tokens[node], number[self.tree.parents[node]], Origin.DRAFT)
-        self.cached = {number[node]: n for n, node in enumerate(self.fed) if node in number}
-        return tree
+    limit: int  # levels that the tree may have
+    scores: list[float] = field(default_factory=list)  # log confidence, from the root on
+    products: list[float] = field(default_factory=list)  # the policy's values, from the root on
 
 
 class DynamicTree(Drafter):
@@ -87,7 +52,7 @@ class DynamicTree(Drafter):
         self.policy = build_policy(settings.policy, partial(resources.load_head, settings.draft))
         self.branches = Branches(self.policy)
         self.vocab_size, self.eos_token_ids = resources.vocab_size, resources.eos_token_ids
-        self._growths: dict[int, Growth] = {}
+        self._cached: dict[int, dict[int, int]] = {}  # by slot
         if self.policy.needs_hidden:
             self.runner.watch_hidden(True)
 
@@ -98,125 +63,130 @@ class DynamicTree(Drafter):
 
     @torch.inference_mode()
     def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
-        growths = [Growth(s, min(s.room, self.policy.limit(s.slot))) for s in sequences]
-        self._growths |= {g.sequence.slot: g for g in growths}
-        active = [g for g in growths if g.limit > 0]
-        while active:
-            logits, hidden = self._forward(active)
-            asked = [g.sequence.sampling for g in active for _ in g.frontier]
-            probs = warp_rows(logits, asked)
-            levels = self._expand(active, logits, probs)
-            self._choose(active, levels, logits, probs, hidden)
-            active = [g for g in active if g.frontier]
-        return [g.keep(self.settings.keep) for g in growths]
+        growth = Growth(self.context, sequences, self.vocab_size)
+        marks = [_Marks(min(s.room, self.policy.limit(s.slot))) for s in sequences]
+        wanted = {i: [ROOT] for i, own in enumerate(marks) if own.limit > 0}
+        depth = 0
+        while wanted:
+            level = growth.read(wanted)
+            probs = warp_rows(level.logits, [sequences[i].sampling for i in level.trees])
+            candidates = self._expand(growth, marks, level, probs, depth)
+            depth += 1
+            wanted = self._choose(growth, marks, level, probs, candidates, depth)
+        trees = []
+        for sequence, tree, own, cached in zip(
+            sequences, growth.trees, marks, growth.cached, strict=True
+        ):
+            kept = rerank(own.scores, self.settings.keep)
+            number = {node: n for n, node in enumerate(kept)}
+            trees.append(_part(tree, number))
+            self._cached[sequence.slot] = {number[n]: at for n, at in cached.items() if n in number}
+        return trees
 
     def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
-        growth = self._growths.pop(sequence.slot)
-        self.context.keep(sequence, outcome, growth.cached)
+        self.context.keep(sequence, outcome, self._cached.pop(sequence.slot))
         if drafted := outcome.tree.depth:
             self.policy.observe(sequence.slot, drafted, outcome.accepted)
 
-    def _forward(self, growths: list[Growth]) -> tuple[Tensor, Tensor | None]:
-        """Logits (n, vocabulary) behind each node of the frontiers, one slot's after the other's,
-        and what they were made from (n, dimension)."""
-        rows, feed, parents = [], [], []
-        for growth in growths:
-            rows.append(growth.sequence.slot)
-            growth.tree.draft_forwards += 1
-            growth.tree.draft_tokens += len(growth.frontier)
-            if growth.frontier == [ROOT]:
-                feed.append(self.context.pending(growth.sequence))
-                continue
-            growth.fed += growth.frontier
-            place = {node: n for n, node in enumerate(growth.fed)} | {ROOT: ROOT}
-            feed.append([growth.tree.tokens[node] for node in growth.frontier])
-            parents.append([place[growth.tree.parents[node]] for node in growth.fed])
-        logits = self.runner.forward(rows, feed, parents or None)
-        # Behind a text its last token counts, in a tree every one.
-        firsts = [len(f) - len(g.frontier) for f, g in zip(feed, growths, strict=True)]
-        flat_rows = [n for n, g in enumerate(growths) for _ in g.frontier]
-        flat = [
-            first + i
-            for first, g in zip(firsts, growths, strict=True)
-            for i in range(len(g.frontier))
-        ]
-        hidden = self.runner.hidden
-        return (
-            logits[flat_rows, flat, : self.vocab_size],
-            None if hidden is None else hidden[flat_rows, flat],
-        )
-
     def _expand(
-        self, growths: list[Growth], logits: Tensor, probs: list[Tensor | None]
-    ) -> list[dict[int, int]]:
-        """Give every node of the frontiers its candidates. For each slot the new nodes, and which
-        row of `logits` each is from."""
-        places = [(g.sequence, g.depth) for g in growths for _ in g.frontier]
-        likely = _confidences(logits, probs, places, self.vocab_size)
-        count = min(self.settings.children, likely.shape[-1])
-        best = likely.topk(count, dim=-1)
-        tokens, confidences = best.indices.tolist(), best.values.tolist()
-        levels, row = [], 0
-        for growth in growths:
-            level: dict[int, int] = {}
-            for parent in growth.frontier:
-                nodes = growth.expand(parent, tokens[row], confidences[row])
-                level |= dict.fromkeys(nodes, row)
-                row += 1
-            growth.depth += 1
-            levels.append(level)
-        return levels
+        self,
+        growth: Growth,
+        marks: Sequence[_Marks],
+        level: Level,
+        probs: Sequence[Tensor | None],
+        depth: int,
+    ) -> dict[int, dict[int, int]]:
+        """Give every place of the level its candidates. For each tree the new nodes, and behind
+        which place each is."""
+        sequences = [growth.sequences[i] for i in level.trees]
+        likely = _confidences(level.logits, probs, sequences, depth, self.vocab_size)
+        best = likely.topk(min(self.settings.children, likely.shape[-1]), dim=-1)
+        found: dict[int, dict[int, int]] = {i: {} for i in level.trees}
+        candidates = zip(
+            level.trees, level.nodes, best.indices.tolist(), best.values.tolist(), strict=True
+        )
+        for place, (i, parent, tokens, confidences) in enumerate(candidates):
+            own = marks[i]
+            score, product = (
+                (own.scores[parent], own.products[parent]) if parent != ROOT else (0, 1)
+            )
+            for token, confidence in zip(tokens, confidences, strict=True):
+                if confidence > 0:  # warped away, a token is never accepted
+                    found[i][growth.trees[i].add(token, parent, Origin.DRAFT)] = place
+                    own.scores.append(score + math.log(min(confidence, 1.0)))
+                    own.products.append(product)
+        return found
 
     def _choose(
         self,
-        growths: list[Growth],
-        levels: list[dict[int, int]],
-        logits: Tensor,
-        probs: list[Tensor | None],
-        hidden: Tensor | None,
-    ) -> None:
-        """The next frontiers: of each level the most confident nodes that the policy lets go on."""
-        shown: list[tuple[Growth, int, int]] = []
-        for growth, level in zip(growths, levels, strict=True):
-            growth.frontier = []
-            # What does not fit any more is shown to a policy that learns.
-            if growth.depth < growth.limit or self.policy.learns:
-                open_ended = [n for n in level if growth.tree.tokens[n] not in self.eos_token_ids]
-                best = growth.best(self.settings.expand, open_ended)
-                shown += [(growth, node, level[node]) for node in best]
+        growth: Growth,
+        marks: Sequence[_Marks],
+        level: Level,
+        probs: Sequence[Tensor | None],
+        candidates: Mapping[int, Mapping[int, int]],
+        depth: int,
+    ) -> dict[int, list[int]]:
+        """What to expand next of each tree: the most confident candidates that are no text's end,
+        where the policy lets them go on."""
+        shown: list[tuple[int, int]] = []
+        for i, nodes in candidates.items():
+            # What will not be expanded is shown to a policy that learns.
+            if depth < marks[i].limit or self.policy.learns:
+                tokens, scores = growth.trees[i].tokens, marks[i].scores
+                open_ended = [n for n in nodes if tokens[n] not in self.eos_token_ids]
+                best = nlargest(self.settings.expand, open_ended, key=lambda n: (scores[n], -n))
+                shown += [(i, node) for node in best]
         if not shown:
-            return
-        rows = [row for *_, row in shown]
-        q = [probs[row] for row in rows]
+            return {}
+        places = [candidates[i][node] for i, node in shown]
+        q = [probs[place] for place in places]
         signals = Signals(
-            [g.sequence.slot for g, *_ in shown],
-            [g.tree.tokens[node] for g, node, _ in shown],
-            [g.depth for g, *_ in shown],
-            logits[rows],
+            [growth.sequences[i].slot for i, _ in shown],
+            [growth.trees[i].tokens[node] for i, node in shown],
+            [depth] * len(shown),
+            level.logits[places],
             None if any(own is None for own in q) else torch.stack(q),
-            None if hidden is None else hidden[rows],
+            None if level.hidden is None else level.hidden[places],
         )
-        before = [g.products[node] for g, node, _ in shown]
-        answers = zip(shown, *self.branches.go_on(signals, before), strict=True)
-        for (growth, node, _), go, product in answers:
-            growth.products[node] = product
-            if go and growth.depth < growth.limit:
-                growth.frontier.append(node)
+        before = [marks[i].products[node] for i, node in shown]
+        answers, products = self.branches.go_on(signals, before)
+        wanted: dict[int, list[int]] = {}
+        for (i, node), go, product in zip(shown, answers, products, strict=True):
+            marks[i].products[node] = product
+            if go and depth < marks[i].limit:
+                wanted.setdefault(i, []).append(node)
+        return wanted
+
+
+def rerank(scores: Sequence[float], count: int) -> list[int]:
+    """The `count` nodes with the highest scores, by number; of equals the earlier ones. Where no
+    node scores above its parent, which comes before it, they form a connected tree."""
+    return sorted(nlargest(count, range(len(scores)), key=lambda node: (scores[node], -node)))
+
+
+def _part(tree: TokenTree, number: Mapping[int, int]) -> TokenTree:
+    """The nodes of `tree` that have a `number`, which is their new one."""
+    part = TokenTree(draft_forwards=tree.draft_forwards, draft_tokens=tree.draft_tokens)
+    for node in number:
+        parent = tree.parents[node]
+        part.add(tree.tokens[node], ROOT if parent == ROOT else number[parent], Origin.DRAFT)
+    return part
 
 
 def _confidences(
     logits: Tensor,
-    probs: list[Tensor | None],
-    places: Sequence[tuple[Sequencing, int]],
+    probs: Sequence[Tensor | None],
+    sequences: Sequence[Sequencing],
+    depth: int,
     vocab_size: int,
 ) -> Tensor:
-    """How confident the draft is in each token (n, vocabulary): its probability; with coupled
-    sampling that of q / E, whose largest entry is the draft's choice (specdec_core.coupling).
-    `places` has the slot and the depth in its tree."""
+    """How confident the draft is in each token (n, vocabulary) `depth` places behind the text: its
+    probability; with coupled sampling q / E, of which the draft chooses the largest
+    (specdec_core.coupling), normalised."""
     if all(q is None for q in probs):
         return logits.float().softmax(dim=-1)
     likely = []
-    for row, ((sequence, depth), q) in enumerate(zip(places, probs, strict=True)):
+    for row, (sequence, q) in enumerate(zip(sequences, probs, strict=True)):
         if q is None:
             q = logits[row].float().softmax(dim=-1)
         elif sequence.sampling.coupling == "gumbel":
