@@ -11,6 +11,8 @@ from torch import Tensor
 from specdec_core.config import Sampling
 from specdec_core.coupling import SharedNoise
 
+_LEAST = torch.finfo(torch.float32).tiny
+
 
 def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     """Probabilities (..., vocabulary) in float32 after temperature, top-k and top-p, in this order,
@@ -53,9 +55,45 @@ def draw(probabilities: Tensor, uniforms: Sequence[float]) -> list[int]:
 
     The weights need not sum to 1. A token of weight 0 is never drawn.
     """
-    cumulative = probabilities.double().cumsum(-1)
-    scaled = torch.tensor(uniforms, dtype=torch.float64).to(cumulative.device)[:, None]
-    return torch.searchsorted(cumulative, scaled * cumulative[:, -1:], right=True)[:, 0].tolist()
+    quantiles = torch.tensor(uniforms, dtype=torch.float64)[:, None]
+    return _quantiles(probabilities, quantiles)[:, 0].tolist()
+
+
+def draw_siblings(
+    probabilities: Tensor, uniforms: Sequence[Sequence[float]], replacement: bool = False
+) -> tuple[list[list[int]], list[Tensor]]:
+    """Several tokens from each row of `probabilities` (rows, vocabulary), one for each of the row's
+    uniform numbers; and the distributions (rows, vocabulary) that the first, second, … tokens were
+    drawn from. Without `replacement` these are what the tokens before have left, and a row runs out
+    of tokens where none of weight above 0 is left.
+    """
+    most = max(map(len, uniforms))
+    padded = [[*own, *[0.0] * (most - len(own))] for own in uniforms]
+    quantiles = torch.tensor(padded, dtype=torch.float64).reshape(len(padded), most)
+    if replacement or most == 1:
+        drawn = _quantiles(probabilities, quantiles).tolist()
+        sources = [probabilities] * most
+    else:
+        left, tokens, sources = probabilities, [], []
+        for column in quantiles.split(1, dim=1):
+            if tokens:
+                left = left.scatter(1, tokens[-1].clamp(min=0), 0)
+                left = left / left.sum(dim=1, keepdim=True).clamp_min(_LEAST)
+            some = left.sum(dim=1, keepdim=True) > 0
+            tokens.append(torch.where(some, _quantiles(left, column), -1))
+            sources.append(left)
+        drawn = torch.cat(tokens, dim=1).tolist()
+    counted = zip(drawn, uniforms, strict=True)
+    return [[t for t in row[: len(own)] if t >= 0] for row, own in counted], sources
+
+
+def _quantiles(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """The tokens (rows, n) at the uniform numbers (rows, n) of each row of `weights` (rows,
+    vocabulary)."""
+    cumulative = weights.double().cumsum(-1)
+    scaled = uniforms.to(cumulative.device) * cumulative[:, -1:]
+    found = torch.searchsorted(cumulative, scaled, right=True)
+    return found.clamp_(max=weights.shape[-1] - 1)
 
 
 class RandomStream:

@@ -18,16 +18,26 @@ _KEPT = 512  # shapes remembered at once
 _LEAST_CHAIN = 64
 
 
-def k_configuration(branching: Sequence[int]) -> list[int]:
-    """The parents of a tree whose nodes of level i have `branching[i]` children each (the text's
-    last token being level 0), numbered level by level."""
+def static_tree(children: Iterable[Sequence[int]]) -> list[int]:
+    """The parents of a tree, numbered level by level, in which `children[i]` says how many children
+    each node of level i has, the text's last token being level 0."""
     parents: list[int] = []
     level: Sequence[int] = [ROOT]
-    for count in branching:
+    for counts in children:
         first = len(parents)
-        parents += [node for node in level for _ in range(count)]
+        for node, count in zip(level, counts, strict=True):
+            parents += [node] * count
         level = range(first, len(parents))
     return parents
+
+
+def k_configuration(branching: Iterable[int]) -> list[int]:
+    """The parents of a tree in which each node of level i has `branching[i]` children."""
+    children, width = [], 1
+    for count in branching:
+        children.append([count] * width)
+        width *= count
+    return static_tree(children)
 
 
 def fork(width: int, depth: int) -> list[int]:
