@@ -15,6 +15,7 @@ COMMANDS = {
     "profile": "Measure what forwards of a pair cost.",
     "record": "Record what drafts would do, to train heads and to replay.",
     "train-head": "Train heads that predict acceptance, on recordings.",
+    "datastore": "Build a datastore to retrieve candidate tokens from.",
     "policies": "Compare length policies on recordings, by replay alone.",
     "drift": "Measure how far lossy drafting drifts from the target.",
     "papers": "Write the papers' comparison tables for a pair.",

@@ -83,7 +83,7 @@ def load_prompts(source: str, limit: int | None = None, tokenizer: Any = None) -
     if source.startswith("bundled:"):
         prompts = _read_bundled(source, tokenizer)
     elif Path(source).exists() or source.endswith((".jsonl", ".json")):
-        prompts = _read_records(_file_records(Path(source)), Path(source).stem)
+        prompts = _read_records(file_records(Path(source)), Path(source).stem)
     elif source.count("/") == 1:
         prompts = _read_records(_hub_records(source), source)
     else:
@@ -168,7 +168,9 @@ def _recognise(record: Any, where: str) -> Format:
     raise UserError(f"{where}: unknown form with {found}; known are {known}")
 
 
-def _file_records(path: Path) -> Iterator[tuple[str, Any]]:
+def file_records(path: Path) -> Iterator[tuple[str, Any]]:
+    """The records of a JSONL file, each with where it stands (`path:line`). Raises
+    :class:`UserError` where there is none or it is malformed."""
     try:
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):

@@ -1,0 +1,135 @@
+"""Build a datastore to retrieve candidate tokens from."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from jobs.console import console, run
+from specdec_core.config import PairSpec
+from specdec_core.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from specdec_core.retrieval import DatastoreCard
+    from specdec_core.retrieval.corpus import Observer
+    from specdec_core.traces.schema import Recording
+
+
+def main(
+    name: Annotated[str, Argument(help="the datastore's name, or a path to its folder")],
+    source: Annotated[
+        list[str] | None,
+        Option(help="bundled:train|seen|held_out, .jsonl file, folder of texts; may be repeated"),
+    ] = None,
+    recording: Annotated[
+        list[str] | None,
+        Option(help="recording whose prompts and outputs to take; may be repeated"),
+    ] = None,
+    target: Annotated[
+        str | None,
+        Option(help="whose tokenizer to use: hub id, folder, bundled:…; unset, the recording's"),
+    ] = None,
+    replace: Annotated[
+        bool, Option("--replace", help="replace the datastore of that name")
+    ] = False,
+) -> None:
+    """Build a datastore for retrieval drafters (REST): the tokens of a corpus and their suffix
+    array. A drafter `{kind: retrieval, datastore: NAME}` then proposes what followed the text's
+    last tokens there.
+    """
+    if not source and not recording:
+        raise UserError("nothing to build from: give --source or --recording")
+    folder = folder_of(name)
+    if folder.exists() and not replace:
+        raise UserError(f"{folder}: is there already; --replace builds it again")
+
+    # transformers takes seconds to import.
+    from jobs.train_head import find_recording
+    from specdec_core.fingerprint import tokenizer_digest
+    from specdec_core.pair import load_tokenizer
+    from specdec_core.retrieval import write_datastore
+    from specdec_core.traces.schema import Recording
+
+    recordings = [Recording.open(find_recording(own)) for own in recording or []]
+    if target is None:
+        target = recordings[0].header.pair.target if recordings else PairSpec().target
+    tokenizer = load_tokenizer(target)
+    for own in recordings:
+        if tokenizer_digest(load_tokenizer(own.header.pair.target)) != tokenizer_digest(tokenizer):
+            raise UserError(f"{own.folder}: recorded with another tokenizer than {target}'s")
+
+    sources = [*(source or []), *(str(own.folder) for own in recordings)]
+    start = time.perf_counter()
+    with Progress() as progress:
+        found = documents(source or [], recordings, tokenizer, progress.read)
+        card = write_datastore(found, sources, tokenizer, folder)
+    show(name, folder, card, time.perf_counter() - start)
+
+
+def folder_of(name: str) -> Path:
+    """Where the datastore `name` belongs."""
+    from specdec_core.retrieval import resolve_datastore
+
+    if not name or name in (".", ".."):
+        raise UserError(f"{name!r}: expected a name for the datastore")
+    return resolve_datastore(name)
+
+
+def documents(
+    sources: Sequence[str], recordings: Sequence[Recording], tokenizer: object, tell: Observer
+) -> Iterator[Sequence[int]]:
+    """The tokens of all texts, source by source."""
+    from specdec_core.retrieval.corpus import encode, read_texts, recorded
+
+    for source in sources:
+        yield from encode(read_texts(source), tokenizer, tell)
+    for recording in recordings:
+        yield from recorded(recording, tell)
+
+
+class Progress:
+    """Documents and tokens as they are read; a context manager."""
+
+    def __init__(self) -> None:
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        self.bar = Progress(
+            *columns, console=console, transient=True, disable=not console.is_terminal
+        )
+        self.documents = self.tokens = 0
+
+    def __enter__(self) -> Progress:
+        self.bar.start()
+        self.task = self.bar.add_task("reading")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def read(self, tokens: int) -> None:
+        self.documents += 1
+        self.tokens += tokens
+        shown = f"{self.documents:,} documents, {self.tokens:,} tokens"
+        self.bar.update(self.task, description=shown)
+
+
+def show(name: str, folder: Path, card: DatastoreCard, seconds: float) -> None:
+    """What was built and how it is used."""
+    size = sum(file.stat().st_size for file in folder.iterdir()) / 2**20
+    console.print(
+        f"{card.documents:,} documents, {card.tokens:,} tokens, {size:.1f} MiB, built in "
+        f"{seconds:.1f} s"
+    )
+    console.print(f"datastore {folder}", markup=False, soft_wrap=True)
+    drafter = f"{{kind: retrieval, datastore: {name}}}"
+    console.print(f"drafter   {drafter}", markup=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    run(main)
