@@ -90,7 +90,7 @@ def frame(result: PapersResult, key: str) -> pd.DataFrame:
                 timing = found.timing
                 rows.append(
                     {
-                        "method": method.name,
+                        "method": method.label,
                         "prompts": prompts,
                         **({table.varied: table.values[number]} if table.varied else {}),
                         "temperature": configuration.sampling.temperature,

@@ -87,14 +87,21 @@ def _fastest(measured: Sequence[Measured]) -> Measured:
 
 
 def name_of(result: PapersResult, measured: Measured) -> str:
-    """What the first table that has it calls a configuration, and its label."""
+    """What the first table that has it calls a configuration, and its label; a bandit's lists all
+    of its arms and is left out."""
+    label = measured.configuration.label
     for key, table in result.tables().items():
         if measured.prompts not in table.prompts:
             continue
         for method in result.plan.methods(key):
             if measured.configuration in method.configurations:
-                return f"{method.name} ({measured.configuration.label})"
-    return measured.configuration.label
+                drafter = measured.configuration.drafter
+                return (
+                    method.name
+                    if isinstance(drafter, BanditDrafter)
+                    else f"{method.name} ({label})"
+                )
+    return label
 
 
 def _interval(timing: Timing) -> str:
@@ -108,6 +115,7 @@ def _ratio(ratio: Ratio) -> str:
 def notes(result: PapersResult) -> list[str]:
     """What differs from the papers, and how this was measured."""
     runner, plan = result.pair.runner, result.plan
+    times = "once" if plan.repeats == 1 else f"{plan.repeats} times"
     drafts = ", ".join(f"{name} = {model}" for name, model in result.pair.drafts.items())
     missing = [
         name
@@ -123,8 +131,8 @@ def notes(result: PapersResult) -> list[str]:
         "Prompts: "
         + "; ".join(f"{name}: {own.count} of {own.source}" for name, own in result.sets.items())
         + f"; at most {plan.max_new_tokens} new tokens.",
-        f"Every prompt is decoded by all configurations in turn, {plan.repeats} times where a time "
-        "is shown; a ratio is autoregressive time over the method's, per prompt the median of the "
+        f"Every prompt is decoded by all configurations in turn, {times} where a time is "
+        "shown; a ratio is autoregressive time over the method's, per prompt the median of the "
         "repeats, summed over prompts, with a 95 % bootstrap interval of the pairs. What learns "
         "begins every repeat of a prompt set anew.",
         LEGEND,

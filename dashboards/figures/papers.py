@@ -28,8 +28,8 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 def paper_figure(result: PapersResult, key: str) -> go.Figure:
-    """A table's ratio, else its first quantity, for every method: bars in a group for each prompt
-    set, or lines over what the table varies."""
+    """A table's ratio, else its first quantity, for every method that drafts: bars in a group for
+    each prompt set, or lines over what the table varies."""
     table = result.plan.tables[key]
     quantity: Quantity = "speedup" if "speedup" in table.columns else table.columns[0]
     heading, _, meaning = QUANTITIES[quantity]
@@ -50,7 +50,8 @@ def paper_figure(result: PapersResult, key: str) -> go.Figure:
 
 def _known(result: PapersResult, table: Table, method: Method, quantity: Quantity) -> bool:
     return any(
-        not math.isnan(result.value(prompts, configuration, quantity))
+        configuration.drafter is not None
+        and not math.isnan(result.value(prompts, configuration, quantity))
         for prompts in result.sets_of(table)
         for configuration in method.configurations
     )

@@ -1,0 +1,250 @@
+"""The papers' tables say what was measured: cells, bold, ties, lossy marks, CSV, page, MLflow."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from mlflow import MlflowClient
+
+from cluster.paper_plan import PaperPlan
+from cluster.papers import Measured, PapersResult
+from dashboards.figures.papers import paper_figure
+from dashboards.paper_tables import Sheet, console_table, frame, markdown, sheets
+from dashboards.papers import findings, log_papers, notes, write_papers
+from specdec_core.config import AUTOREGRESSIVE, Configuration
+from specdec_core.results import PromptSet, Timing
+from specdec_core.stats import Counts
+
+LOOKUP = {"kind": "prompt_lookup"}
+FIXED = {"kind": "fixed", "max_tokens": "λ"}
+CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 4}}
+PLAN = PaperPlan.model_validate(
+    {
+        "prompts": {"code": {"source": "code.jsonl"}, "sums": {"source": "sums.jsonl"}},
+        "notes": ["Other models than the paper's."],
+        "tables": {
+            "methods": {
+                "title": "Methods by task",
+                "paper": "A paper, Table 1",
+                "prompts": ["code", "sums"],
+                "columns": ["mat", "speedup", "verification_rate"],
+                "notes": ["PLD is prompt lookup."],
+                "rows": [
+                    {"name": "Vanilla"},
+                    {"name": "Chain", "drafter": CHAIN},
+                    {"name": "PLD", "drafter": LOOKUP},
+                    {"name": "Wide", "drafter": {"kind": "target_tree", "branching": [2, 2]}},
+                    {
+                        "name": "UCBSpec",
+                        "drafter": {"kind": "bandit", "arms": [CHAIN, LOOKUP]},
+                    },
+                ],
+            },
+            "lengths": {
+                "title": "By length",
+                "paper": "A paper, Table 2",
+                "prompts": ["code"],
+                "columns": ["speedup"],
+                "vary": {"λ": [4, 8]},
+                "rows": [
+                    {"name": "Chain", "drafter": {"kind": "draft_model", "policy": FIXED}},
+                ],
+            },
+        },
+    }
+)
+# seconds of the two prompts, one repeat; autoregressive decoding takes 8 for each
+SECONDS = {
+    "Vanilla": (8.0, 8.0),
+    "Chain": (4.0, 4.2),
+    "PLD": (3.0, 5.0),
+    "Wide": (1.0, 1.0),
+    "UCBSpec": (3.9, 4.1),
+}
+
+
+def measured(prompts: str, configuration: Configuration, seconds: tuple[float, float]) -> Measured:
+    ratio = 16 / sum(seconds)
+    counts = Counts(2, 64, 40, round(64 / ratio), 10, 50, 40, round(64 / ratio))
+    timing = Timing(
+        config_id=configuration.id,
+        seconds=[list(seconds)],
+        tokens=[32, 32],
+        speedup=ratio,
+        low=1.0 if configuration == AUTOREGRESSIVE else ratio - 0.25,
+        high=1.0 if configuration == AUTOREGRESSIVE else ratio + 0.25,
+        tokens_per_second=64 / sum(seconds),
+    )
+    metrics = {**counts.metrics(), "speedup": ratio, "tokens_per_second": 64 / sum(seconds)}
+    return Measured(
+        prompts=prompts,
+        configuration=configuration,
+        counts=counts.as_dict(),
+        metrics=metrics,
+        timing=timing,
+    )
+
+
+@pytest.fixture(scope="module")
+def result() -> PapersResult:
+    found = []
+    for method in PLAN.methods("methods"):
+        (configuration,) = method.configurations
+        found.append(measured("code", configuration, SECONDS[method.name]))
+        if method.name != "PLD":  # not measured on this set
+            found.append(measured("sums", configuration, SECONDS[method.name]))
+    (method,) = PLAN.methods("lengths")
+    found.append(measured("code", method.configurations[1], (6.0, 6.0)))
+    sets = {
+        name: PromptSet(source=f"{name}.jsonl", count=2, digest="0" * 64)
+        for name in ("code", "sums")
+    }
+    return PapersResult(
+        name="mine",
+        started=datetime(2026, 11, 21, tzinfo=UTC),
+        plan=PLAN,
+        pair=PLAN.pair,
+        sets=sets,
+        measured=found,
+        environment={"python": "3.11"},
+    )
+
+
+def rows(sheet: Sheet) -> dict[str, list[str]]:
+    """The cells of a table's Markdown by its methods."""
+    lines = [line for line in markdown(sheet).splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {own[0].strip("* "): own[1:] for own in cells}
+
+
+def test_a_column_is_a_prompt_set_and_a_quantity(result: PapersResult) -> None:
+    methods, _ = sheets(result)
+    found = rows(methods)
+    assert found["method"] == [
+        *("code MAT", "code ratio", "code verific. rate"),
+        *("sums MAT", "sums ratio", "sums verific. rate"),
+    ]
+    assert found["Vanilla"] == ["1.00", "1.00×", "1.000"] * 2
+    assert found["Chain"][1] == "=1.95× (1.70–2.20)"
+    assert found["PLD"][3:] == ["–", "–", "–"]
+
+
+def test_the_best_lossless_method_is_bold_and_what_ties_with_it_is_marked(
+    result: PapersResult,
+) -> None:
+    found = rows(sheets(result)[0])
+    assert found["PLD"][1].startswith("**2.00×") or found["UCBSpec"][1].startswith("**2.00×")
+    assert found["UCBSpec"][4].startswith("**2.00×")
+    assert not found["Chain"][4].startswith("=")  # slower on every prompt: no tie
+    # fewer verifications are better, and a lossy method is never the best
+    assert found["Wide (lossy)"][1] == "8.00× (7.75–8.25)"
+    assert not any("**" in cell for cell in found["Wide (lossy)"])
+    assert found["UCBSpec"][5] == "**0.500**"
+
+
+def test_what_a_table_varies_is_across(result: PapersResult) -> None:
+    _, lengths = sheets(result)
+    found = rows(lengths)
+    assert found["method"] == ["λ = 4", "λ = 8"]
+    assert found["Chain"] == ["1.95×", "1.33×"]
+    assert "A paper, Table 2. code (2) prompts, temperature 0, draft medium." in lengths.caption
+
+
+def test_csv_has_every_number_of_every_cell(result: PapersResult, tmp_path: Path) -> None:
+    write_papers(result, tmp_path)
+    table = pd.read_csv(tmp_path / "methods.csv").set_index(["method", "prompts"])
+    assert len(table) == 9
+    assert table.loc[("Chain", "code"), "speedup"] == pytest.approx(16 / 8.2)
+    assert table.loc[("Chain", "code"), "speedup_low"] == pytest.approx(16 / 8.2 - 0.25)
+    assert not table.loc[("Wide (lossy)", "sums"), "lossless"]
+    assert table.loc[("PLD", "code"), "n_target"] == 32
+    assert np.isnan(table.loc[("Vanilla", "code"), "path_rate"])
+    lengths = pd.read_csv(tmp_path / "lengths.csv")
+    assert list(lengths["λ"]) == [4, 8]
+
+
+def test_the_page_has_every_table_the_findings_and_what_differs(
+    result: PapersResult, tmp_path: Path
+) -> None:
+    files = write_papers(result, tmp_path)
+    assert {file.name for file in files} == {
+        *("methods.md", "methods.csv", "lengths.md", "lengths.csv", "papers.md", "papers.html")
+    }
+    page = (tmp_path / "papers.md").read_text()
+    assert (tmp_path / "methods.md").read_text().strip() in page
+    for line in (*findings(result), *notes(result), "- PLD is prompt lookup."):
+        assert line in page
+    assert "Other models than the paper's." in page
+    html = (tmp_path / "papers.html").read_text()
+    assert html.count("data-plot=") >= 2
+    assert "<b>0.500</b>" in html
+    assert "http" not in html.split("<script>")[0].replace("https://www.w3.org", "")
+
+
+def test_findings_compare_with_the_best_chain_and_bandits_with_their_best_arm(
+    result: PapersResult,
+) -> None:
+    lines = findings(result)
+    (best,) = [line for line in lines if line.startswith("sums: fastest")]
+    assert "fastest is UCBSpec, " in best  # not the lossy one
+    assert "2.00× (1.75–2.25) autoregressive decoding and 1.02× (1.0" in best
+    assert "the best plain chain (medium · fixed K=4)" in best
+    (bandit,) = [line for line in lines if line.startswith("code: UCBSpec")]
+    assert "1.00× " in bandit
+    assert bandit.endswith("a tie.")
+    assert not any(line.startswith("sums: UCBSpec") for line in lines)  # one arm is unknown there
+
+
+def test_figures_leave_out_what_was_not_measured(result: PapersResult) -> None:
+    bars = paper_figure(result, "methods")
+    assert [bar.name for bar in bars.data] == ["Chain", "PLD", "Wide (lossy)", "UCBSpec"]
+    chain = bars.data[0]
+    assert list(chain.y) == pytest.approx([16 / 8.2] * 2)
+    assert chain.error_y.array[0] == pytest.approx(0.25)
+    looks = {(bar.marker.color, bar.marker.pattern.shape) for bar in bars.data}
+    assert len(looks) == len(bars.data)
+    (line,) = paper_figure(result, "lengths").data
+    assert list(line.x) == [4, 8]
+
+
+def test_the_console_shows_values_without_intervals(result: PapersResult) -> None:
+    table = console_table(sheets(result)[0])
+    assert table.columns[2]._cells[1] == "=1.95×"
+
+
+def test_an_mlflow_run_has_tables_as_artifacts_and_numbers_as_metrics(
+    result: PapersResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    folder = tmp_path / "papers"
+    files = write_papers(result, folder)
+    result.save(folder)
+    (folder / "plan.yaml").write_text("{}")
+    run_id = log_papers(result, folder, files)
+    client = MlflowClient(uri)
+    run = client.get_run(run_id)
+    assert run.info.status == "FINISHED"
+    metrics = run.data.metrics
+    assert metrics["methods.Chain.code.speedup"] == pytest.approx(16 / 8.2)
+    assert metrics["methods.Wide__lossy_.sums.speedup"] == pytest.approx(8)
+    assert metrics["lengths.Chain.code.lambda_8.speedup"] == pytest.approx(16 / 12)
+    stored = {file.path for file in client.list_artifacts(run_id)}
+    assert stored >= {"papers.md", "papers.html", "methods.csv", "papers.json", "figures"}
+    client.update_run(run_id, "RUNNING")  # as a killed process leaves it
+    assert log_papers(result, folder, files) == run_id
+    assert log_papers(result, folder, files) != run_id
+
+
+def test_the_result_is_read_as_it_was_written(result: PapersResult, tmp_path: Path) -> None:
+    result.save(tmp_path)
+    again = PapersResult.load(tmp_path)
+    for key in PLAN.tables:
+        pd.testing.assert_frame_equal(frame(again, key), frame(result, key))
+    assert json.loads((tmp_path / "papers.json").read_text())["name"] == "mine"
