@@ -8,6 +8,7 @@ from specdec_core.config import (
     DrafterSettings,
     DraftModelDrafter,
     DynamicTreeDrafter,
+    ForkDrafter,
     HybridDrafter,
     LookaheadDrafter,
     OuroborosDrafter,
@@ -24,6 +25,7 @@ from specdec_core.drafters.base import Drafter, Found, Lookup, Outcome, Resource
 from specdec_core.drafters.cascade import Cascade
 from specdec_core.drafters.draft_model import DraftModel
 from specdec_core.drafters.dynamic_tree import DynamicTree
+from specdec_core.drafters.fork import Fork
 from specdec_core.drafters.hybrid import Hybrid
 from specdec_core.drafters.lookahead import Lookahead
 from specdec_core.drafters.ouroboros import Ouroboros
@@ -41,6 +43,7 @@ __all__ = [
     "DraftModel",
     "Drafter",
     "DynamicTree",
+    "Fork",
     "Found",
     "Hybrid",
     "Lookahead",
@@ -69,6 +72,8 @@ def build_drafter(settings: DrafterSettings, resources: Resources) -> Drafter:
             return TargetTree(settings, resources)
         case DynamicTreeDrafter():
             return DynamicTree(settings, resources)
+        case ForkDrafter():
+            return Fork(settings, resources)
         case TreeDrafter():
             return StaticTree(settings, resources)
         case PromptLookupDrafter():
