@@ -58,7 +58,6 @@ class Datastore(Value):
     """What a datastore is built from where the workspace has none of its name."""
 
     source: str
-    limit: PositiveInt | None = None
 
 
 class Row(Value):
@@ -164,6 +163,21 @@ class PaperPlan(Value):
         }
         return list(found)
 
+    def renamed(self, datastores: Mapping[str, str]) -> PaperPlan:
+        """The plan with other names for datastores."""
+        tables = {
+            key: table.model_copy(
+                update={
+                    "rows": tuple(
+                        row.model_copy(update={"drafter": _renamed(row.drafter, datastores)})
+                        for row in table.rows
+                    )
+                }
+            )
+            for key, table in self.tables.items()
+        }
+        return self.model_copy(update={"tables": tables})
+
     def check(self, source: str = "papers") -> None:
         """Validate every configuration and reference; raises :class:`UserError`."""
         known = ", ".join(self.prompts)
@@ -227,6 +241,17 @@ def _filled(value: Any, name: str | None, filling: Scalar | None) -> Any:
     if isinstance(value, list | tuple):
         return [_filled(part, name, filling) for part in value]
     return filling if name is not None and value == name else value
+
+
+def _renamed(value: Any, datastores: Mapping[str, str]) -> Any:
+    if isinstance(value, list | tuple):
+        return [_renamed(part, datastores) for part in value]
+    if not isinstance(value, dict):
+        return value
+    changed = {key: _renamed(part, datastores) for key, part in value.items()}
+    if changed.get("datastore") in datastores:
+        changed["datastore"] = datastores[changed["datastore"]]
+    return changed
 
 
 def _drafts(configuration: Configuration) -> list[str | None]:

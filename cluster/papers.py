@@ -21,22 +21,21 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import ray
 from pydantic import Field, TypeAdapter
 
 from cluster.folder import SweepFolder
 from cluster.observer import Observer
-from cluster.paper_plan import PaperPlan, PromptsOf, Quantity, Table
+from cluster.paper_inputs import load_sets, with_datastores
+from cluster.paper_plan import PaperPlan, Quantity, Table
 from cluster.ray_session import get, ray_session, resources
 from cluster.timing import Stopwatch, start_bench
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.engine import Request
-from specdec_core.errors import UserError
 from specdec_core.files import write_atomically
 from specdec_core.pair import check_pair
-from specdec_core.prompts import Prompt, digest, load_prompts
+from specdec_core.prompts import digest
 from specdec_core.results import Document, PromptSet, Timing
 from specdec_core.stats import Counts, Generation, path_rate
 
@@ -156,18 +155,20 @@ def run_papers(
     """
     tell = tell or Observer()
     plan.check()
-    prompts = load_sets(plan, check_pair(plan.pair), home, tell)
+    tokenizer = check_pair(plan.pair)
+    prompts = load_sets(plan, tokenizer, home, tell)
     sets = {
         key: PromptSet(source=source, count=len(own), digest=digest(own))
         for key, (source, own) in prompts.items()
     }
-    work = plan.work(list(sets))
     identity = plan.digest({key: own.digest for key, own in sets.items()})
     folder = PapersFolder.claim(
         home / "papers", name or f"{plan.pair.name}-{identity[:8]}", identity, fresh
     )
     if (result := folder.result()) is not None:
         return result, folder
+    plan = with_datastores(plan, tokenizer, tell)
+    work = plan.work(list(sets))
     tell.stage("connecting to Ray, loading the pair")
     with ray_session():
         runner = plan.pair.runner
@@ -247,57 +248,3 @@ def _read(folder: PapersFolder, key: str, work: Mapping[Configuration, bool]) ->
         timing = watch.timing(configuration, baseline) if timed else None
         found.append(Measured.of(key, configuration, watch.generations[configuration.id], timing))
     return found
-
-
-# Prompts
-
-
-def load_sets(
-    plan: PaperPlan, tokenizer: Any, home: Path, tell: Observer | None = None
-) -> dict[str, tuple[str, list[Prompt]]]:
-    """The prompts of each set that the tables use, and where they are from. Optional sets that are
-    not there are left out, with a warning, and so is what they were to be mixed into."""
-    tell = tell or Observer()
-    used = dict.fromkeys(name for table in plan.tables.values() for name in table.prompts)
-    parts = dict.fromkeys(part for name in used for part in plan.prompts[name].mix or (name,))
-    loaded: dict[str, tuple[str, list[Prompt]]] = {}
-    for name in parts:
-        try:
-            loaded[name] = _load(name, plan.prompts[name], tokenizer, home)
-        except UserError as error:
-            if not plan.prompts[name].optional:
-                raise
-            tell.warned(f"{name} is left out: {error}")
-    found = {}
-    for name in used:
-        mix = plan.prompts[name].mix
-        if not mix and name in loaded:
-            found[name] = loaded[name]
-        elif mix and all(part in loaded for part in mix):
-            found[name] = _mixed({part: loaded[part][1] for part in mix}, plan.prompts[name].limit)
-    if not found:
-        raise UserError("no prompts: none of the tables' sets is there")
-    return found
-
-
-def _load(name: str, prompts: PromptsOf, tokenizer: Any, home: Path) -> tuple[str, list[Prompt]]:
-    """The first source that is a file, as seen from here or from the workspace; else the last,
-    which may also be a bundled set or a hub's."""
-    for source in prompts.sources:
-        for place in (Path(source), home / source):
-            if place.is_file():
-                return source, load_prompts(str(place), prompts.limit, tokenizer)
-    last = prompts.sources[-1]
-    return last, load_prompts(last, prompts.limit, tokenizer)
-
-
-def _mixed(sets: Mapping[str, list[Prompt]], limit: int | None) -> tuple[str, list[Prompt]]:
-    """The sets' prompts in turn."""
-    longest = max(map(len, sets.values()))
-    mixed = [
-        Prompt(f"{name}/{own[number].id}", own[number].text)
-        for number in range(longest)
-        for name, own in sets.items()
-        if number < len(own)
-    ]
-    return " + ".join(sets), mixed[:limit]

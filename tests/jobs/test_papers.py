@@ -16,11 +16,15 @@ import pandas as pd
 import pytest
 from mlflow import MlflowClient
 
+from cluster.paper_inputs import load_sets, with_datastores
 from cluster.paper_plan import load_paper_plan
-from cluster.papers import PapersResult, load_sets
+from cluster.papers import PapersResult
 from jobs.papers import PAPERS, parse_sources
 from specdec_core.config import BanditDrafter, Configuration, PairSpec
 from specdec_core.errors import UserError
+from specdec_core.fingerprint import tokenizer_digest
+from specdec_core.pair import load_tokenizer
+from specdec_core.retrieval import open_datastore
 
 ROOT = Path(__file__).parents[2]
 CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 3}}
@@ -271,6 +275,41 @@ def test_tables_and_prompts_can_be_fewer(tiny_spec: PairSpec, tmp_path: Path) ->
     assert [prompt.text for prompt in prompts] == ["x = 1 + 1"]
     mixed = load_sets(load_paper_plan(config, limit=1), None, tmp_path)["mixture"]
     assert [prompt.text for prompt in mixed[1]] == ["x = 1 + 1", "for i in x:"]
+
+
+def test_datastores_are_built_where_they_are_missing(
+    tiny_spec: PairSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "for i in range(9): print(i)"}')
+    content = plan(tmp_path, tiny_spec)
+    content["datastores"] = {"mine": {"source": str(texts)}}
+    retrieval = {"kind": "retrieval", "datastore": "mine"}
+    hybrid = {"kind": "hybrid", "lookup": retrieval, "otherwise": CHAIN}
+    content["tables"]["methods"]["rows"] = [
+        {"name": "REST", "drafter": retrieval},
+        {"name": "bandit", "drafter": {"kind": "bandit", "arms": [hybrid, retrieval]}},
+    ]
+    config = tmp_path / "papers.yaml"
+    config.write_text(json.dumps(content))
+    asked = load_paper_plan(config)
+    assert asked.needs() == ["mine"]
+    tokenizer = load_tokenizer(tiny_spec.target)
+    assert with_datastores(asked, tokenizer) == asked
+    card = open_datastore("mine", tokenizer_digest(tokenizer)).card
+    assert card.documents == 1
+    built = (tmp_path / "datastores" / "mine" / "datastore.json").stat().st_mtime_ns
+    with_datastores(asked, tokenizer)
+    assert (tmp_path / "datastores" / "mine" / "datastore.json").stat().st_mtime_ns == built
+
+    other = load_tokenizer("bundled:target")  # one of the name is there, of another vocabulary
+    (name,) = with_datastores(asked, other).needs()
+    assert name.startswith("mine-")
+    assert open_datastore(name).card.tokenizer == tokenizer_digest(other)
+
+    with pytest.raises(UserError, match="no datastore gone"):
+        with_datastores(asked.renamed({"mine": "gone"}), other)
 
 
 def test_sources_of_prompt_sets_are_given_by_name() -> None:
