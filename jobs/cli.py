@@ -18,6 +18,7 @@ COMMANDS = {
     "datastore": "Build a datastore to retrieve candidate tokens from.",
     "policies": "Compare length policies on recordings, by replay alone.",
     "drift": "Measure how far lossy drafting drifts from the target.",
+    "bandits": "Compare bandits over drafters with each of their arms alone.",
     "papers": "Write the papers' comparison tables for a pair.",
     "sweep": "Find the fastest configuration for a pair and its prompts.",
     "report": "Write a sweep's HTML report again.",
