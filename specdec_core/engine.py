@@ -24,7 +24,8 @@ from specdec_core.pair import Pair
 from specdec_core.runner import ModelRunner
 from specdec_core.sampling import RandomStream, draw, warp_rows
 from specdec_core.stats import Generation, Origin, Round
-from specdec_core.token_tree import ROOT, TokenTree
+from specdec_core.token_tree import TokenTree
+from specdec_core.topology import below_text
 from specdec_core.verify import Verdict, longest, verify_greedy, verify_sampled
 
 
@@ -109,6 +110,8 @@ class Engine:
                 lambda: self.pair.tokenizer_digest,
             )
             self.drafter = build_drafter(configuration.drafter, resources)
+            for shape in self.drafter.shapes:
+                self.target.expect(shape if self.drafter.target_width else below_text(shape))
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The tokens of a prompt, with the special tokens its tokenizer puts first."""
@@ -253,7 +256,7 @@ class Engine:
                 parents.append(tree.parents)
             else:
                 tokens.append([slot.sequence.tokens[-1], *tree.tokens])
-                parents.append([ROOT, *(parent + 1 for parent in tree.parents)])
+                parents.append(below_text(tree.parents))
         chains = all(p == list(range(-1, len(p) - 1)) for p in parents)
         logits = self.target.forward(rows, tokens, None if chains else parents)
         if any(slot.sequence.starts for slot in active):

@@ -42,6 +42,7 @@ class Drafter:
     """Proposes a token tree for each slot and learns what became of it."""
 
     target_width = 0  # tokens that the target shall draw to begin each tree with
+    shapes: Sequence[Sequence[int]] = ()  # the parents of trees that it grows, whole or cut
 
     def open(self, sequences: Sequence[Sequencing]) -> None:
         """Requests enter their slots."""

@@ -33,8 +33,8 @@ class Fork(Drafter):
         self.policy = build_policy(settings.policy, partial(resources.load_head, settings.draft))
         if self.policy.needs_hidden:
             runner.watch_hidden(True)
-        if (read := settings.depth - 1) > 0:  # the last level is not read
-            runner.expect(fork(settings.width, read))
+        self.shapes = [fork(settings.width, settings.depth)]
+        runner.expect(self.shapes[0][: -settings.width])  # the last level is not read
         self._cached: dict[int, dict[int, int]] = {}
 
     def open(self, sequences: Sequence[Sequencing]) -> None:

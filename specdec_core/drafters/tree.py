@@ -26,6 +26,7 @@ class StaticTree(Drafter):
         self.settings, self.vocab_size = settings, resources.vocab_size
         self.context = DraftContext(resources.draft_runner(settings.draft))
         parents = static_tree(settings.children)
+        self.shapes = [parents]
         self._children: dict[int, list[int]] = {}  # of the shape's nodes that have any
         for node, parent in enumerate(parents):
             self._children.setdefault(parent, []).append(node)
