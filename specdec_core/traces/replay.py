@@ -12,33 +12,52 @@ hybrids and bandits, with recorded drafters in the place of those that need a mo
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
 from specdec_core.config import (
     BanditDrafter,
+    CascadeDrafter,
     Configuration,
     DrafterSettings,
     DraftModelDrafter,
+    FixedPolicy,
+    ForkDrafter,
+    HybridDrafter,
     OraclePolicy,
     Policy,
+    PostUseDrafter,
     PromptLookupDrafter,
     RetrievalDrafter,
     SuffixDrafter,
     TokenCacheDrafter,
     TreeDrafter,
 )
-from specdec_core.cost import Profile
-from specdec_core.drafters import Drafter, Outcome, Resources, Sequencing, build_drafter
-from specdec_core.drafters.bandit import BanditSpec
+from specdec_core.cost import Profile, policies_of
+from specdec_core.drafters import (
+    BanditSpec,
+    Drafter,
+    Hybrid,
+    Outcome,
+    Sequencing,
+    build_drafter,
+)
 from specdec_core.errors import UserError
 from specdec_core.heads import LoadedHead, load_head
 from specdec_core.policies import LengthPolicy, Rule, build_policy
 from specdec_core.sampling import RandomStream
 from specdec_core.stats import Counts
 from specdec_core.token_tree import ROOT, TokenTree
-from specdec_core.traces.arms import UNKNOWN, Place, RecordedChain, RecordedTree
+from specdec_core.traces.arms import (
+    UNKNOWN,
+    Place,
+    RecordedCascade,
+    RecordedChain,
+    RecordedPostUse,
+    RecordedResources,
+    RecordedTree,
+    follow,
+)
 from specdec_core.traces.rounds import ReplayedRounds, Rounds
 from specdec_core.traces.schema import Recording
 from specdec_core.traces.track import Track
@@ -78,31 +97,47 @@ class Replay:
         drafter = configuration.drafter
         if configuration.sampling != self.header.sampling:
             return False
-        return drafter is None or self._knows(drafter)
+        if drafter is None:
+            return True
+        # The oracle is no part of anything: nothing that decodes can follow it.
+        oracle = any(isinstance(policy, OraclePolicy) for _, policy in policies_of(configuration))
+        return self._knows(drafter) and (not oracle or isinstance(drafter, DraftModelDrafter))
 
     def _knows(self, drafter: DrafterSettings) -> bool:
         match drafter:
             case DraftModelDrafter():
-                # The longest draft of a request is also bounded by its room.
-                longest = min(drafter.policy.max_tokens, self.header.max_new_tokens - 1)
-                return self._has(drafter.draft) and longest <= self.header.max_draft
+                return self._knows_chains(drafter.draft, drafter.policy)
             case TreeDrafter():
                 return self._has(drafter.draft) and self.header.sampling.greedy
+            case ForkDrafter():
+                # Of branches that the target leaves only the number of tokens is known.
+                fixed = isinstance(drafter.policy, FixedPolicy)
+                return fixed and self._has(drafter.draft) and self.header.sampling.greedy
             case PromptLookupDrafter() | SuffixDrafter() | RetrievalDrafter():
                 return True
             case TokenCacheDrafter():
-                # Other tokens are the target's choices behind what was rejected.
+                # Other phrases are the target's choices behind what was rejected.
                 return drafter.learn_from == "output"
+            case CascadeDrafter():
+                chains = self._knows_chains(drafter.draft, drafter.policy)
+                return chains and self._knows(drafter.proposer)
+            case PostUseDrafter():
+                chains = self._knows_chains(drafter.draft, drafter.policy)
+                return chains and self._knows(drafter.cache)
+            case HybridDrafter():
+                shaped = any(isinstance(p, TreeDrafter | ForkDrafter) for p in drafter.walk())
+                mixed = drafter.merge and shaped  # the tokens of such trees are not known
+                return not mixed and all(map(self._knows, drafter.parts))
             case BanditDrafter():
                 modelled = drafter.reward == "time" and self.profile is not None
-                known = all(map(self._knows_part, drafter.arms))
-                return known and (drafter.reward == "tokens" or modelled)
+                rewarded = drafter.reward == "tokens" or modelled
+                return rewarded and all(map(self._knows, drafter.arms))
         return False
 
-    def _knows_part(self, drafter: DrafterSettings) -> bool:
-        """Nothing that decodes has the oracle in it."""
-        oracle = isinstance(getattr(drafter, "policy", None), OraclePolicy)
-        return not oracle and self._knows(drafter)
+    def _knows_chains(self, draft: str | None, policy: Policy) -> bool:
+        # The longest draft of a request is also bounded by its room.
+        longest = min(policy.max_tokens, self.header.max_new_tokens - 1)
+        return self._has(draft) and longest <= self.header.max_draft
 
     def _has(self, draft: str | None) -> bool:
         names = list(self.header.pair.drafts)
@@ -125,7 +160,7 @@ class Replay:
         match drafter:
             case DraftModelDrafter():
                 return self._chains(drafter)
-            case TreeDrafter():
+            case TreeDrafter() | ForkDrafter():
                 track = self.track(drafter.draft)
                 return track.walk_all(track.trees(drafter.children))
         return self._decode(configuration)
@@ -174,32 +209,45 @@ class Replay:
 
     # Drafters that are run themselves
 
-    def _build(self, place: Place, settings: DrafterSettings, resources: Resources) -> Drafter:
+    def _build(self, settings: DrafterSettings, resources: RecordedResources) -> Drafter:
         """The drafter that `settings` describe, on the recorded draft models."""
         match settings:
             case DraftModelDrafter():
-                policy = self._policy(settings.draft, settings.policy)
-                return RecordedChain(self.track(settings.draft), place, policy)
-            case TreeDrafter():
-                return RecordedTree(self.track(settings.draft), place, settings.children)
+                return RecordedChain(settings, resources)
+            case TreeDrafter() | ForkDrafter():
+                return RecordedTree(settings.draft, settings.children, resources)
+            case CascadeDrafter():
+                proposer = self._build(settings.proposer, resources)
+                return RecordedCascade(settings, resources, proposer)
+            case PostUseDrafter():
+                return RecordedPostUse(settings, resources)
+            case HybridDrafter():
+                return Hybrid(settings, resources, self._build)
             case BanditDrafter():
-                return BanditSpec(settings, resources, partial(self._build, place))
+                return BanditSpec(settings, resources, self._build)
         return build_drafter(settings, resources)
 
     def _decode(self, configuration: Configuration) -> ReplayedRounds:
         """Decode the recorded prompts, the target being the recorded outputs."""
         drafter, place = None, Place()
         if configuration.drafter is not None:
-            eos = frozenset(self.header.eos_token_ids)
-            resources = Resources(_no_model, _no_model, 0, eos)
-            drafter = self._build(place, configuration.drafter, resources)
+            resources = RecordedResources(
+                _no_model,
+                _no_model,
+                vocab_size=0,
+                eos_token_ids=frozenset(self.header.eos_token_ids),
+                track=self.track,
+                policy=self._policy,
+                place=place,
+            )
+            drafter = self._build(configuration.drafter, resources)
         seconds = self._clock(configuration)
         rounds = Rounds()
         prompts = self.recording.prompts
         texts = zip(prompts.tokens, prompts.outputs, strict=True)
         for number, (prompt, output) in enumerate(texts):
             output = output.tolist()
-            place.enter(number, len(prompt))
+            place.prompt, place.length = number, len(prompt)
             # Nothing is drawn from the random stream: the output is fixed.
             sequence = Sequencing(0, prompt.tolist(), configuration.sampling, RandomStream(0))
             if drafter is not None:
@@ -211,7 +259,7 @@ class Replay:
                     sequence.room = self.header.max_new_tokens - position - 1
                     [tree] = drafter.propose([sequence])
                 rest = output[position:]
-                path = _follow(tree, rest)
+                path = follow(tree, rest)
                 generated = min(len(path) + 1, len(rest))
                 rounds.add(number, position, tree, len(path), generated)
                 position += generated
@@ -260,22 +308,6 @@ def _outcome(tree: TokenTree, path: list[int], rest: list[int], seconds: float) 
     for node, token in zip([ROOT, *path], rest, strict=False):
         choices[node + 1] = token
     return Outcome(tree, path, choices, seconds)
-
-
-def _follow(tree: TokenTree, tokens: list[int]) -> list[int]:
-    """The nodes of `tree` that say what `tokens` say, from the root on."""
-    if tree.is_chain:
-        agreed = 0
-        while agreed < min(len(tree), len(tokens)) and tree.tokens[agreed] == tokens[agreed]:
-            agreed += 1
-        return list(range(agreed))
-    children, path, node = tree.children(), [], ROOT
-    for token in tokens:
-        same = (child for child in children.get(node, ()) if tree.tokens[child] == token)
-        if (node := next(same, None)) is None:
-            break
-        path.append(node)
-    return path
 
 
 def _no_model(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Replayed rounds are the live engine's, for every policy and drafter of a chain."""
+"""Replayed rounds are the live engine's, for every policy and drafter that replay can follow."""
 
 from __future__ import annotations
 
@@ -10,25 +10,37 @@ import pandas as pd
 import pytest
 
 from specdec_core.config import (
+    BanditDrafter,
+    CascadeDrafter,
     ConfidencePolicy,
     ConfidenceProductPolicy,
     Configuration,
     DecisionPolicy,
+    Drafter,
     DraftModelDrafter,
     DynamicConfidencePolicy,
+    DynamicTreeDrafter,
     FixedPolicy,
+    ForkDrafter,
     HeuristicPolicy,
+    HybridDrafter,
+    LookaheadDrafter,
     OraclePolicy,
     PairSpec,
     Policy,
+    PostUseDrafter,
     PreCutPolicy,
     PromptLookupDrafter,
     RunnerSettings,
     Sampling,
     SpecDecPlusPlusPolicy,
+    SuffixDrafter,
     SvipPolicy,
+    TargetTreeDrafter,
+    TokenCacheDrafter,
+    TreeDrafter,
 )
-from specdec_core.cost import oracle_counts
+from specdec_core.cost import Hardware, oracle_counts
 from specdec_core.engine import Engine, Request
 from specdec_core.errors import UserError
 from specdec_core.heads import HeadCard, build_head, save_head
@@ -38,7 +50,7 @@ from specdec_core.results import PromptSet
 from specdec_core.stats import Counts, Generation, Round, rounds_frame
 from specdec_core.traces import Header, Recorder, Recording, Replay, save_header, write_shard
 
-PROMPTS, TOKENS = 100, 32
+PROMPTS, FEW, TOKENS = 100, 24, 32
 COUPLED = Sampling(temperature=1.0, coupling="gumbel")
 COLUMNS = [
     "request_id",
@@ -62,6 +74,49 @@ OWN: dict[str, Policy] = {
 LASTING: dict[str, Policy] = {
     "lasting heuristic": HeuristicPolicy(transient=False),
     "pre_cut": PreCutPolicy(),
+}
+SVIP = SvipPolicy(threshold=1.1, max_tokens=12)
+CACHE = TokenCacheDrafter(learn_from="output")
+UNEVEN = TreeDrafter(branching=(2, (3, 1), (2, 0, 0, 1), 1, 1))
+
+
+def chain(policy: Policy) -> DraftModelDrafter:
+    return DraftModelDrafter(draft="small", policy=policy)
+
+
+# Drafters of a request by itself, and those that remember earlier requests.
+DRAFTERS: dict[str, Drafter] = {
+    "tree": TreeDrafter(branching=(4, 2, 2, 1)),
+    "deep tree": TreeDrafter(branching=(3, 1, 2, 1, 1, 1, 1)),
+    "uneven tree": UNEVEN,
+    "fork": ForkDrafter(width=3, policy=FixedPolicy(max_tokens=6)),
+    "suffix": SuffixDrafter(),
+    "token cache": CACHE,
+    "cascade": CascadeDrafter(proposer=PromptLookupDrafter(max_tokens=4), policy=SVIP),
+    "cascade of a tree": CascadeDrafter(proposer=CACHE, policy=FixedPolicy(max_tokens=9)),
+    "cascade that learns": CascadeDrafter(proposer=SuffixDrafter(), policy=HeuristicPolicy()),
+    "reuse at the target": PostUseDrafter(cache=CACHE, at_draft=0, policy=FixedPolicy()),
+    "reuse at both": PostUseDrafter(cache=CACHE, policy=HeuristicPolicy(start=8)),
+    "hybrid": HybridDrafter(otherwise=chain(SVIP)),
+    "hybrid that learns": HybridDrafter(otherwise=chain(DynamicConfidencePolicy())),
+    "hybrid with a tree": HybridDrafter(lookup=CACHE, min_match=1, otherwise=UNEVEN),
+    "merged": HybridDrafter(otherwise=chain(FixedPolicy()), merge=True),
+    "merged with a learner": HybridDrafter(
+        lookup=CACHE, min_match=1, otherwise=chain(HeuristicPolicy()), merge=True
+    ),
+    "bandit of a request": BanditDrafter(
+        memory="request",
+        arms=(1, 4, UNEVEN, SuffixDrafter(), chain(HeuristicPolicy())),
+        exploration=0.1,
+    ),
+}
+LASTING_DRAFTERS: dict[str, Drafter] = {
+    "suffix of all": SuffixDrafter(memory="all"),
+    "token cache of all": CACHE.model_copy(update={"memory": "all"}),
+    "ucb": BanditDrafter(arms=(2, 4, chain(HeuristicPolicy(transient=False)), UNEVEN)),
+    "exp3": BanditDrafter(
+        rule="exp3", arms=(3, HybridDrafter(otherwise=chain(SVIP)), CACHE, chain(PreCutPolicy()))
+    ),
 }
 
 
@@ -103,7 +158,7 @@ class Recorded:
             max_new_tokens=TOKENS,
             mixing=0,
         )
-        folder = self.root / f"recording-{sampling.temperature:g}"
+        folder = self.root / f"recording-{sampling.temperature:g}-{prompts}"
         save_header(header, folder)
         numbered = list(enumerate(self.requests[:prompts]))
         write_shard(Recorder(self.pair, header).record(numbered), folder, 0)
@@ -134,8 +189,14 @@ def greedy(recorded: Recorded) -> Replay:
 
 
 @pytest.fixture(scope="module")
+def short(recorded: Recorded) -> Replay:
+    """Of the first prompts."""
+    return recorded.record(Sampling(), FEW)
+
+
+@pytest.fixture(scope="module")
 def coupled(recorded: Recorded) -> Replay:
-    return recorded.record(COUPLED, 24)
+    return recorded.record(COUPLED, FEW)
 
 
 def assert_same(replay: Replay, configuration: Configuration, live: list[Generation]) -> None:
@@ -161,10 +222,10 @@ def test_replay_carries_over_what_was_learned(
     assert_same(greedy, configuration, recorded.live(configuration, PROMPTS, slots=1))
 
 
-def test_replay_runs_drafters_without_a_model(recorded: Recorded, greedy: Replay) -> None:
+def test_replay_runs_drafters_without_a_model(recorded: Recorded, short: Replay) -> None:
     for drafter in (PromptLookupDrafter(), None):
         configuration = Configuration(drafter=drafter)
-        assert_same(greedy, configuration, recorded.live(configuration, PROMPTS, slots=16))
+        assert_same(short, configuration, recorded.live(configuration, FEW, slots=8))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +235,70 @@ def test_coupled_sampling_is_replayed_exactly(
     recorded: Recorded, coupled: Replay, name: str
 ) -> None:
     configuration = recorded.configuration(OWN[name], COUPLED)
-    assert_same(coupled, configuration, recorded.live(configuration, 24, slots=8))
+    assert_same(coupled, configuration, recorded.live(configuration, FEW, slots=8))
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_replayed_drafters_are_the_live_ones(recorded: Recorded, short: Replay, name: str) -> None:
+    configuration = Configuration(drafter=DRAFTERS[name])
+    assert_same(short, configuration, recorded.live(configuration, FEW, slots=8))
+
+
+@pytest.mark.parametrize("name", LASTING_DRAFTERS)
+def test_replayed_drafters_remember_earlier_requests(
+    recorded: Recorded, short: Replay, name: str
+) -> None:
+    configuration = Configuration(drafter=LASTING_DRAFTERS[name])
+    assert_same(short, configuration, recorded.live(configuration, FEW, slots=1))
+
+
+@pytest.mark.parametrize("name", ["cascade", "reuse at both", "merged", "suffix"])
+def test_drafters_are_replayed_when_sampling_is_coupled(
+    recorded: Recorded, coupled: Replay, name: str
+) -> None:
+    configuration = Configuration(drafter=DRAFTERS[name], sampling=COUPLED)
+    assert_same(coupled, configuration, recorded.live(configuration, FEW, slots=8))
+
+
+def test_the_test_notices_a_wrong_branching(recorded: Recorded, short: Replay) -> None:
+    live = Configuration(drafter=DRAFTERS["deep tree"])
+    rounds = recorded.live(live, FEW, slots=8)
+    wrong = (
+        TreeDrafter(branching=(3, 1, 2, 1, 1, 1)),
+        TreeDrafter(branching=(2, 1, 2, 1, 1, 1, 1)),
+        TreeDrafter(branching=(3, (1, 1, 2), 2, 1, 1, 1, 1)),
+    )
+    assert short.run(live).counts == Counts.of(rounds)
+    for drafter in wrong:
+        assert short.run(Configuration(drafter=drafter)).counts != Counts.of(rounds)
+
+
+def test_every_arm_is_pulled_and_told_of(recorded: Recorded, short: Replay) -> None:
+    """Else a bandit's replay would be one of a single drafter."""
+    for name in ("ucb", "exp3"):
+        drafter = LASTING_DRAFTERS[name]
+        arms = short.run(Configuration(drafter=drafter)).arm
+        assert set(arms) == set(range(len(drafter.arms)))
+
+
+def test_a_bandit_rewarded_in_time_is_modelled_by_a_profile(
+    recorded: Recorded, short: Replay
+) -> None:
+    """With drafting for nothing it comes to prefer the longer arm, with dear drafts the shorter."""
+    arms = (chain(FixedPolicy(max_tokens=1)), chain(FixedPolicy(max_tokens=8)))
+    bandit = BanditDrafter(arms=arms, reward="time", exploration=0.01)
+    configuration = Configuration(drafter=bandit)
+    assert not short.can(configuration)
+
+    def preferred(draft_seconds: float) -> int:
+        hardware = Hardware(name="made up", target=1.0, drafts={"*": draft_seconds})
+        profile = hardware.profile(["small"])
+        replay = Replay(short.recording, profile=profile)
+        assert replay.can(configuration)
+        return int(np.bincount(replay.run(configuration).arm).argmax())
+
+    assert preferred(1e-6) == 1
+    assert preferred(0.5) == 0
 
 
 def test_the_test_notices_a_wrong_threshold(recorded: Recorded, greedy: Replay) -> None:
@@ -209,15 +333,36 @@ def test_the_oracle_bounds_every_policy(recorded: Recorded, greedy: Replay) -> N
         )
 
 
-def test_what_the_recording_does_not_know_is_one_line(recorded: Recorded, greedy: Replay) -> None:
+def test_what_the_recording_does_not_know_is_one_line(recorded: Recorded, short: Replay) -> None:
     sampled = recorded.configuration(OWN["fixed"], COUPLED)
     long = recorded.configuration(FixedPolicy(max_tokens=30), Sampling())
     unknown = Configuration(drafter=DraftModelDrafter(draft="medium"))
-    for configuration in (sampled, long, unknown):
-        assert not greedy.can(configuration)
+    drafters = (
+        TreeDrafter(draft="medium"),
+        ForkDrafter(policy=SVIP),
+        TargetTreeDrafter(branching=(1, 2, 2)),
+        DynamicTreeDrafter(),
+        LookaheadDrafter(),
+        TokenCacheDrafter(),
+        PostUseDrafter(),
+        CascadeDrafter(policy=FixedPolicy(max_tokens=30)),
+        CascadeDrafter(policy=OraclePolicy()),
+        HybridDrafter(otherwise=UNEVEN, merge=True),
+        HybridDrafter(otherwise=chain(OraclePolicy())),
+        BanditDrafter(arms=(2, LookaheadDrafter())),
+    )
+    unknowable = [Configuration(drafter=drafter) for drafter in drafters]
+    for configuration in (sampled, long, unknown, *unknowable):
+        assert not short.can(configuration)
         with pytest.raises(UserError, match="cannot replay") as error:
-            greedy.run(configuration)
+            short.run(configuration)
         assert "\n" not in str(error.value)
+
+
+def test_trees_are_not_known_when_sampling_is_coupled(coupled: Replay) -> None:
+    """Ranks are those of the distribution, and coupled candidates are chosen by noise."""
+    for name in ("tree", "fork", "hybrid with a tree"):
+        assert not coupled.can(Configuration(drafter=DRAFTERS[name], sampling=COUPLED))
 
 
 def test_nothing_that_decodes_can_follow_the_oracle(tiny_pair: Pair) -> None:
