@@ -4,7 +4,7 @@ MLflow run."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +31,21 @@ _SHOWN = {
     "regret_seconds": "regret\n(s)",
 }
 
+# A console has 80 columns.
+_NARROW = [name for name in _SHOWN if name not in ("interval", "regret_seconds")]
+
 
 def bandits_table(table: pd.DataFrame) -> Table:
     """What :meth:`ArmComparison.table` has, the fastest row bold."""
     shown = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
-    for name, heading in _SHOWN.items():
+    for name in _NARROW:
         numeric = name != "name"
-        shown.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric)
+        shown.add_column(_SHOWN[name], justify="right" if numeric else "left", no_wrap=numeric)
     fastest = table["tokens_per_second"].max()
     rows = table.to_dict("records")
     for row, following in zip(rows, [*rows[1:], None], strict=True):
         shown.add_row(
-            *_cells(row),
+            *_cells(row, _NARROW),
             style="bold" if row["tokens_per_second"] == fastest else None,
             end_section=following is None or following["kind"] != row["kind"],
         )
@@ -140,7 +143,7 @@ def log_bandits(
     return run_id
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
+def _cells(row: Mapping[str, Any], names: Iterable[str] = _SHOWN) -> list[str]:
     formats = {
         "name": "{}",
         "mat": "{:.2f}",
@@ -151,7 +154,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         "regret_seconds": "{:+.2f}",
     }
     cells = []
-    for name in _SHOWN:
+    for name in names:
         if name == "interval":
             apart = row["low"] != row["high"]
             cells.append(f"{row['low']:.2f} … {row['high']:.2f}" if apart else "–")

@@ -28,7 +28,7 @@ from specdec_core.drafters import Drafter
 from specdec_core.drafters.bandit import BanditSpec
 from specdec_core.engine import Engine, Request
 from specdec_core.pair import Pair
-from specdec_core.regret import Course, Regret, mean_tokens, regret
+from specdec_core.regret import Course, Regret, best_arm, mean_tokens, regret
 from specdec_core.stats import Counts, Generation, Ratio, Round, paired_ratio
 from specdec_core.traces import Replay
 
@@ -141,19 +141,19 @@ class ArmComparison:
         return [entrant for entrant in self.entrants if entrant.kind == kind]
 
     @cached_property
-    def fewest_rounds(self) -> Entrant:
-        """The best arm in hindsight as the paper means it, ALG_i*."""
-        return min(self.of("arm"), key=lambda arm: sum(c.spent[-1] for c in arm.courses(False)))
-
-    @cached_property
     def fastest(self) -> Entrant:
         """The arm with the most tokens a second."""
         return max(self.of("arm"), key=lambda arm: arm.tokens_per_second)
 
+    def best(self, timed: bool = False) -> Entrant:
+        """The best arm in hindsight: that with the fewest rounds, the paper's ALG_i*, or with the
+        least seconds in them."""
+        arms = self.of("arm")
+        return arms[best_arm([arm.courses(timed) for arm in arms])]
+
     def regret(self, entrant: Entrant, timed: bool = False) -> Regret:
         """Against the best arm in hindsight, in rounds or in seconds."""
-        best = self.fastest if timed else self.fewest_rounds
-        return regret(entrant.courses(timed), best.courses(timed))
+        return regret(entrant.courses(timed), self.best(timed).courses(timed))
 
     @property
     def means(self) -> list[float]:

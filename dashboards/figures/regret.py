@@ -43,12 +43,12 @@ def bound_of(comparison: ArmComparison, bandit: Entrant) -> Bound:
 
 def regret_curves(comparison: ArmComparison, timed: bool = False) -> go.Figure:
     """Cumulative regret of each bandit, and of each arm alone, against the best arm in hindsight
-    over the rounds: in rounds (stopping-time regret), or in seconds against the fastest arm.
+    over the rounds: in rounds (stopping-time regret) or in seconds.
 
     In rounds the paper's bound is drawn with each rule that is rewarded in tokens, as low as it
     goes: its order with the least constant that holds for the curve.
     """
-    best = comparison.fastest if timed else comparison.fewest_rounds
+    best = comparison.best(timed)
     unit = "s" if timed else "rounds"
     bandits = comparison.of("bandit")
     totals = {b.name: comparison.regret(b, timed).total for b in bandits}

@@ -46,6 +46,7 @@ class BanditSpec(Drafter):
                     f"bandit: {own.label} begins its trees with {arm.target_width} of the target's"
                     f" tokens, {settings.arms[0].label} with {self.target_width}; arms must agree"
                 )
+        self.shapes = [shape for arm in self.arms for shape in arm.shapes]
         self._drafters, self._policies = _joined(self.arms)
         self._bandits: dict[int, Bandit] = {}  # by slot, of those with one of their own
         self._seconds: dict[int, float] = {}  # by slot: beyond the drafting of its own arm
@@ -84,8 +85,9 @@ class BanditSpec(Drafter):
     def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
         slot, arm = sequence.slot, outcome.tree.arm
         added = outcome.accepted + (0 if self.target_width else 1)
-        seconds = outcome.seconds - self._seconds[slot]
-        self.of(slot).update(arm, added, seconds, slot)
+        if added:  # else the target began the first tree, whoever drafts
+            seconds = outcome.seconds - self._seconds[slot]
+            self.of(slot).update(arm, added, seconds, slot)
         self._drafters[arm].observe(sequence, outcome)
 
     def close(self, sequence: Sequencing) -> None:

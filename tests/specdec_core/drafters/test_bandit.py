@@ -15,8 +15,12 @@ from specdec_core.config import (
     DraftModelDrafter,
     DynamicConfidencePolicy,
     FixedPolicy,
+    PostUseDrafter,
     PromptLookupDrafter,
     Sampling,
+    SuffixDrafter,
+    TargetTreeDrafter,
+    TreeDrafter,
 )
 from specdec_core.drafters.bandit import BanditSpec
 from specdec_core.engine import Engine, Request
@@ -35,7 +39,10 @@ MIXED = (
     CHAIN,
     DraftModelDrafter(policy=ConfidencePolicy(threshold=0.3, max_tokens=6)),
     DraftModelDrafter(policy=DynamicConfidencePolicy(max_tokens=5)),
+    TreeDrafter(branching=(3, 2)),
+    PostUseDrafter(policy=FixedPolicy(max_tokens=4)),
     PromptLookupDrafter(),
+    SuffixDrafter(),
 )
 LENGTHS = tuple(DraftModelDrafter(policy=FixedPolicy(max_tokens=k)) for k in (1, 2, 3, 4))
 
@@ -73,6 +80,7 @@ def test_samples_have_the_targets_joint_distribution(rule: str, memory: str) -> 
     arms = (
         DraftModelDrafter(draft=NEAR, policy=FixedPolicy(max_tokens=2)),
         DraftModelDrafter(draft=FAR, policy=FixedPolicy(max_tokens=1)),
+        TreeDrafter(draft=NEAR, branching=(2, 2)),
         PromptLookupDrafter(),
     )
     sampling = Sampling(temperature=1.0)
@@ -235,3 +243,19 @@ def test_nothing_random_is_drawn_from_a_requests_stream_to_choose(tiny_pair: Pai
         assert [g.tokens for g in found] == [g.tokens for g in plain]
         assert len({r.arm for g in found for r in g.rounds}) == 2
     assert np.isfinite(engine.drafter.bandit.losses).all()
+
+
+def test_arms_that_the_target_begins_are_among_themselves(tiny_pair: Pair) -> None:
+    """Target-initialised trees take the target's token for each round in advance."""
+    begun = (TargetTreeDrafter(branching=(1, 3)), TargetTreeDrafter(branching=(1, 2, 2)))
+    expected = Engine(tiny_pair).generate([Request("0", PROMPTS[1], 40, ignore_eos=True)])
+    engine = Engine(tiny_pair, Configuration(drafter=BanditDrafter(arms=begun)))
+    found = engine.generate([Request("0", PROMPTS[1], 40, ignore_eos=True)])
+    assert found[0].tokens == expected[0].tokens
+    # a request's first round only lets the target draw
+    told = found[0].rounds[1:-1]
+    assert sum(engine.drafter.bandit.tokens) == sum(r.generated for r in told)
+    assert sum(engine.drafter.bandit.rounds) == len(told)
+    with pytest.raises(UserError, match="arms must agree") as caught:
+        Engine(tiny_pair, Configuration(drafter=BanditDrafter(arms=(begun[0], CHAIN))))
+    assert "\n" not in str(caught.value)
