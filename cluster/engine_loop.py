@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 
 from specdec_core.engine import Chunk, Engine, Request
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class EngineFailed(RuntimeError):
@@ -99,6 +102,10 @@ class EngineLoop:
             submission.close()
             raise
         return submission
+
+    async def between_steps(self, call: Callable[[], T]) -> T:
+        """What `call` returns; it is made on the engine's thread, where nobody else is."""
+        return await self._loop.run_in_executor(self._thread, call)
 
     def cancel(self, request_id: str) -> None:
         """Drop a request; nothing happens for one that is finished."""

@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -32,6 +33,8 @@ from cluster.openai_protocol import (
     SpecDec,
     Usage,
 )
+from specdec_core.bandits import Bandit
+from specdec_core.drafters import BanditSpec
 from specdec_core.engine import Engine, Request
 from specdec_core.errors import UserError
 from specdec_core.stats import Generation
@@ -39,15 +42,55 @@ from specdec_core.stats import Generation
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
+KEEP_SECONDS = 60  # between copies of what was learned while serving
 
 
 class CompletionService:
-    """Answers completion requests under one model name."""
+    """Answers completion requests under one model name.
 
-    def __init__(self, engine: Engine, model: str) -> None:
+    A bandit with memory of all requests goes on learning from them. Where `learned` is given it
+    starts from that file, if it is there, and leaves there what it has learned.
+    """
+
+    def __init__(self, engine: Engine, model: str, learned: Path | None = None) -> None:
         self.engine, self.model = engine, model
         self.loop = EngineLoop(engine)
         self.started = int(time.time())
+        self.learned = learned
+        self._kept = 0  # selections in the file
+        if self.bandit is not None and learned is not None and learned.exists():
+            self.bandit.load(learned)
+            self._kept = self.bandit.selections
+
+    @property
+    def bandit(self) -> Bandit | None:
+        """What chooses the drafter for all requests, if anything does."""
+        drafter = self.engine.drafter
+        return drafter.bandit if isinstance(drafter, BanditSpec) and drafter.shared else None
+
+    def keep_learned(self) -> None:
+        """Save what the bandit has learned since it was saved last."""
+        bandit = self.bandit
+        if bandit is None or self.learned is None or bandit.selections == self._kept:
+            return
+        try:
+            bandit.save(self.learned)
+        except OSError as error:
+            logger.warning("%s: what was learned is not saved: %s", self.learned, error.strerror)
+        self._kept = bandit.selections
+
+    async def keep_learning(self) -> None:
+        """Save it again and again, so that little is lost however the server ends."""
+        while True:
+            await asyncio.sleep(KEEP_SECONDS)
+            await self.loop.between_steps(self.keep_learned)
+
+    def arms(self) -> list[dict[str, Any]] | None:
+        """What is known of each of the bandit's arms; None without a bandit."""
+        if self.bandit is None:
+            return None
+        rows = self.bandit.frame().drop(columns="preference").to_dict("records")
+        return [{k: None if v != v else v for k, v in row.items()} for row in rows]
 
     def check_model(self, name: str | None) -> None:
         """Raises :class:`ApiError` (404) for a model that is not served here."""
@@ -171,7 +214,12 @@ def build_app(service: CompletionService) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with service.loop:
-            yield
+            keeping = asyncio.create_task(service.keep_learning())
+            try:
+                yield
+            finally:
+                keeping.cancel()
+        service.keep_learned()
 
     app = FastAPI(title="specdec", lifespan=lifespan)
 
@@ -205,6 +253,8 @@ def build_app(service: CompletionService) -> FastAPI:
             "running": service.loop.running,
             "cancelled": service.loop.cancelled,
         }
+        if (arms := service.arms()) is not None:
+            status["arms"] = arms
         return JSONResponse(status, 200 if ready else 503)
 
     @app.get("/v1/models")

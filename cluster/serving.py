@@ -7,16 +7,19 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from fastapi import FastAPI
 from ray import serve
 
 from cluster.http_app import CompletionService, build_app
 from cluster.ray_session import ray_session, resources
-from specdec_core.config import Configuration, PairSpec
+from specdec_core.bandits import build_bandit
+from specdec_core.config import BanditDrafter, Configuration, PairSpec
 from specdec_core.engine import Engine
 from specdec_core.errors import UserError
 from specdec_core.pair import check_pair, load_pair
+from specdec_core.workspace import workspace
 
 # On a busy laptop the proxy takes longer to start than the 5 s that the controller grants it.
 os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "30")
@@ -35,8 +38,16 @@ MAX_ONGOING_REQUESTS = 256  # at a replica; those without a slot wait in the eng
 class CompletionServer:
     """A replica: one pair, one engine, one HTTP application."""
 
-    def __init__(self, spec: PairSpec, configuration: Configuration, slots: int, model: str):
-        self._service = CompletionService(Engine(load_pair(spec), configuration, slots), model)
+    def __init__(
+        self,
+        spec: PairSpec,
+        configuration: Configuration,
+        slots: int,
+        model: str,
+        learned: Path | None = None,
+    ) -> None:
+        engine = Engine(load_pair(spec), configuration, slots)
+        self._service = CompletionService(engine, model, learned)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return build_app(self._service)
@@ -51,13 +62,26 @@ def check_servable(spec: PairSpec, configuration: Configuration) -> None:
     """Check, before anything is started, that the pair can be loaded and has the draft that the
     configuration names. Raises :class:`UserError`."""
     check_pair(spec)
-    drafter = configuration.drafter
-    if drafter is None or drafter.kind != "draft_model":
-        return
     known = ", ".join(spec.drafts) or "none"
-    if not spec.drafts or drafter.draft not in (None, *spec.drafts):
-        wanted = "a draft" if drafter.draft is None else f"draft {drafter.draft!r}"
+    for part in configuration.drafter.walk() if configuration.drafter else ():
+        if not hasattr(part, "draft") or (spec.drafts and part.draft in (None, *spec.drafts)):
+            continue
+        wanted = "a draft" if part.draft is None else f"draft {part.draft!r}"
         raise UserError(f"the configuration needs {wanted}, the pair's drafts are: {known}")
+
+
+def learned_state(spec: PairSpec, configuration: Configuration) -> Path | None:
+    """Where what a bandit learns while serving is kept: one file of the workspace for each pair and
+    configuration. None where nothing is learned across requests. Raises :class:`UserError` when
+    what is there, or what the configuration starts from, is no state of this bandit."""
+    drafter = configuration.drafter
+    if not isinstance(drafter, BanditDrafter) or drafter.memory != "all":
+        return None
+    path = workspace() / "bandits" / f"serve-{spec.name}-{configuration.id}.json"
+    bandit = build_bandit(drafter)
+    if path.exists():
+        bandit.load(path)
+    return path
 
 
 def check_port(host: str, port: int) -> None:
@@ -86,7 +110,8 @@ def serving(
     port: int = 8000,
     model: str | None = None,
 ) -> Iterator[str]:
-    """Serve while the block runs; yields the base URL once requests are answered.
+    """Serve while the block runs; yields the base URL once requests are answered. A bandit over
+    drafters goes on adapting meanwhile, and from where it was when it was served last.
 
     Args:
         spec: the pair; every replica loads it.
@@ -98,6 +123,7 @@ def serving(
         UserError: the pair, the configuration or the port cannot be used, or the replica failed.
     """
     check_servable(spec, configuration)
+    learned = learned_state(spec, configuration)
     if not os.environ.get("RAY_ADDRESS"):
         check_port(host, port)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
@@ -110,7 +136,7 @@ def serving(
             serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
         except TimeoutError as error:
             raise UserError(f"the server did not start: {error}") from None
-        application = deployment.bind(spec, configuration, slots, model or spec.name)
+        application = deployment.bind(spec, configuration, slots, model or spec.name, learned)
         try:
             try:
                 serve.run(application, name=APPLICATION, route_prefix="/")
