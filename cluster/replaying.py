@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from cluster.plan import Plan
-from specdec_core.config import Configuration, DraftModelDrafter, PairSpec
-from specdec_core.cost import Profile
+from specdec_core.config import Configuration, PairSpec
+from specdec_core.cost import Profile, policies_of
 from specdec_core.errors import UserError
 from specdec_core.heads import LoadedHead, load_head
 from specdec_core.pair import TARGET
@@ -158,11 +158,9 @@ def _heads(
     """The heads that are asked; raises :class:`UserError` for one that cannot be used here."""
     heads: dict[Head, LoadedHead] = {}
     for configuration in configurations:
-        drafter = configuration.drafter
-        name = getattr(getattr(drafter, "policy", None), "head", None)
-        if isinstance(drafter, DraftModelDrafter) and name is not None:
-            draft = drafter.draft or next(iter(pair.drafts))
-            if (draft, name) not in heads:
+        for draft, policy in policies_of(configuration):
+            name, draft = getattr(policy, "head", None), draft or next(iter(pair.drafts), None)
+            if name is not None and (draft, name) not in heads:
                 heads[draft, name] = load_head(name, fingerprints[draft], fingerprints[TARGET])
     return heads
 
