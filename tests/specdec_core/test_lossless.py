@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from itertools import product
 
 import numpy as np
@@ -9,22 +10,26 @@ import pytest
 import torch
 from scipy.stats import chisquare
 from tokenizers import Tokenizer, models
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specdec_core import verify
+from specdec_core import topology, verify
 from specdec_core.config import (
     Configuration,
     DraftModelDrafter,
     FixedPolicy,
+    ForkDrafter,
     PairSpec,
     PromptLookupDrafter,
     RunnerSettings,
     Sampling,
     SvipPolicy,
+    TreeDrafter,
 )
+from specdec_core.drafters import growing
 from specdec_core.engine import Engine, Request
 from specdec_core.pair import Pair
-from specdec_core.sampling import RandomStream, warp
+from specdec_core.sampling import RandomStream, draw_siblings, warp
 from specdec_core.stats import Origin
 from specdec_core.token_tree import ROOT, TokenTree
 
@@ -150,3 +155,137 @@ def test_siblings_are_verified_losslessly(replacement: bool) -> None:
         verdict = verify.verify_sampled(tree, p.repeat(4, 1), RandomStream(seed))
         counts[tree.tokens[verdict.path[0]] if verdict.path else verdict.token] += 1
     assert p_value(counts, p.numpy().astype(float)) > 1e-3
+
+
+# On trees: more of a round is drawn, tried and subtracted than in a chain.
+
+WARPERS = {
+    "plain": Sampling(temperature=1.0),
+    "top-k": Sampling(temperature=0.7, top_k=3),
+    "top-p": Sampling(temperature=1.3, top_p=0.8),
+    "coupled": Sampling(temperature=1.0, coupling="gumbel"),
+}
+SHAPES = {
+    "3x2x1": TreeDrafter(branching=(3, 2, 1)),
+    "3x2x1-replaced": TreeDrafter(branching=(3, 2, 1), replacement=True),
+    "1x4": TreeDrafter(branching=(1, 4)),
+    "uneven": TreeDrafter(branching=(3, (2, 0, 1))),
+    "everything": TreeDrafter(branching=(VOCAB,)),
+    "fork": ForkDrafter(width=2, policy=SvipPolicy(threshold=1.25, max_tokens=3)),
+}
+
+
+def tree_p_value(pair: Pair, drafter: object, sampling: Sampling, samples: int) -> float:
+    configuration = Configuration(drafter=drafter, sampling=sampling)
+    return p_value(engine_counts(pair, configuration, samples), joint(pair, sampling))
+
+
+@pytest.mark.parametrize("warper", WARPERS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_trees_of_every_shape_are_lossless(toy_pair: Pair, shape: str, warper: str) -> None:
+    assert tree_p_value(toy_pair, SHAPES[shape], WARPERS[warper], 4_000) > 1e-3
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_tree_samples_have_the_targets_joint_distribution(
+    toy_pair: Pair, replacement: bool
+) -> None:
+    drafter = TreeDrafter(branching=(3, 2, 1), replacement=replacement)
+    assert tree_p_value(toy_pair, drafter, Sampling(temperature=1.0), 40_000) > 1e-3
+
+
+@pytest.fixture(scope="module")
+def holes(toy_pair: Pair) -> Pair:
+    """The target never writes 0 or 3, the draft never 3, 4 or 5."""
+
+    def without(model: LlamaForCausalLM, tokens: list[int]) -> LlamaForCausalLM:
+        copy = deepcopy(model)
+        copy.lm_head = torch.nn.Linear(8, VOCAB)
+        copy.lm_head.weight = model.lm_head.weight
+        copy.lm_head.bias = torch.nn.Parameter(torch.zeros(VOCAB))
+        with torch.no_grad():
+            copy.lm_head.bias[tokens] = -1e4
+        return copy
+
+    target, draft = without(toy_pair.target, [0, 3]), without(toy_pair.drafts["toy"], [3, 4, 5])
+    return Pair(toy_pair.spec, toy_pair.tokenizer, target, {"toy": draft})
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tokens_that_only_one_model_knows_do_no_harm(holes: Pair, shape: str) -> None:
+    """With fewer possible tokens than children, too."""
+    probs = joint(holes, Sampling(temperature=1.0))
+    assert 0 < np.count_nonzero(probs) <= 4**LENGTH
+    assert tree_p_value(holes, SHAPES[shape], Sampling(temperature=1.0), 4_000) > 1e-3
+
+
+def raw_rest(q: Tensor, uniforms: list, replacement: bool) -> tuple[list, list[Tensor]]:
+    """Siblings carry what the ones before left of q, but not made to sum to 1."""
+    tokens, sources = draw_siblings(q, uniforms, replacement)
+    for n in range(1, len(sources)):
+        sources[n] = torch.where(sources[n] > 0, q, 0)
+    return tokens, sources
+
+
+def first_for_all(q: Tensor, uniforms: list, replacement: bool) -> tuple[list, list[Tensor]]:
+    """Siblings drawn without replacement carry q as if drawn with it."""
+    tokens, sources = draw_siblings(q, uniforms, replacement)
+    return tokens, [q] * len(sources)
+
+
+def others_place(q: Tensor, uniforms: list, replacement: bool) -> tuple[list, list[Tensor]]:
+    """The children of one node carry the distribution of another's."""
+    tokens, sources = draw_siblings(q, uniforms, replacement)
+    return tokens, [source.roll(1, dims=0) for source in sources]
+
+
+@pytest.mark.parametrize("bug", [raw_rest, first_for_all, others_place])
+def test_the_test_notices_siblings_with_a_wrong_distribution(
+    toy_pair: Pair, monkeypatch: pytest.MonkeyPatch, bug: object
+) -> None:
+    monkeypatch.setattr(growing, "draw_siblings", bug)
+    drafter = TreeDrafter(branching=(3, 2))
+    assert tree_p_value(toy_pair, drafter, Sampling(temperature=1.0), 20_000) < 1e-9
+
+
+def test_the_test_notices_a_wrong_mask(toy_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes see all nodes before them, as in a chain, in the target."""
+
+    class Chained(topology.Topology):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments)
+            self._sees = torch.ones(len(self), len(self), dtype=torch.bool).tril()
+
+    monkeypatch.setattr(topology, "Topology", Chained)
+    drafter = TreeDrafter(branching=(3, 2))
+    assert tree_p_value(toy_pair, drafter, Sampling(temperature=1.0), 20_000) < 1e-9
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_siblings_are_drawn_as_they_say(replacement: bool) -> None:
+    """The second and third token have the distribution that they carry, given the ones before."""
+    q = torch.tensor([[0.05, 0.5, 0.2, 0.0, 0.05, 0.2]])
+    stream, counts = RandomStream(0), np.zeros((VOCAB, VOCAB), dtype=int)
+    for _ in range(10_000):
+        [tokens], sources = draw_siblings(q, [[stream.uniform() for _ in range(3)]], replacement)
+        counts[tokens[0], tokens[1]] += 1
+        expected = q[0].clone()
+        for token, source in zip(tokens, sources, strict=True):
+            torch.testing.assert_close(source[0], expected)
+            if not replacement:
+                expected[token] = 0
+                expected /= expected.sum()
+    first = q[0].double().numpy()
+    exact = np.outer(first, first)
+    if not replacement:
+        np.fill_diagonal(exact, 0)
+        exact /= np.maximum(1 - first, 1e-9)[:, None]
+    assert p_value(counts.ravel(), exact.ravel()) > 1e-3
+
+
+def test_a_row_runs_out_of_siblings_with_its_tokens() -> None:
+    q = torch.tensor([[0.0, 0.5, 0.0, 0.5], [0.1, 0.2, 0.3, 0.4], [0.0, 0.0, 1.0, 0.0]])
+    tokens, _ = draw_siblings(q, [[0.3] * 3, [0.3] * 4, [0.999999]])
+    assert sorted(tokens[0]) == [1, 3]
+    assert sorted(tokens[1]) == [0, 1, 2, 3]
+    assert tokens[2] == [2]
