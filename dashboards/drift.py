@@ -16,24 +16,24 @@ from dashboards.tracking import as_metrics, as_params, connect, experiment_id_of
 _TOY = {
     "draft": "draft",
     "width": "width",
-    "lossless": "lossless",
+    "lossless": "keeps it",
     "kl": "KL, nats a text",
     "total_variation": "total variation",
-    "p_value": "p of no drift",
+    "p_value": "p of none",
 }
 _TEXTS = {
     "draft": "draft",
     "width": "width",
-    "lossless": "lossless",
-    "log_likelihood": "log p a token",
-    "change": "against autoregressive",
+    "lossless": "keeps it",
+    "log_likelihood": "nats a token",
+    "change": "against the target's own",
     "mat": "MAT",
 }
 
 
 def toy_table(toy: pd.DataFrame) -> Table:
     """Divergences on the toy pair by draft and width (columns as in `drift.csv`'s part)."""
-    return _table("toy pair: samples against the target's exact distribution", _TOY, toy)
+    return _table("distance from the target's distribution, toy pair", _TOY, toy)
 
 
 def texts_table(texts: pd.DataFrame, title: str) -> Table:
@@ -45,7 +45,7 @@ def markdown(toy: pd.DataFrame, texts: pd.DataFrame, notes: Sequence[str]) -> st
     """Both tables below `notes`."""
     lines = ["# Drift of target-initialised trees", "", *(f"- {note}" for note in notes), ""]
     parts = (
-        ("Distance from the target's distribution on the toy pair", _TOY, toy),
+        ("Distance from the target's distribution, toy pair", _TOY, toy),
         ("Log-likelihood of the output under the target", _TEXTS, texts),
     )
     for heading, columns, frame in parts:
@@ -81,7 +81,7 @@ def log_drift(
         for row in frame.to_dict("records"):
             for name in names:
                 if not pd.isna(row[name]):
-                    place = f"{row['draft']}.width_{row['width']}" if row["width"] else "alone"
+                    place = f"{row['draft']}.width_{row['width']}" if row["width"] else row["draft"]
                     metrics[f"{part}.{place}.{name}"] = row[name]
     client.log_batch(run_id, metrics=as_metrics(metrics), params=as_params(params))
     for file in files:
@@ -91,7 +91,9 @@ def log_drift(
 
 
 def _table(title: str, columns: Mapping[str, str], frame: pd.DataFrame) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False)
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE, pad_edge=False, collapse_padding=True
+    )
     for name, heading in columns.items():
         words = name in ("draft", "lossless")
         table.add_column(heading, justify="left" if words else "right", no_wrap=True)
@@ -108,13 +110,15 @@ def _rows(frame: pd.DataFrame, columns: Mapping[str, str]) -> Iterator[list[str]
 def _cell(name: str, row: Mapping[str, Any]) -> str:
     value = row[name]
     if name == "lossless":
-        return "yes" if value else "no: lossy"
+        return "yes" if value else "lossy"
     if name == "width":
-        return str(value) if value else "autoregressive"
+        return str(value or "–")
     if pd.isna(value):
         return "–"
-    signed = "+" if name == "change" else ""
+    sign = "+" if name == "change" else ""
+    if name == "log_likelihood":
+        return f"{value:.3f}"
     low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
     if low is not None:
-        return f"{value:{signed}.4f} ({low:{signed}.4f} to {high:{signed}.4f})"
-    return {"mat": "{:.2f}", "p_value": "{:.2g}"}.get(name, "{}").format(value)
+        return f"{value:{sign}.3f} ({low:{sign}.3f} to {high:{sign}.3f})"
+    return {"mat": "{:.2f}", "p_value": "{:.1g}"}.get(name, "{}").format(value)

@@ -88,7 +88,7 @@ def main(
         read = [p.text for p in found]
         scored = measure_texts(pair, wanted, sampling, read, texts, max_new_tokens, progress)
 
-    title = f"{len(found)} prompts × {texts} texts of {prompts}, temperature {temperature:g}"
+    title = f"{len(found)} prompts of {prompts}, {texts} texts each, temperature {temperature:g}"
     notes = [
         f"trees of {'W×' + '×'.join(map(str, shape))}, W tokens of the target's own first; "
         "W = 1 is lossless",
@@ -97,7 +97,7 @@ def main(
     ]
     if len(toy):
         console.print(shown.toy_table(toy))
-    console.print(shown.texts_table(scored, title))
+    console.print(shown.texts_table(scored, f"log-likelihood under the target, {title}"))
     folder = workspace() / "drift" / name
     both = pd.concat([toy.assign(part="toy"), scored.assign(part="texts")])
     files = [
@@ -183,7 +183,7 @@ def measure_texts(
         )
 
     alone = written(Configuration(sampling=sampling))
-    rows = [{"draft": "–", "width": 0, "lossless": True, **_scores(alone, None)}]
+    rows = [{"draft": "autoregressive", "width": 0, "lossless": True, **_scores(alone, None)}]
     for tree in trees:
         drafter = tree.drafter
         place = {"draft": drafter.draft, "width": drafter.branching[0], "lossless": tree.lossless}
