@@ -78,6 +78,9 @@ class Table(Value):
     columns: Annotated[tuple[Quantity, ...], Field(min_length=1)]
     temperatures: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)] = (0.0,)
     each_draft: bool = False
+    repeats: PositiveInt | None = Field(
+        default=None, description="times a prompt is timed for this table; unset, the plan's"
+    )
     vary: dict[str, Annotated[tuple[Scalar, ...], Field(min_length=1)]] = Field(
         default={}, max_length=1
     )
@@ -135,19 +138,22 @@ class PaperPlan(Value):
             for method in self._lines(table, number, source)
         ]
 
-    def work(self, sets: Sequence[str]) -> dict[str, dict[Configuration, bool]]:
-        """For each of `sets` what is decoded on it, and whether it is timed: what the tables show,
-        and autoregressive decoding wherever something is timed."""
-        found: dict[str, dict[Configuration, bool]] = {}
+    def work(self, sets: Sequence[str]) -> dict[str, dict[Configuration, int]]:
+        """For each of `sets` what is decoded on it, and how often it is timed; 0 for what is only
+        counted. That is what the tables show, and autoregressive decoding wherever something is
+        timed."""
+        found: dict[str, dict[Configuration, int]] = {}
         for key, table in self.tables.items():
             asked = [c for method in self.methods(key) for c in method.configurations]
+            repeats = 0
             if table.timed:
+                repeats = min(table.repeats or self.repeats, self.repeats)
                 asked += [Configuration(sampling=c.sampling) for c in asked]
             for name in table.prompts:
                 if name in sets:
                     own = found.setdefault(name, {})
                     for configuration in asked:
-                        own[configuration] = own.get(configuration, False) or table.timed
+                        own[configuration] = max(own.get(configuration, 0), repeats)
         return found
 
     def needs(self) -> list[str]:

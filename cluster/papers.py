@@ -207,7 +207,7 @@ def run_papers(
 def _measure(
     plan: PaperPlan,
     bench: ray.actor.ActorHandle,
-    work: Mapping[str, Mapping[Configuration, bool]],
+    work: Mapping[str, Mapping[Configuration, int]],
     requests: Mapping[str, Sequence[Request]],
     folder: PapersFolder,
     tell: Observer,
@@ -219,7 +219,7 @@ def _measure(
     tell.stage("decoding", sum(len(requests[key]) for key, _ in blocks), done)
     for key, repeat in missing:
         # Counts do not change with the repeat: what is not timed is decoded once.
-        taken = [c for c, timed in work[key].items() if timed or repeat == 0]
+        taken = [c for c, times in work[key].items() if repeat < max(times, 1)]
         watch = Stopwatch(turns=repeat * len(requests[key]))
         get(bench.forget.remote())
         for request in requests[key] if taken else ():
@@ -232,19 +232,29 @@ def _measure(
         folder.save_block(key, repeat, watch)
 
 
-def _read(folder: PapersFolder, key: str, work: Mapping[Configuration, bool]) -> list[Measured]:
+def _read(folder: PapersFolder, key: str, work: Mapping[Configuration, int]) -> list[Measured]:
     """What the blocks of a prompt set say."""
     first = folder.load_block(key, 0)
     blocks = [first]
     while folder.block(key, len(blocks)).exists():
         blocks.append(folder.load_block(key, len(blocks)))
     watch = Stopwatch(generations=first.generations)
-    for configuration, timed in work.items():
-        own = blocks if timed else blocks[:1]
+    for configuration, times in work.items():
+        own = blocks[: max(times, 1)]
         watch.seconds[configuration.id] = [block.seconds[configuration.id][0] for block in own]
-    found = []
-    for configuration, timed in work.items():
-        baseline = Configuration(sampling=configuration.sampling)
-        timing = watch.timing(configuration, baseline) if timed else None
-        found.append(Measured.of(key, configuration, watch.generations[configuration.id], timing))
-    return found
+    return [
+        Measured.of(
+            key,
+            configuration,
+            watch.generations[configuration.id],
+            _timing(watch, configuration, times) if times else None,
+        )
+        for configuration, times in work.items()
+    ]
+
+
+def _timing(watch: Stopwatch, configuration: Configuration, times: int) -> Timing:
+    """Against autoregressive decoding in the same repeats."""
+    baseline = Configuration(sampling=configuration.sampling)
+    seconds = {c.id: watch.seconds[c.id][:times] for c in (configuration, baseline)}
+    return Stopwatch(seconds, watch.generations).timing(configuration, baseline)

@@ -46,7 +46,7 @@ class Sheet:
     key: str
     title: str
     caption: str
-    headings: list[str]
+    headings: list[tuple[str, ...]]  # lines of each
     rows: list[list[Cell]]
     notes: list[str]
 
@@ -70,7 +70,7 @@ def _sheet(result: PapersResult, key: str) -> Sheet:
         key=key,
         title=table.title,
         caption=_caption(result, table),
-        headings=["method", *(_heading(result, table, c) for c in _columns(result, table))],
+        headings=[("method",), *(_heading(result, table, c) for c in _columns(result, table))],
         rows=rows,
         notes=list(table.notes),
     )
@@ -111,7 +111,7 @@ def markdown(sheet: Sheet) -> str:
     """A table as Markdown."""
     lines = [f"## {sheet.title}", "", sheet.caption, ""]
     numeric = " ---: |" * (len(sheet.headings) - 1)
-    lines += [_pipe(sheet.headings), f"| --- |{numeric}"]
+    lines += [_pipe([" ".join(own) for own in sheet.headings]), f"| --- |{numeric}"]
     lines += [
         _pipe([f"**{cell.text}**" if cell.best else cell.text for cell in row])
         for row in sheet.rows
@@ -131,7 +131,7 @@ def console_table(sheet: Sheet) -> RichTable:
     )
     for heading in sheet.headings:
         first = heading == sheet.headings[0]
-        table.add_column(heading, justify="left" if first else "right")
+        table.add_column("\n".join(heading), justify="left" if first else "right")
     for row in sheet.rows:
         cells = [
             cell.text.partition(" (")[0] if number else cell.text for number, cell in enumerate(row)
@@ -202,7 +202,7 @@ def _text(
     return text
 
 
-def _heading(result: PapersResult, table: Table, column: Column) -> str:
+def _heading(result: PapersResult, table: Table, column: Column) -> tuple[str, ...]:
     parts = []
     if len(result.sets_of(table)) > 1:
         parts.append(column.prompts)
@@ -210,7 +210,7 @@ def _heading(result: PapersResult, table: Table, column: Column) -> str:
         parts.append(f"{table.varied} = {table.values[column.number]}")
     if len(table.columns) > 1 or not parts:
         parts.append(QUANTITIES[column.quantity][0])
-    return " ".join(parts)
+    return tuple(parts)
 
 
 def _caption(result: PapersResult, table: Table) -> str:
@@ -230,7 +230,9 @@ def _pipe(cells: Sequence[str]) -> str:
 
 
 def over(timing: Timing, baseline: Timing) -> Ratio:
-    """How many times faster `timing` is than `baseline`, on the same prompts; where their outputs
-    differ in length, for the same number of tokens."""
+    """How many times faster `timing` is than `baseline`, on the same prompts in the same repeats;
+    where their outputs differ in length, for the same number of tokens."""
     lengths = np.array(baseline.tokens) / np.maximum(timing.tokens, 1)
-    return paired_ratio(np.array(baseline.seconds), np.array(timing.seconds) * lengths)
+    repeats = min(len(timing.seconds), len(baseline.seconds))
+    ours, theirs = (np.array(t.seconds[:repeats]) for t in (timing, baseline))
+    return paired_ratio(theirs, ours * lengths)

@@ -32,7 +32,8 @@ LOOKUP = {"kind": "prompt_lookup", "max_tokens": 4}
 
 
 def plan(folder: Path, spec: PairSpec) -> dict[str, Any]:
-    """Two small tables: one timed, over two sets and their mixture, one counted, over a number."""
+    """Three small tables: one timed, over two sets and their mixture, one timed once, sampled, one
+    counted, over a number."""
     texts = {"sums": ["x = 1 + 1", "y = 2 + 2"], "loops": ["for i in x:", "while True:"]}
     for name, own in texts.items():
         lines = [json.dumps({"prompt": text}) for text in own]
@@ -59,6 +60,15 @@ def plan(folder: Path, spec: PairSpec) -> dict[str, Any]:
                     {"name": "lookup", "drafter": LOOKUP},
                     {"name": "bandit", "drafter": {"kind": "bandit", "arms": [3, LOOKUP]}},
                 ],
+            },
+            "once": {
+                "title": "Sampled",
+                "paper": "Paper, Fig. 1",
+                "prompts": ["loops"],
+                "columns": ["speedup"],
+                "temperatures": [1],
+                "repeats": 1,
+                "rows": [{"name": "chain", "drafter": CHAIN}],
             },
             "lengths": {
                 "title": "By λ",
@@ -150,9 +160,11 @@ def test_tables_are_measured_and_written_and_an_interrupted_run_goes_on(
     assert list(lengths["temperature"]) == [0, 0, 1, 1]
     assert lengths["path_rate"].between(0.05, 1).all()
     assert lengths["speedup"].isna().all()  # what no table times is decoded once
+    assert (folder / "once.md").exists()
     for measured in result.measured:
-        repeats = 2 if measured.timing else 0
-        assert measured.timing is None or len(measured.timing.seconds) == repeats
+        if measured.timing is not None:
+            repeats = 2 if measured.configuration.sampling.greedy else 1
+            assert len(measured.timing.seconds) == repeats
     page = (folder / "papers.md").read_text()
     for shown in ("## Methods by task", "## By λ", "| chain |", "**", "mixture: bandit"):
         assert shown in page
