@@ -92,9 +92,10 @@ class Window:
         """Add the level that the target chose, `choices[node + 1]` behind each node of the round's
         tree; returns the n-grams that this completes. What a new column needs is drawn from `text`
         at random."""
-        if not self._nodes:
+        nodes, self._nodes = self._nodes, []
+        if not nodes:
             return []
-        levels = [*self.levels, [choices[node + 1] for node in self._nodes[-1]]]
+        levels = [*self.levels, [choices[node + 1] for node in nodes[-1]]]
         if len(levels) < self.ngram:
             self.levels = [[*level[1:], self.random.choice(text)] for level in levels]
             return []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec_core.files import atomic_path, write_atomically
+from specdec_core.files import atomic_folder, atomic_path, write_atomically
 
 
 def test_an_interrupted_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
@@ -31,3 +31,22 @@ def test_others_may_read_what_the_umask_lets_them(tmp_path: Path) -> None:
     finally:
         os.umask(umask)
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_folder_takes_its_place_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "folder"
+    with atomic_folder(path) as new:
+        write_atomically(new / "file", "old")
+
+    def interrupted() -> None:
+        with atomic_folder(path) as new:
+            write_atomically(new / "other", "half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert [file.read_text() for file in path.iterdir()] == ["old"]
+    with atomic_folder(path) as new:
+        write_atomically(new / "file", "new")
+    assert [file.read_text() for file in path.iterdir()] == ["new"]
+    assert list(path.parent.iterdir()) == [path]

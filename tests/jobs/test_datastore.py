@@ -1,0 +1,123 @@
+"""`specdec datastore` builds from texts and from recordings, and refuses bad input in one line."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jobs.console import run
+from jobs.datastore import main
+from specdec_core.bundled import corpus
+from specdec_core.pair import Pair, load_tokenizer
+from specdec_core.retrieval import open_datastore
+from specdec_core.retrieval.corpus import read_texts
+from tests.specdec_core.test_traces import record
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def datastore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """The command, in the workspace `tmp_path`: exit code, standard output, standard error."""
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "300")
+
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["datastore", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit:
+            run(main)
+        return exit.value.code, *capsys.readouterr()
+
+    return call
+
+
+def test_a_folder_of_texts_becomes_a_datastore(
+    datastore: Command, tiny_pair_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    texts = tmp_path / "texts"
+    (texts / "deeper").mkdir(parents=True)
+    (texts / "a.txt").write_text("def f(x):\n    return x\n")
+    (texts / "deeper" / "b.py").write_text("import os\n")
+    (texts / "binary").write_bytes(b"\xff\xfe\x00")
+    (texts / ".hidden").write_text("secret")
+    (texts / "records.jsonl").write_text(
+        '{"text": "one"}\n\n{"prompt": "x", "completion": "def f(x):"}\n'
+    )
+    target = tiny_pair_folders["target"]
+    code, output, error = datastore("mine", "--source", texts, "--target", target)
+    assert code == 0, error
+    assert "4 documents" in output
+    assert "{kind: retrieval, datastore: mine}" in output
+    folder = tmp_path / "datastores" / "mine"
+    store, tokenizer = open_datastore(folder), load_tokenizer(str(target))
+    assert store.card.documents == 4
+    phrase = tokenizer("def f(x):")["input_ids"]
+    assert store.longest(phrase, 1, 64).length == len(phrase)
+    assert not store.longest(tokenizer("secret")["input_ids"], 4, 4)
+
+    arguments = ["mine", "--source", texts / "a.txt", "--target", target]
+    code, _, error = datastore(*arguments)
+    assert code == 2
+    assert re.fullmatch(r"error: .*mine: is there already; --replace .*\n", error)
+    assert open_datastore(folder).card.documents == 4
+    assert datastore(*arguments, "--replace")[0] == 0
+    assert open_datastore(folder).card.documents == 1
+
+
+def test_recorded_prompts_and_outputs_become_a_datastore(
+    datastore: Command, tiny_pair: Pair, tmp_path: Path
+) -> None:
+    recorded = record(tiny_pair, tmp_path / "traces" / "own").prompts
+    code, _, error = datastore("recorded", "--recording", "own")
+    assert code == 0, error
+    store = open_datastore(tmp_path / "datastores" / "recorded", tiny_pair.tokenizer_digest)
+    assert store.card.documents == len(recorded.ids)
+    prompt, output = recorded.tokens[1].tolist(), recorded.outputs[1].tolist()
+    matches = store.longest([*prompt, *output[:5]], 1, 64)
+    assert matches.length == len(prompt) + 5
+    assert [place[0] for place in store.continuations(matches, 8, 1)] == output[5:13]
+    code, _, error = datastore("x", "--recording", "own", "--target", "bundled:target")
+    assert code == 2
+    assert re.fullmatch(r"error: .*own: recorded with another tokenizer than .*\n", error)
+
+
+def test_the_bundled_training_corpus_is_apart_from_all_bundled_prompts() -> None:
+    texts = set(read_texts("bundled:train"))
+    assert len(texts) > 100
+    for split in ("seen", "held_out"):
+        used = {corpus.module_source(r.module) for r in corpus.load_references(split)}
+        assert not texts & used
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["x"], "give --source or --recording"),
+        (["x", "--source", "nowhere"], "nowhere: no such file or folder; a corpus is"),
+        (["x", "--source", "bundled:all"], "bundled:all: no such bundled corpus; there are"),
+        (["x", "--source", "empty"], "empty: no text in it; an empty datastore finds nothing"),
+        (["x", "--source", "odd.jsonl"], r"odd\.jsonl:2: expected an object with a `text`"),
+        (["x", "--source", "torn.jsonl"], r"torn\.jsonl:1: malformed JSON"),
+        (["x", "--source", "binary"], "binary: not UTF-8 text"),
+        (["x", "--recording", "none"], "none: no recording in it"),
+        (["..", "--source", "empty"], "expected a name for the datastore"),
+    ],
+)
+def test_bad_input_is_one_line_with_exit_code_2_and_leaves_nothing(
+    datastore: Command, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "odd.jsonl").write_text('{"text": "a"}\n{"other": 1}\n')
+    (tmp_path / "torn.jsonl").write_text('{"text": \n')
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    here = [tmp_path / a if a != ".." and (tmp_path / a).exists() else a for a in arguments]
+    code, _, error = datastore(*here)
+    assert code == 2
+    assert re.fullmatch(rf"error: .*{message}.*\n", error)
+    assert not (tmp_path / "datastores").exists()
