@@ -5,9 +5,12 @@ An entry looks like a :class:`Configuration`, but any value may be
 - a list: one of its members (a grid takes all of them),
 - `{choice: [a, b]}`: the same, where a list of lists or of mappings would be unclear,
 - `{uniform: [low, high]}`, `{loguniform: [low, high]}`: a real number (random and Optuna search),
-- `{randint: [low, high]}`: a whole number, both ends included.
+- `{randint: [low, high]}`: a whole number, both ends included,
+- `{trees: {nodes: n, depth: d, most: b}}`: the branching of a tree of at most n nodes and d levels
+  with at most b children a node; none has more nodes, so that none is refused.
 
-A list of mappings is a value, not a choice; what is open inside it stays open.
+A list of mappings is a value, not a choice, and so is a list where a sequence belongs, such as a
+tree's branching or a bandit's arms; what is open inside it stays open.
 """
 
 from __future__ import annotations
@@ -17,11 +20,15 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import islice, product
-from typing import Any, Protocol
+from typing import Any, Protocol, get_origin
 
-from specdec_core.config import Configuration, parse
+from pydantic import Field
+
+from specdec_core.config import MOST_NODES, Configuration, Value, parse
 from specdec_core.errors import UserError
+from specdec_core.tree_plan import k_configurations
 
 MOST_CORNERS = 1024  # combinations of extreme values validated for each entry
 
@@ -94,7 +101,40 @@ class Integers:
         return trial.suggest_int(name, self.low, self.high)
 
 
-Axis = Choice | Interval | Integers
+class Trees(Value):
+    """The branching of a k-configuration within a budget of nodes."""
+
+    nodes: int = Field(ge=1, le=MOST_NODES)
+    depth: int = Field(default=8, ge=1, le=MOST_NODES)
+    most: int = Field(default=MOST_NODES, ge=1, le=MOST_NODES, description="children of a node")
+
+    @cached_property
+    def values(self) -> tuple[list[int], ...]:
+        return tuple(map(list, k_configurations(self.nodes, self.depth, self.most)))
+
+    @property
+    def extremes(self) -> tuple[Any, ...]:
+        return self.values[0], self.values[-1]
+
+    def draw(self, rng: random.Random) -> list[int]:
+        return rng.choice(self.values)
+
+    def suggest(self, name: str, trial: Suggester) -> list[int]:
+        """Level by level, as far as the budget goes, so that a search learns what a level is
+        worth; 0 children end the tree."""
+        branching: list[int] = []
+        left = self.nodes  # below each node of the last level, itself not counted
+        while len(branching) < self.depth and left:
+            level = f"{name}.{len(branching)}"
+            count = trial.suggest_int(level, 1 if not branching else 0, min(self.most, left))
+            if not count:
+                break
+            branching.append(count)
+            left = left // count - 1
+        return branching
+
+
+Axis = Choice | Interval | Integers | Trees
 Path = tuple[str | int, ...]
 
 
@@ -126,7 +166,7 @@ class Space:
 
     def grid(self) -> Iterator[Configuration]:
         for path, axis in self.axes.items():
-            if not isinstance(axis, Choice):
+            if not isinstance(axis, Choice | Trees):
                 where = ".".join(map(str, path))
                 raise UserError(
                     f"{self.source}: {where}: a grid needs a list of values; draw from a range "
@@ -201,16 +241,43 @@ def _open_values(value: Any, path: Path, source: str) -> Iterator[tuple[Path, Ax
             yield path, _axis(kind, value[kind], path, source)
             return
         for key, inner in value.items():
-            yield from _open_values(inner, (*path, key), source)
+            if isinstance(inner, list) and (value.get("kind"), key) in _sequences():
+                yield from _members(inner, (*path, key), source)
+            else:
+                yield from _open_values(inner, (*path, key), source)
     elif isinstance(value, list):
         if value and all(isinstance(member, Mapping) for member in value):
-            for index, inner in enumerate(value):
-                yield from _open_values(inner, (*path, index), source)
+            yield from _members(value, path, source)
         else:
             yield path, _axis("choice", value, path, source)
 
 
-_RANGES = ("choice", "uniform", "loguniform", "randint")
+def _members(values: list[Any], path: Path, source: str) -> Iterator[tuple[Path, Axis]]:
+    """What is open inside the members of a list that is a value."""
+    for index, inner in enumerate(values):
+        if isinstance(inner, Mapping):
+            yield from _open_values(inner, (*path, index), source)
+
+
+@cache
+def _sequences() -> frozenset[tuple[str, str]]:
+    """The settings that are sequences, by the kind that has them and their name."""
+
+    def kinds(base: type[Value]) -> Iterator[type[Value]]:
+        for kind in base.__subclasses__():
+            yield kind
+            yield from kinds(kind)
+
+    return frozenset(
+        (kind.model_fields["kind"].default, name)
+        for kind in kinds(Value)
+        if "kind" in kind.model_fields
+        for name, field in kind.model_fields.items()
+        if get_origin(field.annotation) is tuple
+    )
+
+
+_RANGES = ("choice", "uniform", "loguniform", "randint", "trees")
 
 
 def _axis(kind: str, value: Any, path: Path, source: str) -> Axis:
@@ -219,6 +286,8 @@ def _axis(kind: str, value: Any, path: Path, source: str) -> Axis:
         if not isinstance(value, list) or not value:
             raise UserError(f"{where}: expected a list of values (got {value!r})")
         return Choice(tuple(value))
+    if kind == "trees":
+        return parse(Trees, value, where)
     number = int if kind == "randint" else (int, float)
     if (
         not isinstance(value, list)

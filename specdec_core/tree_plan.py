@@ -164,14 +164,11 @@ def fastest(
     return max(found.values(), key=lambda tree: (1 + tree.expected) / seconds(tree))
 
 
-def falling_branchings(
-    nodes: int, depth: int, most: int | None = None
-) -> Iterator[tuple[int, ...]]:
-    """All k-configurations of at most `nodes` nodes and `depth` levels whose branching (at most
-    `most`) never grows from one level to the next: certain levels come first."""
+def k_configurations(nodes: int, depth: int, most: int | None = None) -> Iterator[tuple[int, ...]]:
+    """All k-configurations of at most `nodes` nodes, `depth` levels and `most` children a node."""
     for count in range(1, min(nodes, most or nodes) + 1 if depth else 1):
         yield (count,)
-        for rest in falling_branchings(nodes // count - 1, depth - 1, count):
+        for rest in k_configurations(nodes // count - 1, depth - 1, most):
             yield (count, *rest)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import optuna
 import pytest
 
@@ -70,6 +73,45 @@ def test_optuna_proposes_configurations_of_every_entry() -> None:
     assert {c.family for c in found} == {"prompt_lookup", "svip"}
 
 
+def tree(branching: object) -> dict:
+    return {"drafter": {"kind": "tree", "branching": branching}}
+
+
+def test_a_list_where_a_sequence_belongs_is_the_value_itself() -> None:
+    entries = [tree([4, 2, 2, 1]), tree([2, [2, 0]]), tree({"choice": [[3, 1], [2, 2]]})]
+    found = [c.drafter.branching for c in Search.of(entries, "s").grid()]
+    assert found == [(4, 2, 2, 1), (2, (2, 0)), (3, 1), (2, 2)]
+    bandit = {"kind": "bandit", "arms": [1, {"kind": "suffix", "max_tokens": [4, 8]}, 3]}
+    arms = [c.drafter.arms for c in Search.of([{"drafter": bandit}], "s").grid()]
+    assert [arm[1].max_tokens for arm in arms] == [4, 8]
+    assert {(arm[0].depth, arm[2].depth) for arm in arms} == {(1, 3)}
+
+
+def test_a_search_over_trees_never_leaves_its_budget() -> None:
+    search = Search.of([tree({"trees": {"nodes": 10, "depth": 3, "most": 4}})], "s")
+    grid = [c.drafter for c in search.grid()]
+    assert {d.branching for d in grid} == {
+        tuple(shape)
+        for shape in [
+            *([a] for a in range(1, 5)),
+            *([a, b] for a in range(1, 5) for b in range(1, 5)),
+            *([a, b, c] for a in range(1, 5) for b in range(1, 5) for c in range(1, 5)),
+        ]
+        if sum(math.prod(shape[: i + 1]) for i in range(len(shape))) <= 10
+    }
+    assert {c.drafter for c in search.draw(60, seed=0)} <= set(grid)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0), direction="maximize")
+    suggested = []
+    for _ in range(60):
+        trial = study.ask()
+        suggested.append(search.suggest(trial).drafter)
+        study.tell(trial, suggested[-1].nodes - suggested[-1].depth)
+    assert set(suggested) <= set(grid)
+    # It learns what a level is worth: wide and shallow trees are what it is told to find.
+    assert np.mean([d.depth for d in suggested[-20:]]) < np.mean([d.depth for d in grid])
+
+
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
@@ -81,6 +123,11 @@ def test_optuna_proposes_configurations_of_every_entry() -> None:
         (lookup(max_tokens=[]), "search.1: drafter.max_tokens: choice: expected a list"),
         (lookup(max_tokens={"randint": [2, 8]}), "a grid needs a list of values"),
         ("autoregressive", "search.1: expected a configuration"),
+        (tree([8, 8, 8]), "tree: a tree of 584 nodes, at most 128 are possible"),
+        (tree({"choice": [[2, 1], [8, 8, 8]]}), "search.1: drafter.tree: tree: a tree of 584"),
+        (tree({"trees": {"nodes": 500}}), "search.1: drafter.branching: trees: nodes: Input"),
+        (tree({"trees": 8}), "search.1: drafter.branching: trees: value: Input"),
+        (tree([2, [1]]), "drafter.tree.branching: level 1: 1 numbers for the 2 nodes before"),
     ],
 )
 def test_a_bad_entry_is_one_line_that_names_file_entry_and_key(entry: object, message: str) -> None:

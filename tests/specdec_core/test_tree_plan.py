@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from itertools import pairwise, product
+from itertools import product
 
 import numpy as np
 import pytest
@@ -14,8 +14,8 @@ from specdec_core.tree_plan import (
     PlannedTree,
     StaticTrees,
     expected_accepted,
-    falling_branchings,
     fastest,
+    k_configurations,
     of_branching,
 )
 
@@ -132,14 +132,9 @@ def test_dear_nodes_make_small_trees_and_dear_forwards_shallow_ones() -> None:
     assert dear_forwards.depth < free.depth
 
 
-def test_the_grid_has_every_falling_configuration_once() -> None:
-    found = list(falling_branchings(14, 4))
-    everything = [
-        branching
-        for branching in branchings(14, 4, 14)
-        if all(a >= b for a, b in pairwise(branching))
-    ]
-    assert sorted(found) == sorted(everything)
+def test_the_grid_has_every_configuration_within_its_bounds_once() -> None:
+    assert sorted(k_configurations(14, 4)) == sorted(branchings(14, 4, 14))
+    assert sorted(k_configurations(20, 5, most=2)) == sorted(branchings(20, 5, 2))
 
 
 @pytest.mark.parametrize("acceptance", [[], [0.8, 0.4], [0.5, -0.1], [[0.5]]])
