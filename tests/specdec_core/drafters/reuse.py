@@ -1,0 +1,59 @@
+"""What the tests of drafters that use tokens again have in common."""
+
+from __future__ import annotations
+
+from specdec_core.config import AUTOREGRESSIVE, Configuration, DrafterSettings, Sampling
+from specdec_core.drift import goodness_of_fit
+from specdec_core.engine import Engine, Request
+from specdec_core.pair import Pair
+from specdec_core.stats import Generation, Origin
+from specdec_core.toy import exact_distribution, sample_counts, toy_pair
+
+_TEXTS = [
+    "def add(a, b):\n    return a + b\n\ndef add(a, b):\n",
+    "x = 1\ny = 2\nx = 1\ny = 2\nx = 1\n",
+    "import",
+    "for i in range(10):\n    print(i)\n" * 2,
+    "0",
+]
+LENGTH = 3  # of the enumerated continuations
+
+
+def generate(
+    pair: Pair,
+    drafter: DrafterSettings | None,
+    slots: int = 1,
+    sampling: Sampling | None = None,
+) -> list[Generation]:
+    """Continuations of texts of different lengths that repeat themselves and that do not."""
+    configuration = AUTOREGRESSIVE.model_copy(
+        update={"drafter": drafter, "sampling": sampling or Sampling()}
+    )
+    engine = Engine(pair, configuration, slots)
+    return engine.generate(
+        [
+            Request(str(i), engine.encode(text), 40 + 9 * i, seed=i, ignore_eos=True)
+            for i, text in enumerate(_TEXTS)
+        ]
+    )
+
+
+def same_as_the_target_alone(pair: Pair, drafter: DrafterSettings, sampling: Sampling) -> bool:
+    """Whether one slot, and three with requests coming and going, write what the target does."""
+    expected = [g.tokens for g in generate(pair, None, 1, sampling)]
+    return all(
+        [g.tokens for g in generate(pair, drafter, slots, sampling)] == expected for slots in (1, 3)
+    )
+
+
+def from_cache(generations: list[Generation]) -> int:
+    """Tokens of the output that were cached phrases."""
+    return sum(origin is Origin.CACHE for g in generations for origin in g.origins)
+
+
+def fit(drafter: DrafterSettings, sampling: Sampling, samples: int = 6_000) -> float:
+    """p-value of the toy target's exact distribution, given what was sampled."""
+    pair = toy_pair()
+    configuration = Configuration(drafter=drafter, sampling=sampling)
+    counts = sample_counts(pair, configuration, samples, LENGTH)
+    return goodness_of_fit(counts, exact_distribution(pair, sampling, LENGTH))
