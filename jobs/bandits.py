@@ -61,7 +61,7 @@ def main(
     from dashboards import bandits as shown
     from specdec_core.arms import ArmsPlan
     from specdec_core.config import load_yaml, parse
-    from specdec_core.files import write_atomically
+    from specdec_core.files import atomic_path, write_atomically
 
     plan = parse(ArmsPlan, load_yaml(config), str(config))
     if traces is not None:
@@ -78,23 +78,26 @@ def main(
     if differing := int(table["differing"].sum()):
         console.print(f"{differing} outputs differ from autoregressive decoding's (near-ties)")
 
-    name = name or f"{config.stem}-{plan.pair.name}"
+    name = name or f"{config.stem}-{Path(traces).resolve().name if traces else plan.pair.name}"
     folder = workspace() / "bandits" / name
     drawn = shown.drawings(comparison)
     files = [
         write_atomically(folder / "table.csv", table.to_csv(index=False)),
         write_atomically(folder / "shares.csv", shares.to_csv(index=False)),
-        write_atomically(folder / "rounds.csv", comparison.frame().to_csv(index=False)),
         write_atomically(folder / "bandits.md", shown.markdown(table, shares, notes)),
         write_atomically(
             folder / "bandits.html", shown.page(comparison, drawn, name, plan.pair.name, notes)
         ),
     ]
+    with atomic_path(folder / "rounds.parquet") as path:
+        comparison.frame().to_parquet(path)
     for bandit in comparison.of("bandit"):
         if bandit.state is not None:
             path = folder / f"{bandit.configuration.id}.json"
-            files.append(write_atomically(path, json.dumps(bandit.state, indent=1)))
-    params = {"config": str(config), "prompts": ", ".join(prompts or []), "slots": slots}
+            state = json.dumps(bandit.state, ensure_ascii=False, indent=1)
+            files.append(write_atomically(path, state))
+    files.append(folder / "rounds.parquet")
+    params = {"config": str(config), "prompts": notes[0], "slots": slots, "arms": len(plan.arms)}
     shown.log_bandits(plan.pair.name, f"bandits {name}", params, comparison, drawn, files)
     console.print(f"figures   {folder / 'bandits.html'}", soft_wrap=True)
 

@@ -175,7 +175,7 @@ class Bandit(ABC):
 
     def save(self, path: str | Path) -> Path:
         """Write the state as JSON, whole or not at all."""
-        return write_atomically(Path(path), json.dumps(self.state(), indent=1))
+        return write_atomically(Path(path), json.dumps(self.state(), ensure_ascii=False, indent=1))
 
     def load(self, path: str | Path) -> None:
         """Restore what :meth:`save` wrote.

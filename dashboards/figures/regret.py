@@ -45,12 +45,15 @@ def regret_curves(comparison: ArmComparison, timed: bool = False) -> go.Figure:
     """Cumulative regret of each bandit, and of each arm alone, against the best arm in hindsight
     over the rounds: in rounds (stopping-time regret) or in seconds.
 
-    In rounds the paper's bound is drawn with each rule that is rewarded in tokens, as low as it
-    goes: its order with the least constant that holds for the curve.
+    In rounds only bandits that are rewarded in tokens are drawn, if there are any, and with each
+    the paper's bound, as low as it goes: its order with the least constant that holds for the
+    curve.
     """
     best = comparison.best(timed)
     unit = "s" if timed else "rounds"
     bandits = comparison.of("bandit")
+    if not timed:
+        bandits = [b for b in bandits if _counts_tokens(b)] or bandits
     totals = {b.name: comparison.regret(b, timed).total for b in bandits}
     least = min(totals, key=totals.__getitem__)
     modelled = " Times are modelled." if timed and comparison.modelled else ""
@@ -77,12 +80,12 @@ def regret_curves(comparison: ArmComparison, timed: bool = False) -> go.Figure:
         pick = evenly(len(found.regret), MOST_POINTS)
         line = {"color": INK, "width": 2.6, "dash": dash}
         _line(fig, bandit.name, pick, found.regret, unit, line, "bandits")
-        settings = bandit.configuration.drafter
-        if timed or settings.reward == "time":
+        if timed or not _counts_tokens(bandit):
             continue
         bound = bound_of(comparison, bandit)
         if bound.constant > 0:
-            name = f"{bound.constant:.2g} × {BOUNDS[settings.rule]} ({bandit.name})"
+            rule = bandit.configuration.drafter.rule
+            name = f"{bound.constant:.2g} × {BOUNDS[rule]} ({bandit.name})"
             line = {"color": MUTED, "width": 1.6, "dash": dash}
             _line(fig, name, pick, bound.constant * bound.curve, unit, line, "bounds")
     fig.add_hline(y=0, line={"color": MUTED, "width": 1})
@@ -147,7 +150,7 @@ def regret_table(comparison: ArmComparison) -> pd.DataFrame:
     rows = []
     for bandit in comparison.of("bandit"):
         settings = bandit.configuration.drafter
-        bound = bound_of(comparison, bandit) if settings.reward == "tokens" else None
+        bound = bound_of(comparison, bandit) if _counts_tokens(bandit) else None
         rows.append(
             {
                 "bandit": bandit.name,
@@ -160,6 +163,10 @@ def regret_table(comparison: ArmComparison) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+def _counts_tokens(bandit: Entrant) -> bool:
+    return bandit.configuration.drafter.reward == "tokens"
 
 
 def _explained(comparison: ArmComparison) -> str:
