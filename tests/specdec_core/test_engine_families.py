@@ -27,9 +27,11 @@ from specdec_core.config import (
     Configuration,
     DraftModelDrafter,
     FixedPolicy,
+    ForkDrafter,
     PairSpec,
     PromptLookupDrafter,
     RunnerSettings,
+    TreeDrafter,
 )
 from specdec_core.engine import Engine, Request
 from specdec_core.packing import pack_linear_layers
@@ -108,6 +110,9 @@ def test_greedy_output_is_token_identical_to_generate(family: str) -> None:
         Configuration(drafter=DraftModelDrafter(policy=FixedPolicy(max_tokens=4))),
         Configuration(drafter=DraftModelDrafter(policy=ConfidencePolicy(threshold=0.3))),
         Configuration(drafter=PromptLookupDrafter()),
+        Configuration(drafter=TreeDrafter(branching=(4, 2, (1, 0, 2, 1, 1, 1, 0, 1)))),
+        # Branches deeper than the sliding windows are wide.
+        Configuration(drafter=ForkDrafter(width=3, policy=FixedPolicy(max_tokens=16))),
     ]
     requests = [
         Request(str(i), tuple(prompt), NEW_TOKENS, ignore_eos=True)
