@@ -18,12 +18,14 @@ from cluster.sweep import choose_champion, choose_finalists, run_sweep
 from cluster.timing import Stopwatch
 from specdec_core.config import (
     AUTOREGRESSIVE,
+    BanditDrafter,
     ConfidencePolicy,
     Configuration,
     DraftModelDrafter,
     FixedPolicy,
     PairSpec,
     PromptLookupDrafter,
+    TargetTreeDrafter,
 )
 from specdec_core.engine import Engine, Request
 from specdec_core.errors import UserError
@@ -221,6 +223,15 @@ def test_the_best_of_each_family_is_a_finalist_before_the_next_best_of_any() -> 
 def test_a_trial_that_was_stopped_early_is_no_finalist() -> None:
     trials = [trial(FIXED[0], 3.0, finished=False), trial(FIXED[1], 1.0)]
     assert [t.configuration for t in choose_finalists(trials, 4)] == [FIXED[1]]
+
+
+def test_a_lossy_method_is_no_finalist_unless_it_is_allowed_by_name() -> None:
+    lossy = Configuration(drafter=TargetTreeDrafter(branching=(2, 4)))
+    among = Configuration(drafter=BanditDrafter(arms=(lossy.drafter, LOOKUP.drafter)))
+    trials = [trial(lossy, 3.0), trial(among, 2.5), trial(FIXED[1], 1.5)]
+    assert [t.configuration for t in choose_finalists(trials, 4)] == [FIXED[1]]
+    allowed = choose_finalists(trials, 4, ["target_tree"])
+    assert [t.configuration for t in allowed] == [lossy, among, FIXED[1]]
 
 
 def timed(seconds: dict[Configuration, float], estimates: dict[Configuration, float]) -> tuple:

@@ -1,0 +1,88 @@
+"""A lossy method says so wherever it appears."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlflow
+import pytest
+from mlflow import MlflowClient
+
+from cluster.openai_protocol import SpecDec
+from dashboards.ranking import headliners
+from dashboards.report import write_report
+from dashboards.tables import sweep_table
+from dashboards.tracking import SweepRun, register, tracking_uri
+from jobs.console import console
+from specdec_core.config import Configuration, TargetTreeDrafter
+from specdec_core.engine import Engine, Request
+from specdec_core.pair import Pair
+from specdec_core.prompts import Prompt
+from specdec_core.results import SweepResult, Trial
+from specdec_core.stats import Counts
+
+LOSSY = Configuration(drafter=TargetTreeDrafter(draft="draft", branching=(2, 2, 1)))
+
+
+@pytest.fixture
+def folder(swept: tuple[SweepResult, Path], tmp_path: Path) -> Path:
+    (tmp_path / "rounds.parquet").write_bytes((swept[1] / "rounds.parquet").read_bytes())
+    return tmp_path
+
+
+@pytest.fixture
+def result(swept: tuple[SweepResult, Path], tiny_pair: Pair) -> SweepResult:
+    """The sweep as if it had counted a lossy configuration too, the fastest of all."""
+    result = swept[0].model_copy(deep=True)
+    requests = [Request("a", tuple(range(5, 25)), 24)]
+    counts = Counts.of(Engine(tiny_pair, LOSSY).generate(requests))
+    metrics = counts.metrics() | {"estimated_speedup": 9.0}
+    result.trials.append(Trial(configuration=LOSSY, counts=counts.as_dict(), metrics=metrics))
+    return result
+
+
+def test_report_and_console_name_it_and_do_not_put_it_first(
+    result: SweepResult, folder: Path
+) -> None:
+    page = write_report(result, folder).read_text()
+    assert "1 of 9 configurations are lossy" in page
+    assert "target tree 2×2×1 (lossy)" in page
+    with console.capture() as shown:
+        console.print(sweep_table(result))
+    assert "(lossy)" in shown.get()
+    undecided = result.model_copy(update={"champion": None, "timings": []})
+    assert all(trial.configuration.lossless for trial in headliners(undecided)[:1])
+
+
+def test_a_lossy_champion_is_no_lossless_sweep(result: SweepResult, folder: Path) -> None:
+    result.champion = LOSSY.id
+    page = write_report(result, folder).read_text()
+    assert "not lossless" in page
+    assert "no: the champion is a lossy method, allowed by name" in page
+
+
+def test_mlflow_runs_and_versions_are_tagged(
+    result: SweepResult, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("SPECDEC_HOME", str(folder))
+    with SweepRun() as tracking:
+        tracking.begun(result, [Prompt("a", "x = 1")], folder)
+        tracking.finish(result, folder)
+    client = MlflowClient(tracking_uri())
+    tags = client.get_run(result.trial(LOSSY.id).mlflow_run_id).data.tags
+    assert tags["lossless"] == "false"
+    run = client.get_run(result.mlflow_run_id)
+    table = mlflow.artifacts.load_text(f"{run.info.artifact_uri}/configurations.csv")
+    assert "(lossy)" in table
+    versions = {
+        lossless: register(result, config_id, client)
+        for lossless, config_id in (("true", result.champion), ("false", LOSSY.id))
+    }
+    for lossless, version in versions.items():
+        found = client.get_model_version(result.pair.name, str(version))
+        assert found.tags["lossless"] == lossless
+
+
+def test_responses_say_so() -> None:
+    assert SpecDec.of([], LOSSY).lossless is False
