@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from specdec_core.config import AUTOREGRESSIVE, Configuration, DrafterSettings, Sampling
 from specdec_core.drift import goodness_of_fit
 from specdec_core.engine import Engine, Request
 from specdec_core.pair import Pair
+from specdec_core.sampling import RandomStream, draw
 from specdec_core.stats import Generation, Origin
+from specdec_core.token_tree import ROOT, TokenTree
 from specdec_core.toy import exact_distribution, sample_counts, toy_pair
+from specdec_core.verify import Verdict
 
 _TEXTS = [
     "def add(a, b):\n    return a + b\n\ndef add(a, b):\n",
@@ -49,6 +54,13 @@ def same_as_the_target_alone(pair: Pair, drafter: DrafterSettings, sampling: Sam
 def from_cache(generations: list[Generation]) -> int:
     """Tokens of the output that were cached phrases."""
     return sum(origin is Origin.CACHE for g in generations for origin in g.origins)
+
+
+def take_any_possible_guess(tree: TokenTree, probs: Tensor, random: RandomStream) -> Verdict:
+    """A wrong rule for what a draft model draws: a guess wherever it is possible at all."""
+    possible = [node for node in tree.children().get(ROOT, []) if probs[0, tree.tokens[node]] > 0]
+    [own] = draw(probs[:1], [random.uniform()])
+    return Verdict([], tree.tokens[possible[0]] if possible else own, corrected=False)
 
 
 def fit(drafter: DrafterSettings, sampling: Sampling, samples: int = 6_000) -> float:

@@ -27,11 +27,15 @@ from specdec_core.drafters.base import Resources, Sequencing
 from specdec_core.drafters.cascade import GuessedChain
 from specdec_core.engine import Engine, Request
 from specdec_core.pair import Pair
-from specdec_core.sampling import RandomStream, draw, warp
+from specdec_core.sampling import RandomStream, warp
 from specdec_core.stats import Counts, Generation, Origin
 from specdec_core.token_tree import ROOT, TokenTree
-from specdec_core.verify import Verdict
-from tests.specdec_core.drafters.reuse import fit, generate, same_as_the_target_alone
+from tests.specdec_core.drafters.reuse import (
+    fit,
+    generate,
+    same_as_the_target_alone,
+    take_any_possible_guess,
+)
 
 GREEDY = Sampling()
 COUPLED = Sampling(temperature=1.0, coupling="gumbel")
@@ -141,14 +145,7 @@ def test_samples_have_the_targets_joint_distribution(
 def test_the_fit_notices_chains_that_were_not_drawn_from_the_distribution_they_carry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of two tokens that the draft model may draw it takes the guessed one."""
-
-    def eager(tree: TokenTree, probs: torch.Tensor, random: RandomStream) -> Verdict:
-        possible = [node for node in tree.children().get(ROOT, []) if probs[0, tree.tokens[node]]]
-        [own] = draw(probs[:1], [random.uniform()])
-        return Verdict([], tree.tokens[possible[0]] if possible else own, corrected=False)
-
-    monkeypatch.setattr(cascade, "verify_sampled", eager)
+    monkeypatch.setattr(cascade, "verify_sampled", take_any_possible_guess)
     assert fit(SHORT, Sampling(temperature=1.0)) < 1e-9
 
 
