@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -35,8 +36,15 @@ class Column(NamedTuple):
 
 
 class Cell(NamedTuple):
-    text: str
+    """A method's name, or a value and, of a ratio, its interval."""
+
+    value: str
+    interval: str = ""
     best: bool = False
+
+    @property
+    def text(self) -> str:
+        return f"{self.value} ({self.interval})" if self.interval else self.value
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,19 @@ class Sheet:
     headings: list[tuple[str, ...]]  # lines of each
     rows: list[list[Cell]]
     notes: list[str]
+
+    @property
+    def groups(self) -> list[tuple[str, int]]:
+        """Prompt sets and how many columns each has; none where headings do not name them."""
+        columns = self.headings[1:]
+        if any(len(heading) < 2 for heading in columns):
+            return []
+        return [(name, len(list(own))) for name, own in groupby(columns, key=lambda h: h[0])]
+
+    @property
+    def edges(self) -> list[int]:
+        """The columns that begin a group."""
+        return [*accumulate((width for _, width in self.groups), initial=1)][:-1]
 
 
 def sheets(result: PapersResult) -> list[Sheet]:
@@ -64,8 +85,7 @@ def _sheet(result: PapersResult, key: str) -> Sheet:
         values = [_value(result, method, column) for method in methods]
         best = _best(methods, column, values)
         for row, method, value in zip(rows, methods, values, strict=True):
-            text = _text(result, table, method, column, value, best)
-            row.append(Cell(text, method is best))
+            row.append(_cell(result, table, method, column, value, best))
     return Sheet(
         key=key,
         title=table.title,
@@ -133,15 +153,7 @@ def console_table(sheet: Sheet) -> RichTable:
         first = heading == sheet.headings[0]
         table.add_column("\n".join(heading), justify="left" if first else "right")
     for row in sheet.rows:
-        cells = [
-            cell.text.partition(" (")[0] if number else cell.text for number, cell in enumerate(row)
-        ]
-        table.add_row(
-            *(
-                f"[bold]{text}[/]" if cell.best else text
-                for text, cell in zip(cells, row, strict=True)
-            )
-        )
+        table.add_row(*(f"[bold]{cell.value}[/]" if cell.best else cell.value for cell in row))
     return table
 
 
@@ -176,30 +188,27 @@ def _best(methods: Sequence[Method], column: Column, values: Sequence[float]) ->
     return choose(known, key=lambda own: own[0])[1]
 
 
-def _text(
+def _cell(
     result: PapersResult,
     table: Table,
     method: Method,
     column: Column,
     value: float,
-    top: Method | None,
-) -> str:
+    best: Method | None,
+) -> Cell:
     if math.isnan(value):
-        return "–"
+        return Cell("–")
     text = QUANTITIES[column.quantity][1].format(value)
-    if column.quantity != "speedup":
-        return text
     found = _found(result, method, column)
     timing = found.timing if found else None
-    if timing is None or timing.low == timing.high:
-        return text
-    if not table.varied:
-        text += f" ({timing.low:.2f}–{timing.high:.2f})"
-    if top is not None and method is not top:
-        best = _found(result, top, column)
-        if best is not None and best.timing is not None and over(best.timing, timing).tied:
+    if column.quantity != "speedup" or timing is None or timing.low == timing.high:
+        return Cell(text, best=method is best)
+    if best is not None and method is not best:
+        fastest = _found(result, best, column)
+        if fastest and fastest.timing and over(fastest.timing, timing).tied:
             text = "=" + text
-    return text
+    interval = "" if table.varied else f"{timing.low:.2f}–{timing.high:.2f}"
+    return Cell(text, interval, method is best)
 
 
 def _heading(result: PapersResult, table: Table, column: Column) -> tuple[str, ...]:

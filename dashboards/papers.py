@@ -22,14 +22,12 @@ from dashboards.tracking import (
     runs_where,
     user_name,
 )
-from specdec_core.config import BanditDrafter
+from specdec_core.config import BanditDrafter, DrafterSettings
 from specdec_core.files import write_atomically
 from specdec_core.results import Timing
 from specdec_core.stats import Ratio
 
-
-def title(result: PapersResult) -> str:
-    return f"The papers' tables for {result.pair.name}"
+TITLE = "The papers' tables in our terms"
 
 
 def findings(result: PapersResult) -> list[str]:
@@ -66,20 +64,22 @@ def findings(result: PapersResult) -> list[str]:
 
 
 def _bandits(result: PapersResult, prompts: str, drafting: Sequence[Measured]) -> Iterator[str]:
-    by_drafter = {m.configuration.drafter: m for m in drafting}
+    """A line for all bandits over the same arms; none where an arm was not timed."""
+    timings = {m.configuration.drafter: m for m in drafting}
+    races: dict[tuple[DrafterSettings, ...], list[Measured]] = {}
     for m in drafting:
         drafter = m.configuration.drafter
-        if not isinstance(drafter, BanditDrafter):
-            continue
-        arms = [by_drafter[arm] for arm in drafter.arms if arm in by_drafter]
-        if len(arms) < len(drafter.arms) or m.timing is None:
-            continue
-        arm = _fastest(arms)
-        ratio = over(m.timing, arm.timing)
-        yield (
-            f"{prompts}: {name_of(result, m)} is {_ratio(ratio)} as fast as its best arm "
-            f"({arm.configuration.label})" + (", a tie." if ratio.tied else ".")
-        )
+        if isinstance(drafter, BanditDrafter) and all(arm in timings for arm in drafter.arms):
+            races.setdefault(drafter.arms, []).append(m)
+    for arms, bandits in races.items():
+        best = _fastest([timings[arm] for arm in arms])
+        assert best.timing is not None
+        shown = []
+        for m in bandits:
+            assert m.timing is not None
+            ratio = over(m.timing, best.timing)
+            shown.append(f"{name_of(result, m)} {_ratio(ratio)}{', a tie' if ratio.tied else ''}")
+        yield f"{prompts}: against the best arm, {name_of(result, best)}: {'; '.join(shown)}."
 
 
 def _fastest(measured: Sequence[Measured]) -> Measured:
@@ -169,7 +169,7 @@ def write_papers(result: PapersResult, folder: Path) -> list[Path]:
 
 def document(result: PapersResult, shown: Sequence[Sheet]) -> str:
     """All tables as one Markdown page."""
-    parts = [f"# {title(result)}", "\n".join(f"- {line}" for line in findings(result))]
+    parts = [f"# {TITLE}", result.pair.name, "\n".join(f"- {line}" for line in findings(result))]
     parts += [markdown(sheet) for sheet in shown]
     parts += ["## Notes", "\n".join(f"- {note}" for note in notes(result))]
     return "\n\n".join(part.rstrip() for part in parts if part) + "\n"
@@ -179,7 +179,7 @@ def page(result: PapersResult, shown: Sequence[Sheet]) -> str:
     """All tables and figures as an HTML page."""
     return template("papers.jinja").render(
         result=result,
-        title=title(result),
+        title=TITLE,
         findings=findings(result),
         sheets=[(own, embed(own.key, Drawing(paper_figure(result, own.key)))) for own in shown],
         notes=notes(result),
@@ -196,8 +196,11 @@ def log_papers(result: PapersResult, folder: Path, files: Sequence[Path]) -> str
     client = connect()
     experiment = experiment_id_of(client, result.pair.name)
     where = f"{platform.node()}:{folder.resolve()}".replace("'", "_")
+    methods = [m for key in result.tables() for m in result.plan.methods(key)]
+    lossy = dict.fromkeys(method.name for method in methods if not method.lossless)
     tags = {
         "specdec.folder": where,
+        "lossy": ", ".join(lossy) or "none",
         "mlflow.user": user_name(),
         "mlflow.source.name": "specdec papers",
         **{f"prompts.{name}": own.digest for name, own in result.sets.items()},

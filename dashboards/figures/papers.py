@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from cluster.paper_plan import Method, Quantity, Table
 from cluster.papers import PapersResult
-from dashboards.look import INK, MUTED, base_figure, style
+from dashboards.look import INK, MUTED, OTHER_COLOURS, base_figure, style
 
 QUANTITIES: dict[Quantity, tuple[str, str, str]] = {  # heading, format, what it says
     "tokens_per_second": ("tok/s", "{:.0f}", "output tokens per second, prefill included"),
@@ -122,11 +122,13 @@ def _intervals(
 
 
 def _colours(methods: Sequence[Method]) -> list[tuple[str, str]]:
-    """A colour for each method, its family's, and a pattern that none of that colour has yet."""
-    taken: dict[str, int] = {}
-    found = []
-    for method in methods:
-        colour = style(method.configurations[0].family).colour
-        found.append((colour, PATTERNS[taken.get(colour, 0) % len(PATTERNS)]))
-        taken[colour] = taken.get(colour, 0) + 1
+    """A colour for each method, its family's or, where that is taken, a spare one; when these are
+    used up, patterns."""
+    families = [style(method.configurations[0].family).colour for method in methods]
+    spare = iter(OTHER_COLOURS)
+    found: list[tuple[str, str]] = []
+    for own in families:
+        colour = own if (own, "") not in found else next(spare, own)
+        taken = [pattern for used, pattern in found if used == colour]
+        found.append((colour, PATTERNS[len(taken) % len(PATTERNS)]))
     return found

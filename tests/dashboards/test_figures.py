@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -16,10 +17,12 @@ from specdec_core.config import (
     ConfidencePolicy,
     ConfidenceProductPolicy,
     Configuration,
+    Drafter,
     DraftModelDrafter,
     FixedPolicy,
     HeuristicPolicy,
     OraclePolicy,
+    Policy,
     SvipPolicy,
 )
 from specdec_core.results import SweepResult, Trial
@@ -357,3 +360,14 @@ def test_families_are_told_apart_by_everyone(vision):
         seen = [lab(look.colour, VISION[vision]) for look in (one, other)]
         assert np.linalg.norm(seen[0] - seen[1]) > 20, (one.name, other.name)
         assert one.symbol != other.symbol
+
+
+def test_every_drafter_has_a_look_of_its_own():
+    """Variants share a colour, never a symbol; no drafter falls back on a spare look."""
+    policies = {kind.model_fields["kind"].default for kind in get_args(get_args(Policy)[0])}
+    drafters = {kind.model_fields["kind"].default for kind in get_args(get_args(Drafter)[0])}
+    bandits = {"ucb", "exp3", "ucb_time", "exp3_time"}
+    known = look.STYLES | look.VARIANTS
+    assert known.keys() >= policies | drafters - {"draft_model", "bandit"} | bandits
+    symbols = [own.symbol for own in known.values()]
+    assert len(set(symbols)) == len(symbols)
