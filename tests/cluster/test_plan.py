@@ -25,11 +25,15 @@ def write(folder: Path, **content: Any) -> Path:
     return path
 
 
-def test_quick_tries_every_policy_with_every_draft_and_prompt_lookup() -> None:
+def test_quick_tries_every_policy_with_every_draft_and_what_needs_none() -> None:
     configurations = load_plan(SWEEPS / "quick.yaml").configurations()
     assert configurations is not None
     assert len(configurations) >= 24
-    tried = {(c.family, getattr(c.drafter, "draft", None)) for c in configurations}
+    drafts = ([getattr(part, "draft", None) for part in c.drafter.walk()] for c in configurations)
+    tried = {
+        (c.family, next(filter(None, own), None))
+        for c, own in zip(configurations, drafts, strict=True)
+    }
     assert tried == {
         *(
             (p, d)
@@ -43,10 +47,14 @@ def test_quick_tries_every_policy_with_every_draft_and_prompt_lookup() -> None:
                 "pre_cut",
                 "specdecpp",
                 "decision",
+                "tree",
+                "cascade",
+                "hybrid",
             )
             for d in ("medium", "small")
         ),
         ("prompt_lookup", None),
+        ("suffix", None),
     }
 
 
