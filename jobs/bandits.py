@@ -153,7 +153,7 @@ def replayed(
 
     recording = find_named(traces, workspace())
     header = recording.header
-    plan = plan.model_copy(update={"pair": header.pair, "sampling": header.sampling})
+    plan = plan.under(header.pair, header.sampling)
     entrants = plan.entrants
     times = forward_times(header.pair, [e.configuration for e in entrants], hardware, profile)
     replay = Replay(recording, profile=times)

@@ -38,45 +38,54 @@ _WARM_UP_TOKENS = 8
 
 
 class ArmsPlan(Value):
-    """Which bandits to compare with which arms, as in a YAML file. In a file a bandit is its
-    settings without arms; all have `arms`."""
+    """Which bandits to compare with which arms. In a YAML file `arms` and `sampling` are given once
+    and a bandit is its settings without arms."""
 
     pair: PairSpec = PairSpec()
-    sampling: Sampling = Sampling()
-    bandits: tuple[BanditDrafter, ...] = Field(min_length=1)
+    bandits: tuple[Configuration, ...] = Field(min_length=1)
 
     @model_validator(mode="before")
     @classmethod
     def _share_arms(cls, value: Any) -> Any:
         if not isinstance(value, dict) or "arms" not in value:
             return value
-        rest = {key: own for key, own in value.items() if key != "arms"}
-        bandits = rest.get("bandits") or [{}]
+        rest = {key: own for key, own in value.items() if key not in ("arms", "sampling")}
+        sampling = {"sampling": value["sampling"]} if "sampling" in value else {}
         shared = {"kind": "bandit", "arms": value["arms"]}
-        return {**rest, "bandits": [{**shared, **own} for own in bandits]}
+        bandits = rest.get("bandits") or [{}]
+        return {**rest, "bandits": [{"drafter": {**shared, **own}, **sampling} for own in bandits]}
 
     @model_validator(mode="after")
     def _same_arms(self) -> ArmsPlan:
-        if any(bandit.arms != self.bandits[0].arms for bandit in self.bandits):
-            raise ValueError("bandits: all must have the same arms")
+        for bandit in self.bandits:
+            if not isinstance(bandit.drafter, BanditDrafter):
+                raise ValueError(f"bandits: {bandit.label} is no bandit")
+            if (bandit.drafter.arms, bandit.sampling) != (self.arms, self.sampling):
+                raise ValueError("bandits: all must have the same arms and sampling")
         return self
+
+    def under(self, pair: PairSpec, sampling: Sampling) -> ArmsPlan:
+        """The same bandits and arms for another pair and sampling."""
+        bandits = tuple(b.model_copy(update={"sampling": sampling}) for b in self.bandits)
+        return ArmsPlan(pair=pair, bandits=bandits)
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.bandits[0].sampling
 
     @property
     def arms(self) -> tuple[DrafterSettings, ...]:
-        return self.bandits[0].arms
+        return self.bandits[0].drafter.arms
 
     @property
     def entrants(self) -> list[Entrant]:
         """Autoregressive decoding, each arm alone, and the bandits."""
-        sampled = AUTOREGRESSIVE.model_copy(update={"sampling": self.sampling})
-
-        def under(drafter: DrafterSettings) -> Configuration:
-            return sampled.model_copy(update={"drafter": drafter})
-
+        plain = AUTOREGRESSIVE.model_copy(update={"sampling": self.sampling})
+        arms = (plain.model_copy(update={"drafter": arm}) for arm in self.arms)
         return [
-            Entrant("baseline", "autoregressive", sampled),
-            *(Entrant("arm", arm.label, under(arm)) for arm in self.arms),
-            *(Entrant("bandit", bandit.title, under(bandit)) for bandit in self.bandits),
+            Entrant("baseline", "autoregressive", plain),
+            *(Entrant("arm", arm.drafter.label, arm) for arm in arms),
+            *(Entrant("bandit", bandit.drafter.title, bandit) for bandit in self.bandits),
         ]
 
 
