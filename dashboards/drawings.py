@@ -49,6 +49,9 @@ def draw(
     }
     if max(m.width for m in result.profile.target.measurements) > 1:  # else not measured
         sweep["forwards"] = Drawing(figures.forward_times(result))
+    trees = figures.trees_frame(result)
+    if len(trees) >= figures.LEAST_TREES:
+        sweep["trees"] = Drawing(figures.tree_heatmap(trees))
     generations = figures.generation_times(result, rounds)
     regressed = figures.regression_table(generations)
     if regressed["t_draft (ms)"].notna().any():

@@ -17,6 +17,7 @@ COMMANDS = {
     "train-head": "Train heads that predict acceptance, on recordings.",
     "datastore": "Build a datastore to retrieve candidate tokens from.",
     "policies": "Compare length policies on recordings, by replay alone.",
+    "plan-tree": "Propose the best static token tree from a recording.",
     "drift": "Measure how far lossy drafting drifts from the target.",
     "bandits": "Compare bandits over drafters with each of their arms alone.",
     "papers": "Write the papers' comparison tables for a pair.",

@@ -9,6 +9,7 @@ programming over its subtrees.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,7 +77,28 @@ def of_branching(acceptance: Sequence[float], branching: Sequence[int]) -> Plann
     return PlannedTree(tuple(children), expected_accepted(acceptance, children))
 
 
-class KConfigurations:
+class Planner(ABC):
+    """The best trees of any number of nodes and levels up to its bounds.
+
+    `values[d, n]` is the expected length of the accepted path in the best tree of at most n nodes
+    in at most d levels.
+    """
+
+    values: np.ndarray  # (depth + 1, nodes + 1)
+
+    @abstractmethod
+    def tree(self, nodes: int, depth: int) -> PlannedTree:
+        """The best of at most `nodes` nodes in at most `depth` levels."""
+
+    def candidates(self, nodes: int | None = None) -> list[PlannedTree]:
+        """Every tree that is the best for some number of levels and of nodes, at most `nodes`."""
+        depths, sizes = (size - 1 for size in self.values.shape)
+        most = sizes if nodes is None else min(nodes, sizes)
+        planned = (self.tree(n, d) for d, n in product(range(1, depths + 1), range(1, most + 1)))
+        return list({tree.children: tree for tree in planned}.values())
+
+
+class KConfigurations(Planner):
     """The best k-configurations, in which all nodes of a level have as many children.
 
     With A(b) = p[0] + … + p[b - 1] and V(n, d) the most expected below a node with n nodes in at
@@ -96,7 +118,6 @@ class KConfigurations:
                 self.values[d, n] = found.max()
 
     def tree(self, nodes: int, depth: int) -> PlannedTree:
-        """The best of at most `nodes` nodes in at most `depth` levels."""
         branching = []
         while depth and nodes:
             count = int(self._best[depth, nodes])
@@ -105,7 +126,7 @@ class KConfigurations:
         return of_branching(self.acceptance, branching)
 
 
-class StaticTrees:
+class StaticTrees(Planner):
     """The best trees of any shape (Sequoia, §4.1.2).
 
     F(n, d) is the most expected below a node with n nodes in at most d levels, and G(r, m) the most
@@ -133,7 +154,6 @@ class StaticTrees:
             self.values[d] = later
 
     def tree(self, nodes: int, depth: int) -> PlannedTree:
-        """The best of at most `nodes` nodes in at most `depth` levels."""
         levels, inner = [], [nodes]
         while depth and any(inner):
             sizes = [list(self._split(depth, budget)) for budget in inner]
@@ -154,14 +174,12 @@ class StaticTrees:
 
 
 def fastest(
-    trees: KConfigurations | StaticTrees, seconds: Callable[[PlannedTree], float]
+    planner: Planner, seconds: Callable[[PlannedTree], float], nodes: int | None = None
 ) -> PlannedTree:
     """The planned tree with the most tokens a second, 1 + expected over the `seconds` that a round
-    with it takes; of those that are best for some number of nodes and levels."""
-    depths, sizes = trees.values.shape
-    planned = (trees.tree(n, d) for d, n in product(range(1, depths), range(1, sizes)))
-    found = {tree.children: tree for tree in planned}
-    return max(found.values(), key=lambda tree: (1 + tree.expected) / seconds(tree))
+    with it takes; of those that are best for some number of levels and of nodes, these at most
+    `nodes`."""
+    return max(planner.candidates(nodes), key=lambda tree: (1 + tree.expected) / seconds(tree))
 
 
 def k_configurations(nodes: int, depth: int, most: int | None = None) -> Iterator[tuple[int, ...]]:

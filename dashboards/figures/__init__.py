@@ -18,11 +18,20 @@ from dashboards.figures.times import (
     time_regression,
 )
 from dashboards.figures.tokens import acceptance_by_confidence, entropy_by_outcome, entropy_table
+from dashboards.figures.trees import (
+    LEAST_TREES,
+    acceptance_by_rank,
+    tree_heatmap,
+    trees_by_budget,
+    trees_frame,
+)
 
 __all__ = [
+    "LEAST_TREES",
     "View",
     "acceptance_bounds",
     "acceptance_by_confidence",
+    "acceptance_by_rank",
     "accepted_lengths",
     "entropy_by_outcome",
     "entropy_table",
@@ -43,5 +52,8 @@ __all__ = [
     "thin",
     "time_per_token",
     "time_regression",
+    "tree_heatmap",
+    "trees_by_budget",
+    "trees_frame",
     "utilisation_over_time",
 ]
