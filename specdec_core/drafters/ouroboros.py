@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from specdec_core.config import FixedPolicy, OuroborosDrafter, PostUseDrafter, TokenCacheDrafter
 from specdec_core.drafters.base import Outcome, Resources, Sequencing
 from specdec_core.drafters.post_use import PostUse
-from specdec_core.drafters.token_cache import useful_phrases
 from specdec_core.stats import Origin
 from specdec_core.token_tree import ROOT, TokenTree
 
@@ -53,7 +52,7 @@ class Ouroboros(PostUse):
             cache=cache,
         )
         super().__init__(reuse, resources)
-        self.window, self.phrase_length = settings.window, settings.phrase_length
+        self.window = settings.window
         self._lines: dict[int, _Line] = {}
 
     def open(self, sequences: Sequence[Sequencing]) -> None:
@@ -71,10 +70,7 @@ class Ouroboros(PostUse):
         return tree
 
     def learn(self, sequence: Sequencing, drafted: Sequence[int], outcome: Outcome) -> None:
-        last = drafted[-1] if drafted else sequence.tokens[-1]
-        tried = replace(outcome, path=[])  # phrases of accepted guesses as well
-        for key, phrase in useful_phrases(tried, last, self.phrase_length):
-            self.cache.learn(sequence, key, phrase)
+        super().learn(sequence, drafted, outcome)
         # Jacobi: the next guess at a place is what the draft model says behind the guesses so far.
         line = self._lines[sequence.slot]
         answers = [outcome.choices[node + 1] for node in (ROOT, *line.nodes)]

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from specdec_core.config import PostUseDrafter
 from specdec_core.drafters.base import Outcome, Resources, Sequencing
 from specdec_core.drafters.cascade import GuessedChain
-from specdec_core.drafters.token_cache import TokenCache
+from specdec_core.drafters.token_cache import TokenCache, useful_phrases
 from specdec_core.stats import Origin
 from specdec_core.token_tree import ROOT, TokenTree
 
@@ -26,8 +27,8 @@ class PostUse(GuessedChain):
     - Alg. 2 appends a phrase when more than one of its tokens matches. One is enough here: the
       draft model's own token behind it comes for nothing.
     - Verified phrases return to the cache (line 19 of Alg. 2, line 20 of Alg. 3) as far as they
-      matched, with the verifier's next token, which answers what is known to be right. What it
-      says behind a mismatch answers another text and is left out, as Eq. 7 has it.
+      are USEFUL (Eq. 7), with the verifier's next token. What it says behind a mismatch answers
+      another text and is left out.
     - Alg. 3 chooses the longest match. The tree's verification does so when greedy, and tries the
       siblings in the cache's order when sampling, where the choice must not depend on the outcome.
     - Under sampling a phrase is a one-hot proposal in both models, which keeps both exact.
@@ -50,11 +51,12 @@ class PostUse(GuessedChain):
         return tree
 
     def learn(self, sequence: Sequencing, drafted: Sequence[int], outcome: Outcome) -> None:
-        """Alg. 2, line 19."""
-        if self._learns and outcome.path:
-            key = drafted[-1] if drafted else sequence.tokens[-1]
-            matched = [outcome.tree.tokens[node] for node in outcome.path]
-            self.cache.learn(sequence, key, [*matched, outcome.choices[outcome.path[-1] + 1]])
+        """Alg. 2, line 19: USEFUL tokens of the phrases, the appended ones too."""
+        if self._learns:
+            before = drafted[-1] if drafted else sequence.tokens[-1]
+            verified = replace(outcome, path=[])
+            for key, phrase in useful_phrases(verified, before, self.settings.cache.phrase_length):
+                self.cache.learn(sequence, key, phrase)
 
     def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
         trees = super().propose(sequences)
