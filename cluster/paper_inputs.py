@@ -31,7 +31,7 @@ def load_sets(
         except UserError as error:
             if not plan.prompts[name].optional:
                 raise
-            tell.warned(f"{name} is left out: {error}")
+            tell.warned(f"{name} is left out ({error}); --prompts '{name}=FILE' says where it is")
     found = {}
     for name in used:
         mix = plan.prompts[name].mix
