@@ -45,7 +45,7 @@ class SlotLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         slots, positions = self.cache.slots, self.cache.positions
         for name, states in (("keys", key_states), ("values", value_states)):
-            # Zeros: a masked position still meets its value with weight 0, and 0 · NaN is NaN.
+            # Zeros: a masked position settled meets its value with weight 0, and 0 · NaN is NaN.
             shape = (slots, states.shape[1], positions, states.shape[3])
             setattr(self, name, states.new_zeros(shape))
         self.is_initialized = True
@@ -107,10 +107,11 @@ class SlotCache(Cache):
     def keep(self, row: int, start: int, kept: Sequence[int]) -> None:
         """Compact `row`: of the positions from `start` on keep those at `start + i` for i in `kept`
         (increasing), in this order, and make them the row's end. No recomputation."""
-        if list(kept) != list(range(len(kept))):
-            source = torch.tensor(kept) + start
+        settled = next((n for n, place in enumerate(kept) if place != n), len(kept))
+        if settled < len(kept):
+            source = torch.tensor(kept[settled:], device=self.layers[0].keys.device) + start
+            end = start + len(kept)
             for layer in self.layers:
-                for store in (layer.keys, layer.values):
-                    moved = store[row, :, source.to(store.device)]
-                    store[row, :, start : start + len(kept)] = moved
+                for store in (layer.keys[row], layer.values[row]):
+                    store[:, start + settled : end] = store.index_select(1, source)
         self.lengths[row] = start + len(kept)
