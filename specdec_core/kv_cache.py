@@ -45,7 +45,7 @@ class SlotLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         slots, positions = self.cache.slots, self.cache.positions
         for name, states in (("keys", key_states), ("values", value_states)):
-            # Zeros: a masked position settled meets its value with weight 0, and 0 · NaN is NaN.
+            # Zeros: a masked position still meets its value with weight 0, and 0 · NaN is NaN.
             shape = (slots, states.shape[1], positions, states.shape[3])
             setattr(self, name, states.new_zeros(shape))
         self.is_initialized = True
