@@ -17,8 +17,9 @@ _TOY = {
     "draft": "draft",
     "width": "width",
     "lossless": "keeps it",
-    "kl": "KL, nats a text",
+    "kl": "KL, nats",
     "total_variation": "total variation",
+    "sampled_kl": "KL by samples",
     "p_value": "p of none",
 }
 _TEXTS = {
@@ -75,7 +76,7 @@ def log_drift(
     run_id = run.info.run_id
     metrics = {}
     for part, frame, names in (
-        ("toy", toy, ("kl", "total_variation", "p_value")),
+        ("toy", toy, ("kl", "total_variation", "sampled_kl", "p_value")),
         ("text", texts, ("log_likelihood", "change", "mat")),
     ):
         for row in frame.to_dict("records"):
@@ -121,4 +122,5 @@ def _cell(name: str, row: Mapping[str, Any]) -> str:
     low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
     if low is not None:
         return f"{value:{sign}.3f} ({low:{sign}.3f} to {high:{sign}.3f})"
-    return {"mat": "{:.2f}", "p_value": "{:.1g}"}.get(name, "{}").format(value)
+    formats = {"mat": "{:.2f}", "p_value": "{:.1g}", "kl": "{:z.4f}", "total_variation": "{:z.4f}"}
+    return formats.get(name, "{}").format(value)

@@ -49,8 +49,8 @@ def main(
     ] = "4,2,1,1",
     toy_samples: Annotated[
         int, Option(min=0, help="Texts sampled from the toy pair; 0 leaves it out.")
-    ] = 50_000,
-    toy_length: Annotated[int, Option(min=1, max=5, help="Tokens of the toy's texts.")] = 4,
+    ] = 20_000,
+    toy_length: Annotated[int, Option(min=1, max=4, help="Tokens of the toy's texts.")] = 4,
     name: Annotated[str, Option(help="Name of the result's folder.")] = "target_tree",
 ) -> None:
     """Compare what target-initialised trees write with what the target writes, by width: as a
@@ -119,10 +119,13 @@ def main(
 def measure_toy(
     widths: tuple[int, ...], samples: int, length: int, progress: Progress
 ) -> pd.DataFrame:
-    """One row a draft of the toy pair and width: its divergence from the target."""
+    """One row a draft of the toy pair and width: the exact divergence of what is written from the
+    target, as the engine's samples tell it, and how well these fit the target's distribution
+    (`p_value`) and the enumerated one (`p_value_enumerated`)."""
     import pandas as pd
 
-    from specdec_core.drift import divergence
+    from specdec_core.drift import divergence, goodness_of_fit
+    from specdec_core.exact_drift import exact_divergence, written_distribution
     from specdec_core.toy import FAR, NEAR, exact_distribution, sample_counts, toy_pair
 
     if not samples:
@@ -134,19 +137,22 @@ def measure_toy(
     for name in (NEAR, FAR):
         for width in widths:
             tree = _tree(name, (width, *TOY_BRANCHING), TOY_SAMPLING)
-            found = divergence(sample_counts(pair, tree, samples, length), exact)
+            written = written_distribution(pair, tree.drafter, TOY_SAMPLING, length)
+            kl, variation = exact_divergence(written, exact)
+            counts = sample_counts(pair, tree, samples, length)
+            found = divergence(counts, exact)
             rows.append(
                 {
                     "draft": name,
                     "width": width,
                     "lossless": tree.lossless,
-                    "kl": found.kl.value,
-                    "kl_low": found.kl.low,
-                    "kl_high": found.kl.high,
-                    "total_variation": found.total_variation.value,
-                    "total_variation_low": found.total_variation.low,
-                    "total_variation_high": found.total_variation.high,
+                    "kl": kl,
+                    "total_variation": variation,
+                    "sampled_kl": found.kl.value,
+                    "sampled_kl_low": found.kl.low,
+                    "sampled_kl_high": found.kl.high,
                     "p_value": found.p_value,
+                    "p_value_enumerated": goodness_of_fit(counts, written),
                 }
             )
             progress.advance(task)
