@@ -31,6 +31,7 @@ class TargetTree(Drafter):
     def __init__(self, settings: TargetTreeDrafter, resources: Resources) -> None:
         self.settings, self.vocab_size = settings, resources.vocab_size
         self.target_width = settings.branching[0]
+        self.shapes = [k_configuration(settings.branching)]
         self.context = DraftContext(resources.draft_runner(settings.draft))
         self.context.runner.expect(k_configuration(settings.branching[:-1]))  # leaves are not read
         self._cached: dict[int, dict[int, int]] = {}
