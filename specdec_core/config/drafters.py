@@ -71,6 +71,13 @@ class DrafterSettings(Value):
             )
 
 
+def _check_guesses(kind: str, nodes: int) -> None:
+    if nodes > MOST_NODES:
+        raise ValueError(
+            f"{kind}: tries {nodes} tokens at the draft model, at most {MOST_NODES} are possible"
+        )
+
+
 def _shape(branching: tuple[Any, ...]) -> str:
     return "×".join(map(str, branching))
 
@@ -339,16 +346,23 @@ class TokenCacheDrafter(DrafterSettings):
     learn_from: Literal["useful", "output"] = Field(
         default="useful", description="USEFUL tokens (Eq. 7), or the output alone"
     )
+    from_prompt: bool = Field(default=False, description="begin with the prompt's phrases")
     memory: Memory = "request"
 
     def model_post_init(self, _: Any) -> None:
         self._check_nodes()
 
     @property
-    def label(self) -> str:
+    def name(self) -> str:
+        """What it keeps, without how much of it is looked up."""
         kept = " of all" if self.memory == "all" else ""
         learned = " output" if self.learn_from == "output" else ""
-        return f"token cache{kept}{learned} {self.phrases}×{self.phrase_length}"
+        prompt = " + prompt" if self.from_prompt else ""
+        return f"token cache{kept}{learned}{prompt}"
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.phrases}×{self.phrase_length}"
 
     @property
     def depth(self) -> int:
@@ -427,15 +441,19 @@ class PostUseDrafter(DrafterSettings):
     at_draft: int = Field(default=3, ge=0, le=16, description="W phrases at the draft model")
     at_target: int = Field(default=3, ge=0, le=16, description="W phrases an anchor at the target")
     anchors: int = Field(default=3, ge=1, le=16, description="m, last tokens of the draft")
-    cache: TokenCacheDrafter = TokenCacheDrafter()
+    cache: TokenCacheDrafter = Field(
+        default=TokenCacheDrafter(), description="W is `at_draft` and `at_target`, not its own"
+    )
 
     def model_post_init(self, _: Any) -> None:
         self._check_nodes()
+        _check_guesses(self.kind, self.at_draft * self.cache.phrase_length)
 
     @property
     def label(self) -> str:
-        where = f"draft {self.at_draft}, target {self.at_target}×{self.anchors}"
-        return f"{self.draft or 'draft'} · {self.policy.label} + {self.cache.label} ({where})"
+        length = self.cache.phrase_length
+        where = f"draft {self.at_draft}×{length}, target {self.anchors}×{self.at_target}×{length}"
+        return f"{self.draft or 'draft'} · {self.policy.label} + {self.cache.name} ({where})"
 
     @property
     def depth(self) -> int:
@@ -466,6 +484,7 @@ class OuroborosDrafter(DrafterSettings):
 
     def model_post_init(self, _: Any) -> None:
         self._check_nodes()
+        _check_guesses(self.kind, self.phrases * self.phrase_length + self.window)
 
     @property
     def label(self) -> str:

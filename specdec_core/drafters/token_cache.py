@@ -23,9 +23,10 @@ class _Reading:
 class TokenCache(Lookup):
     """Proposes the latest phrases behind the text's last token, as a tree.
 
-    It learns the phrases of the output, each token a key from the last of the prompt on, as soon
-    as `phrase_length` tokens follow it. With `learn_from` "useful" it also learns from USEFUL
-    tokens that did not get into the output (see :func:`useful_phrases`).
+    It learns the phrases of the output, each token a key from the last of the prompt on (or, with
+    `from_prompt`, from the first), as soon as `phrase_length` tokens follow it. With `learn_from`
+    "useful" it also learns from USEFUL tokens that did not get into the output (see
+    :func:`useful_phrases`).
     """
 
     def __init__(self, settings: TokenCacheDrafter, resources: Resources | None = None) -> None:
@@ -36,7 +37,8 @@ class TokenCache(Lookup):
     def open(self, sequences: Sequence[Sequencing]) -> None:
         for sequence in sequences:
             pool = self._new_pool() if self._shared is None else self._shared
-            self._readings[sequence.slot] = _Reading(pool, len(sequence.tokens) - 1)
+            first = 0 if self.settings.from_prompt else len(sequence.tokens) - 1
+            self._readings[sequence.slot] = _Reading(pool, first)
 
     def find(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> Found:
         key = drafted[-1] if drafted else sequence.tokens[-1]

@@ -14,11 +14,13 @@ from specdec_core.config import (
     Sampling,
     SvipPolicy,
     TokenCacheDrafter,
+    parse,
 )
 from specdec_core.drafters import token_cache
 from specdec_core.drafters.base import Outcome, Sequencing
 from specdec_core.drafters.post_use import PostUse
 from specdec_core.engine import Engine, Request
+from specdec_core.errors import UserError
 from specdec_core.pair import Pair
 from specdec_core.stats import Counts, Origin
 from specdec_core.token_tree import ROOT, TokenTree
@@ -181,3 +183,23 @@ def test_a_useful_token_behind_a_rejection_becomes_a_phrase(tiny_pair: Pair) -> 
     engine.generate([Request("0", prompt, 50, ignore_eos=True)])
     assert recycled
     assert all(looked_up[-20:])
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"at_target": 10, "anchors": 3}, "post_use: a tree of 162 nodes, at most 128"),
+        (
+            {"at_draft": 16, "cache": {"phrase_length": 9}},
+            "post_use: tries 144 tokens at the draft",
+        ),
+        ({"cache": {"phrase_length": 0}}, "greater than or equal to 1"),
+        ({"kind": "ouroboros", "phrases": 23, "window": 32}, "ouroboros: tries 147 tokens"),
+        ({"kind": "token_cache", "phrases": 64}, "token_cache: a tree of 320 nodes"),
+    ],
+)
+def test_more_than_the_caches_hold_is_one_clear_line(settings: dict, line: str) -> None:
+    with pytest.raises(UserError) as error:
+        parse(Configuration, {"drafter": {"kind": "post_use", **settings}}, "here")
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)

@@ -124,6 +124,14 @@ def test_the_output_is_read_from_the_prompts_last_token_on() -> None:
     assert [phrases(cache, own, key) for key in (1, 2, 3, 4, 5)] == [[], [], [(4, 5)], [(5, 6)], []]
 
 
+def test_the_prompt_is_read_where_it_is_asked_for() -> None:
+    cache = TokenCache(TokenCacheDrafter(phrase_length=2, from_prompt=True))
+    own = sequence([1, 2, 3])
+    cache.open([own])
+    own.tokens += [4]
+    assert [phrases(cache, own, key) for key in (1, 2, 3)] == [[(2, 3)], [(3, 4)], []]
+
+
 def test_phrases_behind_a_draft_share_their_beginnings_in_the_tree() -> None:
     cache = TokenCache(TokenCacheDrafter(phrase_length=3))
     own = sequence([1])
