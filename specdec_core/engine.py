@@ -101,6 +101,7 @@ class Engine:
         self.drafter: Drafter | None = None
         for runner in self._draft_runners.values():
             runner.watch_hidden(False)
+            runner.lazy = False
         if configuration.drafter is not None:
             resources = Resources(
                 self._draft_runner,

@@ -82,6 +82,7 @@ class ModelRunner:
         accepted = inspect.signature(model.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
         self.hidden: Tensor | None = None
+        self.lazy = False  # a draft that reads a text only when asked what follows it
         self._watch: RemovableHandle | None = None
 
     def watch_hidden(self, wanted: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from time import perf_counter
 
 from specdec_core.bandits import Bandit, build_bandit
@@ -13,6 +14,7 @@ from specdec_core.drafters.base import Drafter, Outcome, Resources, Sequencing
 from specdec_core.drafters.draft_model import DraftModel
 from specdec_core.errors import UserError
 from specdec_core.policies.per_slot import PerSlot
+from specdec_core.runner import ModelRunner
 from specdec_core.token_tree import TokenTree
 
 
@@ -22,9 +24,11 @@ class BanditSpec(Drafter):
 
     Slots with the same arm draft together; so do all arms that are chains of one draft model,
     whatever their length policies, a K for each request among them (the paper's second setting).
-    An arm learns from its own rounds alone, a draft model that was not chosen reads up on what it
-    missed when it is. With memory "all" one bandit, `bandit`, serves all slots and all requests,
-    else each request has its own.
+    An arm learns from its own rounds alone. A draft model that not all arms need reads a text, and
+    what it missed of it, when an arm that needs it is chosen: that is part of the round's time.
+
+    With memory "all" one bandit, `bandit`, serves all slots and all requests, else each request has
+    its own.
 
     A round's seconds are those of the target's forward, which the slots of a batch share, and of
     drafting by the slot's own arm; of arms that drafted together each counts its share by forwards.
@@ -38,7 +42,14 @@ class BanditSpec(Drafter):
     ) -> None:
         self.bandit = build_bandit(settings)
         self.shared = settings.memory == "all"
-        self.arms = [build(arm, resources) for arm in settings.arms]
+        self.arms, asked = [], []
+        for arm in settings.arms:
+            runners: dict[int, ModelRunner] = {}
+            self.arms.append(build(arm, _noting(resources, runners)))
+            asked.append(runners)
+        for number, runner in {n: r for runners in asked for n, r in runners.items()}.items():
+            # Nobody waits for a draft model to read a text that it is not asked about.
+            runner.lazy = runner.lazy or not all(number in runners for runners in asked)
         self.target_width = self.arms[0].target_width
         for arm, own in zip(self.arms, settings.arms, strict=True):
             if arm.target_width != self.target_width:
@@ -97,6 +108,17 @@ class BanditSpec(Drafter):
     def of(self, slot: int) -> Bandit:
         """The bandit that chooses for `slot`."""
         return self.bandit if self.shared else self._bandits[slot]
+
+
+def _noting(resources: Resources, runners: dict[int, ModelRunner]) -> Resources:
+    """`resources` that note in `runners` which draft models are asked for."""
+
+    def draft_runner(name: str | None) -> ModelRunner:
+        runner = resources.draft_runner(name)
+        runners[id(runner)] = runner
+        return runner
+
+    return replace(resources, draft_runner=draft_runner)
 
 
 def _joined(arms: Sequence[Drafter]) -> tuple[list[Drafter], list[PerSlot | None]]:

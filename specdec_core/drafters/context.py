@@ -23,7 +23,10 @@ class DraftContext:
 
     def open(self, sequences: Sequence[Sequencing]) -> None:
         """Read the texts up to their last token, together. Rows that hold them already are left
-        alone; the engine empties a row before a request enters."""
+        alone; the engine empties a row before a request enters. A lazy runner reads a text when
+        it is asked what follows it."""
+        if self.runner.lazy:
+            return
         held = self.runner.lengths
         behind = [s for s in sequences if held[s.slot] < len(s.tokens) - 1]
         texts = [s.tokens[held[s.slot] : -1] for s in behind]

@@ -259,3 +259,23 @@ def test_arms_that_the_target_begins_are_among_themselves(tiny_pair: Pair) -> No
     with pytest.raises(UserError, match="arms must agree") as caught:
         Engine(tiny_pair, Configuration(drafter=BanditDrafter(arms=(begun[0], CHAIN))))
     assert "\n" not in str(caught.value)
+
+
+def test_a_draft_model_that_is_not_asked_reads_nothing(tiny_pair: Pair) -> None:
+    lookups = (PromptLookupDrafter(), SuffixDrafter(), CHAIN)
+    engine = Engine(tiny_pair, Configuration(drafter=BanditDrafter(arms=lookups)))
+    engine.add(Request("0", PROMPTS[3], 20, ignore_eos=True))
+    [draft] = engine._draft_runners.values()
+    held = []
+    while not engine.idle:
+        engine.step()
+        held.append(draft.lengths[0])
+    # the third round is the first of the arm that has a draft model
+    assert held[:2] == [0, 0]
+    assert held[2] >= len(PROMPTS[3])
+    engine.configure(Configuration(drafter=BanditDrafter(arms=LENGTHS)))
+    assert not draft.lazy
+    engine.configure(Configuration(drafter=BanditDrafter(arms=lookups)))
+    assert draft.lazy
+    engine.configure(Configuration(drafter=CHAIN))
+    assert not draft.lazy
