@@ -13,16 +13,16 @@ from specdec_core.config import MOST_NODES
 from specdec_core.errors import UserError
 from specdec_core.workspace import workspace
 
+MOST_DEPTH = 16  # deeper, there are hundreds of thousands of k-configurations
+
 
 def main(
     traces: Annotated[str, typer.Option(help="greedy recording, a folder or a name")],
     draft: Annotated[
         list[str] | None, typer.Option(help="draft to plan for; may be repeated; unset, all")
     ] = None,
-    budget: Annotated[
-        int, typer.Option(min=1, max=MOST_NODES, help="nodes of a tree at most")
-    ] = 32,
-    depth: Annotated[int, typer.Option(min=1, max=20, help="levels of a tree at most")] = 10,
+    budget: Annotated[int, typer.Option(help="nodes of a tree at most")] = 32,
+    depth: Annotated[int, typer.Option(help="levels of a tree at most")] = 10,
     hardware: Annotated[
         Path | None, typer.Option(help="forward times of another machine (YAML)")
     ] = None,
@@ -40,6 +40,9 @@ def main(
     """
     if hardware is not None and profile is not None:
         raise UserError("--hardware and --profile both give forward times: give one")
+    for option, value, most in (("budget", budget, MOST_NODES), ("depth", depth, MOST_DEPTH)):
+        if not 1 <= value <= most:
+            raise UserError(f"--{option} {value}: expected 1 … {most}")
     if name is not None and (name in ("", "..") or Path(name).name != name):
         raise UserError(f"--name {name}: expected a folder's name, not a path")
 

@@ -147,8 +147,8 @@ def trees_by_budget(comparison: TreeComparison) -> go.Figure:
     best, tried = comparison.best(PLANNED), comparison.best(GRID)
     ratio = best["speedup"] / tried["speedup"] - 1
     fig = base_figure(
-        f"With {comparison.draft} the planned tree of {best['nodes']} nodes is {ratio:+.1%} "
-        "against the best k-configuration",
+        f"With {comparison.draft} the planned tree of {best['nodes']} nodes is {abs(ratio):.1%} "
+        f"{'slower' if ratio < 0 else 'faster'} than the best k-configuration",
         "Estimated speedup over autoregressive decoding, from replayed counts and the profile. "
         "Planned trees were chosen by acceptance rates alone; the grid's best and the best chain "
         "by replaying all of them.",

@@ -1,0 +1,116 @@
+"""The heat map of tree configurations and the figures of the planner say what was replayed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dashboards.figures.trees import (
+    MOST_COLUMNS,
+    MOST_ROWS,
+    acceptance_by_rank,
+    tree_heatmap,
+    trees_by_budget,
+    trees_frame,
+)
+from specdec_core.config import Configuration, PairSpec, TreeDrafter
+from specdec_core.cost import Hardware
+from specdec_core.results import PromptSet, SweepResult, Trial
+from specdec_core.stats import Counts
+from specdec_core.tree_comparison import KINDS, TreeComparison
+from specdec_core.tree_plan import k_configurations
+
+PROFILE = Hardware(name="made up", target=0.01, drafts={"*": 0.001}).profile(["small", "medium"])
+
+
+def trial(branching: tuple, accepted: int, draft: str | None = None) -> Trial:
+    drafter = TreeDrafter(draft=draft, branching=branching)
+    counts = Counts(
+        requests=1, n=100 + accepted, n_draft=100 * drafter.depth, n_target=100,
+        n_discarded=100 * drafter.nodes - accepted, n_drafted=100 * drafter.nodes,
+        n_accepted=accepted, n_target_tokens=100,
+    )  # fmt: skip
+    return Trial.of(Configuration(drafter=drafter), counts, PROFILE, 64)
+
+
+def sweep(*trials: Trial) -> SweepResult:
+    return SweepResult(
+        name="trees", started="2026-11-21T09:00:00Z", max_new_tokens=64, profile=PROFILE,
+        pair=PairSpec(), prompts=PromptSet(source="s", count=1, digest="0"), trials=list(trials),
+    )  # fmt: skip
+
+
+def test_a_cell_is_the_speed_of_its_configuration():
+    shapes = {(4, 2, 2, 1): 300, (4, 2, 1): 250, (4, 2): 150, (2, 1, 1): 200}
+    trials = [trial(shape, accepted) for shape, accepted in shapes.items()]
+    uneven = trial((2, (2, 1)), 170)
+    frame = trees_frame(sweep(*trials, uneven))
+    assert set(frame["branching"]) == set(shapes)  # an uneven tree has no cell
+    assert set(frame["draft"]) == {"medium"}  # the pair's first
+    figure = tree_heatmap(frame)
+    (heat,) = figure.data
+    assert list(heat.y) == ["2·1", "4·2"]
+    assert list(heat.x) == ["–", "1", "2·1"]
+    speed = {t.configuration.drafter.branching: t.metrics["estimated_speedup"] for t in trials}
+    cells = dict(np.ndenumerate(np.asarray(heat.z, dtype=float)))
+    assert cells[1, 2] == speed[4, 2, 2, 1]
+    assert cells[1, 0] == speed[4, 2]
+    assert cells[0, 1] == speed[2, 1, 1]
+    assert np.isnan(cells[0, 2])
+    assert "44 nodes" in heat.customdata[1][2]
+    best = max(speed, key=speed.get)
+    assert "·".join(map(str, best)) in figure.layout.title.text
+
+
+def test_of_many_shapes_the_fastest_rows_and_columns_are_drawn():
+    shapes = list(k_configurations(40, 5))
+    frame = pd.DataFrame({
+        "draft": "small", "branching": shapes, "nodes": 1, "mat": 1.0,
+        "speedup": np.linspace(1, 2, len(shapes)),
+    })  # fmt: skip
+    (heat,) = tree_heatmap(frame).data
+    assert np.shape(heat.z)[0] <= MOST_ROWS
+    assert np.shape(heat.z)[1] <= MOST_COLUMNS
+    assert np.nanmax(np.asarray(heat.z, dtype=float)) == 2
+
+
+def test_every_draft_has_a_panel_on_one_scale():
+    frame = trees_frame(sweep(trial((2, 1), 90, "small"), trial((3, 1), 95, "medium")))
+    figure = tree_heatmap(frame)
+    assert {heat.name for heat in figure.data} == {"small", "medium"}
+    assert {heat.coloraxis for heat in figure.data} == {"coloraxis"}
+
+
+@pytest.fixture
+def comparison() -> TreeComparison:
+    rows = [
+        {
+            "kind": kind, "budget": budget, "shape": f"{kind} {budget}", "nodes": budget,
+            "depth": 2, "expected": 2.0, "mat": 1.9, "branching": (budget, 1),
+            "speedup": 1 + 0.1 * budget + 0.01 * place,
+        }
+        for budget in (2, 4)
+        for place, kind in enumerate(KINDS)
+    ]  # fmt: skip
+    frame = pd.DataFrame(rows)
+    return TreeComparison("small", np.array([0.6, 0.2, 0.1, 0.05, 0.01]), frame, frame, rows[-1])
+
+
+def test_planned_trees_are_drawn_beside_what_was_tried(comparison):
+    figure = trees_by_budget(comparison)
+    lines = {line.name: list(line.y) for line in figure.data}
+    assert len(lines) == len(KINDS)
+    assert lines["best chain"] == pytest.approx([1.2, 1.4])
+    assert lines["planned tree of any shape"] == pytest.approx([1.23, 1.43])
+    ratio = 1.43 / 1.41 - 1
+    assert f"{ratio:.1%} faster" in figure.layout.title.text
+
+
+def test_ranks_add_up(comparison):
+    figure = acceptance_by_rank(comparison)
+    bars, line = figure.data
+    assert list(bars.x) == [1, 2, 3, 4, 5]
+    assert list(line.y) == pytest.approx([0.6, 0.8, 0.9, 0.95, 0.96])
+    assert "60%" in figure.layout.title.text
+    assert "95%" in figure.layout.title.text
