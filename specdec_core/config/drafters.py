@@ -509,6 +509,7 @@ class HybridDrafter(DrafterSettings):
     otherwise: Drafter = DraftModelDrafter()
     min_match: int = Field(default=2, ge=1, description="tokens found again at least")
     merge: bool = False
+    extend: bool = Field(default=False, description="also look up what follows the other's draft")
 
     def model_post_init(self, _: Any) -> None:
         self._check_nodes()
@@ -520,16 +521,19 @@ class HybridDrafter(DrafterSettings):
     @property
     def label(self) -> str:
         joint = " + " if self.merge else " else "
-        return f"{self.lookup.label} ≥{self.min_match}{joint}{self.otherwise.label}"
+        behind = " extended" if self.extend else ""
+        return f"{self.lookup.label} ≥{self.min_match}{joint}{self.otherwise.label}{behind}"
 
     @property
     def depth(self) -> int:
-        return max(self.lookup.depth, self.otherwise.depth)
+        behind = self.lookup.depth if self.extend else 0
+        return max(self.lookup.depth, self.otherwise.depth + behind)
 
     @property
     def nodes(self) -> int:
-        both = self.lookup.nodes, self.otherwise.nodes
-        return sum(both) if self.merge else max(both)
+        found, drafted = self.lookup.nodes, self.otherwise.nodes
+        drafted += found if self.extend else 0
+        return found + drafted if self.merge else max(found, drafted)
 
     @property
     def parts(self) -> tuple[DrafterSettings, ...]:

@@ -13,10 +13,11 @@ from specdec_core.token_tree import ROOT, TokenTree
 class Hybrid(Drafter):
     """Proposes what the lookup finds, in slots where it finds at least `min_match` of the text's
     last tokens again; the other drafter drafts for the other slots together. Or, merged, the other
-    drafter drafts for all slots and what was found becomes a further branch of its tree.
+    drafter drafts for all slots and what was found becomes a further branch of its tree. Extended,
+    its draft goes on with what is found behind it, at no further forward of a model.
 
-    Either keeps the target's distribution where the drafters do: what was found depends on the
-    text alone. The lookup learns from every round, the other drafter from its own.
+    All of this keeps the target's distribution where the drafters do: what is found depends on the
+    text before it alone. The lookup learns from every round, the other drafter from its own.
     """
 
     def __init__(
@@ -49,7 +50,10 @@ class Hybrid(Drafter):
         trees = []
         for sequence, tree in zip(sequences, found, strict=True):
             own = self._drafted.get(sequence.slot)
-            trees.append(tree if own is None else merged(own, tree))
+            if own is not None:
+                behind = [self._find_behind(sequence, own)] if self.settings.extend else []
+                tree = merged(own, *behind, (ROOT, tree))
+            trees.append(tree)
         return trees
 
     def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
@@ -62,6 +66,18 @@ class Hybrid(Drafter):
         self.lookup.close(sequence)
         self.otherwise.close(sequence)
 
+    def _find_behind(self, sequence: Sequencing, drafted: TokenTree) -> tuple[int, TokenTree]:
+        """A deepest node of `drafted` and what was found behind it."""
+        depths = drafted.depths()
+        if not depths or max(depths) + 1 >= sequence.room:
+            return ROOT, TokenTree()
+        leaf = node = depths.index(max(depths))
+        path: list[int] = []
+        while node != ROOT:
+            path.insert(0, drafted.tokens[node])
+            node = drafted.parents[node]
+        return leaf, self.lookup.find(sequence, path, sequence.room - len(path)).tree
+
     def _find(self, sequence: Sequencing) -> TokenTree:
         """What was found, if it was enough."""
         if sequence.room <= 0:
@@ -70,22 +86,23 @@ class Hybrid(Drafter):
         return found.tree if found.match >= self.settings.min_match else TokenTree()
 
 
-def merged(drafted: TokenTree, found: TokenTree) -> TokenTree:
-    """The tree `drafted` with the deterministic tree `found` in it; where both say the same they
-    share nodes. The nodes of `drafted` keep their numbers."""
-    if not found:
+def merged(drafted: TokenTree, *found: tuple[int, TokenTree]) -> TokenTree:
+    """The tree `drafted` with deterministic trees in it, each below the node given with it; where
+    they say the same they share nodes. The nodes of `drafted` keep their numbers."""
+    if not any(len(tree) for _, tree in found):
         return drafted
-    tree = replace(
+    whole = replace(
         drafted,
         tokens=list(drafted.tokens),
         parents=list(drafted.parents),
         draft_probs=list(drafted.draft_probs),
         origins=list(drafted.origins),
     )
-    places = {ROOT: ROOT}
-    for node, (token, parent) in enumerate(zip(found.tokens, found.parents, strict=True)):
-        places[node] = tree.graft(places[parent], [token], found.origins[node])
-    return tree
+    for start, tree in found:
+        places = {ROOT: start}
+        for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+            places[node] = whole.graft(places[parent], [token], tree.origins[node])
+    return whole
 
 
 def _part(sequence: Sequencing, outcome: Outcome, drafted: TokenTree) -> tuple[Sequencing, Outcome]:

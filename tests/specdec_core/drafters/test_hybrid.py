@@ -26,10 +26,10 @@ from specdec_core.config import (
 )
 from specdec_core.drafters import Outcome, Sequencing
 from specdec_core.drafters.hybrid import merged
-from specdec_core.engine import Engine
+from specdec_core.engine import Engine, Request
 from specdec_core.pair import Pair
 from specdec_core.stats import Origin
-from specdec_core.token_tree import TokenTree
+from specdec_core.token_tree import ROOT, TokenTree
 from specdec_core.toy import FAR, NEAR
 from tests.specdec_core.drafters.proofs import (
     assert_exact,
@@ -45,6 +45,8 @@ HYBRIDS = {
     "merged-tree": HybridDrafter(
         lookup=PromptLookupDrafter(max_tokens=4), otherwise=DynamicTreeDrafter(), merge=True
     ),
+    "extended": HybridDrafter(otherwise=CHAIN, min_match=4, extend=True),
+    "extended-tree": HybridDrafter(otherwise=DynamicTreeDrafter(), merge=True, extend=True),
     "lookahead": HybridDrafter(otherwise=LookaheadDrafter(), min_match=3),
     "cache": HybridDrafter(lookup=TokenCacheDrafter(), otherwise=CHAIN, min_match=1, merge=True),
     "nested": HybridDrafter(
@@ -67,7 +69,7 @@ def trees(draw: st.DrawFn, origin: Origin) -> TokenTree:
 
 @given(trees(Origin.DRAFT), trees(Origin.LOOKUP))
 def test_a_merged_tree_has_the_paths_of_both_once(drafted: TokenTree, found: TokenTree) -> None:
-    tree = merged(drafted, found)
+    tree = merged(drafted, (ROOT, found))
     assert set(paths(tree)) == {*paths(drafted), *paths(found)}
     assert len(set(paths(tree))) == len(tree)
     assert tree.tokens[: len(drafted)] == drafted.tokens
@@ -78,7 +80,7 @@ def test_a_merged_tree_has_the_paths_of_both_once(drafted: TokenTree, found: Tok
 @pytest.mark.parametrize("hybrid", HYBRIDS)
 def test_greedy_output_is_the_targets_own(tiny_pair: Pair, hybrid: str) -> None:
     generations = assert_greedy_identity(tiny_pair, HYBRIDS[hybrid])
-    if hybrid in ("else", "merged"):
+    if hybrid in ("else", "merged", "extended"):
         origins = {origin for g in generations for origin in g.origins}
         assert origins >= {Origin.DRAFT, Origin.LOOKUP}, "one of the two was never right"
 
@@ -98,7 +100,7 @@ def watch(engine: Engine) -> list[tuple[Sequencing, Outcome]]:
 
 @pytest.mark.parametrize("merge", [False, True])
 def test_the_other_drafter_learns_its_own_part_of_the_rounds(tiny_pair: Pair, merge: bool) -> None:
-    drafter = HybridDrafter(otherwise=CHAIN, merge=merge, min_match=2)
+    drafter = HybridDrafter(otherwise=CHAIN, merge=merge, min_match=2, extend=True)
     engine = Engine(tiny_pair, Configuration(drafter=drafter), slots=3)
     seen = watch(engine)
     generations = engine.generate(requests())
@@ -122,7 +124,7 @@ def test_the_other_drafter_learns_its_own_part_of_the_rounds(tiny_pair: Pair, me
 
 def test_the_draft_models_cache_stays_a_prefix_of_the_text(tiny_pair: Pair) -> None:
     """What it drafts after lookups is what it drafts on a fresh cache."""
-    drafter = HybridDrafter(otherwise=CHAIN, merge=True, min_match=2)
+    drafter = HybridDrafter(otherwise=CHAIN, merge=True, min_match=2, extend=True)
     engine = Engine(tiny_pair, Configuration(drafter=drafter), slots=3)
     chain = engine.drafter.otherwise
     propose, fresh = chain.propose, Engine(tiny_pair, Configuration(drafter=CHAIN), slots=1)
@@ -145,6 +147,22 @@ def test_the_draft_models_cache_stays_a_prefix_of_the_text(tiny_pair: Pair) -> N
     assert checked > 50
 
 
+def test_a_draft_goes_on_with_what_is_found_behind_it(tiny_pair: Pair) -> None:
+    text = (*range(10, 30), 5)  # behind which nothing is known, but behind the draft it is
+    engine = Engine(tiny_pair, Configuration(drafter=HYBRIDS["extended"]))
+    hybrid, shown = engine.drafter, []
+    drafted = TokenTree.chain([10, 11, 12], Origin.DRAFT)
+    hybrid.otherwise.propose = lambda sequences: [drafted]
+    propose = hybrid.propose
+    hybrid.propose = lambda sequences: [shown.append(t := propose(sequences)) or t[0]]
+    engine.add(Request("r", text, 7))
+    engine.step()
+    [[tree]] = shown
+    assert tree.tokens == [10, 11, 12, 13, 14, 15]  # as deep as the request has room
+    assert tree.origins[3:] == [Origin.LOOKUP] * 3
+    assert tree.is_chain
+
+
 def test_slots_without_a_hit_are_drafted_together(tiny_pair: Pair) -> None:
     engine = Engine(tiny_pair, Configuration(drafter=HYBRIDS["else"]), slots=3)
     hybrid, sizes = engine.drafter, []
@@ -162,17 +180,17 @@ def test_slots_without_a_hit_are_drafted_together(tiny_pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("otherwise", "sampling"),
     [
-        (DraftModelDrafter(draft=NEAR, policy=FixedPolicy(max_tokens=2)), Sampling(temperature=1)),
+        (DraftModelDrafter(draft=NEAR, policy=FixedPolicy(max_tokens=1)), Sampling(temperature=1)),
         (DynamicTreeDrafter(draft=FAR, keep=4), Sampling(temperature=1.3, top_p=0.8)),
     ],
     ids=["chain", "tree"],
 )
-@pytest.mark.parametrize("merge", [False, True], ids=["else", "merged"])
+@pytest.mark.parametrize("ways", [{}, {"merge": True, "extend": True}], ids=["else", "both"])
 def test_samples_have_the_targets_joint_distribution(
-    otherwise: Drafter, sampling: Sampling, merge: bool
+    otherwise: Drafter, sampling: Sampling, ways: dict[str, bool]
 ) -> None:
     drafter = HybridDrafter(
-        lookup=SuffixDrafter(per_match=0), otherwise=otherwise, min_match=1, merge=merge
+        lookup=SuffixDrafter(per_match=0), otherwise=otherwise, min_match=1, **ways
     )
     assert_exact(drafter, sampling, samples=6_000)
 
