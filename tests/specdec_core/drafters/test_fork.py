@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from specdec_core.config import (
     ConfidencePolicy,
     ConfidenceProductPolicy,
     Configuration,
+    DecisionPolicy,
     DraftModelDrafter,
     DynamicConfidencePolicy,
     FixedPolicy,
@@ -20,9 +22,11 @@ from specdec_core.config import (
     Policy,
     PreCutPolicy,
     Sampling,
+    SpecDecPlusPlusPolicy,
     SvipPolicy,
 )
 from specdec_core.engine import Engine, Request
+from specdec_core.heads import HeadCard, build_head, save_head
 from specdec_core.pair import Pair
 from specdec_core.policies import Signals
 from specdec_core.sampling import warp
@@ -37,11 +41,38 @@ POLICIES: dict[str, Policy] = {
     "product": ConfidenceProductPolicy(threshold=0.01, max_tokens=8),
     "dynamic-confidence": DynamicConfidencePolicy(start=0.05, max_tokens=8),
     "pre-cut": PreCutPolicy(max_tokens=8),
+    "specdecpp": SpecDecPlusPlusPolicy(head="specdecpp", threshold=0.6, max_tokens=8),
+    "t1": DecisionPolicy(head="t1", threshold=0.5, max_tokens=8),
+    "t2": DecisionPolicy(head="t2", threshold=0.5, cumulative=True, max_tokens=8),
+    "joint": DecisionPolicy(head="joint", threshold=0.5, max_tokens=8),
 }
 
 
 def requests(new_tokens: int = 24) -> list[Request]:
     return [Request(str(i), p, new_tokens, seed=i, ignore_eos=True) for i, p in enumerate(PROMPTS)]
+
+
+@pytest.fixture(scope="module")
+def heads(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Heads of all kinds with random weights."""
+    root = tmp_path_factory.mktemp("heads")
+    hidden, own = tiny_pair.drafts["draft"].config.hidden_size, tiny_pair.fingerprints
+    for kind in ("specdecpp", "t1", "t2", "joint"):
+        card = HeadCard(
+            kind=kind, draft="draft", depth=1, width=8, hidden_size=hidden, top_k=10, w_acc=1,
+            w_rej=1, sampling=Sampling(), pair={"target": own["target"], "draft": own["draft"]},
+        )  # fmt: skip
+        torch.manual_seed(0)
+        save_head(build_head(kind, hidden, 10, depth=1, width=8), card, root / kind)
+    return root
+
+
+@pytest.fixture(params=POLICIES)
+def policy(request: pytest.FixtureRequest, heads: Path) -> Policy:
+    policy = POLICIES[request.param]
+    if not hasattr(policy, "head"):
+        return policy
+    return policy.model_copy(update={"head": str(heads / policy.head)})
 
 
 @pytest.fixture
@@ -51,14 +82,12 @@ def endless(tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Pair:
     return tiny_pair
 
 
-@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.9)], ids=["greedy", "T"])
-def test_a_fork_of_width_one_is_the_chain(endless: Pair, policy: str, sampling: Sampling) -> None:
+def test_a_fork_of_width_one_is_the_chain(
+    endless: Pair, policy: Policy, sampling: Sampling
+) -> None:
     outcomes = []
-    for drafter in (
-        DraftModelDrafter(policy=POLICIES[policy]),
-        ForkDrafter(width=1, policy=POLICIES[policy]),
-    ):
+    for drafter in (DraftModelDrafter(policy=policy), ForkDrafter(width=1, policy=policy)):
         configuration = Configuration(drafter=drafter, sampling=sampling)
         generations = Engine(endless, configuration, 1).generate(requests())
         outcomes.append(
@@ -67,10 +96,9 @@ def test_a_fork_of_width_one_is_the_chain(endless: Pair, policy: str, sampling: 
     assert outcomes[0] == outcomes[1]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_greedy_output_is_that_of_autoregressive_decoding(tiny_pair: Pair, policy: str) -> None:
+def test_greedy_output_is_that_of_autoregressive_decoding(tiny_pair: Pair, policy: Policy) -> None:
     expected = [g.tokens for g in Engine(tiny_pair, AUTOREGRESSIVE).generate(requests())]
-    configuration = Configuration(drafter=ForkDrafter(width=3, policy=POLICIES[policy]))
+    configuration = Configuration(drafter=ForkDrafter(width=3, policy=policy))
     for slots in (1, 3):
         generations = Engine(tiny_pair, configuration, slots).generate(requests())
         assert [g.tokens for g in generations] == expected
@@ -192,10 +220,12 @@ def test_a_policy_that_follows_rounds_grows_with_the_fork(tiny_pair: Pair) -> No
     assert len({r.depth for r in generation.rounds}) > 2
 
 
-@pytest.mark.parametrize("policy", ["svip", "dynamic-confidence", "heuristic"])
-def test_a_fork_does_not_depend_on_who_shares_its_batch(tiny_pair: Pair, policy: str) -> None:
+@pytest.mark.parametrize(
+    "policy", ["svip", "dynamic-confidence", "heuristic", "specdecpp"], indirect=True
+)
+def test_a_fork_does_not_depend_on_who_shares_its_batch(tiny_pair: Pair, policy: Policy) -> None:
     configuration = Configuration(
-        drafter=ForkDrafter(width=3, policy=POLICIES[policy]), sampling=Sampling(temperature=0.9)
+        drafter=ForkDrafter(width=3, policy=policy), sampling=Sampling(temperature=0.9)
     )
     alone = Engine(tiny_pair, configuration, 1).generate(requests())
     together = Engine(tiny_pair, configuration, 3).generate(requests())
