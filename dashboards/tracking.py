@@ -31,6 +31,7 @@ from mlflow.entities import DatasetInput, InputTag, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
 from cluster.observer import Observer
+from specdec_core.bandits import find_state
 from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.errors import UserError
 from specdec_core.heads.storage import resolve_head
@@ -302,8 +303,11 @@ def register(result: SweepResult, config_id: str, client: MlflowClient | None = 
         "configuration": trial.configuration.model_dump(mode="json"),
     }
     client.log_text(run_id, yaml.safe_dump(content, sort_keys=False), f"{CHAMPION}/{CHAMPION}.yaml")
-    if (head := _own_head(trial.configuration)) is not None:
-        client.log_artifacts(run_id, str(resolve_head(head)), f"{CHAMPION}/head")
+    for name, path in _own_files(trial.configuration).items():
+        if path.is_dir():
+            client.log_artifacts(run_id, str(path), f"{CHAMPION}/{name}")
+        else:
+            client.log_artifact(run_id, str(path), f"{CHAMPION}/{name}")
     try:
         client.create_registered_model(
             name,
@@ -379,20 +383,31 @@ def load_champion(name: str | None = None) -> tuple[PairSpec, Configuration, int
         content = yaml.safe_load(Path(file).read_text())
         pair = parse(PairSpec, content["pair"], source)
         configuration = parse(Configuration, content["configuration"], source)
-        head = _own_head(configuration)
-        if head is not None and not resolve_head(head).exists():
-            # trained elsewhere: it came with the champion
-            files = Path(client.download_artifacts(version.run_id, f"{CHAMPION}/head", scratch))
-            shutil.copytree(files, resolve_head(head))
+        for name, path in _own_files(configuration).items():
+            if path.exists():
+                continue
+            # made elsewhere: it came with the champion
+            files = Path(client.download_artifacts(version.run_id, f"{CHAMPION}/{name}", scratch))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if name.startswith("head"):
+                shutil.copytree(files, path)
+            else:
+                shutil.copy(files / path.name, path)
     return pair, configuration, int(version.version)
 
 
-def _own_head(configuration: Configuration) -> str | None:
-    """The head of the workspace that a configuration asks; none for those that come with the
-    program or are given by their folder."""
-    policy = getattr(configuration.drafter, "policy", None)
-    head = getattr(policy, "head", None)
-    return None if head is None or head.startswith("bundled:") or os.sep in head else head
+def _own_files(configuration: Configuration) -> dict[str, Path]:
+    """What a configuration needs of the workspace, by the artifact that holds a copy: the heads
+    that it asks and the state that a bandit starts from; none of those that come with the program
+    or are given by their path."""
+    parts = list(configuration.drafter.walk()) if configuration.drafter else []
+    heads = dict.fromkeys(getattr(getattr(part, "policy", None), "head", None) for part in parts)
+    own = [h for h in heads if h and not h.startswith("bundled:") and os.sep not in h]
+    found = {f"head-{n}" if n > 1 else "head": resolve_head(h) for n, h in enumerate(own, start=1)}
+    states = dict.fromkeys(getattr(part, "state", None) for part in parts)
+    named = [state for state in states if state and Path(state).suffix != ".json"]
+    found |= {f"state-{n}" if n > 1 else "state": find_state(s) for n, s in enumerate(named, 1)}
+    return found
 
 
 # Small things

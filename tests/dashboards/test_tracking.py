@@ -12,7 +12,14 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from dashboards.tracking import SweepRun, load_champion, register, tracking_uri
-from specdec_core.config import Configuration, DecisionPolicy, DraftModelDrafter, FixedPolicy
+from specdec_core.bandits import build_bandit
+from specdec_core.config import (
+    BanditDrafter,
+    Configuration,
+    DecisionPolicy,
+    DraftModelDrafter,
+    FixedPolicy,
+)
 from specdec_core.errors import UserError
 from specdec_core.prompts import Prompt
 from specdec_core.results import SweepResult
@@ -203,6 +210,28 @@ def test_a_champions_head_comes_with_it(home: Path, result: SweepResult, folder:
     assert load_champion()[1] == trial.configuration
     assert (head / "head.json").read_text() == "a card"
     assert (head / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_a_champions_arms_come_with_their_heads_and_what_was_learned(
+    home: Path, result: SweepResult, folder: Path
+) -> None:
+    log(result, folder)
+    arms = [{"kind": "decision", "head": name} for name in ("one", "two")]
+    bandit = BanditDrafter(arms=arms)
+    state = build_bandit(bandit).save(home / "bandits" / "served" / "known.json")
+    for name in ("one", "two"):
+        (home / "heads" / name).mkdir(parents=True)
+        (home / "heads" / name / "head.json").write_text(name)
+    trial = next(t for t in result.trials if t.mlflow_run_id)
+    trial.configuration = Configuration(drafter=bandit.model_copy(update={"state": "served/known"}))
+    register(result, trial.id)
+    learned = state.read_text()
+    shutil.rmtree(home / "heads")
+    shutil.rmtree(home / "bandits")
+    assert load_champion()[1] == trial.configuration
+    assert state.read_text() == learned
+    for name in ("one", "two"):
+        assert (home / "heads" / name / "head.json").read_text() == name
 
 
 def test_no_champion_yet_is_one_line_and_creates_no_store(
