@@ -128,14 +128,18 @@ def rounds_frame(generations: Sequence[Generation], **columns: str) -> pd.DataFr
 def path_rate(generations: Iterable[Generation], depth: int) -> float:
     """α of improved MCSD: drafted tokens of the longest accepted path over the maximum `depth` of
     the method's drafts, over all rounds. A token that the target drew to begin a tree counts on
-    neither side, and at the end of a request only what still had room counts as possible."""
+    neither side, nor does the round that only drew the first of these; and at the end of a request
+    only what still had room counts as possible."""
     accepted = possible = 0
     for generation in generations:
         accepted += sum(origin not in _OF_THE_TARGET for origin in generation.origins)
         length = len(generation.tokens)
-        for r in generation.rounds:
-            ended = generation.finish_reason == "length"
-            possible += min(depth, length - r.position - 1) if ended else depth
+        cut = generation.finish_reason == "length"
+        possible += sum(
+            min(depth, length - r.position - 1) if cut else depth
+            for r in generation.rounds
+            if r.generated
+        )
     return accepted / possible if possible else 0.0
 
 

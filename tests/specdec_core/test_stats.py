@@ -101,6 +101,11 @@ class TestPathRate:
         begun.origins = [Origin.TARGET, D, D, B, Origin.TARGET, C, Origin.TARGET, D]
         assert path_rate([begun], depth=4) == pytest.approx(3 / 12)
 
+    def test_a_round_that_only_begins_the_first_tree_does_not_count(self):
+        begun = generation()
+        begun.rounds.insert(0, round_of(0, 0, 0, 0))
+        assert path_rate([begun], depth=4) == path_rate([generation()], depth=4)
+
     def test_nothing_drafted_is_zero(self):
         assert path_rate([], depth=4) == path_rate([generation()], depth=0) == 0
 
