@@ -43,6 +43,7 @@ from specdec_core.results import (
     Trial,
     by_estimate,
 )
+from specdec_core.retrieval import check_datastores
 from specdec_core.stats import Counts, rounds_frame
 
 NEAR_TIES = 0.05  # what they can change of a configuration's forwards, at most
@@ -67,6 +68,7 @@ def run_sweep(
     tell = Observers(observers)
     plan.check()
     tokenizer = check_pair(plan.pair)
+    check_datastores(plan.samples(), tokenizer)
     prompts = load_prompts(plan.prompts.source, plan.prompts.limit, tokenizer)
     prompt_set = PromptSet(source=plan.prompts.source, count=len(prompts), digest=digest(prompts))
     identity = plan.digest(prompt_set.digest)

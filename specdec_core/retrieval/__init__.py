@@ -2,12 +2,19 @@
 
 from specdec_core.retrieval.build import write_datastore
 from specdec_core.retrieval.card import DatastoreCard
-from specdec_core.retrieval.datastore import Datastore, Matches, open_datastore, resolve_datastore
+from specdec_core.retrieval.datastore import (
+    Datastore,
+    Matches,
+    check_datastores,
+    open_datastore,
+    resolve_datastore,
+)
 
 __all__ = [
     "Datastore",
     "DatastoreCard",
     "Matches",
+    "check_datastores",
     "open_datastore",
     "resolve_datastore",
     "write_datastore",

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import struct
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
-from specdec_core.config import describe
+from specdec_core.config import Configuration, RetrievalDrafter, describe
 from specdec_core.errors import UserError
+from specdec_core.fingerprint import tokenizer_digest
 from specdec_core.retrieval.card import (
     CARD,
     STARTS,
@@ -160,6 +162,16 @@ def open_datastore(name: str | Path, tokenizer: str | None = None) -> Datastore:
     ):
         raise UserError(f"{folder}: its files do not belong to its {CARD}; build it again")
     return Datastore(card, *map(np.asarray, (tokens, suffixes, starts)))
+
+
+def check_datastores(configurations: Iterable[Configuration], tokenizer: Any) -> None:
+    """Raises :class:`UserError` where a drafter looks into a datastore that is not there or not of
+    this tokenizer."""
+    drafters = (c.drafter for c in configurations if c.drafter is not None)
+    parts = (part for drafter in drafters for part in drafter.walk())
+    names = dict.fromkeys(part.datastore for part in parts if isinstance(part, RetrievalDrafter))
+    for name in names:
+        open_datastore(name, tokenizer_digest(tokenizer))
 
 
 def _load_card(name: str, folder: Path) -> DatastoreCard:

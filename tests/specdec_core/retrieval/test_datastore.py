@@ -14,9 +14,15 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from specdec_core.config import AUTOREGRESSIVE, Configuration, HybridDrafter, RetrievalDrafter
 from specdec_core.errors import UserError
 from specdec_core.fingerprint import tokenizer_digest
-from specdec_core.retrieval import Datastore, open_datastore, write_datastore
+from specdec_core.retrieval import (
+    Datastore,
+    check_datastores,
+    open_datastore,
+    write_datastore,
+)
 from specdec_core.retrieval.build import suffix_array
 from specdec_core.retrieval.card import CARD, SUFFIXES, TOKENS
 from tests.conftest import tiny_tokenizer
@@ -129,6 +135,21 @@ def refused(name: str | Path, tokenizer: str | None = None) -> str:
         open_datastore(name, tokenizer)
     assert "\n" not in str(error.value)
     return str(error.value)
+
+
+def test_every_datastore_of_a_search_is_checked_before_it_begins(tmp_path: Path) -> None:
+    known, missing = tmp_path / "known", tmp_path / "missing"
+    write_datastore([[1, 2, 3]], ["test"], SMALL, known)
+
+    def search(folder: Path) -> list[Configuration]:
+        inner = HybridDrafter(lookup=RetrievalDrafter(datastore=str(folder)))
+        return [AUTOREGRESSIVE, Configuration(drafter=HybridDrafter(otherwise=inner))]
+
+    check_datastores(search(known), SMALL)
+    with pytest.raises(UserError, match="another tokenizer"):
+        check_datastores(search(known), LARGE)
+    with pytest.raises(UserError, match="no datastore"):
+        check_datastores([*search(known), *search(missing)], SMALL)
 
 
 def test_what_cannot_be_used_is_refused_in_one_line(
