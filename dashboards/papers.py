@@ -12,7 +12,7 @@ from plotly.offline import get_plotlyjs
 from cluster.papers import Measured, PapersResult
 from dashboards import look
 from dashboards.drawings import Drawing, embed, log_figures, template
-from dashboards.figures.papers import paper_figure
+from dashboards.figures.papers import QUANTITIES, paper_figure
 from dashboards.paper_tables import LEGEND, Sheet, frame, markdown, over, sheets
 from dashboards.tracking import (
     as_metrics,
@@ -32,8 +32,9 @@ TITLE = "The papers' tables in our terms"
 
 def findings(result: PapersResult) -> list[str]:
     """For each prompt set the fastest lossless configuration, and how it compares with the best
-    plain chain; and each bandit against its best arm."""
-    lines = []
+    plain chain; each bandit against its best arm; and where each method of a table that varies a
+    number is best."""
+    lines: list[str] = []
     for prompts in result.sets:
         timed = [
             m
@@ -60,7 +61,7 @@ def findings(result: PapersResult) -> list[str]:
             line += " autoregressive decoding"
         lines.append(line + ".")
         lines += _bandits(result, prompts, drafting)
-    return lines
+    return lines + [line for key in result.tables() for line in _peaks(result, key)]
 
 
 def _bandits(result: PapersResult, prompts: str, drafting: Sequence[Measured]) -> Iterator[str]:
@@ -80,6 +81,22 @@ def _bandits(result: PapersResult, prompts: str, drafting: Sequence[Measured]) -
             ratio = over(m.timing, best.timing)
             shown.append(f"{name_of(result, m)} {_ratio(ratio)}{', a tie' if ratio.tied else ''}")
         yield f"{prompts}: against the best arm, {name_of(result, best)}: {'; '.join(shown)}."
+
+
+def _peaks(result: PapersResult, key: str) -> Iterator[str]:
+    """At which value of what a table varies the first quantity of each method is highest."""
+    table = result.plan.tables[key]
+    heading, form, _ = QUANTITIES[table.columns[0]]
+    for prompts in result.sets_of(table) if table.varied else []:
+        shown = []
+        for method in result.plan.methods(key):
+            values = [result.value(prompts, c, table.columns[0]) for c in method.configurations]
+            known = {v: at for v, at in zip(values, table.values, strict=True) if not math.isnan(v)}
+            if len(known) > 1:
+                best = max(known)
+                shown.append(f"{method.label} at {known[best]} ({form.format(best)})")
+        if shown:
+            yield f"{prompts}: {table.varied} of the highest {heading}: {'; '.join(shown)}."
 
 
 def _fastest(measured: Sequence[Measured]) -> Measured:

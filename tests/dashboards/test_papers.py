@@ -200,6 +200,10 @@ def test_findings_compare_with_the_best_chain_and_bandits_with_their_best_arm(
     assert not any(line.startswith("sums: against") for line in lines)  # one arm is unknown there
 
 
+def test_findings_say_where_a_method_is_best(result: PapersResult) -> None:
+    assert findings(result)[-1] == "code: λ of the highest ratio: Chain at 4 (1.95×)."
+
+
 def test_figures_leave_out_what_was_not_measured(result: PapersResult) -> None:
     bars = paper_figure(result, "methods")
     assert [bar.name for bar in bars.data] == ["Chain", "PLD", "Wide (lossy)", "UCBSpec"]
