@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from specdec_core.pair import Pair
     from specdec_core.runner import ModelRunner
 
-WIDTHS = (1, 2, 3, 5, 8, 12, 16)
+WIDTHS = (1, 2, 3, 5, 8, 12, 16, 24, 33)  # up to a tree of 32 candidates
 CONTEXTS = (64, 256, 512)
 BATCHES = (1, 2, 4)  # two above 1, to tell a row's cost from the fixed one
 

@@ -125,9 +125,10 @@ class Replay:
                 chains = self._knows_chains(drafter.draft, drafter.policy)
                 return chains and self._knows(drafter.cache)
             case HybridDrafter():
+                # Of a static tree not all tokens are known, which these look at.
+                looks = drafter.merge or drafter.extend
                 shaped = any(isinstance(p, TreeDrafter | ForkDrafter) for p in drafter.walk())
-                mixed = drafter.merge and shaped  # the tokens of such trees are not known
-                return not mixed and all(map(self._knows, drafter.parts))
+                return not (looks and shaped) and all(map(self._knows, drafter.parts))
             case BanditDrafter():
                 modelled = drafter.reward == "time" and self.profile is not None
                 rewarded = drafter.reward == "tokens" or modelled

@@ -50,7 +50,7 @@ from specdec_core.results import PromptSet
 from specdec_core.stats import Counts, Generation, Round, rounds_frame
 from specdec_core.traces import Header, Recorder, Recording, Replay, save_header, write_shard
 
-PROMPTS, FEW, TOKENS = 100, 24, 32
+PROMPTS, FEW, TOKENS = 100, 16, 32
 COUPLED = Sampling(temperature=1.0, coupling="gumbel")
 COLUMNS = [
     "request_id",
@@ -103,6 +103,10 @@ DRAFTERS: dict[str, Drafter] = {
     "merged": HybridDrafter(otherwise=chain(FixedPolicy()), merge=True),
     "merged with a learner": HybridDrafter(
         lookup=CACHE, min_match=1, otherwise=chain(HeuristicPolicy()), merge=True
+    ),
+    "extended": HybridDrafter(otherwise=chain(SVIP), extend=True),
+    "merged and extended": HybridDrafter(
+        otherwise=chain(FixedPolicy(max_tokens=3)), merge=True, extend=True
     ),
     "bandit of a request": BanditDrafter(
         memory="request",
@@ -348,6 +352,7 @@ def test_what_the_recording_does_not_know_is_one_line(recorded: Recorded, short:
         CascadeDrafter(policy=FixedPolicy(max_tokens=30)),
         CascadeDrafter(policy=OraclePolicy()),
         HybridDrafter(otherwise=UNEVEN, merge=True),
+        HybridDrafter(otherwise=UNEVEN, extend=True),
         HybridDrafter(otherwise=chain(OraclePolicy())),
         BanditDrafter(arms=(2, LookaheadDrafter())),
     )

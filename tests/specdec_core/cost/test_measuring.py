@@ -11,9 +11,13 @@ from specdec_core.config import (
     DecisionPolicy,
     DraftModelDrafter,
     FixedPolicy,
+    ForkDrafter,
+    HeuristicPolicy,
+    HybridDrafter,
     OraclePolicy,
     PreCutPolicy,
     SvipPolicy,
+    TreeDrafter,
 )
 from specdec_core.cost import Kind, Profile, measure_policies, profile_pair
 from specdec_core.errors import UserError
@@ -67,9 +71,11 @@ class TestMeasurePolicies:
             PreCutPolicy(),
             OraclePolicy(),
         ]
-        configurations = [Configuration(drafter=DraftModelDrafter(policy=p)) for p in policies]
+        drafters = [DraftModelDrafter(policy=p) for p in policies]
+        drafters += [TreeDrafter(), HybridDrafter(otherwise=ForkDrafter(policy=HeuristicPolicy()))]
+        configurations = [Configuration(drafter=drafter) for drafter in drafters]
         found = measure_policies(tiny_pair, [*configurations, Configuration()], rounds=3)
-        assert set(found) == {"draft fixed", "draft svip", "draft pre_cut"}
+        assert set(found) == {f"draft {kind}" for kind in ("fixed", "svip", "pre_cut", "heuristic")}
         assert all(seconds > 0 for seconds in found.values())
 
     def test_a_head_that_does_not_exist_is_one_line(self, tiny_pair):

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from specdec_core.config import ConfidenceProductPolicy, Configuration, DraftModelDrafter
-from specdec_core.cost import Profile, identity_gap
+from specdec_core.config import (
+    BanditDrafter,
+    CascadeDrafter,
+    ConfidenceProductPolicy,
+    Configuration,
+    DraftModelDrafter,
+    ForkDrafter,
+    HybridDrafter,
+    SuffixDrafter,
+    TreeDrafter,
+)
+from specdec_core.cost import ForwardCost, Measurement, Profile, identity_gap, policies_of
 from specdec_core.errors import UserError
 from specdec_core.stats import Counts
 from tests.specdec_core.cost.examples import WIDE, counts
@@ -38,6 +50,44 @@ class TestProfile:
         )
         for configuration in (fixed, Configuration()):
             assert measured.under(configuration).t_draft() == measured.t_draft()
+
+    def test_a_forward_of_a_tree_costs_its_width(self, profile):
+        """What old counts do not say is one token a forward."""
+        measured = [Measurement(width=w, context=64, batch=1, seconds=1e-3 * w) for w in (1, 2, 8)]
+        wide = profile.model_copy(update={"drafts": {"small": ForwardCost.fit(measured)}})
+        chain = counts(n_draft=40, n_target=10, n_discarded=12)
+        tree = replace(chain, n_draft_tokens=160)
+        old = {k: v for k, v in chain.as_dict().items() if k != "n_draft_tokens"}
+        dearer = wide.estimate_seconds(tree, "small", 64) - wide.estimate_seconds(
+            chain, "small", 64
+        )
+        assert dearer == pytest.approx(40 * 3e-3)
+        assert wide.estimate_seconds(old, "small", 64) == wide.estimate_seconds(chain, "small", 64)
+        assert wide.estimate_seconds(replace(chain, n_draft_tokens=40), "small", 64) == (
+            wide.estimate_seconds(chain, "small", 64)
+        )
+
+    def test_policies_of_nested_drafters_take_their_time_too(self, profile):
+        product = DraftModelDrafter(policy=ConfidenceProductPolicy())
+        measured = profile.model_copy(update={"policies": {"small confidence_product": 4e-5}})
+        plain = measured.t_draft()
+        for drafter, seconds in (
+            (HybridDrafter(otherwise=product), 4e-5),
+            (CascadeDrafter(policy=ConfidenceProductPolicy()), 4e-5),
+            (ForkDrafter(policy=ConfidenceProductPolicy()), 4e-5),
+            (BanditDrafter(arms=(product, DraftModelDrafter(), SuffixDrafter())), 2e-5),
+            (TreeDrafter(), 0.0),
+            (SuffixDrafter(), 0.0),
+        ):
+            own = measured.under(Configuration(drafter=drafter))
+            assert own.t_draft() == pytest.approx(plain + seconds)
+
+    def test_the_policies_of_a_configuration_come_with_their_drafts(self):
+        arms = (DraftModelDrafter(draft="small"), CascadeDrafter(), TreeDrafter(draft="medium"))
+        found = policies_of(Configuration(drafter=BanditDrafter(arms=arms)))
+        assert [draft for draft, _ in found] == ["small", None]
+        assert Configuration(drafter=BanditDrafter(arms=arms[1:])).draft == "medium"
+        assert policies_of(Configuration()) == []
 
     def test_nothing_generated_takes_no_time(self, profile):
         nothing = counts(0, 0, 0)
