@@ -73,21 +73,17 @@ class Topology:
         return len(self.parents)
 
     def mask(self, window: int | None) -> Tensor:
-        """The big additive mask (nodes, reach + nodes + 1) under a sliding window, or without one.
-
-        Column `reach + i` says who sees node i. The columns before are the last `reach` tokens of
-        the text, the first of them standing for all earlier ones too; the last column is what lies
-        behind the tree, which nobody sees. `reach` is the window, or 1 without one.
-        """
+        """The big additive mask (nodes, 1 + nodes + 1), within a sliding window or without one: who
+        sees the text, in column 0, and node i, in column 1 + i. The last column is what lies behind
+        the tree, which nobody sees. Which of the text is outside the window is not said here."""
         mask = self._masks.get(window)
         if mask is None:
-            reach = window or 1
-            visible = torch.cat([torch.ones(len(self), reach, dtype=torch.bool), self._sees], dim=1)
+            sees = self._sees
             if window is not None:
-                places = torch.cat([torch.arange(-reach, 0), self.depths])
-                visible &= self.depths[:, None] - places < window
-            mask = torch.full((len(self), reach + len(self) + 1), torch.finfo(self.dtype).min)
-            mask[:, :-1].masked_fill_(visible, 0)
+                sees = sees & (self.depths[:, None] - self.depths < window)
+            mask = torch.full((len(self), len(self) + 2), torch.finfo(self.dtype).min)
+            mask[:, 0] = 0
+            mask[:, 1:-1].masked_fill_(sees, 0)
             mask = self._masks[window] = mask.to(self.device, self.dtype)
         return mask
 
@@ -167,10 +163,14 @@ class Slices:
     def mask(self, starts: Tensor, end: int, window: int | None) -> Tensor:
         """Additive mask (rows, 1, width, end) over the first `end` positions of the cache; row i's
         tree begins at position `starts[i]` (rows, 1)."""
-        reach = window or 1
-        mask = self._sliced(window)
-        columns = (self._columns[:end] - starts + reach).clamp_(0, mask.shape[2] - 1)
-        return mask.gather(2, columns[:, None].expand(-1, self._width, -1))[:, None]
+        sliced, columns = self._sliced(window), self._columns[:end]
+        index = (columns - starts + 1).clamp_(0, sliced.shape[2] - 1)
+        mask = sliced.gather(2, index[:, None].expand(-1, self._width, -1))
+        if window is not None:
+            # Column start + i holds a node no deeper than i: this takes no visible node away.
+            places = starts + self.depths.to(starts.device)
+            mask.masked_fill_(places[..., None] - columns >= window, torch.finfo(mask.dtype).min)
+        return mask[:, None]
 
     def _sliced(self, window: int | None) -> Tensor:
         """Everybody's slice of :meth:`Topology.mask`, (rows, width, columns)."""
