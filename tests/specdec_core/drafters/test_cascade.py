@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -18,6 +20,7 @@ from specdec_core.config import (
     PreCutPolicy,
     PromptLookupDrafter,
     Sampling,
+    SpecDecPlusPlusPolicy,
     SuffixDrafter,
     SvipPolicy,
     TokenCacheDrafter,
@@ -26,6 +29,7 @@ from specdec_core.drafters import cascade
 from specdec_core.drafters.base import Resources, Sequencing
 from specdec_core.drafters.cascade import GuessedChain
 from specdec_core.engine import Engine, Request
+from specdec_core.heads import HeadCard, build_head, save_head
 from specdec_core.pair import Pair
 from specdec_core.sampling import RandomStream, warp
 from specdec_core.stats import Counts, Generation, Origin
@@ -79,6 +83,36 @@ def test_the_chain_is_the_draft_models_own_and_ends_where_the_policy_says(
     )
     assert rounds(guessed) == rounds(plain)
     assert Counts.of(guessed).n_draft < Counts.of(plain).n_draft
+
+
+def test_a_head_reads_each_tokens_own_hidden_state(tiny_pair: Pair, tmp_path: Path) -> None:
+    hidden, own = tiny_pair.drafts["draft"].config.hidden_size, tiny_pair.fingerprints
+    card = HeadCard(
+        kind="specdecpp", draft="draft", depth=1, width=8, hidden_size=hidden, top_k=10, w_acc=1,
+        w_rej=1, sampling=GREEDY, pair={"target": own["target"], "draft": own["draft"]},
+    )  # fmt: skip
+    torch.manual_seed(0)
+    save_head(build_head("specdecpp", hidden, 10, depth=1, width=8), card, tmp_path / "head")
+    policy = SpecDecPlusPlusPolicy(head=str(tmp_path / "head"), threshold=0.8)
+    plain = generate(tiny_pair, DraftModelDrafter(policy=policy), slots=3)
+    guessed = generate(
+        tiny_pair, CascadeDrafter(policy=policy, proposer=PROPOSERS["token-cache"]), slots=3
+    )
+    assert rounds(guessed) == rounds(plain)
+    assert len({r.drafted for g in plain for r in g.rounds}) > 3
+    assert Counts.of(guessed).n_draft < Counts.of(plain).n_draft
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS.values(), ids=PROPOSERS)
+def test_a_requests_sample_does_not_depend_on_its_batch(
+    tiny_pair: Pair, proposer: DrafterSettings
+) -> None:
+    drafter = CascadeDrafter(proposer=proposer, policy=SvipPolicy(threshold=2.3))
+    alone, together = (
+        [g.tokens for g in generate(tiny_pair, drafter, slots, Sampling(temperature=0.7))]
+        for slots in (1, 3)
+    )
+    assert alone == together
 
 
 def test_repetitive_text_takes_fewer_forwards(tiny_pair: Pair) -> None:
