@@ -140,8 +140,9 @@ def markdown(sheet: Sheet) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def console_table(sheet: Sheet) -> RichTable:
-    """A table for the console, without intervals."""
+def console_table(sheet: Sheet, most: int = 6) -> RichTable:
+    """A table for the console, without intervals; of each prompt set the ratio and as many other
+    quantities as fit into `most` columns."""
     table = RichTable(
         title=sheet.title,
         title_justify="left",
@@ -149,11 +150,19 @@ def console_table(sheet: Sheet) -> RichTable:
         pad_edge=False,
         collapse_padding=True,
     )
-    for heading in sheet.headings:
-        first = heading == sheet.headings[0]
-        table.add_column("\n".join(heading), justify="left" if first else "right")
+    quantities = list(dict.fromkeys(heading[-1] for heading in sheet.headings[1:]))
+    if len(sheet.headings) - 1 > most and sheet.groups:
+        ratio = QUANTITIES["speedup"][0]
+        quantities.sort(key=lambda name: name != ratio)
+        quantities = quantities[: max(most // len(sheet.groups), 1)]
+        table.caption = "more columns in papers.md"
+    shown = [i for i, own in enumerate(sheet.headings) if i == 0 or own[-1] in quantities]
+    for i in shown:
+        heading = "\n".join(sheet.headings[i])
+        table.add_column(heading, justify="right" if i else "left", no_wrap=i > 0, min_width=6)
     for row in sheet.rows:
-        table.add_row(*(f"[bold]{cell.value}[/]" if cell.best else cell.value for cell in row))
+        cells = [row[i] for i in shown]
+        table.add_row(*(f"[bold]{cell.value}[/]" if cell.best else cell.value for cell in cells))
     return table
 
 

@@ -217,8 +217,12 @@ def test_figures_leave_out_what_was_not_measured(result: PapersResult) -> None:
 
 
 def test_the_console_shows_values_without_intervals(result: PapersResult) -> None:
-    table = console_table(sheets(result)[0])
+    sheet = sheets(result)[0]
+    table = console_table(sheet)
+    assert [column.header for column in table.columns][:3] == ["method", "code\nMAT", "code\nratio"]
     assert table.columns[2]._cells[1] == "=1.95×"
+    narrow = console_table(sheet, most=3)
+    assert [column.header for column in narrow.columns] == ["method", "code\nratio", "sums\nratio"]
 
 
 def test_an_mlflow_run_has_tables_as_artifacts_and_numbers_as_metrics(
