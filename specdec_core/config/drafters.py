@@ -229,13 +229,16 @@ class TargetTreeDrafter(DrafterSettings):
 
 class DynamicTreeDrafter(DrafterSettings):
     """Expand the `expand` most confident nodes of a level with `children` candidates each, then
-    keep the `nodes` most confident of all (EAGLE-2's expand and rerank, on a draft model)."""
+    keep the `keep` most confident of all (EAGLE-2's expand and rerank, on a draft model)."""
 
     kind: Literal["dynamic_tree"] = "dynamic_tree"
     draft: Draft = None
     expand: Width = 4
     children: Width = 4
     keep: Width = Field(default=24, description="nodes that are sent to verification")
+    least: float = Field(
+        default=0.0, ge=0, le=1, description="confidence below which a node is left out"
+    )
     policy: Policy = FixedPolicy(max_tokens=6)
 
     def model_post_init(self, _: Any) -> None:
@@ -250,6 +253,7 @@ class DynamicTreeDrafter(DrafterSettings):
     @property
     def label(self) -> str:
         shape = f"{self.expand}×{self.children}→{self.keep}"
+        shape += f" ≥{self.least:g}" if self.least else ""
         return f"{self.draft or 'draft'} · dynamic tree {shape} {self.policy.label}"
 
     @property

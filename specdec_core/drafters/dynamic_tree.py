@@ -42,7 +42,8 @@ class DynamicTree(Drafter):
 
     The candidates are the draft's most likely tokens, so proposals are deterministic: which ones
     are tried depends on the text alone, and that is lossless. A node that the length policy stops
-    at is not expanded; drafting ends when none is.
+    at is not expanded; drafting ends when none is. A node with less than the `least` confidence is
+    neither expanded nor sent: what is expected of it does not pay for its place in the forward.
     """
 
     def __init__(self, settings: DynamicTreeDrafter, resources: Resources) -> None:
@@ -52,6 +53,7 @@ class DynamicTree(Drafter):
         self.policy = build_policy(settings.policy, partial(resources.load_head, settings.draft))
         self.branches = Branches(self.policy)
         self.vocab_size, self.eos_token_ids = resources.vocab_size, resources.eos_token_ids
+        self.least = math.log(settings.least) if settings.least else -math.inf
         self._cached: dict[int, dict[int, int]] = {}  # by slot
         if self.policy.needs_hidden:
             self.runner.watch_hidden(True)
@@ -77,7 +79,7 @@ class DynamicTree(Drafter):
         for sequence, tree, own, cached in zip(
             sequences, growth.trees, marks, growth.cached, strict=True
         ):
-            kept = rerank(own.scores, self.settings.keep)
+            kept = rerank(own.scores, self.settings.keep, self.least)
             number = {node: n for n, node in enumerate(kept)}
             trees.append(_part(tree, number))
             self._cached[sequence.slot] = {number[n]: at for n, at in cached.items() if n in number}
@@ -133,7 +135,11 @@ class DynamicTree(Drafter):
             # What will not be expanded is shown to a policy that learns.
             if depth < marks[i].limit or self.policy.learns:
                 tokens, scores = growth.trees[i].tokens, marks[i].scores
-                open_ended = [n for n in nodes if tokens[n] not in self.eos_token_ids]
+                open_ended = [
+                    n
+                    for n in nodes
+                    if scores[n] >= self.least and tokens[n] not in self.eos_token_ids
+                ]
                 best = nlargest(self.settings.expand, open_ended, key=lambda n: (scores[n], -n))
                 shown += [(i, node) for node in best]
         if not shown:
@@ -158,10 +164,12 @@ class DynamicTree(Drafter):
         return wanted
 
 
-def rerank(scores: Sequence[float], count: int) -> list[int]:
-    """The `count` nodes with the highest scores, by number; of equals the earlier ones. Where no
-    node scores above its parent, which comes before it, they form a connected tree."""
-    return sorted(nlargest(count, range(len(scores)), key=lambda node: (scores[node], -node)))
+def rerank(scores: Sequence[float], count: int, least: float = -math.inf) -> list[int]:
+    """The `count` nodes with the highest scores, none below `least`, by number; of equals the
+    earlier ones. Where no node scores above its parent, which comes before it, they form a
+    connected tree."""
+    possible = [node for node, score in enumerate(scores) if score >= least]
+    return sorted(nlargest(count, possible, key=lambda node: (scores[node], -node)))
 
 
 def _part(tree: TokenTree, number: Mapping[int, int]) -> TokenTree:

@@ -94,15 +94,23 @@ def test_candidates_beside_the_most_likely_are_accepted(tiny_pair: Pair) -> None
         (FAR, SvipPolicy(threshold=1.1, max_tokens=3), Sampling(temperature=1.0)),
         (FAR, ConfidencePolicy(threshold=0.35, max_tokens=3), Sampling(temperature=1.3, top_p=0.8)),
         (NEAR, PreCutPolicy(max_tokens=3), Sampling(temperature=0.7, top_k=3)),
+        (NEAR, SvipPolicy(threshold=1.2, max_tokens=3), Sampling(temperature=0.8)),
         (FAR, FixedPolicy(max_tokens=2), Sampling(temperature=1.0, coupling="gumbel")),
     ],
-    ids=["fixed", "svip", "top-p", "top-k", "coupled"],
+    ids=["fixed", "svip", "top-p", "top-k", "least", "coupled"],
 )
 def test_samples_have_the_targets_joint_distribution(
     draft: str, policy: Policy, sampling: Sampling
 ) -> None:
     pair = toy_pair()
-    drafter = DynamicTreeDrafter(draft=draft, expand=2, children=2, keep=5, policy=policy)
+    drafter = DynamicTreeDrafter(
+        draft=draft,
+        expand=2,
+        children=2,
+        keep=5,
+        least=0.1 if sampling.temperature == 0.8 else 0.0,
+        policy=policy,
+    )
     configuration = Configuration(drafter=drafter, sampling=sampling)
     counts = sample_counts(pair, configuration, 8_000, length=3)
     assert goodness_of_fit(counts, exact_distribution(pair, sampling, 3)) > 1e-3
@@ -140,19 +148,25 @@ def grown_plainly(
                 found[(*path, token)] = confidence[path] * p, entropy
         confidence |= {path: p for path, (p, _) in found.items()}
         ranked = sorted((p for p in found if p[-1] != 0), key=lambda p: -found[p][0])
+        ranked = [p for p in ranked if found[p][0] >= drafter.least]
         frontier = ranked[: drafter.expand]
         if isinstance(drafter.policy, SvipPolicy):
             frontier = [p for p in frontier if math.sqrt(found[p][1]) <= drafter.policy.threshold]
         if not frontier:
             break
     del confidence[()]
+    confidence = {path: p for path, p in confidence.items() if p >= drafter.least}
     return set(sorted(confidence, key=lambda p: -confidence[p])[: drafter.keep])
 
 
-@pytest.mark.parametrize("policy", ["fixed", "svip"])
+@pytest.mark.parametrize(("policy", "least"), [("fixed", 0.0), ("fixed", 0.002), ("svip", 0.0)])
 @pytest.mark.parametrize("slots", [1, 3])
-def test_trees_are_those_of_a_plain_expansion(tiny_pair: Pair, policy: str, slots: int) -> None:
-    drafter = DynamicTreeDrafter(expand=2, children=3, keep=12, policy=POLICIES[policy])
+def test_trees_are_those_of_a_plain_expansion(
+    tiny_pair: Pair, policy: str, least: float, slots: int
+) -> None:
+    drafter = DynamicTreeDrafter(
+        expand=2, children=3, keep=12, least=least, policy=POLICIES[policy]
+    )
     seen = proposed(tiny_pair, Configuration(drafter=drafter), slots)
     model, shapes = tiny_pair.drafts["draft"], set()
     for (text, room), tree in seen[::5]:
@@ -200,17 +214,17 @@ def scored_trees(draw: st.DrawFn) -> tuple[list[int], list[float]]:
     return parents, scores
 
 
-@given(scored_trees(), st.integers(1, 45))
+@given(scored_trees(), st.integers(1, 45), st.sampled_from([-math.inf, -5.0, -0.3, 0.0]))
 def test_what_is_kept_is_connected_most_confident_and_within_the_limit(
-    tree: tuple[list[int], list[float]], limit: int
+    tree: tuple[list[int], list[float]], limit: int, least: float
 ) -> None:
     parents, scores = tree
-    kept = rerank(scores, limit)
+    kept = rerank(scores, limit, least)
     assert kept == sorted(set(kept))
-    assert len(kept) == min(limit, len(scores))
+    assert len(kept) == min(limit, sum(score >= least for score in scores))
     assert all(parents[node] in (ROOT, *kept) for node in kept)
     dropped = set(range(len(scores))) - set(kept)
-    if dropped:
+    if dropped and kept:
         assert min(scores[n] for n in kept) >= max(scores[n] for n in dropped)
 
 
