@@ -41,12 +41,17 @@ def main(
     profile: Annotated[
         Path | None, typer.Option(help="with --traces: the pair's forward times (JSON)")
     ] = None,
+    learned: Annotated[
+        str | None, typer.Option(help="earlier result, a name, whose bandits to go on with")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="name of the result's folder")] = None,
 ) -> None:
     """Decode prompts with bandits over drafters and with each of the arms alone, in turn in one
     process, and show tokens a second and the regret against the best arm in hindsight.
 
     By --traces rounds are replayed and their times modelled. Otherwise run it on an idle machine.
+    What the bandits have learned is kept with the result: start from it with --learned, or with
+    `state: <name>/<id>` in a configuration.
     """
     if traces is not None and (prompts or slots > 1):
         raise UserError("--traces replays its own prompts one at a time: no --prompts, no --slots")
@@ -59,11 +64,13 @@ def main(
 
     # torch and MLflow take seconds to import.
     from dashboards import bandits as shown
-    from specdec_core.arms import ArmsPlan
+    from specdec_core.arms import ArmsPlan, state_name
     from specdec_core.config import load_yaml, parse
     from specdec_core.files import atomic_path, write_atomically
 
     plan = parse(ArmsPlan, load_yaml(config), str(config))
+    if learned is not None:
+        plan = plan.starting_from(workspace() / "bandits" / learned)
     if traces is not None:
         comparison, plan, notes = replayed(traces, plan, hardware, profile)
     else:
@@ -93,11 +100,11 @@ def main(
         comparison.frame().to_parquet(path)
     for bandit in comparison.of("bandit"):
         if bandit.state is not None:
-            path = folder / f"{bandit.configuration.id}.json"
+            path = folder / state_name(bandit.configuration)
             state = json.dumps(bandit.state, ensure_ascii=False, indent=1)
             files.append(write_atomically(path, state))
     files.append(folder / "rounds.parquet")
-    params = {"config": str(config), "prompts": notes[0], "slots": slots, "arms": len(plan.arms)}
+    params = {"config": str(config), "prompts": notes[0], "slots": slots, "learned": learned}
     shown.log_bandits(plan.pair.name, f"bandits {name}", params, comparison, drawn, files)
     console.print(f"figures   {folder / 'bandits.html'}", soft_wrap=True)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field, model_validator
 
+from specdec_core.bandits import build_bandit
 from specdec_core.config import (
     AUTOREGRESSIVE,
     BanditDrafter,
@@ -27,8 +29,9 @@ from specdec_core.cost import Profile
 from specdec_core.drafters import Drafter
 from specdec_core.drafters.bandit import BanditSpec
 from specdec_core.engine import Engine, Request
+from specdec_core.errors import UserError
 from specdec_core.pair import Pair
-from specdec_core.regret import Course, Regret, best_arm, mean_tokens, regret
+from specdec_core.regret import Course, Regret, best_arm, mean_tokens, regret, seconds_of
 from specdec_core.stats import Counts, Generation, Ratio, Round, paired_ratio
 from specdec_core.traces import Replay
 
@@ -69,6 +72,18 @@ class ArmsPlan(Value):
         bandits = tuple(b.model_copy(update={"sampling": sampling}) for b in self.bandits)
         return ArmsPlan(pair=pair, bandits=bandits)
 
+    def starting_from(self, folder: Path) -> ArmsPlan:
+        """The same, every bandit starting from what an earlier comparison of it left in `folder`.
+        Raises :class:`UserError` where there is no such state."""
+        bandits = []
+        for bandit in self.bandits:
+            path = folder / state_name(bandit)
+            if not path.is_file():
+                raise UserError(f"{folder}: no state of {bandit.drafter.title} with these arms")
+            drafter = bandit.drafter.model_copy(update={"state": str(path.resolve())})
+            bandits.append(bandit.model_copy(update={"drafter": drafter}))
+        return ArmsPlan(pair=self.pair, bandits=tuple(bandits))
+
     @property
     def sampling(self) -> Sampling:
         return self.bandits[0].sampling
@@ -87,6 +102,12 @@ class ArmsPlan(Value):
             *(Entrant("arm", arm.drafter.label, arm) for arm in arms),
             *(Entrant("bandit", bandit.drafter.title, bandit) for bandit in self.bandits),
         ]
+
+
+def state_name(bandit: Configuration) -> str:
+    """The file of what a bandit has learned, whatever it started from."""
+    drafter = bandit.drafter.model_copy(update={"state": None})
+    return f"{bandit.model_copy(update={'drafter': drafter}).id}.json"
 
 
 @dataclass
@@ -310,6 +331,7 @@ def replay_all(
     on_entrant: Callable[[], None] = lambda: None,
 ) -> ArmComparison:
     """The same from a recording, without a model: rounds are exact, their times the profile's.
+    What a bandit has learned so is a state that decoding can start from.
 
     Raises:
         UserError: the recording does not tell what an arm would do.
@@ -324,8 +346,23 @@ def replay_all(
             rounds[row.pop("request_id")].append(Round(**row))
         entrant.turns = [[own] for own in rounds.values()]
         entrant.seconds = [[course.spent[-1] for course in entrant.courses(timed=True)]]
+        entrant.state = _learned(entrant)
         on_entrant()
     return ArmComparison(entrants, modelled=True)
+
+
+def _learned(entrant: Entrant) -> dict | None:
+    """What a bandit with memory of all requests knows behind replayed rounds."""
+    settings = entrant.configuration.drafter
+    if not isinstance(settings, BanditDrafter) or settings.memory != "all":
+        return None
+    bandit = build_bandit(settings)
+    for [rounds] in entrant.turns:
+        for r in rounds:
+            bandit.select()
+            if r is not rounds[-1]:  # cut by the end of the text
+                bandit.update(r.arm, r.generated, seconds_of(r))
+    return bandit.state()
 
 
 def _modelled(

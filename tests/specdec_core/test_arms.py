@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from specdec_core.arms import ArmComparison, ArmsPlan, race, replay_all
+from specdec_core.arms import ArmComparison, ArmsPlan, race, replay_all, state_name
 from specdec_core.bandits import build_bandit
 from specdec_core.config import AUTOREGRESSIVE, parse
 from specdec_core.cost import Hardware
@@ -106,6 +107,11 @@ def test_replayed_rounds_are_the_decoded_ones(
         assert [(r.generated, r.drafted, r.arm) for r in ours.rounds] == [
             (r.generated, r.drafted, r.arm) for r in theirs.rounds
         ]
+        if ours.kind == "bandit":
+            timeless = [
+                {k: v for k, v in e.state.items() if k != "seconds"} for e in (ours, theirs)
+            ]
+            assert timeless[0] == timeless[1]
     seconds = sum(0.1 + 0.01 * r.draft_forwards for r in replayed.of("arm")[1].rounds)
     assert np.sum(replayed.of("arm")[1].seconds) == pytest.approx(seconds)
     assert np.isfinite(replayed.table()["tokens_per_second"]).all()
@@ -155,3 +161,18 @@ def test_requests_keep_their_seeds(tiny_pair: Pair) -> None:
     for number, output in enumerate(baseline.outputs):
         request = Request("0", PROMPTS[number], NEW_TOKENS, seed=number)
         assert engine.generate([request])[0].tokens == output
+
+
+def test_bandits_start_from_what_they_learned_before(
+    raced: ArmComparison, tiny_pair: Pair, tmp_path: Path
+) -> None:
+    for bandit in raced.of("bandit"):
+        (tmp_path / state_name(bandit.configuration)).write_text(json.dumps(bandit.state))
+    plan = PLAN.starting_from(tmp_path)
+    again = race(tiny_pair, plan, PROMPTS[:2], NEW_TOKENS)
+    for before, after in zip(raced.of("bandit"), again.of("bandit"), strict=True):
+        told = [r for turn in after.turns for rounds in turn for r in rounds[:-1]]
+        assert sum(after.state["rounds"]) == sum(before.state["rounds"]) + len(told)
+        assert state_name(after.configuration) == state_name(before.configuration)
+    with pytest.raises(UserError, match="no state of UCBSpec"):
+        PLAN.starting_from(tmp_path / "elsewhere")
