@@ -50,7 +50,7 @@ def main(
     toy_samples: Annotated[
         int, Option(min=0, help="Texts sampled from the toy pair; 0 leaves it out.")
     ] = 20_000,
-    toy_length: Annotated[int, Option(min=1, max=4, help="Tokens of the toy's texts.")] = 4,
+    toy_length: Annotated[int, Option(min=1, max=4, help="Tokens of the toy's texts.")] = 3,
     name: Annotated[str, Option(help="Name of the result's folder.")] = "target_tree",
 ) -> None:
     """Compare what target-initialised trees write with what the target writes, by width: as a
