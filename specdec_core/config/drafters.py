@@ -296,6 +296,7 @@ class SuffixDrafter(DrafterSettings):
     per_match: float = Field(
         default=2.0, ge=0, description="candidates for each matched token at most; 0: no bound"
     )
+    tree: bool = Field(default=False, description="so many of the likeliest, not the best chain")
     memory: Memory = "request"
 
     @property
@@ -303,7 +304,8 @@ class SuffixDrafter(DrafterSettings):
         least = f" ≥{self.min_match}" if self.min_match > 1 else ""
         bound = "" if self.per_match == 2 else f" ×{self.per_match:g}"
         kept = " of all" if self.memory == "all" else ""
-        return f"suffix{kept}{least}{bound} K={self.max_tokens}"
+        shape = " tree" if self.tree else ""
+        return f"suffix{shape}{kept}{least}{bound} K={self.max_tokens}"
 
     @property
     def depth(self) -> int:

@@ -6,20 +6,23 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from specdec_core.config import SuffixDrafter
-from specdec_core.drafters.automaton import ROOT, SuffixAutomaton
+from specdec_core.drafters.automaton import ROOT as EMPTY
+from specdec_core.drafters.automaton import SuffixAutomaton
 from specdec_core.drafters.base import Found, Lookup, Resources, Sequencing
 from specdec_core.stats import Origin
-from specdec_core.token_tree import TokenTree
+from specdec_core.token_tree import ROOT, TokenTree
 
 REMEMBERED = 1 << 17  # tokens of earlier outputs at most, some 700 bytes each
 
 
 class SuffixLookup(Lookup):
-    """Proposes the most frequent continuation of the longest suffix that was there before, in the
-    request's own text or, with memory "all", in the outputs of earlier requests; of two as long in
-    its own. The proposal is deterministic, a one-hot draft distribution."""
+    """Proposes the most frequent continuation of the longest suffix that was there before, or a
+    tree of the likeliest ones: in the request's own text or, with memory "all", in the outputs of
+    earlier requests; of two as long in its own. Proposals are deterministic, one-hot
+    distributions."""
 
     def __init__(self, settings: SuffixDrafter, resources: Resources | None = None) -> None:
         self.settings = settings
@@ -37,16 +40,41 @@ class SuffixLookup(Lookup):
         texts, state, match = reading.longest(drafted, self.earlier)
         if match < settings.min_match:
             return Found(TokenTree())
-        most = min(room, settings.max_tokens)
+        most = settings.max_tokens
         if settings.per_match:
             most = min(most, max(int(settings.per_match * match), 1))
-        tokens = texts.continuation(state, most)
-        return Found(TokenTree.chain(tokens, Origin.LOOKUP), match if tokens else 0)
+        if settings.tree:
+            return Found(likeliest(texts, state, most, room), match)
+        tokens = texts.continuation(state, min(most, room))
+        return Found(TokenTree.chain(tokens, Origin.LOOKUP), match)
 
     def close(self, sequence: Sequencing) -> None:
         reading = self._readings.pop(sequence.slot, None)
         if reading is not None and self.earlier is not None:
             self.earlier.learn(sequence.tokens[reading.prompt :])
+
+
+def likeliest(texts: SuffixAutomaton, state: int, nodes: int, depth: int) -> TokenTree:
+    """The `nodes` likeliest continuations of the phrases of `state`, at most `depth` tokens long,
+    by how often each token followed what is before it in `texts`; of equals the shorter one, then
+    the one that `texts` continues with."""
+    tree = TokenTree()
+    queue: list[tuple[float, int, bool, int, int, int]] = []
+
+    def split(state: int, likelihood: float, depth: int, parent: int) -> None:
+        following, best = texts.follows[state].items(), texts.best[state]
+        total = sum(texts.count[longer] for _, longer in following)
+        for token, longer in following:
+            share = likelihood * texts.count[longer] / total
+            heappush(queue, (-share, depth, token != best, token, longer, parent))
+
+    split(state, 1.0, 1, ROOT)
+    while queue and len(tree) < nodes:
+        share, level, _, token, longer, parent = heappop(queue)
+        node = tree.add(token, parent, Origin.LOOKUP)
+        if level < depth:
+            split(longer, -share, level + 1, node)
+    return tree
 
 
 class EarlierOutputs:
@@ -85,7 +113,7 @@ class _Reading:
     own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     read: int = 0
     version: int = -1
-    state: int = ROOT
+    state: int = EMPTY
     match: int = 0
 
     def catch_up(self, tokens: list[int], earlier: EarlierOutputs | None) -> None:
@@ -95,7 +123,7 @@ class _Reading:
         if earlier is None:
             return
         if self.version != earlier.version:
-            self.version, self.state, self.match = earlier.version, ROOT, 0
+            self.version, self.state, self.match = earlier.version, EMPTY, 0
             new = tokens
         self.state, self.match = _walk(earlier.texts, self.state, self.match, new)
 

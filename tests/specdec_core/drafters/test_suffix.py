@@ -18,6 +18,7 @@ from tests.specdec_core.drafters.proofs import (
     assert_exact,
     assert_greedy_identity,
     found_in,
+    paths,
     requests,
     sequence,
 )
@@ -96,6 +97,36 @@ def test_found_is_the_longest_suffix_that_was_there_before(
     assert found.tree.is_chain
 
 
+@given(
+    st.lists(few_tokens, min_size=1, max_size=30),
+    st.integers(1, 8),
+    st.integers(1, 5),
+)
+def test_a_tree_holds_the_likeliest_continuations(text: list[int], nodes: int, room: int) -> None:
+    lookup = SuffixLookup(SuffixDrafter(max_tokens=nodes, per_match=0, tree=True))
+    own = sequence(text, room=room)
+    lookup.open([own])
+    found = lookup.find(own, (), room)
+    assert found.match == longest([text], text)
+    phrase = text[len(text) - found.match :] if found.match else None
+    likelihoods = {(): 1.0}
+    level = [()] if phrase else []
+    for _ in range(room):
+        longer = []
+        for path in level:
+            behind = followers([text], [*phrase, *path])
+            for token in set(behind):
+                share = behind.count(token) / len(behind)
+                likelihoods[(*path, token)] = likelihoods[path] * share
+                longer.append((*path, token))
+        level = longer
+    del likelihoods[()]
+    chosen = paths(found.tree)
+    assert len(set(chosen)) == len(chosen) == min(nodes, len(likelihoods))
+    shares = [likelihoods[path] for path in chosen]
+    assert shares == pytest.approx(sorted(likelihoods.values(), reverse=True)[: len(chosen)])
+
+
 @given(st.lists(st.lists(few_tokens, min_size=2, max_size=12), min_size=1, max_size=5))
 def test_a_text_read_bit_by_bit_is_the_text_read_at_once(parts: Texts) -> None:
     settings = SuffixDrafter(per_match=0)
@@ -161,8 +192,9 @@ def test_too_short_a_match_proposes_nothing() -> None:
 
 
 @pytest.mark.parametrize("memory", ["request", "all"])
-def test_greedy_output_is_the_targets_own(tiny_pair: Pair, memory: str) -> None:
-    assert_greedy_identity(tiny_pair, SuffixDrafter(memory=memory))
+@pytest.mark.parametrize("tree", [False, True])
+def test_greedy_output_is_the_targets_own(tiny_pair: Pair, memory: str, tree: bool) -> None:
+    assert_greedy_identity(tiny_pair, SuffixDrafter(memory=memory, tree=tree))
 
 
 def test_what_was_written_before_is_accepted_at_once(tiny_pair: Pair) -> None:
@@ -174,6 +206,6 @@ def test_what_was_written_before_is_accepted_at_once(tiny_pair: Pair) -> None:
     assert rounds("all") < 0.7 * rounds("request")
 
 
-@pytest.mark.parametrize("memory", ["request", "all"])
-def test_samples_have_the_targets_joint_distribution(memory: str) -> None:
-    assert_exact(SuffixDrafter(memory=memory, per_match=0), Sampling(temperature=1.0))
+@pytest.mark.parametrize("ways", [{}, {"memory": "all"}, {"tree": True}], ids=str)
+def test_samples_have_the_targets_joint_distribution(ways: dict[str, object]) -> None:
+    assert_exact(SuffixDrafter(per_match=0, **ways), Sampling(temperature=1.0))
