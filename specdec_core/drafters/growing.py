@@ -31,7 +31,7 @@ class Children:
     """What was put behind the n places of a level."""
 
     nodes: list[list[int]]  # (n,) new nodes, in the order drawn
-    probs: Tensor | None  # (n, vocabulary) the draft distributions; None unless all places sample
+    probs: Tensor | None  # (n, vocabulary) the draft distributions; None when all are greedy
 
 
 class Growth:
@@ -87,6 +87,8 @@ class Growth:
             alike.setdefault(self.sequences[i].sampling, []).append(place)
         nodes: list[list[int]] = [[] for _ in counts]
         probs = None
+        if len(alike) > 1:  # at temperature 1 where greedy, as Signals has it
+            probs = level.logits.float().softmax(dim=-1)
         for sampling, places in alike.items():
             logits = level.logits if len(alike) == 1 else level.logits[places]
             own = [counts[place] for place in places]
@@ -96,7 +98,10 @@ class Growth:
                 tokens = logits.topk(most).indices.tolist()
             else:
                 q = warp(logits, sampling)
-                probs = q if len(alike) == 1 else None
+                if len(alike) == 1:
+                    probs = q
+                else:
+                    probs[places] = q
                 if sampling.coupling == "gumbel":
                     tokens = (q / self._noise(level, places)).topk(most).indices.tolist()
                 else:

@@ -14,6 +14,7 @@ from specdec_core.config import (
     FixedPolicy,
     ForkDrafter,
     Sampling,
+    SvipPolicy,
     TreeDrafter,
 )
 from specdec_core.coupling import SharedNoise
@@ -171,15 +172,23 @@ def test_a_sampled_request_does_not_depend_on_who_shares_its_batch(
     assert [g.counts for g in alone] == [g.counts for g in together]
 
 
-def test_requests_that_sample_differently_share_a_batch(tiny_pair: Pair) -> None:
-    configuration = Configuration(drafter=TreeDrafter(branching=(3, 2)))
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        TreeDrafter(branching=(3, 2)),
+        ForkDrafter(width=3, policy=SvipPolicy(threshold=2.0, max_tokens=6)),
+    ],
+    ids=["tree", "fork"],
+)
+def test_requests_that_sample_differently_share_a_batch(tiny_pair: Pair, drafter: object) -> None:
+    configuration = Configuration(drafter=drafter)
     mixed = [
         replace(request, sampling=sampling)
         for request, sampling in zip(requests(), [*SAMPLINGS.values(), None], strict=True)
     ]
     alone = Engine(tiny_pair, configuration, 1).generate(mixed)
     together = Engine(tiny_pair, configuration, 5).generate(mixed)
-    assert [g.tokens for g in alone] == [g.tokens for g in together]
+    assert [(g.tokens, g.counts) for g in alone] == [(g.tokens, g.counts) for g in together]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
