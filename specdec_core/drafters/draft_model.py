@@ -121,6 +121,8 @@ def _signals(
     """What the policy sees of the `chosen` rows."""
     everyone = len(chosen) == len(rows)
     q = [probs[n] for n in chosen]
+    if any(p is not None for p in q):  # at temperature 1 where greedy, as Signals has it
+        q = [logits[n].float().softmax(dim=-1) if probs[n] is None else probs[n] for n in chosen]
     return Signals(
         [rows[n] for n in chosen],
         [tokens[n] for n in chosen],

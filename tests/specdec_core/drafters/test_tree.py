@@ -177,8 +177,9 @@ def test_a_sampled_request_does_not_depend_on_who_shares_its_batch(
     [
         TreeDrafter(branching=(3, 2)),
         ForkDrafter(width=3, policy=SvipPolicy(threshold=2.0, max_tokens=6)),
+        DraftModelDrafter(policy=SvipPolicy(threshold=2.0, max_tokens=6)),
     ],
-    ids=["tree", "fork"],
+    ids=["tree", "fork", "chain"],
 )
 def test_requests_that_sample_differently_share_a_batch(tiny_pair: Pair, drafter: object) -> None:
     configuration = Configuration(drafter=drafter)
