@@ -47,7 +47,8 @@ class Lookahead(Drafter):
             self._pools[sequence.slot].insert(key, phrase)
 
     def close(self, sequence: Sequencing) -> None:
-        del self._windows[sequence.slot], self._pools[sequence.slot]
+        self._windows.pop(sequence.slot, None)
+        self._pools.pop(sequence.slot, None)
 
     def _propose(self, sequence: Sequencing) -> TokenTree:
         tree, last = TokenTree(), sequence.tokens[-1]
