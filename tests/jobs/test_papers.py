@@ -166,7 +166,13 @@ def test_tables_are_measured_and_written_and_an_interrupted_run_goes_on(
             repeats = 2 if measured.configuration.sampling.greedy else 1
             assert len(measured.timing.seconds) == repeats
     page = (folder / "papers.md").read_text()
-    for shown in ("## Methods by task", "## By λ", "| chain |", "**", "mixture: against the best arm, "):
+    for shown in (
+        "## Methods by task",
+        "## By λ",
+        "| chain |",
+        "**",
+        "mixture: against the best arm",
+    ):
         assert shown in page
     assert (folder / "papers.html").stat().st_size > 1_000_000
     assert "tables    " in done.stdout
