@@ -37,18 +37,21 @@ def generate(
     engine = Engine(pair, configuration, slots)
     return engine.generate(
         [
-            Request(str(i), engine.encode(text), 40 + 9 * i, seed=i, ignore_eos=True)
+            Request(str(i), engine.encode(text), 30 + 5 * i, seed=i, ignore_eos=True)
             for i, text in enumerate(_TEXTS)
         ]
     )
 
 
+_expected: dict[tuple[int, Sampling], list[list[int]]] = {}
+
+
 def same_as_the_target_alone(pair: Pair, drafter: DrafterSettings, sampling: Sampling) -> bool:
-    """Whether one slot, and three with requests coming and going, write what the target does."""
-    expected = [g.tokens for g in generate(pair, None, 1, sampling)]
-    return all(
-        [g.tokens for g in generate(pair, drafter, slots, sampling)] == expected for slots in (1, 3)
-    )
+    """Whether three slots, with requests coming and going, write what the target does alone."""
+    key = id(pair), sampling
+    if key not in _expected:
+        _expected[key] = [g.tokens for g in generate(pair, None, 1, sampling)]
+    return [g.tokens for g in generate(pair, drafter, 3, sampling)] == _expected[key]
 
 
 def from_cache(generations: list[Generation]) -> int:
@@ -63,7 +66,7 @@ def take_any_possible_guess(tree: TokenTree, probs: Tensor, random: RandomStream
     return Verdict([], tree.tokens[possible[0]] if possible else own, corrected=False)
 
 
-def fit(drafter: DrafterSettings, sampling: Sampling, samples: int = 6_000) -> float:
+def fit(drafter: DrafterSettings, sampling: Sampling, samples: int = 4_000) -> float:
     """p-value of the toy target's exact distribution, given what was sampled."""
     pair = toy_pair()
     configuration = Configuration(drafter=drafter, sampling=sampling)

@@ -72,8 +72,11 @@ def rounds(generations: list[Generation]) -> list[tuple[int, int, int]]:
     return [(r.position, r.drafted, r.accepted) for g in generations for r in g.rounds]
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize(
+    ("policy", "sampling"),
+    [*((policy, GREEDY) for policy in POLICIES.values()), (POLICIES["svip"], COUPLED)],
+    ids=[*POLICIES, "coupled"],
+)
 def test_the_chain_is_the_draft_models_own_and_ends_where_the_policy_says(
     tiny_pair: Pair, policy: Policy, sampling: Sampling
 ) -> None:
@@ -122,7 +125,7 @@ def test_repetitive_text_takes_fewer_forwards(tiny_pair: Pair) -> None:
         guessed = Counts.of(generate(tiny_pair, CascadeDrafter(policy=policy, proposer=proposer)))
         assert guessed.n_drafted == plain.n_drafted
         assert guessed.n_draft < plain.n_draft < guessed.n_draft_tokens
-    assert guessed.n_draft < 0.8 * plain.n_draft
+    assert guessed.n_draft < 0.9 * plain.n_draft
 
 
 @torch.inference_mode()
