@@ -8,15 +8,13 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from specdec_core.config import Configuration
+from specdec_core.config import Configuration, DraftModelDrafter
 from specdec_core.cost import Profile
 from specdec_core.results import METRIC, ORACLE, Trial, by_estimate
 from specdec_core.stats import Counts
 
 FIXED = "fixed"
 ADAPTIVE = "any adaptive"  # as a family: all that decide anew in every round
-
-_NOT_ADAPTIVE = (FIXED, ORACLE, "prompt_lookup", "autoregressive")
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,8 @@ def _pools(trials: Iterable[Trial]) -> dict[tuple[str | None, str], list[Trial]]
         if family == ORACLE:
             continue
         pools.setdefault((draft, family), []).append(trial)
-        if family not in _NOT_ADAPTIVE:
+        adapts = isinstance(trial.configuration.drafter, DraftModelDrafter) and family != FIXED
+        if adapts:
             pools.setdefault((draft, ADAPTIVE), []).append(trial)
     return pools
 
