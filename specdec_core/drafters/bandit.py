@@ -60,6 +60,7 @@ class BanditSpec(Drafter):
         self.shapes = [shape for arm in self.arms for shape in arm.shapes]
         self._drafters, self._policies = _joined(self.arms)
         self._bandits: dict[int, Bandit] = {}  # by slot, of those with one of their own
+        self._chosen: dict[int, int] = {}  # by slot
         self._seconds: dict[int, float] = {}  # by slot: beyond the drafting of its own arm
 
     def open(self, sequences: Sequence[Sequencing]) -> None:
@@ -73,6 +74,7 @@ class BanditSpec(Drafter):
         chosen = [self.of(s.slot).select(s.slot) for s in sequences]
         groups: dict[Drafter, list[int]] = {}
         for place, arm in enumerate(chosen):
+            self._chosen[sequences[place].slot] = arm
             groups.setdefault(self._drafters[arm], []).append(place)
             if (policy := self._policies[arm]) is not None:
                 policy.chosen[sequences[place].slot] = arm
@@ -94,7 +96,8 @@ class BanditSpec(Drafter):
         return trees
 
     def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
-        slot, arm = sequence.slot, outcome.tree.arm
+        slot = sequence.slot
+        arm = self._chosen[slot]  # an arm that is a bandit has noted its own choice in the tree
         added = outcome.accepted + (0 if self.target_width else 1)
         if added:  # else the target began the first tree, whoever drafts
             seconds = outcome.seconds - self._seconds[slot]

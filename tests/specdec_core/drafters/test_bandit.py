@@ -15,6 +15,7 @@ from specdec_core.config import (
     DraftModelDrafter,
     DynamicConfidencePolicy,
     FixedPolicy,
+    HybridDrafter,
     PostUseDrafter,
     PromptLookupDrafter,
     Sampling,
@@ -279,3 +280,21 @@ def test_a_draft_model_that_is_not_asked_reads_nothing(tiny_pair: Pair) -> None:
     assert draft.lazy
     engine.configure(Configuration(drafter=CHAIN))
     assert not draft.lazy
+
+
+def test_drafters_made_of_others_can_be_arms_and_have_them(tiny_pair: Pair) -> None:
+    inner = BanditDrafter(arms=(LENGTHS[0], CHAIN, PromptLookupDrafter()), rule="exp3")
+    chain_lookup = HybridDrafter(lookup=SuffixDrafter(), otherwise=inner, min_match=1)
+    extended = HybridDrafter(otherwise=CHAIN, extend=True, min_match=9)
+    drafter = BanditDrafter(arms=(inner, extended, chain_lookup, LENGTHS[2]))
+    engine, generations = decode(tiny_pair, drafter)
+    expected = Engine(tiny_pair, slots=3).generate(
+        [Request(str(i), p, 40 - 3 * i, ignore_eos=True) for i, p in enumerate(PROMPTS)]
+    )
+    assert [g.tokens for g in generations] == [g.tokens for g in expected]
+    told = [r for g in generations for r in g.rounds[:-1]]
+    assert engine.drafter.bandit.rounds == [sum(r.arm == arm for r in told) for arm in range(4)]
+    nested = engine.drafter.arms[0]
+    assert isinstance(nested, BanditSpec)
+    assert sum(nested.bandit.rounds) == sum(r.arm == 0 for r in told)
+    assert sum(n > 0 for n in nested.bandit.rounds) > 1  # its own choices, not the outer's
