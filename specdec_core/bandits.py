@@ -316,4 +316,6 @@ def build_bandit(settings: BanditDrafter) -> Bandit:
 def find_state(name: str) -> Path:
     """The file of a saved state: a path, or the name of one in the workspace's bandits/."""
     path = Path(name)
-    return path if path.exists() or path.suffix == ".json" else workspace() / "bandits" / f"{name}.json"
+    if path.exists() or path.suffix == ".json":
+        return path
+    return workspace() / "bandits" / f"{name}.json"
