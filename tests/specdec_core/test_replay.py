@@ -31,6 +31,7 @@ from specdec_core.config import (
     PostUseDrafter,
     PreCutPolicy,
     PromptLookupDrafter,
+    RetrievalDrafter,
     RunnerSettings,
     Sampling,
     SpecDecPlusPlusPolicy,
@@ -47,6 +48,7 @@ from specdec_core.heads import HeadCard, build_head, save_head
 from specdec_core.pair import Pair, load_pair
 from specdec_core.prompts import load_prompts
 from specdec_core.results import PromptSet
+from specdec_core.retrieval.build import write_datastore
 from specdec_core.stats import Counts, Generation, Round, rounds_frame
 from specdec_core.traces import Header, Recorder, Recording, Replay, save_header, write_shard
 
@@ -262,6 +264,21 @@ def test_drafters_are_replayed_when_sampling_is_coupled(
 ) -> None:
     configuration = Configuration(drafter=DRAFTERS[name], sampling=COUPLED)
     assert_same(coupled, configuration, recorded.live(configuration, FEW, slots=8))
+
+
+def test_retrieval_is_replayed_on_its_datastore(
+    recorded: Recorded, short: Replay, tmp_path: Path
+) -> None:
+    texts = [request.tokens for request in recorded.requests[FEW:]]
+    write_datastore(texts, ["prompts"], recorded.pair.tokenizer, tmp_path / "own")
+    retrieval = RetrievalDrafter(datastore=str(tmp_path / "own"), min_match=2)
+    for drafter in (
+        retrieval,
+        CascadeDrafter(proposer=retrieval, policy=SVIP),
+        HybridDrafter(lookup=retrieval, otherwise=UNEVEN),
+    ):
+        configuration = Configuration(drafter=drafter)
+        assert_same(short, configuration, recorded.live(configuration, FEW, slots=8))
 
 
 def test_the_test_notices_a_wrong_branching(recorded: Recorded, short: Replay) -> None:
