@@ -20,7 +20,7 @@ from specdec_core.config import CascadeDrafter, Policy
 from specdec_core.coupling import choose
 from specdec_core.drafters.base import Drafter, Lookup, Outcome, Resources, Sequencing
 from specdec_core.drafters.context import DraftContext
-from specdec_core.policies import Signals, build_policy
+from specdec_core.policies import Signals, build_policy, draft_distributions
 from specdec_core.sampling import warp_rows
 from specdec_core.stats import Origin
 from specdec_core.token_tree import TokenTree
@@ -199,12 +199,13 @@ def _signals(drafts: list[_Draft], step: int, logits: Tensor, hidden: Tensor | N
     """What the policy sees of the drafts' new tokens number `step`."""
     rows = [draft.row for draft in drafts]
     tokens, places, probs = zip(*(draft.new[step] for draft in drafts), strict=True)
+    logits = logits[rows, list(places)]
     return Signals(
         [draft.sequence.slot for draft in drafts],
         list(tokens),
         [len(draft.tree) for draft in drafts],
-        logits[rows, list(places)],
-        None if any(q is None for q in probs) else torch.stack(probs),
+        logits,
+        draft_distributions(logits, probs),
         None if hidden is None else hidden[rows, list(places)],
     )
 

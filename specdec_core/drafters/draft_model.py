@@ -12,7 +12,7 @@ from specdec_core.config import DraftModelDrafter
 from specdec_core.coupling import choose
 from specdec_core.drafters.base import Drafter, Outcome, Resources, Sequencing
 from specdec_core.drafters.context import DraftContext
-from specdec_core.policies import Signals, build_policy
+from specdec_core.policies import Signals, build_policy, draft_distributions
 from specdec_core.sampling import draw, warp_rows
 from specdec_core.stats import Origin
 from specdec_core.token_tree import TokenTree
@@ -120,14 +120,12 @@ def _signals(
 ) -> Signals:
     """What the policy sees of the `chosen` rows."""
     everyone = len(chosen) == len(rows)
-    q = [probs[n] for n in chosen]
-    if any(p is not None for p in q):  # at temperature 1 where greedy, as Signals has it
-        q = [logits[n].float().softmax(dim=-1) if probs[n] is None else probs[n] for n in chosen]
+    logits = logits if everyone else logits[chosen]
     return Signals(
         [rows[n] for n in chosen],
         [tokens[n] for n in chosen],
         [positions[n] for n in chosen],
-        logits if everyone else logits[chosen],
-        None if any(p is None for p in q) else torch.stack(q),
+        logits,
+        draft_distributions(logits, [probs[n] for n in chosen]),
         hidden if everyone or hidden is None else hidden[chosen],
     )

@@ -20,7 +20,7 @@ from specdec_core.config import DynamicTreeDrafter
 from specdec_core.drafters.base import Drafter, Outcome, Resources, Sequencing
 from specdec_core.drafters.context import DraftContext
 from specdec_core.drafters.growing import Growth, Level
-from specdec_core.policies import Signals, build_policy
+from specdec_core.policies import Signals, build_policy, draft_distributions
 from specdec_core.policies.branches import Branches
 from specdec_core.sampling import warp_rows
 from specdec_core.stats import Origin
@@ -145,13 +145,13 @@ class DynamicTree(Drafter):
         if not shown:
             return {}
         places = [candidates[i][node] for i, node in shown]
-        q = [probs[place] for place in places]
+        logits = level.logits[places]
         signals = Signals(
             [growth.sequences[i].slot for i, _ in shown],
             [growth.trees[i].tokens[node] for i, node in shown],
             [depth] * len(shown),
-            level.logits[places],
-            None if any(own is None for own in q) else torch.stack(q),
+            logits,
+            draft_distributions(logits, [probs[place] for place in places]),
             None if level.hidden is None else level.hidden[places],
         )
         before = [marks[i].products[node] for i, node in shown]

@@ -7,14 +7,21 @@ from collections.abc import Callable
 from specdec_core import config
 from specdec_core.errors import UserError
 from specdec_core.heads import LoadedHead
-from specdec_core.policies.base import LengthPolicy, Rule, Signals
+from specdec_core.policies.base import LengthPolicy, Rule, Signals, draft_distributions
 from specdec_core.policies.dynamic import DynamicConfidence
 from specdec_core.policies.heads import Decision, SpecDecPlusPlus
 from specdec_core.policies.heuristic import Heuristic
 from specdec_core.policies.pre_cut import PreCut
 from specdec_core.policies.thresholds import Confidence, ConfidenceProduct, Fixed, Svip
 
-__all__ = ["LengthPolicy", "LoadHead", "Rule", "Signals", "build_policy"]
+__all__ = [
+    "LengthPolicy",
+    "LoadHead",
+    "Rule",
+    "Signals",
+    "build_policy",
+    "draft_distributions",
+]
 
 LoadHead = Callable[[str], LoadedHead]
 

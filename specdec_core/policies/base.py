@@ -78,6 +78,16 @@ class Signals:
         return found if known == k else torch.nn.functional.pad(found, (0, k - known))
 
 
+def draft_distributions(logits: Tensor, probs: Sequence[Tensor | None]) -> Tensor | None:
+    """What the rows of `logits` (n, vocabulary) are sampled from (n, vocabulary): `probs`, at
+    temperature 1 where that is None because the row is greedy. None where all are: :class:`Signals`
+    then makes them if a policy asks."""
+    if all(q is None for q in probs):
+        return None
+    pairs = zip(logits, probs, strict=True)
+    return torch.stack([own.float().softmax(dim=-1) if q is None else q for own, q in pairs])
+
+
 class LengthPolicy:
     """Answers for all slots at once, and may learn from a round's outcome."""
 
