@@ -156,14 +156,18 @@ def notes(result: PapersResult) -> list[str]:
     ]
     if missing:
         lines.append(f"Left out, because their prompts are not here: {', '.join(missing)}.")
-    greedy = [
-        m.timing.differing_outputs
+    drafted = [
+        (m.timing.differing_outputs, result.sets[m.prompts].count)
         for m in result.measured
-        if m.timing and m.configuration.sampling.greedy and m.configuration.lossless
+        if m.timing and m.configuration.drafter and m.configuration.drafter.lossless
+        if m.configuration.sampling.greedy
     ]
-    if sum(greedy):
+    differing, outputs = (
+        (sum(column) for column in zip(*drafted, strict=True)) if drafted else (0, 0)
+    )
+    if differing:
         lines.append(
-            f"{sum(greedy)} of {len(greedy)} configurations' greedy outputs differ from "
+            f"{differing} of {outputs:,} greedy outputs of lossless methods differ from "
             "autoregressive decoding's: verifying several tokens at once rounds differently, and "
             f"in {runner.target_dtype} near-ties flip."
         )
