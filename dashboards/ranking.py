@@ -82,11 +82,12 @@ def best_of(result: SweepResult, kind: str) -> Trial | None:
 
 
 def draft_of(result: SweepResult, trial: Trial) -> str | None:
-    """The name of the draft model, None for a drafter that runs none."""
-    drafter = trial.configuration.drafter
-    if drafter is None or not hasattr(drafter, "draft"):
+    """The name of the draft model, the first of several; None for a drafter that runs none."""
+    configuration = trial.configuration
+    parts = configuration.drafter.walk() if configuration.drafter else ()
+    if not any(hasattr(part, "draft") for part in parts):
         return None
-    return drafter.draft or next(iter(result.pair.drafts), None)
+    return configuration.draft or next(iter(result.pair.drafts), None)
 
 
 def headliners(result: SweepResult) -> list[Trial]:

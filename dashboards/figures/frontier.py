@@ -66,7 +66,7 @@ def frontier(result: SweepResult) -> go.Figure:
         title,
         "Each point is one configuration; down and to the left is better, on any hardware. "
         "The line joins a family's best trade-offs, stars are the oracle, and on a grey line "
-        "every point is equally fast here.",
+        "every chain of the draft is equally fast here.",
         560,
     )
     trials = ranked(result)
