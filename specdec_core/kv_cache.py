@@ -44,10 +44,11 @@ class SlotLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         slots, positions = self.cache.slots, self.cache.positions
+        dtype = self.cache.dtype or key_states.dtype
         for name, states in (("keys", key_states), ("values", value_states)):
             # Zeros: a masked position still meets its value with weight 0, and 0 · NaN is NaN.
             shape = (slots, states.shape[1], positions, states.shape[3])
-            setattr(self, name, states.new_zeros(shape))
+            setattr(self, name, states.new_zeros(shape, dtype=dtype))
         self.is_initialized = True
 
     def update(
@@ -64,7 +65,7 @@ class SlotLayer(CacheLayerMixin):
             store[window.row_slice, :, start : start + window.width] = states
         else:
             rows, positions = window.index(store.device)
-            store[rows, :, positions] = states.transpose(1, 2)
+            store[rows, :, positions] = states.transpose(1, 2).to(store.dtype)
         rows = window.row_slice if window.row_slice is not None else window.rows
         return store[rows, :, : window.end]
 
@@ -79,10 +80,13 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotCache(Cache):
-    """Keys and values of `slots` rows of up to `positions` tokens, for `layers` layers."""
+    """Keys and values of `slots` rows of up to `positions` tokens, for `layers` layers, in `dtype`
+    or else in the model's own."""
 
-    def __init__(self, layers: int, slots: int, positions: int) -> None:
-        self.slots, self.positions = slots, positions
+    def __init__(
+        self, layers: int, slots: int, positions: int, dtype: torch.dtype | None = None
+    ) -> None:
+        self.slots, self.positions, self.dtype = slots, positions, dtype
         self.lengths = [0] * slots
         self.window = Window([0], [0], 1)
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])

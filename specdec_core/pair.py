@@ -74,6 +74,12 @@ class Pair:
         own, device = self.fingerprints, str(self.drafts[draft].device)
         return load_head(name, own[draft], own[TARGET], device)
 
+    def open_runner(self, draft: str | None, slots: int) -> ModelRunner:
+        """A runner, with a cache of its own, for the draft of that name, or the target for None."""
+        size = self.target.config.get_text_config(decoder=True).vocab_size
+        model = self.target if draft is None else self.drafts[draft]
+        return ModelRunner(model, slots, self.max_length, size)
+
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """Tokens that end a text, by the target's generation settings or else the tokenizer's."""

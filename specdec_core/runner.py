@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 
+from specdec_core.attention import cache_dtype
 from specdec_core.errors import UserError
 from specdec_core.kv_cache import SlotCache
 from specdec_core.topology import Slices, Topologies
@@ -54,19 +55,23 @@ class ModelRunner:
     """One model and its slot cache.
 
     `lengths[row]` is the number of cached tokens of a row; `max_length` how many a row can hold.
+    Logits are of the first `vocab_size` tokens: a draft may know more than its target.
     """
 
-    def __init__(self, model: PreTrainedModel, slots: int, max_length: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, slots: int, max_length: int, vocab_size: int | None = None
+    ) -> None:
         self.model = model.eval()
         config = model.config.get_text_config(decoder=True)
         check_supported(config, config.model_type)
         self.device, self.dtype = model.device, model.dtype
-        self.vocab_size: int = config.vocab_size
+        self.vocab_size: int = min(config.vocab_size, vocab_size or config.vocab_size)
         self.max_length = max_length
         limit = context_length(config)
         self._last_position = limit - 1 if limit else max_length + _PADDING
         kinds, arguments = get_layer_types_and_kwargs(config)
-        self.cache = SlotCache(len(kinds), slots, max_length + _PADDING)
+        dtype = cache_dtype(model)
+        self.cache = SlotCache(len(kinds), slots, max_length + _PADDING, dtype)
         positions = self.cache.positions
         windows = {k: a.get("sliding_window") for k, a in zip(kinds, arguments, strict=True)}
         # A model with layers of one kind takes the mask itself, a mixed one a mask for each kind.
@@ -74,14 +79,15 @@ class ModelRunner:
             kind: window if window and window < positions else None
             for kind, window in windows.items()
         }
-        self._topologies = Topologies(positions, self.dtype, self.device)
+        self._topologies = Topologies(positions, dtype, self.device)
         # On a CPU, torch attends with one bfloat16 query several times slower than with two.
-        reduced = self.device.type == "cpu" and self.dtype in (torch.bfloat16, torch.float16)
+        reduced = self.device.type == "cpu" and dtype in (torch.bfloat16, torch.float16)
         self._least_width = 2 if reduced else 1
-        self._all_visible = torch.zeros((1, 1, 1, positions), dtype=self.dtype, device=self.device)
+        self._all_visible = torch.zeros((1, 1, 1, positions), dtype=dtype, device=self.device)
         accepted = inspect.signature(model.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
         self.hidden: Tensor | None = None
+        self._logits: Tensor | None = None
         self.lazy = False  # a draft that reads a text only when asked what follows it
         self._watch: RemovableHandle | None = None
 
@@ -124,7 +130,14 @@ class ModelRunner:
         logits = self._run(rows, tokens, parents).logits
         for row, own in zip(rows, tokens, strict=True):
             self.lengths[row] += len(own)
-        return logits[:, : max(map(len, tokens))]
+        self._logits = logits[:, : max(map(len, tokens)), : self.vocab_size]
+        return self._logits
+
+    def choices(self) -> list[list[int]]:
+        """The most likely token (rows, width) at every place of the last forward. Waits for the
+        device."""
+        # Not argmax: on a CPU in bfloat16 it takes five times as long.
+        return self._logits.max(dim=-1).indices.tolist()
 
     @torch.inference_mode()
     def prefill(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:

@@ -48,8 +48,6 @@ def profile_pair(
     far as the pair can hold them. `on_step(done, total)` is called after every repeat. Sizes that
     are not positive or do not fit are a :class:`UserError`.
     """
-    from specdec_core.runner import ModelRunner
-
     room = pair.max_length - max(widths)
     if contexts is None:
         contexts = [context for context in CONTEXTS if context <= room] or [max(room, 1)]
@@ -64,10 +62,8 @@ def profile_pair(
     if repeats < 1:
         raise UserError(f"profile repeats must be at least 1 (got {repeats})")
 
-    models = {_TARGET: pair.target, **pair.drafts}
-    runners = {
-        name: ModelRunner(model, max(batches), pair.max_length) for name, model in models.items()
-    }
+    runners = {_TARGET: pair.open_runner(None, max(batches))}
+    runners |= {name: pair.open_runner(name, max(batches)) for name in pair.drafts}
     shapes = [(width, batch) for batch in sorted(set(batches)) for width in sorted(set(widths))]
     measured: dict[str, list[Measurement]] = {name: [] for name in runners}
     done, total = 0, len(set(contexts)) * (repeats + 1)
@@ -110,7 +106,6 @@ def measure_policies(
     import torch
 
     from specdec_core.policies import Signals, build_policy
-    from specdec_core.runner import ModelRunner
 
     wanted: dict[str, tuple[str, Policy]] = {}
     for configuration in configurations:
@@ -124,7 +119,7 @@ def measure_policies(
     }
     seen = {}
     for draft in {draft for draft, _ in wanted.values()}:
-        runner = ModelRunner(pair.drafts[draft], 1, pair.max_length)
+        runner = pair.open_runner(draft, 1)
         runner.watch_hidden(True)
         seen[draft] = runner.forward([0], [[1]])[:, -1], runner.hidden[:, -1]
         runner.watch_hidden(False)

@@ -47,8 +47,8 @@ class Recorder:
         self.engine = Engine(pair, Configuration(sampling=header.sampling), slots=_SLOTS)
         self.target = self.engine.target
         self.drafts: dict[str, ModelRunner] = {}
-        for name, model in pair.drafts.items():
-            self.drafts[name] = ModelRunner(model, 1 + _BRANCHES, pair.max_length)
+        for name in pair.drafts:
+            self.drafts[name] = pair.open_runner(name, 1 + _BRANCHES)
             self.drafts[name].watch_hidden(True)
 
     @torch.inference_mode()
