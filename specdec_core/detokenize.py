@@ -61,7 +61,25 @@ class StreamDecoder:
 
     def push(self, tokens: Sequence[int]) -> str:
         """Take generated tokens; returns the text that is certain now, which may lag behind."""
-        return "".join(self._push(token) for token in tokens)
+        if self.stopped:
+            return ""
+        known = [token for token in tokens if token not in self._special]  # the others say nothing
+        text = self._decode(self._window + known) if known else ""
+        if len(tokens) > 1 and self._ends_within(text):
+            return "".join(self.push([token]) for token in tokens)
+        self.used += len(tokens)
+        if not known:
+            return ""
+        self._window += known
+        never_utf8 = len(self._window) - self._closed > MAX_OPEN
+        complete = text if never_utf8 else text.rstrip(REPLACEMENT)
+        released = self._release(self._learn(complete))
+        if complete == text and text:
+            # A character ends here: what is open closes and becomes the next tokens' context.
+            self._window = self._window[self._closed :]
+            self._closed = len(self._window)
+            self._known = self._decode(self._window)
+        return released
 
     def finish(self) -> str:
         """No more tokens will come; returns the text held back so far."""
@@ -74,27 +92,24 @@ class StreamDecoder:
             self._held = ""
         return released
 
-    def _push(self, token: int) -> str:
-        if self.stopped:
-            return ""
-        self.used += 1
-        if token in self._special:  # no text, and no context either
-            return ""
-        self._window.append(token)
-        text = self._decode(self._window)
-        never_utf8 = len(self._window) - self._closed > MAX_OPEN
-        complete = text if never_utf8 else text.rstrip(REPLACEMENT)
-        released = self._release(self._learn(complete))
-        if complete == text and text:
-            # A character ends here: what is open closes and becomes the next token's context.
-            self._window = self._window[self._closed :]
-            self._closed = len(self._window)
-            self._known = self._decode(self._window)
-        return released
+    def _ends_within(self, text: str) -> bool:
+        """Whether it matters which token of several brings the window to `text`: a stop string may
+        be complete, or a character is not."""
+        if text.endswith(REPLACEMENT):
+            return True
+        new = self._held + self._beyond(text) if self._stop else ""
+        return any(stop in new for stop in self._stop)
+
+    def _beyond(self, text: str) -> str:
+        """The part of the window's `text` that is not known yet."""
+        known = self._known
+        if not text.startswith(known):
+            known = commonprefix((known, text))  # noqa: RUF071 (strings, not paths)
+        return text[len(known) :]
 
     def _learn(self, text: str) -> str:
         """The part of the window's `text` that was not known before."""
-        new = text[len(commonprefix((self._known, text))) :]  # noqa: RUF071 (strings, not paths)
+        new = self._beyond(text)
         if new:
             self._known = text
         return new
