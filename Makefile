@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint clean
+PEERS := .venv-peers
+
+.PHONY: demo test lint clean bench-peers
 
 demo: $(VENV)/.run
 	$(BIN)/specdec demo
@@ -15,6 +17,8 @@ test: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+bench-peers: $(PEERS)/.made
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -29,5 +33,15 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) --editable '.[dev]'
 	@touch $@ $(VENV)/.run
 
+# vLLM needs other versions of much, hence an environment of its own. With it come builds of
+# torchvision, torchaudio and torchcodec for another torch, which it does not import without.
+$(PEERS)/.made: jobs/peers.txt
+	@echo "installing vLLM into $(PEERS) (a few minutes)"
+	$(PYTHON) -m venv --clear $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	$(PEERS)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(PEERS)/bin/python -c 'import vllm'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(PEERS) build *.egg-info

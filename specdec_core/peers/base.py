@@ -1,0 +1,52 @@
+"""The interface that everything people could use instead is measured through."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Self
+
+
+class Peer(ABC):
+    """Another way to complete prompts with a pair's models, one request at a time.
+
+    A context manager: entering loads what it needs, which can take minutes; leaving frees it.
+
+    Attributes:
+        name: what tables call it
+        version: its own version, e.g. `transformers 5.23.0`; complete once it is open
+        settings: all that decides how it runs, ready for JSON; complete once it is open
+    """
+
+    name: str
+    version: str
+    settings: dict[str, Any]
+
+    @abstractmethod
+    def open(self) -> None:
+        """Get ready to decode.
+
+        Raises:
+            UserError: it cannot be used here, and why.
+        """
+
+    @abstractmethod
+    def decode(
+        self,
+        prompt_tokens: tuple[int, ...],
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        seed: int = 0,
+    ) -> list[int]:
+        """The new tokens of one request, up to and with the first that ends a text. Greedy at
+        temperature 0, else drawn from the whole distribution (no top-k, no top-p); the same `seed`
+        gives the same tokens."""
+
+    def close(self) -> None:  # noqa: B027 (most hold nothing)
+        """Free what `open` took. Closing twice does nothing."""
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

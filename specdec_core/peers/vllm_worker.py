@@ -1,0 +1,64 @@
+"""Completes prompts with vLLM: one JSON line in, one JSON line out.
+
+Runs in vLLM's own virtual environment, so it imports nothing of this project. The first line in is
+{"engine": keyword arguments of vllm.LLM}, answered by {"version", "settings"} once the model is
+loaded. Each further line is {"prompt", "max_new_tokens", "temperature", "seed", "eos"}, answered by
+{"tokens"}. When the input ends, so does the process, whatever it is doing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from queue import SimpleQueue
+from threading import Thread
+
+
+def read_lines(lines: SimpleQueue[str]) -> None:
+    """Hand on what comes in. A parent that is gone needs no answer."""
+    for line in sys.stdin:
+        lines.put(line)
+    os._exit(0)
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever is printed must not be taken for an answer
+    lines: SimpleQueue[str] = SimpleQueue()
+    Thread(target=read_lines, args=(lines,), daemon=True).start()
+    engine_settings = json.loads(lines.get())["engine"]
+
+    import torch
+    import vllm
+    from vllm import LLM, SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    llm = LLM(**engine_settings)
+    config = llm.llm_engine.vllm_config
+    hello = {
+        "version": f"vllm {vllm.__version__}, torch {torch.__version__}",
+        "settings": {
+            "compilation": config.compilation_config.mode.name,
+            "model_runner": "v2" if config.use_v2_model_runner else "v1",
+            "threads": torch.get_num_threads(),
+        },
+    }
+    print(json.dumps(hello), file=answers)
+    while True:
+        request = json.loads(lines.get())
+        sampling = SamplingParams(
+            max_tokens=request["max_new_tokens"],
+            temperature=request["temperature"],
+            seed=request["seed"],
+            ignore_eos=True,
+            stop_token_ids=request["eos"],
+            detokenize=False,
+        )
+        prompt = TokensPrompt(prompt_token_ids=request["prompt"])
+        [output] = llm.generate([prompt], sampling, use_tqdm=False)
+        print(json.dumps({"tokens": list(output.outputs[0].token_ids)}), file=answers)
+
+
+if __name__ == "__main__":
+    main()
