@@ -245,6 +245,7 @@ class Engine:
         for slot in active:
             # The target adds a token of its own to every round.
             slot.sequence.room = slot.remaining - 1
+            slot.sequence.batch = len(active)
         return self.drafter.propose([slot.sequence for slot in active])
 
     def _target_logits(self, active: list[_Active], trees: list[TokenTree]) -> Tensor:

@@ -25,6 +25,7 @@ from specdec_core.config.drafters import (
 from specdec_core.config.pair import DType, PairSpec, RunnerSettings
 from specdec_core.config.policies import (
     MOST_TOKENS,
+    ByBatchPolicy,
     ConfidencePolicy,
     ConfidenceProductPolicy,
     DecisionPolicy,
@@ -44,6 +45,7 @@ __all__ = [
     "MOST_NODES",
     "MOST_TOKENS",
     "BanditDrafter",
+    "ByBatchPolicy",
     "CascadeDrafter",
     "ConfidencePolicy",
     "ConfidenceProductPolicy",

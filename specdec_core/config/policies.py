@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from specdec_core.config.base import Value
 
@@ -28,6 +28,37 @@ class FixedPolicy(Value):
     @property
     def label(self) -> str:
         return f"fixed K={self.max_tokens}"
+
+
+class ByBatchPolicy(Value):
+    """K candidate tokens by how many requests are decoded together: `tokens[n]` from n requests on,
+    up to the next larger one that is named; 0 drafts nothing. With more requests a forward of
+    several tokens each stops being nearly free, and a rejected candidate begins to cost."""
+
+    kind: Literal["by_batch"] = "by_batch"
+    tokens: dict[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0, le=128)]]
+
+    @field_validator("tokens")
+    @classmethod
+    def _in_order(cls, tokens: dict[int, int]) -> dict[int, int]:
+        if 1 not in tokens:
+            raise ValueError("no K for 1 request, with which it has to begin")
+        if not any(tokens.values()):
+            raise ValueError("drafts nothing at any number of requests")
+        return dict(sorted(tokens.items()))
+
+    @property
+    def max_tokens(self) -> int:
+        return max(self.tokens.values())
+
+    def at(self, requests: int) -> int:
+        """K when `requests` are decoded together."""
+        return next(k for least, k in reversed(self.tokens.items()) if least <= requests)
+
+    @property
+    def label(self) -> str:
+        (_, first), *others = self.tokens.items()
+        return f"K={first}" + "".join(f", {k} from {least} on" for least, k in others)
 
 
 class HeuristicPolicy(Value):
@@ -187,6 +218,7 @@ class OraclePolicy(Value):
 
 Policy = Annotated[
     FixedPolicy
+    | ByBatchPolicy
     | HeuristicPolicy
     | ConfidencePolicy
     | SvipPolicy

@@ -9,6 +9,7 @@ from specdec_core.config import Sampling
 from specdec_core.heads import LoadedHead
 from specdec_core.runner import ModelRunner
 from specdec_core.sampling import RandomStream
+from specdec_core.stopwatch import Stopwatch
 from specdec_core.token_tree import TokenTree
 
 
@@ -21,6 +22,7 @@ class Sequencing:
     sampling: Sampling
     random: RandomStream
     room: int = 0  # candidate tokens that may follow each other in the round
+    batch: int = 1  # requests that share the round
     starts: list[int] = field(default_factory=list)  # the target's tokens for the next place
 
 
@@ -88,3 +90,4 @@ class Resources:
     vocab_size: int
     eos_token_ids: frozenset[int]
     tokenizer_digest: Callable[[], str] | None = None  # of the vocabulary; None: not known here
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)  # counts what drafters spend

@@ -72,7 +72,7 @@ class GuessedChain(Drafter):
 
     @torch.inference_mode()
     def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
-        drafts = [_Draft(s, min(s.room, self.policy.limit(s.slot))) for s in sequences]
+        drafts = [_Draft(s, min(s.room, self.policy.limit(s.slot, s.batch))) for s in sequences]
         active = [draft for draft in drafts if draft.limit > 0]
         for draft in active:
             draft.feed = self.context.pending(draft.sequence)

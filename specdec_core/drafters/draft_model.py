@@ -28,6 +28,7 @@ class DraftModel(Drafter):
         self.vocab_size, self.eos_token_ids = resources.vocab_size, resources.eos_token_ids
         if self.policy.needs_hidden:
             self.runner.watch_hidden(True)
+        self.runner.lazy = self.runner.lazy or self.policy.rests
 
     def open(self, sequences: Sequence[Sequencing]) -> None:
         for sequence in sequences:
@@ -37,7 +38,7 @@ class DraftModel(Drafter):
     @torch.inference_mode()
     def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
         trees = [TokenTree() for _ in sequences]
-        limits = [min(s.room, self.policy.limit(s.slot)) for s in sequences]
+        limits = [min(s.room, self.policy.limit(s.slot, s.batch)) for s in sequences]
         active = [i for i, limit in enumerate(limits) if limit > 0]
         feed = {i: self.context.pending(sequences[i]) for i in active}
         while active:

@@ -66,7 +66,7 @@ class DynamicTree(Drafter):
     @torch.inference_mode()
     def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
         growth = Growth(self.context, sequences, self.vocab_size)
-        marks = [_Marks(min(s.room, self.policy.limit(s.slot))) for s in sequences]
+        marks = [_Marks(min(s.room, self.policy.limit(s.slot, s.batch))) for s in sequences]
         wanted = {i: [ROOT] for i, own in enumerate(marks) if own.limit > 0}
         depth = 0
         while wanted:

@@ -46,7 +46,10 @@ class Fork(Drafter):
     @torch.inference_mode()
     def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
         growth = Growth(self.context, sequences, self.vocab_size)
-        limits = [min(s.room, max(map(self.policy.limit, self._branches(s)))) for s in sequences]
+        limits = [
+            min(s.room, max(self.policy.limit(branch, s.batch) for branch in self._branches(s)))
+            for s in sequences
+        ]
         ends = {i: [ROOT] for i, limit in enumerate(limits) if limit > 0}
         depth = 0
         while ends:

@@ -8,6 +8,7 @@ from specdec_core import config
 from specdec_core.errors import UserError
 from specdec_core.heads import LoadedHead
 from specdec_core.policies.base import LengthPolicy, Rule, Signals, draft_distributions
+from specdec_core.policies.by_batch import ByBatch
 from specdec_core.policies.dynamic import DynamicConfidence
 from specdec_core.policies.heads import Decision, SpecDecPlusPlus
 from specdec_core.policies.heuristic import Heuristic
@@ -27,6 +28,7 @@ LoadHead = Callable[[str], LoadedHead]
 
 _POLICIES: dict[type[config.Value], type[LengthPolicy]] = {
     config.FixedPolicy: Fixed,
+    config.ByBatchPolicy: ByBatch,
     config.HeuristicPolicy: Heuristic,
     config.ConfidencePolicy: Confidence,
     config.SvipPolicy: Svip,

@@ -95,12 +95,15 @@ class LengthPolicy:
     # Learns from its candidates: `go_on` sees each of them, also where nobody asks for the answer
     # any more because the round is at its limit or the text at its end.
     learns = False
+    # May want no candidates for many rounds: until it does, the draft need not read the text.
+    rests = False
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
 
-    def limit(self, slot: int) -> int:
-        """Candidate tokens in the coming round of `slot` at most; asked once, as it begins."""
+    def limit(self, slot: int, batch: int = 1) -> int:
+        """Candidate tokens at most in the coming round of `slot`, which `batch` requests share;
+        asked once, as it begins."""
         return self.settings.max_tokens
 
     def go_on(self, signals: Signals) -> Sequence[bool]:
@@ -139,9 +142,9 @@ class Rule(LengthPolicy):
         """Whether to stop at a value (a number or an array of any shape)."""
         raise NotImplementedError
 
-    def limit(self, slot: int) -> int:
+    def limit(self, slot: int, batch: int = 1) -> int:
         self._products[slot] = 1.0
-        return super().limit(slot)
+        return super().limit(slot, batch)
 
     def go_on(self, signals: Signals) -> Sequence[bool]:
         answers = []

@@ -22,7 +22,7 @@ class Heuristic(LengthPolicy):
         super().__init__(settings)
         self._lengths: dict[int, int] = {}
 
-    def limit(self, slot: int) -> int:
+    def limit(self, slot: int, batch: int = 1) -> int:
         return self._lengths.get(slot, min(self.settings.start, self.settings.max_tokens))
 
     def observe(self, slot: int, drafted: int, accepted: int) -> None:

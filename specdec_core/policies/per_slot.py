@@ -15,9 +15,10 @@ class PerSlot(LengthPolicy):
         self.chosen: dict[int, int] = {}
         self.needs_hidden = any(policy.needs_hidden for policy in policies.values())
         self.learns = any(policy.learns for policy in policies.values())
+        self.rests = any(policy.rests for policy in policies.values())
 
-    def limit(self, slot: int) -> int:
-        return self._of(slot).limit(slot)
+    def limit(self, slot: int, batch: int = 1) -> int:
+        return self._of(slot).limit(slot, batch)
 
     def go_on(self, signals: Signals) -> Sequence[bool]:
         places: dict[int, list[int]] = {}

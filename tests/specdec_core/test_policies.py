@@ -8,8 +8,10 @@ from typing import get_args
 
 import pytest
 import torch
+import yaml
 
 from specdec_core.config import (
+    ByBatchPolicy,
     ConfidencePolicy,
     ConfidenceProductPolicy,
     Configuration,
@@ -24,12 +26,15 @@ from specdec_core.config import (
     Sampling,
     SpecDecPlusPlusPolicy,
     SvipPolicy,
+    parse,
 )
+from specdec_core.drafters import Sequencing
 from specdec_core.engine import Engine, Request
 from specdec_core.errors import UserError
 from specdec_core.pair import Pair
 from specdec_core.policies import LengthPolicy, Signals, build_policy
 from specdec_core.stats import Generation
+from specdec_core.token_tree import TokenTree
 
 PER_REQUEST = [
     FixedPolicy(max_tokens=4),
@@ -41,7 +46,9 @@ PER_REQUEST = [
 ]
 LASTING = [HeuristicPolicy(transient=False), PreCutPolicy(max_tokens=8)]
 WITHOUT_HEAD = PER_REQUEST + LASTING
-ALL = [*WITHOUT_HEAD, SpecDecPlusPlusPolicy(head="h"), DecisionPolicy(head="h"), OraclePolicy()]
+BY_BATCH = ByBatchPolicy(tokens={4: 0, 1: 6, 2: 3})
+WITH_HEAD = [SpecDecPlusPlusPolicy(head="h"), DecisionPolicy(head="h")]
+ALL = [*WITHOUT_HEAD, *WITH_HEAD, BY_BATCH, OraclePolicy()]
 
 PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 9, 17, 30, 1)]
 
@@ -194,9 +201,57 @@ def test_what_a_slot_drafts_does_not_depend_on_who_shares_its_batch(
         assert len({drafted for rounds in alone for drafted, _ in rounds}) > 2
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_by_batch_drafts_as_many_as_its_table_says_for_the_requests_of_the_round(
+    tiny_pair: Pair, temperature: float
+) -> None:
+    """Five requests for four slots, the last ones alone: the table is read in all its places."""
+    configuration = Configuration(
+        drafter=DraftModelDrafter(policy=BY_BATCH), sampling=Sampling(temperature=temperature)
+    )
+    engine = Engine(tiny_pair, configuration, slots=4)
+    propose, most = engine.drafter.propose, dict.fromkeys((1, 2, 3, 4), 0)
+
+    def noted(sequences: Sequence[Sequencing]) -> list[TokenTree]:
+        trees = propose(sequences)
+        most[len(sequences)] = max(most[len(sequences)], *map(len, trees))
+        return trees
+
+    engine.drafter.propose = noted
+    sizes = (12, 12, 20, 28, 60)
+    requests = [Request(str(i), p, n) for i, (p, n) in enumerate(zip(PROMPTS, sizes, strict=True))]
+    generations = engine.generate(requests)
+    assert most == {1: 6, 2: 3, 3: 3, 4: 0}
+    if not temperature:
+        alone = Engine(tiny_pair).generate(requests)
+        assert [g.tokens for g in generations] == [g.tokens for g in alone]
+
+
+def test_by_batch_reads_its_table_from_the_largest_number_that_is_reached() -> None:
+    assert [BY_BATCH.at(n) for n in (1, 2, 3, 4, 400)] == [6, 3, 3, 0, 0]
+    assert BY_BATCH.max_tokens == 6
+    written = Configuration(drafter=DraftModelDrafter(policy=BY_BATCH))
+    assert parse(Configuration, yaml.safe_load(written.to_yaml()), "") == written
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        ({2: 3}, "no K for 1 request"),
+        ({1: 0, 4: 0}, "drafts nothing"),
+        ({1: -1}, "greater than or equal to 0"),
+        ({0: 2, 1: 3}, "greater than or equal to 1"),
+    ],
+)
+def test_a_table_that_makes_no_sense_is_refused(tokens: dict[int, int], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        parse(ByBatchPolicy, {"tokens": tokens}, "policy")
+
+
 def changed(name: str, value: object) -> object:
     """Another value of a setting."""
     others = {"head": "other", "table": "learned.json", "transient": False, "cumulative": True}
+    others["tokens"] = {1: 5}
     if name in others:
         return others[name]
     return value + 1 if isinstance(value, int) else value * 0.75
@@ -205,7 +260,9 @@ def changed(name: str, value: object) -> object:
 def test_configurations_that_differ_have_different_labels() -> None:
     labels = []
     for settings in get_args(get_args(Policy)[0]):
-        plain = settings(**{"head": "h"} if "head" in settings.model_fields else {})
+        needed = {"head": "h", "tokens": {1: 4, 8: 2}}
+        own = {name: value for name, value in needed.items() if name in settings.model_fields}
+        plain = settings(**own)
         values = {name: value for name, value in plain if name != "kind"}
         labels.append(plain.label)
         labels += [
@@ -218,6 +275,7 @@ def test_configurations_that_differ_have_different_labels() -> None:
 @pytest.mark.parametrize(
     ("policy", "label"),
     [
+        (BY_BATCH, "K=6, 3 from 2 on, 0 from 4 on"),
         (HeuristicPolicy(), "heuristic K₀=5"),
         (HeuristicPolicy(transient=False, increase=1), "lasting heuristic K₀=5 +1/-1"),
         (DynamicConfidencePolicy(), "dynamic confidence from 0.4"),
