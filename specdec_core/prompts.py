@@ -18,10 +18,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text to go on from, and a name for it that is unique in its set."""
+    """A text to go on from, and a name for it that is unique in its set. Of a conversation, `turns`
+    are what the user says in it, of which `text` is the first, and `category` is its kind of task.
+    """
 
     id: str
     text: str
+    category: str | None = None
+    turns: tuple[str, ...] = ()
 
 
 Record = dict[str, Any]
@@ -142,7 +146,18 @@ def _read_records(records: Iterable[tuple[str, Any]], name: str) -> Iterator[Pro
         if not _encodable(text):
             raise UserError(f"{where}: the prompt holds half a surrogate pair, which is no text")
         own_id = record.get(form.id_key) if form.id_key else None
-        prompt = Prompt(f"{name}/{number}" if own_id is None else str(own_id), text)
+        turns = record.get("turns")
+        turns = tuple(turns) if isinstance(turns, list) else ()
+        for turn in turns:
+            if not isinstance(turn, str) or not turn.strip() or not _encodable(turn):
+                raise UserError(f"{where}: turns: expected texts (got {turn!r})")
+        category = record.get("category")
+        prompt = Prompt(
+            f"{name}/{number}" if own_id is None else str(own_id),
+            text,
+            None if category is None else str(category),
+            turns,
+        )
         if prompt.id in first_seen:
             raise UserError(f"{where}: id {prompt.id!r} again, first at {first_seen[prompt.id]}")
         first_seen[prompt.id] = where
