@@ -260,14 +260,14 @@ def _metrics(result: PapersResult) -> Mapping[str, float]:
             parts += [f"{table.varied}_{row[table.varied]}"] if table.varied else []
             for quantity in table.columns:
                 if not math.isnan(row[quantity]):
-                    found[".".join(map(_allowed, (*parts, quantity)))] = row[quantity]
+                    found[".".join(map(allowed, (*parts, quantity)))] = row[quantity]
     return found
 
 
 _SPELT = {"λ": "lambda", "γ": "gamma", "α": "alpha", "×": "x", "+": "plus", "=": "_"}
 
 
-def _allowed(name: str) -> str:
+def allowed(name: str) -> str:
     """MLflow allows letters, digits and _ - in a part of a metric's name."""
     spelt = "".join(_SPELT.get(c, c) for c in name)
     return "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in spelt)

@@ -12,10 +12,12 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
     Task,
     TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
 )
 from rich.text import Text
 
@@ -35,6 +37,8 @@ class SweepProgress(Observer):
     """A line for each stage; a context manager that shows it while the sweep runs. Where output
     is not a terminal, a line when a stage begins and now and then one for its steps."""
 
+    columns: tuple[ProgressColumn, ...] = ()
+
     def __init__(self, console: Console) -> None:
         self.console = console
         self.progress = Progress(
@@ -43,6 +47,7 @@ class SweepProgress(Observer):
             BarColumn(bar_width=24),
             _Count(),
             TimeElapsedColumn(),
+            *self.columns,
             console=console,
             disable=not console.is_terminal,
         )
@@ -100,3 +105,9 @@ class SweepProgress(Observer):
                 self.task, description=escape(self.name), total=total, completed=total
             )
             self.progress.stop_task(self.task)
+
+
+class RaceProgress(SweepProgress):
+    """The same with the time that is left: the steps of a race are alike."""
+
+    columns = (TextColumn("left"), TimeRemainingColumn())

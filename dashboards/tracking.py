@@ -36,7 +36,7 @@ from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.errors import UserError
 from specdec_core.heads.storage import resolve_head
 from specdec_core.prompts import Prompt
-from specdec_core.results import SweepResult, Timing, Trial, by_estimate
+from specdec_core.results import PromptSet, SweepResult, Timing, Trial, by_estimate
 from specdec_core.workspace import workspace
 
 CHAMPION = "champion"
@@ -214,15 +214,22 @@ class SweepRun(Observer):
             "max_new_tokens": result.max_new_tokens,
         }
         self.client.log_batch(self.run_id, params=as_params(params))
-        table = pd.DataFrame({"id": [p.id for p in prompts], "prompt": [p.text for p in prompts]})
-        dataset = mlflow.data.from_pandas(
-            table,
-            source=CodeDatasetSource({"prompts": result.prompts.source}),
-            name=Path(result.prompts.source).name,
-            digest=result.prompts.digest[:36],  # as long as the store allows
-        )
-        tag = InputTag("mlflow.data.context", "sweep")
-        self.client.log_inputs(self.run_id, [DatasetInput(dataset._to_mlflow_entity(), [tag])])
+        log_prompts(self.client, self.run_id, result.prompts, prompts, "sweep")
+
+
+def log_prompts(
+    client: MlflowClient, run_id: str, used: PromptSet, prompts: Sequence[Prompt], context: str
+) -> None:
+    """Log a prompt set as a dataset that a run used for `context`."""
+    table = pd.DataFrame({"id": [p.id for p in prompts], "prompt": [p.text for p in prompts]})
+    dataset = mlflow.data.from_pandas(
+        table,
+        source=CodeDatasetSource({"prompts": used.source}),
+        name=Path(used.source).name,
+        digest=used.digest[:36],  # as long as the store allows
+    )
+    tag = InputTag("mlflow.data.context", context)
+    client.log_inputs(run_id, [DatasetInput(dataset._to_mlflow_entity(), [tag])])
 
 
 def log_trial(
@@ -353,6 +360,16 @@ def _logged(result: SweepResult, trial: Trial, client: MlflowClient) -> str:
         client, experiment, result, trial, next(runs_where(client, experiment, query), None)
     )
     return run.info.run_id
+
+
+def find_champion() -> tuple[PairSpec, Configuration, int] | None:
+    """:func:`load_champion` of the one that was promoted last; None when there is none."""
+    uri = tracking_uri()
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+        return None
+    if not any(CHAMPION in model.aliases for model in connect().search_registered_models()):
+        return None
+    return load_champion()
 
 
 def load_champion(name: str | None = None) -> tuple[PairSpec, Configuration, int]:
