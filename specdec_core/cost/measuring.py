@@ -5,6 +5,7 @@ The engine is imported where it is used: reading a profile needs neither torch n
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -29,14 +30,16 @@ if TYPE_CHECKING:
 
 WIDTHS = (1, 2, 3, 5, 8, 12, 16, 24, 33)  # up to a tree of 32 candidates
 CONTEXTS = (64, 256, 512)
-BATCHES = (1, 2, 4)  # two above 1, to tell a row's cost from the fixed one
+BATCHES = (1, 2, 4, 8, 16)
+# Tokens of a forward at most where batches are not asked for: of large ones few widths tell all.
+_MOST_TOKENS = 144
 
 
 def profile_pair(
     pair: Pair,
     widths: Sequence[int] = WIDTHS,
     contexts: Sequence[int] | None = None,
-    batches: Sequence[int] = BATCHES,
+    batches: Sequence[int] | None = None,
     repeats: int = 7,
     on_step: Callable[[int, int], None] | None = None,
 ) -> Profile:
@@ -45,12 +48,15 @@ def profile_pair(
 
     The models take turns within a repeat, so that a change of the machine's load falls on all of
     them alike; a measurement is the median of its repeats. Contexts unset are :data:`CONTEXTS` as
-    far as the pair can hold them. `on_step(done, total)` is called after every repeat. Sizes that
+    far as the pair can hold them, batches unset :data:`BATCHES`, the larger of them at the smaller
+    widths only. `on_step(done, total)` is called after every repeat. Sizes that
     are not positive or do not fit are a :class:`UserError`.
     """
     room = pair.max_length - max(widths)
     if contexts is None:
         contexts = [context for context in CONTEXTS if context <= room] or [max(room, 1)]
+    most = math.inf if batches else max(_MOST_TOKENS, max(widths))
+    batches = batches or BATCHES
     for name, sizes in (("widths", widths), ("contexts", contexts), ("batches", batches)):
         if min(sizes) < 1:
             raise UserError(f"profile {name} must be at least 1 (got {min(sizes)})")
@@ -64,18 +70,23 @@ def profile_pair(
 
     runners = {_TARGET: pair.open_runner(None, max(batches))}
     runners |= {name: pair.open_runner(name, max(batches)) for name in pair.drafts}
-    shapes = [(width, batch) for batch in sorted(set(batches)) for width in sorted(set(widths))]
+    shapes = [
+        (width, batch)
+        for batch in sorted(set(batches))
+        for width in sorted(set(widths))
+        if width * batch <= most or width == min(widths)
+    ]
     measured: dict[str, list[Measurement]] = {name: [] for name in runners}
     done, total = 0, len(set(contexts)) * (repeats + 1)
     for context in sorted(set(contexts)):
         samples = {(name, *shape): [] for name in runners for shape in shapes}
         for runner in runners.values():
-            _fill(runner, context)
+            fill(runner, context)
         for _ in range(repeats + 1):
             for name, runner in runners.items():
-                _time_forward(runner, *shapes[-1])  # its weights are back in the caches
+                time_forward(runner, *shapes[-1])  # its weights are back in the caches
                 for shape in shapes:
-                    samples[name, *shape].append(_time_forward(runner, *shape))
+                    samples[name, *shape].append(time_forward(runner, *shape))
             done += 1
             if on_step:
                 on_step(done, total)
@@ -145,13 +156,14 @@ def _dtype(model: Any) -> str:
     return str(model.dtype).removeprefix("torch.")
 
 
-def _fill(runner: ModelRunner, context: int) -> None:
+def fill(runner: ModelRunner, context: int) -> None:
     """Bring every row to `context` cached tokens; which ones does not change a forward's time."""
     missing = [[1] * (context - length) for length in runner.lengths]
     runner.prefill(range(len(missing)), missing)
 
 
-def _time_forward(runner: ModelRunner, width: int, batch: int) -> float:
+def time_forward(runner: ModelRunner, width: int, batch: int) -> float:
+    """Seconds of a forward of `width` tokens of the first `batch` rows, which are as they were."""
     lengths = runner.lengths[:batch]
     start = time.perf_counter()
     logits = runner.forward(range(batch), [[1] * width] * batch)

@@ -19,7 +19,7 @@ from specdec_core.config import (
     SvipPolicy,
     TreeDrafter,
 )
-from specdec_core.cost import Kind, Profile, measure_policies, profile_pair
+from specdec_core.cost import BATCHES, Kind, Profile, measure_policies, profile_pair
 from specdec_core.errors import UserError
 
 
@@ -46,6 +46,11 @@ class TestProfilePair:
         profile = profile_pair(tiny_pair, widths=(1,), batches=(1,), repeats=1)
         contexts = [m.context for m in profile.target.measurements]
         assert contexts == [64]  # the tiny pair holds 256
+
+    def test_large_batches_are_measured_by_default_at_the_smaller_widths(self, tiny_pair):
+        measured = profile_pair(tiny_pair, (1, 20), (8,), repeats=1).target.measurements
+        assert {m.batch for m in measured} == set(BATCHES)
+        assert {m.batch for m in measured if m.width == 20} == {1, 2, 4}
 
     @pytest.mark.parametrize(
         ("sizes", "message"),
