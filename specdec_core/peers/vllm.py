@@ -91,8 +91,9 @@ class VllmPeer(Peer):
             raise UserError(
                 f"{self.name}: no virtual environment at {self._venv}; `make bench-peers` makes it"
             )
-        environment = {**os.environ, **self._environment}
-        environment.pop("PYTHONPATH", None)
+        # This environment's modules are not for that one.
+        inherited = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        environment = inherited | self._environment
         # -P: beside the script lie modules that are called as the libraries it needs
         self._worker = Worker(self.name, [str(python), "-P", str(_WORKER)], environment)
         hello = self._worker.ask({"engine": self._engine}, _START)

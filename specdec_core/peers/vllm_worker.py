@@ -3,7 +3,8 @@
 Runs in vLLM's own virtual environment, so it imports nothing of this project. The first line in is
 {"engine": keyword arguments of vllm.LLM}, answered by {"version", "settings"} once the model is
 loaded. Each further line is {"prompt", "max_new_tokens", "temperature", "seed", "eos"}, answered by
-{"tokens"}. When the input ends, so does the process, whatever it is doing.
+{"tokens"}. {"error"} instead of an answer says in one line why there is none, and ends the process;
+so does the end of the input, whatever it is doing then.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import sys
 from queue import SimpleQueue
 from threading import Thread
+from typing import TextIO
 
 
 def read_lines(lines: SimpleQueue[str]) -> None:
@@ -22,11 +24,7 @@ def read_lines(lines: SimpleQueue[str]) -> None:
     os._exit(0)
 
 
-def main() -> None:
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever is printed must not be taken for an answer
-    lines: SimpleQueue[str] = SimpleQueue()
-    Thread(target=read_lines, args=(lines,), daemon=True).start()
+def serve(lines: SimpleQueue[str], answers: TextIO) -> None:
     engine_settings = json.loads(lines.get())["engine"]
 
     import torch
@@ -58,6 +56,19 @@ def main() -> None:
         prompt = TokensPrompt(prompt_token_ids=request["prompt"])
         [output] = llm.generate([prompt], sampling, use_tqdm=False)
         print(json.dumps({"tokens": list(output.outputs[0].token_ids)}), file=answers)
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever is printed must not be taken for an answer
+    lines: SimpleQueue[str] = SimpleQueue()
+    Thread(target=read_lines, args=(lines,), daemon=True).start()
+    try:
+        serve(lines, answers)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        print(json.dumps({"error": reason}), file=answers)
+        raise
 
 
 if __name__ == "__main__":

@@ -20,8 +20,9 @@ class Worker:
     """Runs `command` in a process group of its own; `name` is what errors call it.
 
     It gets one JSON object a line on its standard input and answers each with one line on its
-    standard output. It must end when its input does: that is how it goes when this process is
-    killed. Between requests it waits in a read and costs no processor time.
+    standard output; {"error": …} says why there is no answer. It must end when its input does:
+    that is how it goes when this process is killed. Between requests it waits in a read and costs
+    no processor time.
     """
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -42,9 +43,9 @@ class Worker:
         """The answer to one question.
 
         Raises:
-            UserError: the worker died (with the last line it printed), did not answer within
-                `timeout` seconds, or answered with something else than a JSON object. It is
-                stopped then.
+            UserError: the worker answered with an error, died (with the last line it printed),
+                did not answer within `timeout` seconds, or answered with something else than a
+                JSON object. It is stopped then.
         """
         try:
             self._process.stdin.write(json.dumps(question).encode() + b"\n")
@@ -62,6 +63,8 @@ class Worker:
             answer = None
         if not isinstance(answer, dict):
             raise self._failure(f"its worker answered {line[:80]!r}, which is no JSON object")
+        if "error" in answer:
+            raise self._failure(answer["error"])
         return answer
 
     def close(self) -> None:
