@@ -78,7 +78,12 @@ class Pair:
         """A runner, with a cache of its own, for the draft of that name, or the target for None."""
         size = self.target.config.get_text_config(decoder=True).vocab_size
         model = self.target if draft is None else self.drafts[draft]
-        return ModelRunner(model, slots, self.max_length, size)
+        if not self.spec.runner.compile:
+            return ModelRunner(model, slots, self.max_length, size)
+        from specdec_core.compiled import CompiledRunner  # torch's compilers take a second
+
+        weights = self.fingerprints[TARGET if draft is None else draft]
+        return CompiledRunner(model, slots, self.max_length, size, weights)
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -154,7 +159,8 @@ def _load_model(name: str, dtype: str, runner: RunnerSettings) -> PreTrainedMode
     kind = dtype if dtype == "auto" else getattr(torch, dtype)
     model = _from_pretrained(AutoModelForCausalLM, name, "weights", dtype=kind)
     model = model.to(runner.device).eval()
-    if runner.pack and model.device.type == "cpu":
+    # A compiled graph has its own packed weights, and is not made from these.
+    if runner.pack and not runner.compile and model.device.type == "cpu":
         pack_linear_layers(model)
     return model
 

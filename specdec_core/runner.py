@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from time import perf_counter
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from specdec_core.topology import Slices, Topologies
 
 # Rows of a batch are padded to the widest; a row close to its end then writes beyond it.
 _PADDING = 160
-_PREFILL_CHUNK = 512
+PREFILL_CHUNK = 512
 _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -86,8 +87,10 @@ class ModelRunner:
         self._all_visible = torch.zeros((1, 1, 1, positions), dtype=dtype, device=self.device)
         accepted = inspect.signature(model.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+        self._prefill_chunk = PREFILL_CHUNK
         self.hidden: Tensor | None = None
         self._logits: Tensor | None = None
+        self.seconds = 0.0  # spent in forwards so far; on a GPU, in starting them
         self.lazy = False  # a draft that reads a text only when asked what follows it
         self._watch: RemovableHandle | None = None
 
@@ -127,30 +130,38 @@ class ModelRunner:
         before the tree when that is -1, and sees only its ancestors. `parents[i]` may begin with
         tokens of the tree that earlier forwards have appended: a tree grows level by level.
         """
-        logits = self._run(rows, tokens, parents).logits
+        start = perf_counter()
+        logits = self._run(rows, tokens, parents)
         for row, own in zip(rows, tokens, strict=True):
             self.lengths[row] += len(own)
         self._logits = logits[:, : max(map(len, tokens)), : self.vocab_size]
+        self.seconds += perf_counter() - start
         return self._logits
 
-    def choices(self) -> list[list[int]]:
-        """The most likely token (rows, width) at every place of the last forward. Waits for the
-        device."""
+    @property
+    def chosen(self) -> Tensor:
+        """The most likely token (rows, width) at every place of the last forward."""
         # Not argmax: on a CPU in bfloat16 it takes five times as long.
-        return self._logits.max(dim=-1).indices.tolist()
+        return self._logits.max(dim=-1).indices
+
+    def choices(self) -> list[list[int]]:
+        """The same on the host. Waits for the device."""
+        return self.chosen.tolist()
 
     @torch.inference_mode()
     def prefill(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
         """Append `tokens[i]` to row `rows[i]` without computing logits, a chunk at a time."""
-        for start in range(0, max(map(len, tokens), default=0), _PREFILL_CHUNK):
+        began = perf_counter()
+        for start in range(0, max(map(len, tokens), default=0), self._prefill_chunk):
             chunks = {
-                row: own[start : start + _PREFILL_CHUNK]
+                row: own[start : start + self._prefill_chunk]
                 for row, own in zip(rows, tokens, strict=True)
                 if len(own) > start
             }
-            self._run(list(chunks), list(chunks.values()), None, **self._last_only)
+            self._run(list(chunks), list(chunks.values()), logits=False)
             for row, chunk in chunks.items():
                 self.lengths[row] += len(chunk)
+        self.seconds += perf_counter() - began
 
     def truncate(self, row: int, length: int) -> None:
         """Forget everything of `row` past its first `length` tokens."""
@@ -167,9 +178,11 @@ class ModelRunner:
         self,
         rows: Sequence[int],
         tokens: Sequence[Sequence[int]],
-        parents: Sequence[Sequence[int]] | None,
-        **options: object,
-    ) -> object:
+        parents: Sequence[Sequence[int]] | None = None,
+        logits: bool = True,
+    ) -> Tensor:
+        """Write the tokens to the cache and return the logits (rows, width or more, vocabulary or
+        more); any of them where `logits` are not asked for."""
         width = max(self._least_width, *map(len, tokens))
         window = self.cache.open_window(rows, width)
         if window.end > self.cache.positions:
@@ -179,14 +192,15 @@ class ModelRunner:
         begin = [at - first for at, first in zip(window.offsets, slices.first, strict=True)]
         starts = torch.tensor(begin)[:, None]
         positions = (starts + slices.depths).to(self.device)
-        return self.model(
+        output = self.model(
             input_ids=ids.to(self.device),
             position_ids=positions.clamp(max=self._last_position),
             attention_mask=self._masks(slices, starts.to(self.device)),
             past_key_values=self.cache,
             use_cache=True,
-            **options,
+            **({} if logits else self._last_only),
         )
+        return output.logits
 
     def _masks(self, slices: Slices, starts: Tensor) -> Tensor | dict[str, Tensor]:
         """Additive masks (rows, 1, width, end), by kind of layer where there are several: a query

@@ -67,6 +67,7 @@ class Topology:
                 depths[node] = depths[parent] + 1
                 sees[node] |= sees[parent]
         self.depths, self._sees = torch.from_numpy(depths), torch.from_numpy(sees)
+        self.depth_list: list[int] = depths.tolist()
         self._masks: dict[int | None, Tensor] = {}
 
     def __len__(self) -> int:
@@ -163,7 +164,7 @@ class Slices:
     def mask(self, starts: Tensor, end: int, window: int | None) -> Tensor:
         """Additive mask (rows, 1, width, end) over the first `end` positions of the cache; row i's
         tree begins at position `starts[i]` (rows, 1)."""
-        sliced, columns = self._sliced(window), self._columns[:end]
+        sliced, columns = self.sees(window), self._columns[:end]
         index = (columns - starts + 1).clamp_(0, sliced.shape[2] - 1)
         mask = sliced.gather(2, index[:, None].expand(-1, self._width, -1))
         if window is not None:
@@ -172,7 +173,14 @@ class Slices:
             mask.masked_fill_(places[..., None] - columns >= window, torch.finfo(mask.dtype).min)
         return mask[:, None]
 
-    def _sliced(self, window: int | None) -> Tensor:
+    def depth_rows(self) -> list[list[int]]:
+        """`depths` as lists."""
+        if not self._alike:
+            return self.depths.tolist()
+        topology, first, _ = self._rows[0]
+        return [topology.depth_list[first : first + self._width]] * len(self._rows)
+
+    def sees(self, window: int | None) -> Tensor:
         """Everybody's slice of :meth:`Topology.mask`, (rows, width, columns)."""
         rows, width = self._rows, self._width
         if self._alike:

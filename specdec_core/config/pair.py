@@ -25,6 +25,11 @@ class RunnerSettings(Value):
     max_length: int = Field(default=1024, ge=8, description="tokens a slot can hold")
     threads: int = Field(default=1, ge=1, description="CPU threads for each process")
     pack: bool = Field(default=True, description="lay weights out for the CPU once, at loading")
+    compile: bool = Field(
+        default=False,
+        description="run compiled graphs; the first start of a model takes minutes, later ones read"
+        " the graphs from disk",
+    )
 
 
 class PairSpec(Value):

@@ -104,11 +104,11 @@ def test_a_long_prompt_prefilled_in_chunks_equals_one_forward(tiny_pair: Pair) -
     runner = ModelRunner(tiny_pair.target, slots=1, max_length=500)
     import specdec_core.runner as module
 
-    chunk, module._PREFILL_CHUNK = module._PREFILL_CHUNK, 128
+    chunk, module.PREFILL_CHUNK = module.PREFILL_CHUNK, 128
     try:
         runner.prefill([0], [text[:-1]])
     finally:
-        module._PREFILL_CHUNK = chunk
+        module.PREFILL_CHUNK = chunk
     logits = runner.forward([0], [text[-1:]])
     torch.testing.assert_close(logits[0, 0], plain(tiny_pair.target, text)[-1], atol=1e-4, rtol=0)
 
