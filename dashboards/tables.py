@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from rich import box
 from rich.table import Table
 
 from specdec_core.results import SweepResult, Timing, Trial
-from specdec_core.stats import paired_ratio
-
-if TYPE_CHECKING:
-    from specdec_core.contest import Contestant
 
 MOST_ROWS = 40
 
@@ -73,31 +66,3 @@ def _speedup(trial: Trial, timing: Timing | None) -> str:
         return f"{timing.speedup:.2f}×"
     tied = "=" if timing.tied_with_champion else ""
     return f"{tied}{timing.speedup:.2f}× ({timing.low:.2f}–{timing.high:.2f})"
-
-
-def contest_table(runners: Sequence[Contestant]) -> Table:
-    """Tokens a second, and the paired ratios to our autoregressive decoding, which comes first,
-    and to the fastest of the others' ways."""
-    baseline = runners[0]
-    best = max((r for r in runners if not r.ours), key=lambda r: r.tokens_per_second)
-    table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
-    table.add_column("")
-    for heading in (
-        "tokens/s",
-        "against our\nautoregressive",
-        f"against {best.label.partition(' ')[0]}'\nbest",
-        "outputs unlike\nautoregressive",
-    ):
-        table.add_column(heading, justify="right")
-    for runner in runners:
-        ratios = [
-            paired_ratio(other.seconds_per_token, runner.seconds_per_token)
-            for other in (baseline, best)
-        ]
-        table.add_row(
-            runner.label,
-            f"{runner.tokens_per_second:.0f}",
-            *(f"{ratio.value:.2f}× ({ratio.low:.2f}–{ratio.high:.2f})" for ratio in ratios),
-            f"{runner.differing(baseline)} of {len(runner.outputs)}",
-        )
-    return table

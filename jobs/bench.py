@@ -1,63 +1,175 @@
-"""Time this engine against transformers' own generation on the same prompts."""
+"""Time this engine against what people use instead, on the same prompts."""
 
 from __future__ import annotations
 
+import shlex
+import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
-from rich.progress import Progress
 from typer import Option
 
-from jobs.choice import choose
-from jobs.console import console, run
-from specdec_core.config import AUTOREGRESSIVE
-from specdec_core.files import write_atomically
+from jobs.choice import Choice
+from jobs.console import console, errors, program, run
+from jobs.sweep import given, parse_drafts
+from specdec_core.config import Configuration, PairSpec, load_yaml, parse
+from specdec_core.errors import UserError
 from specdec_core.workspace import workspace
+
+ROWS = Path(__file__).with_name("bench.yaml")
+QUICK = {"max_new_tokens": 32, "repeats": 1, "prompts": {"limit": 4}}
+NOBODY = "none"
 
 
 def main(
     config: Annotated[
-        Path | None,
-        Option(help="YAML with `pair` and `configuration`; the champion when left out."),
+        list[Path] | None,
+        Option(
+            help="YAML with `pair` and `configuration` to add as a row; repeatable. Left out, the"
+            " champion, where there is one."
+        ),
     ] = None,
-    prompts: Annotated[str, Option(help="JSONL file, hub id, bundled:…")] = "bundled:held_out",
-    limit: Annotated[int, Option(min=1, help="Use the first n prompts.")] = 16,
-    max_new_tokens: Annotated[int, Option(min=1, help="Tokens for each prompt.")] = 128,
-    repeats: Annotated[int, Option(min=1, help="Times each prompt is decoded.")] = 3,
+    rows: Annotated[Path, Option(help="YAML with this engine's other rows")] = ROWS,
+    target: Annotated[str | None, Option(help="target: hub id, folder, bundled:…")] = None,
+    draft: Annotated[
+        list[str] | None, Option(help="draft model, [name=]model; may be repeated")
+    ] = None,
+    prompts: Annotated[str | None, Option(help="JSONL file, hub id, bundled:…")] = None,
+    limit: Annotated[int | None, Option(min=1, help="use the first n prompts")] = None,
+    max_new_tokens: Annotated[int | None, Option(min=1, help="tokens for each prompt")] = None,
+    repeats: Annotated[int | None, Option(min=1, help="times each prompt is decoded")] = None,
+    temperature: Annotated[
+        list[float] | None, Option(help="0 is greedy; may be repeated, each is a race")
+    ] = None,
+    peers: Annotated[
+        list[str] | None,
+        Option(help="transformers, vllm or none; may be repeated. Left out, all that are here."),
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        Option(help="answer file of Spec-Bench that its tasks' speedups are against"),
+    ] = None,
+    quick: Annotated[
+        bool, Option("--quick", help="a first look: 4 prompts, 32 new tokens, once")
+    ] = False,
+    name: Annotated[str | None, Option(help="name of the result's folder")] = None,
 ) -> None:
-    """Decode prompts greedily with this engine and with transformers, in turn in one process, and
-    print tokens a second and the paired ratios. Run it on an otherwise idle machine."""
-    choice, source = choose(config)
-    with console.status(f"loading {choice.pair.name}"):
-        # torch and transformers take seconds to import
-        from dashboards.tables import contest_table
-        from specdec_core.contest import contest_frame, contestants, race
+    """Decode the same prompts with this engine, transformers and vLLM, in turns, and say who is
+    how much faster, whether everybody writes what the model alone would write, and how far from
+    the physical limit this engine is. Run it on an otherwise idle machine."""
+    spec, chosen = _chosen(config or [], target, draft)
+    asked = given(
+        pair=spec.model_dump(mode="json"),
+        prompts=given(source=prompts, limit=limit) or None,
+        max_new_tokens=max_new_tokens,
+        repeats=repeats,
+        temperatures=temperature or None,
+        peers=_peers(peers),
+        chosen=[configuration.model_dump(mode="json") for configuration in chosen],
+    )
+    from cluster.bench import load_bench_plan
+
+    plan = load_bench_plan(rows, **_merged(QUICK if quick else {}, asked))
+    name = name or f"{plan.pair.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    if name == ".." or Path(name).name != name:
+        raise UserError(f"--name {name}: expected a folder's name, not a path")
+    root = workspace() / "bench"
+    if (root / name).exists():
+        raise UserError(f"{root / name} exists: give another --name")
+
+    with console.status(f"loading {plan.pair.name}"):
+        # torch, transformers and MLflow take seconds to import.
+        from cluster.bench import open_others, run_bench
+        from dashboards.bench import findings, log_bench, sections, write_bench
+        from dashboards.progress import RaceProgress
+        from dashboards.tracking import tracking_uri
+        from specdec_core.bench.spec_bench import read_answers
+        from specdec_core.files import atomic_folder
         from specdec_core.pair import load_pair
         from specdec_core.prompts import load_prompts
 
-        pair = load_pair(choice.pair)
-        # Others get the models as transformers loads them, in the draft type that is faster so.
-        plain = choice.pair.runner.model_copy(update={"pack": False, "draft_dtype": "auto"})
-        peer_pair = load_pair(choice.pair.model_copy(update={"runner": plain}))
-    texts = load_prompts(prompts, limit, pair.tokenizer)
-    tokens = [tuple(pair.tokenizer(prompt.text)["input_ids"]) for prompt in texts]
-    ours = choice.configuration.model_copy(update={"sampling": AUTOREGRESSIVE.sampling})
-    runners = contestants(pair, peer_pair, [ours], max_new_tokens)
-    with Progress(console=console) as progress:
-        task = progress.add_task("timing", total=repeats * len(tokens))
-        race(runners, tokens, repeats, lambda: progress.advance(task))
+        answers = read_answers(baseline) if baseline is not None else None
+        pair = load_pair(plan.pair)
+        found = load_prompts(plan.prompts.source, plan.prompts.limit, pair.tokenizer)
+    command = shlex.join(["specdec", "bench", *sys.argv[1 + sys.argv[1:2].count("bench") :]])
+    try:
+        with (
+            RaceProgress(console) as progress,
+            open_others(pair, plan.peers, peers is not None, progress) as others,
+        ):
+            result = run_bench(plan, found, pair, others, name, command, progress)
+    except KeyboardInterrupt:
+        console.print("interrupted; nothing was written")
+        sys.exit(130)
+    shown = sections(result, answers)
 
-    runner, peers = pair.spec.runner, peer_pair.spec.runner
-    console.print(
-        f"{pair.spec.name}, {ours.label} ({source}); {len(tokens)} prompts of "
-        f"{prompts}, {max_new_tokens} new tokens, {repeats} repeats; {runner.device}, target "
-        f"{runner.target_dtype}, draft {runner.draft_dtype} (transformers {peers.draft_dtype}), "
-        f"threads {runner.threads}",
-        soft_wrap=True,
-    )
-    console.print(contest_table(runners))
-    csv = write_atomically(workspace() / "bench.csv", contest_frame(runners).to_csv(index=False))
-    console.print(f"times     {csv}", soft_wrap=True)
+    def decode(tokens: list[int]) -> str:
+        return pair.tokenizer.decode(tokens, skip_special_tokens=True).strip()
+
+    with atomic_folder(root / name) as folder:
+        write_bench(result, shown, folder, decode)
+    log_bench(result, shown, found, root / name)
+    for section in shown:
+        if section.on_console:
+            console.print(section.rich())
+    for line in findings(result):
+        console.print(line, soft_wrap=True, markup=False)
+    console.print(f"report    {root / name / 'report.md'}", soft_wrap=True)
+    ui = [program("mlflow"), "ui", "--backend-store-uri", tracking_uri()]
+    console.print(f"compare   {shlex.join(ui)}", soft_wrap=True)
+    if unequal := result.unequal():
+        errors.print(
+            f"[red]not lossless:[/red] in float32 {len(unequal)} of our rows wrote something else"
+            " than autoregressive decoding"
+        )
+        sys.exit(1)
+
+
+def _chosen(
+    config: list[Path], target: str | None, draft: list[str] | None
+) -> tuple[PairSpec, list[Configuration]]:
+    """The pair, and the configurations given for it: those of the files, else the champion, if
+    there is one and no other pair was asked for."""
+    if config:
+        choices = [parse(Choice, load_yaml(path), str(path)) for path in config]
+        spec = choices[0].pair
+        for path, choice in zip(config, choices, strict=True):
+            if choice.pair != spec:
+                raise UserError(f"{path}: another pair than {config[0]}'s; one run is for one pair")
+    elif target is None and not draft:
+        from dashboards.tracking import find_champion  # MLflow takes seconds to import
+
+        if (champion := find_champion()) is None:
+            console.print("no champion yet (`specdec sweep` finds one): without its row")
+            return PairSpec(), []
+        spec, configuration, version = champion
+        if not configuration.lossless:
+            console.print(f"the champion, {configuration.label}, is lossy: without its row")
+            return spec, []
+        console.print(f"champion  {configuration.label}, version {version}", soft_wrap=True)
+        return spec, [configuration]
+    else:
+        spec, choices = PairSpec(), []
+    changes = given(target=target, drafts=parse_drafts(draft) if draft or target else None)
+    return spec.model_copy(update=changes), [choice.configuration for choice in choices]
+
+
+def _peers(names: list[str] | None) -> list[str] | None:
+    if names is None:
+        return None
+    from specdec_core.peers import NAMES
+
+    for own in names:
+        if own not in (*NAMES, NOBODY):
+            raise UserError(f"--peers {own}: expected {', '.join(NAMES)} or {NOBODY}")
+    return [own for own in NAMES if own in names]
+
+
+def _merged(under: dict, over: dict) -> dict:
+    """`over` on top of `under`, a mapping key by key."""
+    both = {k: {**under[k], **over[k]} for k in under if isinstance(over.get(k), dict)}
+    return {**under, **over, **both}
 
 
 if __name__ == "__main__":

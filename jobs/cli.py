@@ -26,7 +26,7 @@ COMMANDS = {
     "promote": "Make another configuration of a sweep the champion.",
     "serve": "Serve the champion over HTTP, OpenAI-compatible.",
     "generate": "Complete a prompt and show where the tokens came from.",
-    "bench": "Time this engine against transformers' own generation.",
+    "bench": "Time this engine against transformers and vLLM.",
     "train-pair": "Train the bundled pair from the standard library's source.",
 }
 

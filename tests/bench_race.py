@@ -1,0 +1,75 @@
+"""A race of the tiny pair, shared by the tests of the benchmark."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from specdec_core.bench.conversation import conversations
+from specdec_core.bench.limits import ForwardClock, oracle_limits, widths_of
+from specdec_core.bench.race import Other, Own, race
+from specdec_core.bench.result import BenchResult, Row
+from specdec_core.config import AUTOREGRESSIVE, Configuration, DraftModelDrafter, Sampling
+from specdec_core.engine import Engine
+from specdec_core.pair import Pair
+from specdec_core.peers import peers_of
+from specdec_core.prompts import Prompt
+from specdec_core.results import PromptSet
+
+NEW_TOKENS = 10
+CHAIN = Configuration(drafter=DraftModelDrafter())
+CATEGORIES = ("writing", "qa", "math")
+
+
+@pytest.fixture(scope="session")
+def bench_prompts() -> list[Prompt]:
+    texts = ("def main(", "for i in range", "x = 1 +")
+    return [
+        Prompt(str(number), text, category, (text, "and more"))
+        for number, (text, category) in enumerate(zip(texts, CATEGORIES, strict=True))
+    ]
+
+
+@pytest.fixture(scope="session")
+def bench_result(tiny_pair: Pair, bench_prompts: list[Prompt]) -> BenchResult:
+    """Our autoregressive decoding and a chain, and three of transformers' ways, twice, greedy and
+    sampled."""
+    asked = conversations(bench_prompts, tiny_pair.tokenizer, NEW_TOKENS, tiny_pair.max_length)
+    engine = Engine(tiny_pair)
+    clock = ForwardClock(tiny_pair, context=20)
+    first, assisted, *_, lookup = peers_of(tiny_pair, ["transformers"])
+    peers = [first, assisted, lookup]
+    for peer in peers:
+        peer.open()
+    contestants = [
+        Own(engine, AUTOREGRESSIVE, "specdec"),
+        Own(engine, CHAIN, "specdec"),
+        *(Other(peer, "transformers", not n) for n, peer in enumerate(peers)),
+    ]
+
+    def between(rows: list[Row]) -> None:
+        clock.measure(widths_of([row for row in rows if row.ours], tiny_pair), times=3)
+
+    rows = []
+    for temperature in (0.0, 1.0):
+        sampling = Sampling(temperature=temperature)
+        rows += race(contestants, asked, NEW_TOKENS, sampling, 2, on_repeat=between)
+    for peer in peers:
+        peer.close()
+    texts = [(c.tokens([]), t.written) for c, t in zip(asked, rows[0].takes[0], strict=True)]
+    forwards = clock.forwards()
+    return BenchResult(
+        name="tiny",
+        started=datetime(2026, 1, 2, tzinfo=UTC),
+        command="specdec bench",
+        pair=tiny_pair.spec,
+        prompts=PromptSet(source="prompts.jsonl", count=3, digest="0" * 64),
+        ids=[prompt.id for prompt in bench_prompts],
+        categories=list(CATEGORIES),
+        max_new_tokens=NEW_TOKENS,
+        repeats=2,
+        rows=rows,
+        forwards=forwards,
+        oracles=oracle_limits(tiny_pair, texts, forwards),
+    )

@@ -1,0 +1,91 @@
+"""A benchmark's report is whole: every table in Markdown, CSV and HTML, and its MLflow run."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from mlflow import MlflowClient
+
+from dashboards.bench import document, findings, log_bench, sections, write_bench
+from dashboards.figures.bench import bars, bench_svg
+from specdec_core.bench.result import BenchResult
+from specdec_core.bench.spec_bench import read_answers
+from specdec_core.prompts import Prompt
+
+
+def test_the_report_has_every_row_and_says_who_wins(
+    bench_result: BenchResult, bench_prompts: list[Prompt], tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    shown = sections(bench_result)
+    folder = tmp_path / "bench" / "tiny"
+    write_bench(bench_result, shown, folder, lambda tokens: " ".join(map(str, tokens)))
+    files = {path.name for path in folder.iterdir()}
+    keys = [section.key for section in shown]
+    assert keys == [
+        *("temperature_0", "temperature_1", "limits_0", "limits_1"),
+        *("tasks", "forwards", "contestants"),
+    ]
+    assert files >= {"report.md", "report.html", "bench.json", "times.csv", "summary.csv"}
+    assert files >= {f"{key}.csv" for key in keys} | {"temperature_0.svg", "temperature_1.svg"}
+    report = (folder / "report.md").read_text()
+    for row in bench_result.rows:
+        assert f"| {row.name} |" in report or f"| **{row.name}** |" in report
+    for section in shown:
+        assert f"## {section.title}" in report
+        frame = pd.read_csv(folder / f"{section.key}.csv")
+        assert len(frame) == len(section.frame) >= 1
+        table = section.markdown().split("\n\n")[-1].splitlines()
+        assert len({line.replace("\\|", "").count("|") for line in table}) == 1
+        assert len(table) == len(section.shown) + 2
+    (greedy, sampled) = (line for line in findings(bench_result) if "transformers' best" in line)
+    assert greedy.startswith("temperature 0: our best")
+    assert "chosen on the same 3 prompts, which flatters both" in sampled
+    assert "6 of 6" in report
+    assert BenchResult.load(folder) == bench_result
+
+    runs = sorted(path.name for path in (folder / "spec_bench").iterdir())
+    assert runs == ["run_1", "run_2"]
+    answered = list((folder / "spec_bench" / "run_2").glob("*.jsonl"))
+    assert len(answered) == len(bench_result.rows)
+    assert all(len(read_answers(path)) == 3 for path in answered)
+
+    run_id = log_bench(bench_result, shown, bench_prompts, folder)
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    run = client.get_run(run_id)
+    assert run.info.status == "FINISHED"
+    (best, _) = bench_result.headlines()
+    assert run.data.metrics["over_transformers_T0"] == pytest.approx(best.ratio)
+    assert run.inputs.dataset_inputs[0].dataset.digest == "0" * 36
+    nested = client.search_runs([run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run_id}'")
+    assert len(nested) == len(bench_result.rows)
+    speeds = {own.data.tags["mlflow.runName"]: own.data.metrics for own in nested}
+    for row in bench_result.rows:
+        logged = speeds[f"{row.group}: {row.name}, T={row.temperature:g}"]
+        assert logged["tokens_per_second"] == pytest.approx(row.tokens_per_second)
+    artifacts = {file.path for file in client.list_artifacts(run_id)}
+    assert artifacts >= {"report.md", "summary.csv", "figures", "spec_bench"}
+
+
+def test_what_is_not_lossless_is_said(bench_result: BenchResult) -> None:
+    broken = bench_result.model_copy(deep=True)
+    chain = broken.at(0.0, "specdec")[1]
+    chain.takes[1][2].outputs[0][4] += 1
+    (line,) = (line for line in findings(broken) if line.startswith("NOT LOSSLESS"))
+    assert "1 of 6 outputs" in line
+    assert "first at token 4" in line
+    assert "5 of 6, from 4" in document(broken, sections(broken))
+
+
+def test_bars_are_drawn_for_everybody(bench_result: BenchResult) -> None:
+    shown = bars(bench_result, 0.0)
+    assert [bar.ratio for bar in shown] == sorted((bar.ratio for bar in shown), reverse=True)
+    svg = ElementTree.fromstring(bench_svg(bench_result, 0.0))
+    texts = ["".join(text.itertext()) for text in svg.iter("{http://www.w3.org/2000/svg}text")]
+    for bar in shown:
+        assert bar.name in texts
+        assert f"{bar.ratio:.2f}× · {bar.tokens_per_second:.0f}/s" in texts

@@ -1,0 +1,134 @@
+"""`specdec bench` races, writes and logs; what is wrong is one line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from cluster.bench import BenchPlan, load_bench_plan
+from jobs import bench
+from jobs.bench import ROWS
+from jobs.console import run
+from specdec_core.bench.result import BenchResult
+from specdec_core.config import PairSpec
+from specdec_core.errors import UserError
+
+DRAFTED = "fixed K=2"
+
+
+@pytest.fixture
+def files(tiny_spec: PairSpec, tmp_path: Path) -> dict[str, Path]:
+    """Rows, a configuration, questions and the workspace."""
+    rows, config, questions = (tmp_path / name for name in ("rows.yaml", "one.yaml", "q.jsonl"))
+    rows.write_text("rows: [{drafter: {kind: prompt_lookup}}]\n")
+    drafter = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 2}}
+    content = {"pair": tiny_spec.model_dump(mode="json"), "configuration": {"drafter": drafter}}
+    config.write_text(yaml.safe_dump(content))
+    asked = [
+        {"question_id": 81 + n, "category": category, "turns": [text, "And?"]}
+        for n, (category, text) in enumerate((("writing", "def f("), ("qa", "import re")))
+    ]
+    questions.write_text("\n".join(map(json.dumps, asked)))
+    return {"rows": rows, "config": config, "prompts": questions, "home": tmp_path / "home"}
+
+
+def call(monkeypatch: pytest.MonkeyPatch, files: dict[str, Path], *arguments: str) -> int:
+    """Run the command without peers; returns its exit code."""
+    given = ["--config", str(files["config"]), "--rows", str(files["rows"]), "--peers", "none"]
+    monkeypatch.setenv("SPECDEC_HOME", str(files["home"]))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "argv", ["bench", *given, *arguments])
+    with pytest.raises(SystemExit) as exit:
+        run(bench.main)
+    return exit.value.code
+
+
+def test_a_bench_is_shown_written_and_logged(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    size = ("--max-new-tokens", "8", "--repeats", "2", "--name", "mine")
+    assert call(monkeypatch, files, "--prompts", str(files["prompts"]), *size) == 0
+    output = capsys.readouterr().out
+    for shown in ("tokens/s", DRAFTED, "prompt lookup", "Spec-Bench's tasks", "report  "):
+        assert shown in output
+    folder = files["home"] / "bench" / "mine"
+    result = BenchResult.load(folder)
+    assert result.command.startswith("specdec bench --config")
+    assert [row.autoregressive for row in result.rows] == [True, False, False]
+    assert "only the first is asked" in (folder / "report.md").read_text()
+    times = pd.read_csv(folder / "times.csv")
+    assert len(times) == 3 * 2 * 2
+    assert set(times["prompt"]) == {81, 82}
+    assert (times["tokens"] == 8).all()
+    assert (pd.read_csv(folder / "summary.csv")["equal_own"] == 4).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config", "none.yaml"], r"none.yaml: no such file"),
+        (["--peers", "llama.cpp"], r"--peers llama.cpp: expected transformers, vllm or none"),
+        (["--rows", "none.yaml"], r"none.yaml: no such file"),
+        (["--temperature", "-1"], r"temperatures.0: "),
+        (["--name", "a/b"], r"--name a/b: expected a folder's name, not a path"),
+        (["--prompts", "none.jsonl"], r"none.jsonl: no such file"),
+        (["--max-new-tokens", "900"], r"more than the 256 that the pair holds"),
+        (["--baseline", "none.jsonl"], r"none.jsonl: no such file"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    arguments: list[str],
+    message: str,
+    files: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    assert call(monkeypatch, files, *arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (files["home"] / "bench").exists()
+
+
+def test_a_peer_that_was_asked_for_must_be_there(
+    files: dict[str, Path], tiny_pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cluster.bench import open_others
+    from cluster.observer import Observer
+
+    class Told(Observer):
+        said: str | None = None
+
+        def warned(self, message: str) -> None:
+            self.said = message
+
+    monkeypatch.setattr("specdec_core.peers.vllm.VENV", files["home"] / "nowhere")
+    with pytest.raises(UserError, match="make bench-peers"), open_others(tiny_pair, ["vllm"], True):
+        pass
+    told = Told()
+    with open_others(tiny_pair, ["vllm"], False, told) as others:
+        assert others == []
+    assert "make bench-peers" in told.said
+
+
+def test_the_rows_hold_for_any_pair() -> None:
+    plan = load_bench_plan(ROWS)
+    drafts = {c.draft for c in plan.configurations()}
+    assert drafts == {None, "medium", "small"}
+    other = load_bench_plan(ROWS, pair={"target": "org/large", "drafts": {"mini": "org/mini"}})
+    assert {c.draft for c in other.configurations()} == {None, "mini"}
+    alone = load_bench_plan(ROWS, pair={"target": "org/large", "drafts": {}})
+    assert all(c.draft is None for c in alone.configurations())
+    assert len(alone.configurations()) >= 3
+
+
+def test_lossy_rows_are_refused() -> None:
+    lossy = {"drafter": {"kind": "target_tree", "branching": [2, 1]}}
+    with pytest.raises(UserError, match=r"is lossy"):
+        BenchPlan(rows=(lossy,)).configurations()
