@@ -140,7 +140,7 @@ def limits_frame(result: BenchResult, temperature: float) -> pd.DataFrame:
                 "ms_per_token": 1e3 * parts.whole,
                 "of_forwards": parts.of_forwards,
                 "of_oracle": oracle,
-                "beside_forwards": parts.beside / parts.rounds,
+                "beside_forwards": parts.beside_share,
                 **{f"{name}_ms": 1e3 * getattr(parts, name) for name in PARTS},
             }
         )
@@ -166,7 +166,7 @@ def limits_section(result: BenchResult, temperature: float) -> Section | None:
             "ms a token": f"{values['ms_per_token']:.2f}",
             "of its forwards' speed": f"{values['of_forwards']:.0%}",
             "of the oracle's": _number(values["of_oracle"], ".0%"),
-            BESIDE: f"{values['beside_forwards']:.0%}",
+            BESIDE: _number(values["beside_forwards"], ".0%"),
             **{
                 heading: f"{values[f'{name}_ms'] / values['ms_per_token']:.0%}"
                 for name, heading in PARTS.items()
@@ -467,7 +467,7 @@ def _log_row(
     if parts is not None:
         metrics |= {
             "of_forwards": parts.of_forwards,
-            "beside_forwards": parts.beside / parts.rounds,
+            "beside_forwards": parts.beside_share,
         }
         metrics |= {f"{name}_ms": 1e3 * getattr(parts, name) for name in PARTS}
     if oracle is not None:

@@ -52,6 +52,11 @@ class Split(Document):
         return self.policy + self.verify + self.bookkeeping
 
     @property
+    def beside_share(self) -> float:
+        """The part of the rounds that is no forward; NaN where rounds took no time."""
+        return self.beside / self.rounds if self.rounds else float("nan")
+
+    @property
     def of_forwards(self) -> float:
         """The speed as a share of what the forwards alone would allow."""
         return self.alone / self.whole
