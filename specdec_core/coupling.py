@@ -51,9 +51,18 @@ def choose(
 ) -> list[int]:
     """The token that each row of `probabilities` (n, at most `vocab_size`) chooses at its position
     of the text."""
+    pairs = [(noise, position) for position in positions]
+    return race(probabilities, pairs, vocab_size).tolist()
+
+
+def race(
+    probabilities: Tensor, places: Sequence[tuple[SharedNoise, int]], vocab_size: int
+) -> Tensor:
+    """The tokens (n,) that the rows of `probabilities` (n, at most `vocab_size`) choose, still on
+    their device, each with a request's noise at a position of its text."""
     entries = probabilities.shape[-1]  # a draft model may lack the target's padding entries
-    shared = torch.stack([noise.at(p, vocab_size)[:entries] for p in positions])
-    return (probabilities / shared.to(probabilities.device)).argmax(dim=-1).tolist()
+    shared = torch.stack([noise.at(place, vocab_size)[:entries] for noise, place in places])
+    return (probabilities / shared.to(probabilities.device)).argmax(dim=-1)
 
 
 def acceptance(p: Tensor, q: Tensor) -> Tensor:

@@ -24,7 +24,8 @@ from specdec_core.pair import Pair
 from specdec_core.runner import ModelRunner
 from specdec_core.sampling import RandomStream, draw, warp_rows
 from specdec_core.stats import Generation, Origin, Round
-from specdec_core.token_tree import TokenTree
+from specdec_core.stopwatch import Stopwatch
+from specdec_core.token_tree import ROOT, TokenTree
 from specdec_core.topology import below_text
 from specdec_core.verify import Verdict, longest, verify_greedy, verify_sampled
 
@@ -87,8 +88,9 @@ class Engine:
     ) -> None:
         self.pair, self.slots = pair, slots
         self.max_length = pair.max_length
-        self.target = ModelRunner(pair.target, slots, self.max_length)
+        self.target = pair.open_runner(None, slots)
         self._draft_runners: dict[str, ModelRunner] = {}
+        self._stopwatch = Stopwatch()
         self._active: dict[int, _Active] = {}
         self._queue: deque[Request] = deque()
         self.configure(configuration)
@@ -109,6 +111,7 @@ class Engine:
                 self.target.vocab_size,
                 self.pair.eos_token_ids,
                 lambda: self.pair.tokenizer_digest,
+                self._stopwatch,
             )
             self.drafter = build_drafter(configuration.drafter, resources)
             for shape in self.drafter.shapes:
@@ -155,26 +158,33 @@ class Engine:
         if not self._active:
             return []
         active = list(self._active.values())
-        start = perf_counter()
+        start = self._begin()
         trees = self._draft(active)
         drafted = perf_counter()
-        logits = self._target_logits(active, trees)
-        # Not argmax: on a CPU in bfloat16 it takes five times as long. Waits for the device.
-        choices = logits.max(dim=-1).indices.tolist()
+        logits, choices, forward = self._target_logits(active, trees)
         verified = perf_counter()
-        probs = warp_rows(logits, [slot.sequence.sampling for slot in active])
+        samplings = [slot.sequence.sampling for slot in active]
+        probs = warp_rows(logits, samplings)
+        verify = perf_counter() - verified
         chunks = []
         for n, (slot, tree) in enumerate(zip(active, trees, strict=True)):
+            began = perf_counter()
             verdict = self._verify(slot.sequence, tree, choices[n], probs[n])
             starts = self._starts(slot.sequence, verdict, logits[n], probs[n])
+            verify += perf_counter() - began
             outcome = Outcome(tree, verdict.path, choices[n], verified - start)
             chunks.append(self._commit(slot, tree, verdict, starts, outcome))
+        drafting = self._drafting_seconds()
         end = perf_counter()
         for slot, chunk in zip(active, chunks, strict=True):
             last = slot.rounds[-1]
             last.draft_seconds = drafted - start
             last.target_seconds = verified - drafted
             last.other_seconds = end - verified
+            last.draft_forward_seconds = drafting
+            last.policy_seconds = self._stopwatch.policy
+            last.target_forward_seconds = forward
+            last.verify_seconds = verify
             slot.token_seconds += [end - slot.started] * len(chunk.tokens)
             if chunk.finished:
                 chunk.finished.seconds = end - slot.started
@@ -239,6 +249,18 @@ class Engine:
             decoder = StreamDecoder(self.pair.tokenizer, request.stop, request.tokens)
             self._active[sequence.slot] = _Active(request, sequence, decoder, start, seconds)
 
+    def _begin(self) -> float:
+        """A round begins, now."""
+        self._stopwatch.begin()
+        for runner in self._draft_runners.values():
+            runner.seconds = 0.0
+        return perf_counter()
+
+    def _drafting_seconds(self) -> float:
+        """What the round has spent in draft models."""
+        forwards = sum(runner.seconds for runner in self._draft_runners.values())
+        return forwards + self._stopwatch.waited
+
     def _draft(self, active: list[_Active]) -> list[TokenTree]:
         if self.drafter is None:
             return [TokenTree() for _ in active]
@@ -248,26 +270,33 @@ class Engine:
             slot.sequence.batch = len(active)
         return self.drafter.propose([slot.sequence for slot in active])
 
-    def _target_logits(self, active: list[_Active], trees: list[TokenTree]) -> Tensor:
-        """Logits (slots, nodes + 1, vocabulary) behind the committed text and each node. Where the
-        target began the tree its first entry means nothing: that place was decided before."""
-        rows, tokens, parents = [], [], []
-        for slot, tree in zip(active, trees, strict=True):
+    def _target_logits(
+        self, active: list[_Active], trees: list[TokenTree]
+    ) -> tuple[Tensor, list[list[int]], float]:
+        """Logits (slots, nodes + 1, vocabulary) behind the committed text and each node, the most
+        likely tokens (slots, nodes + 1), and the seconds that the target took. Where the target
+        began the tree its first entries mean nothing: that place was decided before."""
+        rows, tokens, parents, begun = [], [], [], []
+        for n, (slot, tree) in enumerate(zip(active, trees, strict=True)):
             rows.append(slot.sequence.slot)
             if slot.sequence.starts:
+                begun.append(n)
                 tokens.append(tree.tokens)
                 parents.append(tree.parents)
             else:
                 tokens.append([slot.sequence.tokens[-1], *tree.tokens])
                 parents.append(below_text(tree.parents))
-        chains = all(p == list(range(-1, len(p) - 1)) for p in parents)
+        chains = all(tree.is_chain for tree in trees)
+        start = perf_counter()
         logits = self.target.forward(rows, tokens, None if chains else parents)
-        if any(slot.sequence.starts for slot in active):
+        choices = self.target.choices()
+        seconds = perf_counter() - start
+        if begun:
             logits = torch.cat([logits, logits[:, :1]], dim=1)
-            for n, slot in enumerate(active):
-                if slot.sequence.starts:
-                    logits[n] = logits[n].roll(1, dims=0)
-        return logits
+            for n in begun:
+                logits[n] = logits[n].roll(1, dims=0)
+                choices[n] = [ROOT, *choices[n]]
+        return logits, choices, seconds
 
     def _verify(
         self, sequence: Sequencing, tree: TokenTree, choices: list[int], probs: Tensor | None
@@ -391,7 +420,5 @@ class Engine:
         """The runner of a draft of the pair; the first draft's without a name."""
         name = self.pair.draft_name(name)
         if name not in self._draft_runners:
-            self._draft_runners[name] = ModelRunner(
-                self.pair.drafts[name], self.slots, self.max_length
-            )
+            self._draft_runners[name] = self.pair.open_runner(name, self.slots)
         return self._draft_runners[name]

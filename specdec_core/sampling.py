@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +21,9 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
 
     The temperature must not be 0: greedy decoding has no distribution.
     """
-    scores = logits.float() / sampling.temperature
+    scores = logits.float()
+    if sampling.temperature != 1:
+        scores = scores / sampling.temperature
     if 0 < sampling.top_k < scores.shape[-1]:
         smallest_kept = scores.topk(sampling.top_k, dim=-1).values[..., -1:]
         scores = scores.masked_fill(scores < smallest_kept, -torch.inf)
@@ -34,19 +37,36 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     return scores.softmax(dim=-1)
 
 
-def warp_rows(logits: Tensor, samplings: Sequence[Sampling]) -> list[Tensor | None]:
-    """Each row of `logits` (rows, ..., vocabulary) warped by its own sampling; None where greedy.
-    Rows that sample alike are warped together."""
+def distributions(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor | None:
+    """What the rows of `logits` (rows, ..., vocabulary) are sampled from, each warped by its own
+    sampling, at temperature 1 where that is greedy; None where all are greedy. Rows that sample
+    alike are warped together."""
+    first = samplings[0]
+    if all(sampling is first or sampling == first for sampling in samplings):
+        return None if first.greedy else warp(logits, first)
     rows: dict[Sampling, list[int]] = {}
     for row, sampling in enumerate(samplings):
         rows.setdefault(sampling, []).append(row)
-    warped: list[Tensor | None] = [None] * len(samplings)
+    if all(sampling.greedy for sampling in rows):
+        return None
+    probs = logits.float().softmax(dim=-1)
     for sampling, own in rows.items():
         if not sampling.greedy:
-            probs = warp(logits if len(own) == len(samplings) else logits[own], sampling)
-            for row, row_probs in zip(own, probs, strict=True):
-                warped[row] = row_probs
-    return warped
+            probs[own] = warp(logits[own], sampling)
+    return probs
+
+
+def warp_rows(logits: Tensor, samplings: Sequence[Sampling]) -> list[Tensor | None]:
+    """The :func:`distributions` of each row (..., vocabulary); None where it is greedy."""
+    return by_row(distributions(logits, samplings), samplings)
+
+
+def by_row(probs: Tensor | None, samplings: Sequence[Sampling]) -> list[Tensor | None]:
+    """The rows of what :func:`distributions` returned; None where a row is greedy."""
+    if probs is None:
+        return [None] * len(samplings)
+    own = zip(samplings, probs.unbind(), strict=True)
+    return [None if sampling.greedy else row for sampling, row in own]
 
 
 def draw(probabilities: Tensor, uniforms: Sequence[float]) -> list[int]:
@@ -55,8 +75,12 @@ def draw(probabilities: Tensor, uniforms: Sequence[float]) -> list[int]:
 
     The weights need not sum to 1. A token of weight 0 is never drawn.
     """
-    quantiles = torch.tensor(uniforms, dtype=torch.float64)[:, None]
-    return _quantiles(probabilities, quantiles)[:, 0].tolist()
+    return quantile(probabilities, uniforms).tolist()
+
+
+def quantile(probabilities: Tensor, uniforms: Sequence[float]) -> Tensor:
+    """:func:`draw`'s tokens (rows,), still on their device."""
+    return _quantiles(probabilities, torch.from_numpy(np.array(uniforms)[:, None]))[:, 0]
 
 
 def draw_siblings(
@@ -90,7 +114,7 @@ def draw_siblings(
 def _quantiles(weights: Tensor, uniforms: Tensor) -> Tensor:
     """The tokens (rows, n) at the uniform numbers (rows, n) of each row of `weights` (rows,
     vocabulary)."""
-    cumulative = weights.double().cumsum(-1)
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
     scaled = uniforms.to(cumulative.device) * cumulative[:, -1:]
     found = torch.searchsorted(cumulative, scaled, right=True)
     return found.clamp_(max=weights.shape[-1] - 1)
@@ -105,3 +129,13 @@ class RandomStream:
     def __init__(self, seed: int) -> None:
         self.uniform = random.Random(seed).random
         self.noise = SharedNoise(seed)
+
+
+def to_host(*values: Tensor) -> list[list[float]]:
+    """The numbers of vectors of one length (n,) on one device, with a single copy from it."""
+    if values[0].device.type == "cpu":
+        return [own.tolist() for own in values]
+    if len(values) == 1:
+        return [values[0].tolist()]
+    # Tokens are exact in double precision.
+    return torch.stack([own.double() for own in values]).tolist()

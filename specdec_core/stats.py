@@ -29,7 +29,8 @@ class Origin(StrEnum):
 @dataclass(slots=True)
 class Round:
     """One draft-verify-commit round of one request. Times are seconds of the whole engine step,
-    which the slots of a batch share."""
+    which the slots of a batch share. They fall into drafting, the target and the rest; and, another
+    way, into the forwards of both models, the draft's policy, verification and bookkeeping."""
 
     position: int  # generated tokens before the round
     drafted: int  # candidate tokens sent to verification
@@ -42,6 +43,21 @@ class Round:
     depth: int = 0  # candidates behind each other at most
     draft_tokens: int = 0  # places at which the draft model gave a distribution
     arm: int | None = None  # which of a bandit's arms proposed
+    draft_forward_seconds: float = 0.0  # of `draft_seconds`, in the draft model
+    policy_seconds: float = 0.0  # of `draft_seconds`, choosing tokens and asking whether to go on
+    target_forward_seconds: float = 0.0  # of `target_seconds`, in the target
+    verify_seconds: float = 0.0  # of `other_seconds`, accepting and rejecting
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole round."""
+        return self.draft_seconds + self.target_seconds + self.other_seconds
+
+    @property
+    def bookkeeping_seconds(self) -> float:
+        """Of the round, what is neither a forward nor policy nor verification."""
+        named = self.draft_forward_seconds + self.policy_seconds + self.target_forward_seconds
+        return self.seconds - named - self.verify_seconds
 
 
 _OF_THE_TARGET = (Origin.CORRECTION, Origin.BONUS, Origin.TARGET)

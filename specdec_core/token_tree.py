@@ -62,7 +62,7 @@ class TokenTree:
 
     @property
     def is_chain(self) -> bool:
-        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+        return self.parents == list(range(-1, len(self.parents) - 1))
 
     @property
     def depth(self) -> int:

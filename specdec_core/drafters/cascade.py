@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -20,8 +21,8 @@ from specdec_core.config import CascadeDrafter, Policy
 from specdec_core.coupling import choose
 from specdec_core.drafters.base import Drafter, Lookup, Outcome, Resources, Sequencing
 from specdec_core.drafters.context import DraftContext
-from specdec_core.policies import Signals, build_policy, draft_distributions
-from specdec_core.sampling import warp_rows
+from specdec_core.policies import Signals, build_policy
+from specdec_core.sampling import by_row, distributions
 from specdec_core.stats import Origin
 from specdec_core.token_tree import TokenTree
 from specdec_core.verify import Verdict, verify_greedy, verify_sampled
@@ -35,9 +36,10 @@ class _Draft:
     limit: int
     tree: TokenTree = field(default_factory=TokenTree)
     feed: list[int] = field(default_factory=list)  # text and chain that was not read yet
-    row: int = 0  # of the latest forward
-    # What it decided: tokens, where in its row they were drawn from, and their distributions.
+    # What the latest forward decided: tokens, the places in its row that they were drawn from and
+    # their distributions; and how many new tokens of other slots come before them.
     new: list[tuple[int, int, Tensor | None]] = field(default_factory=list)
+    before: int = 0
 
 
 class GuessedChain(Drafter):
@@ -52,6 +54,7 @@ class GuessedChain(Drafter):
         self.context = DraftContext(self.runner)
         self.policy = build_policy(policy, partial(resources.load_head, draft))
         self.vocab_size, self.eos_token_ids = resources.vocab_size, resources.eos_token_ids
+        self.stopwatch = resources.stopwatch
         if self.policy.needs_hidden:
             self.runner.watch_hidden(True)
         self._chains: dict[int, tuple[int, int]] = {}  # by slot: length of the text, of the chain
@@ -77,8 +80,7 @@ class GuessedChain(Drafter):
         for draft in active:
             draft.feed = self.context.pending(draft.sequence)
         while active:
-            logits, hidden = self._forward(active)
-            active = self._ask(active, logits, hidden)
+            active = self._ask(active, self._forward(active))
         for draft in drafts:
             self._chains[draft.sequence.slot] = len(draft.sequence.tokens), len(draft.tree)
         return [draft.tree for draft in drafts]
@@ -93,30 +95,51 @@ class GuessedChain(Drafter):
             accepted = sum(node < length for node in outcome.path)
             self.policy.observe(sequence.slot, length, accepted)
 
-    def _forward(self, active: list[_Draft]) -> tuple[Tensor, Tensor | None]:
+    def _forward(self, active: list[_Draft]) -> Signals:
         """One forward of the draft model: reads the feed and the guesses behind it, decides which
-        tokens come next, and forgets the other guesses. Logits (rows, width, vocabulary) and, for
-        policies that ask, hidden states (rows, width, dimension)."""
+        tokens come next, and forgets the other guesses. What there is to know of all these tokens,
+        slot by slot."""
         guesses, tokens, parents = [], [], []
-        for row, draft in enumerate(active):
+        for draft in active:
             drafted = draft.tree.tokens
             # One token comes from the draft model itself.
             room = draft.limit - len(drafted) - 1
             guess = self.guess(draft.sequence, drafted, room) if room > 0 else TokenTree()
             fed = len(draft.feed)
-            draft.row = row
             guesses.append(guess)
             tokens.append(draft.feed + guess.tokens)
             parents.append([*range(-1, fed - 1), *(fed + parent for parent in guess.parents)])
         chains = all(guess.is_chain for guess in guesses)
         rows = [draft.sequence.slot for draft in active]
         logits = self.runner.forward(rows, tokens, None if chains else parents)
-        logits = logits[..., : self.vocab_size]
-        choices = logits.argmax(dim=-1).tolist()
-        probs = warp_rows(logits, [draft.sequence.sampling for draft in active])
-        for draft, guess, own, q in zip(active, guesses, choices, probs, strict=True):
+        returned = perf_counter()
+        choices = self.runner.choices()
+        samplings = [draft.sequence.sampling for draft in active]
+        probs = distributions(logits, samplings)
+        pairs = zip(active, guesses, choices, by_row(probs, samplings), strict=True)
+        for draft, guess, own, q in pairs:
             self._decide(draft, guess, own, q)
-        return logits, self.runner.hidden
+        signals = self._signals(active, logits, probs)
+        self.stopwatch.chose(returned, logits)
+        return signals
+
+    def _signals(self, active: list[_Draft], logits: Tensor, probs: Tensor | None) -> Signals:
+        """What the policy may see of all new tokens, given the logits and distributions (rows,
+        width, vocabulary) of the forward."""
+        slots, tokens, positions, places = [], [], [], []
+        width = logits.shape[1]
+        for row, draft in enumerate(active):
+            draft.before = len(tokens)
+            for position, (token, place, _) in enumerate(draft.new, len(draft.tree) + 1):
+                slots.append(draft.sequence.slot)
+                tokens.append(token)
+                positions.append(position)
+                places.append(row * width + place)
+        states = (logits, probs, self.runner.hidden)
+        flat = (None if own is None else own.flatten(0, 1) for own in states)
+        signals = Signals(slots, tokens, positions, *flat, places)
+        signals.fetch(self.policy.reads)
+        return signals
 
     def _decide(
         self, draft: _Draft, guess: TokenTree, choices: list[int], probs: Tensor | None
@@ -158,7 +181,7 @@ class GuessedChain(Drafter):
             guess, choose(probs, sequence.random.noise, positions, self.vocab_size)
         )
 
-    def _ask(self, active: list[_Draft], logits: Tensor, hidden: Tensor | None) -> list[_Draft]:
+    def _ask(self, active: list[_Draft], signals: Signals) -> list[_Draft]:
         """Append the new tokens one by one, as far as the policy wants them. The drafts that it
         would have longer still."""
         going_on, step = [], 0
@@ -173,9 +196,11 @@ class GuessedChain(Drafter):
             shown = [n for n, still in enumerate(open_ended) if still or self.policy.learns]
             answers = [False] * len(active)
             if shown:
-                signals = _signals([active[n] for n in shown], step, logits, hidden)
-                for n, answer in zip(shown, self.policy.go_on(signals), strict=True):
+                asking = perf_counter()
+                own = signals.only([active[n].before + step for n in shown])
+                for n, answer in zip(shown, self.policy.go_on(own), strict=True):
                     answers[n] = answer and open_ended[n]
+                self.stopwatch.asked(asking)
             following, step = [], step + 1
             for draft, answer in zip(active, answers, strict=True):
                 if not answer:
@@ -193,21 +218,6 @@ class GuessedChain(Drafter):
         slot = draft.sequence.slot
         end = len(draft.sequence.tokens) + len(draft.tree)
         self.runner.truncate(slot, min(self.runner.lengths[slot], end))
-
-
-def _signals(drafts: list[_Draft], step: int, logits: Tensor, hidden: Tensor | None) -> Signals:
-    """What the policy sees of the drafts' new tokens number `step`."""
-    rows = [draft.row for draft in drafts]
-    tokens, places, probs = zip(*(draft.new[step] for draft in drafts), strict=True)
-    logits = logits[rows, list(places)]
-    return Signals(
-        [draft.sequence.slot for draft in drafts],
-        list(tokens),
-        [len(draft.tree) for draft in drafts],
-        logits,
-        draft_distributions(logits, probs),
-        None if hidden is None else hidden[rows, list(places)],
-    )
 
 
 class Cascade(GuessedChain):

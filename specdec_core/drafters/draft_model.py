@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from specdec_core.config import DraftModelDrafter
-from specdec_core.coupling import choose
+from specdec_core.coupling import race
 from specdec_core.drafters.base import Drafter, Outcome, Resources, Sequencing
 from specdec_core.drafters.context import DraftContext
-from specdec_core.policies import Signals, build_policy, draft_distributions
-from specdec_core.sampling import draw, warp_rows
+from specdec_core.policies import Signals, build_policy
+from specdec_core.sampling import by_row, distributions, quantile
 from specdec_core.stats import Origin
 from specdec_core.token_tree import TokenTree
 
@@ -26,6 +27,7 @@ class DraftModel(Drafter):
         self.context = DraftContext(self.runner)
         self.policy = build_policy(settings.policy, partial(resources.load_head, settings.draft))
         self.vocab_size, self.eos_token_ids = resources.vocab_size, resources.eos_token_ids
+        self.stopwatch = resources.stopwatch
         if self.policy.needs_hidden:
             self.runner.watch_hidden(True)
         self.runner.lazy = self.runner.lazy or self.policy.rests
@@ -42,25 +44,27 @@ class DraftModel(Drafter):
         active = [i for i, limit in enumerate(limits) if limit > 0]
         feed = {i: self.context.pending(sequences[i]) for i in active}
         while active:
-            rows = [sequences[i].slot for i in active]
-            logits, hidden = self._forward(rows, [feed[i] for i in active])
+            drafting = [sequences[i] for i in active]
             positions = [len(trees[i]) + 1 for i in active]
-            tokens, probs = self._choose([sequences[i] for i in active], positions, logits)
+            # Nobody is asked about the last possible candidates.
+            ends = [position == limits[i] for i, position in zip(active, positions, strict=True)]
+            reads = () if all(ends) and not self.policy.learns else self.policy.reads
+            signals, probs = self._draft(drafting, [feed[i] for i in active], positions, reads)
+            tokens = signals.tokens
             for i, token, q in zip(active, tokens, probs, strict=True):
                 trees[i].add(token, len(trees[i]) - 1, Origin.DRAFT, q)
                 trees[i].draft_forwards += 1
                 trees[i].draft_tokens += 1
                 feed[i] = [token]
             open_ended = [
-                n
-                for n, i in enumerate(active)
-                if len(trees[i]) < limits[i] and tokens[n] not in self.eos_token_ids
+                n for n, end in enumerate(ends) if not end and tokens[n] not in self.eos_token_ids
             ]
             shown = list(range(len(active))) if self.policy.learns else open_ended
             if not shown:
                 break
-            signals = _signals(shown, rows, tokens, positions, logits, probs, hidden)
-            answers = zip(shown, self.policy.go_on(signals), strict=True)
+            asking = perf_counter()
+            answers = zip(shown, self.policy.go_on(signals.only(shown)), strict=True)
+            self.stopwatch.asked(asking)
             active = [active[n] for n, go in answers if go and n in open_ended]
         return trees
 
@@ -69,64 +73,62 @@ class DraftModel(Drafter):
         if drafted := len(outcome.tree):
             self.policy.observe(sequence.slot, drafted, outcome.accepted)
 
-    def _forward(self, rows: list[int], feed: list[list[int]]) -> tuple[Tensor, Tensor | None]:
-        """Logits (rows, vocabulary) behind each row's last fed token, and what the output layer
-        made them from (rows, dimension), where the policy asks for it."""
-        logits = self.runner.forward(rows, feed)
+    def _draft(
+        self,
+        sequences: list[Sequencing],
+        feed: list[list[int]],
+        positions: list[int],
+        reads: Sequence[str],
+    ) -> tuple[Signals, list[Tensor | None]]:
+        """One forward: the next token of each row, which is the `positions`-th candidate of its
+        round, and the distribution it was drawn from. The signals know the values `reads`."""
+        logits = self.runner.forward([s.slot for s in sequences], feed)
         last = [len(own) - 1 for own in feed]
-        return _at(logits, last)[:, : self.vocab_size], _at(self.runner.hidden, last)
+        logits = _at(logits, last)
+        hidden = None if self.runner.hidden is None else _at(self.runner.hidden, last)
+        returned = perf_counter()
+        samplings = [s.sampling for s in sequences]
+        probs = distributions(logits, samplings)
+        drawn = self._draw(sequences, positions, probs, last)
+        signals = Signals([s.slot for s in sequences], drawn, positions, logits, probs, hidden)
+        signals.fetch(reads)
+        self.stopwatch.chose(returned, logits)
+        return signals, by_row(probs, samplings)
 
-    def _choose(
-        self, sequences: list[Sequencing], positions: list[int], logits: Tensor
-    ) -> tuple[list[int], list[Tensor | None]]:
-        """The drafted token of each row and the distribution it was drawn from; each is the
-        `positions`-th candidate of its round."""
-        probs = warp_rows(logits, [s.sampling for s in sequences])
-        greedy = any(q is None for q in probs)
-        tokens = logits.argmax(dim=-1).tolist() if greedy else [0] * len(probs)
-        drawn = []
-        for row, (sequence, q) in enumerate(zip(sequences, probs, strict=True)):
-            if q is None:
-                continue
-            if sequence.sampling.coupling == "rejection":
-                drawn.append(row)
-                continue
-            place = len(sequence.tokens) + positions[row] - 1
-            [tokens[row]] = choose(q[None], sequence.random.noise, [place], self.vocab_size)
-        if drawn:
-            q = torch.stack([probs[row] for row in drawn])
-            uniforms = [sequences[row].random.uniform() for row in drawn]
-            for row, token in zip(drawn, draw(q, uniforms), strict=True):
-                tokens[row] = token
-        return tokens, probs
+    def _draw(
+        self,
+        sequences: list[Sequencing],
+        positions: list[int],
+        probs: Tensor | None,
+        last: list[int],
+    ) -> Tensor:
+        """Tokens (rows,) drawn from the distributions `probs` (rows, vocabulary); where decoding is
+        greedy the most likely ones at the places `last` of the forward."""
+        if probs is None:
+            return _at(self.runner.chosen, last)
+        rows: dict[str, list[int]] = {}
+        noise = [
+            (s.random.noise, len(s.tokens) + position - 1)
+            for s, position in zip(sequences, positions, strict=True)
+        ]
+        for row, sequence in enumerate(sequences):
+            sampling = sequence.sampling
+            rows.setdefault("" if sampling.greedy else sampling.coupling, []).append(row)
+        drawn = torch.empty(len(sequences), dtype=torch.long, device=probs.device)
+        for rule, own in rows.items():
+            some = slice(None) if len(rows) == 1 else own
+            if rule == "rejection":
+                uniforms = [sequences[row].random.uniform() for row in own]
+                drawn[some] = quantile(probs[some], uniforms)
+            elif rule == "gumbel":
+                drawn[some] = race(probs[some], [noise[row] for row in own], self.vocab_size)
+            else:
+                drawn[some] = _at(self.runner.chosen, last)[some]
+        return drawn
 
 
-def _at(states: Tensor | None, places: list[int]) -> Tensor | None:
+def _at(states: Tensor, places: list[int]) -> Tensor:
     """Row n's entry (rows, …) at its own place of `states` (rows, width, …)."""
-    if states is None:
-        return None
-    if states.shape[1] == 1:
-        return states[:, 0]
-    return torch.stack([states[row, place] for row, place in enumerate(places)])
-
-
-def _signals(
-    chosen: list[int],
-    rows: list[int],
-    tokens: list[int],
-    positions: list[int],
-    logits: Tensor,
-    probs: list[Tensor | None],
-    hidden: Tensor | None,
-) -> Signals:
-    """What the policy sees of the `chosen` rows."""
-    everyone = len(chosen) == len(rows)
-    logits = logits if everyone else logits[chosen]
-    return Signals(
-        [rows[n] for n in chosen],
-        [tokens[n] for n in chosen],
-        [positions[n] for n in chosen],
-        logits,
-        draft_distributions(logits, [probs[n] for n in chosen]),
-        hidden if everyone or hidden is None else hidden[chosen],
-    )
+    if places.count(places[0]) == len(places):
+        return states[:, places[0]]
+    return states[list(range(len(places))), places]

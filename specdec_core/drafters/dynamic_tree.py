@@ -20,9 +20,9 @@ from specdec_core.config import DynamicTreeDrafter
 from specdec_core.drafters.base import Drafter, Outcome, Resources, Sequencing
 from specdec_core.drafters.context import DraftContext
 from specdec_core.drafters.growing import Growth, Level
-from specdec_core.policies import Signals, build_policy, draft_distributions
+from specdec_core.policies import Signals, build_policy
 from specdec_core.policies.branches import Branches
-from specdec_core.sampling import warp_rows
+from specdec_core.sampling import distributions
 from specdec_core.stats import Origin
 from specdec_core.token_tree import ROOT, TokenTree
 
@@ -71,7 +71,7 @@ class DynamicTree(Drafter):
         depth = 0
         while wanted:
             level = growth.read(wanted)
-            probs = warp_rows(level.logits, [sequences[i].sampling for i in level.trees])
+            probs = distributions(level.logits, [sequences[i].sampling for i in level.trees])
             candidates = self._expand(growth, marks, level, probs, depth)
             depth += 1
             wanted = self._choose(growth, marks, level, probs, candidates, depth)
@@ -95,7 +95,7 @@ class DynamicTree(Drafter):
         growth: Growth,
         marks: Sequence[_Marks],
         level: Level,
-        probs: Sequence[Tensor | None],
+        probs: Tensor | None,
         depth: int,
     ) -> dict[int, dict[int, int]]:
         """Give every place of the level its candidates. For each tree the new nodes, and behind
@@ -124,7 +124,7 @@ class DynamicTree(Drafter):
         growth: Growth,
         marks: Sequence[_Marks],
         level: Level,
-        probs: Sequence[Tensor | None],
+        probs: Tensor | None,
         candidates: Mapping[int, Mapping[int, int]],
         depth: int,
     ) -> dict[int, list[int]]:
@@ -145,14 +145,14 @@ class DynamicTree(Drafter):
         if not shown:
             return {}
         places = [candidates[i][node] for i, node in shown]
-        logits = level.logits[places]
         signals = Signals(
             [growth.sequences[i].slot for i, _ in shown],
             [growth.trees[i].tokens[node] for i, node in shown],
             [depth] * len(shown),
-            logits,
-            draft_distributions(logits, [probs[place] for place in places]),
-            None if level.hidden is None else level.hidden[places],
+            level.logits,
+            probs,
+            level.hidden,
+            places,
         )
         before = [marks[i].products[node] for i, node in shown]
         answers, products = self.branches.go_on(signals, before)
@@ -183,7 +183,7 @@ def _part(tree: TokenTree, number: Mapping[int, int]) -> TokenTree:
 
 def _confidences(
     logits: Tensor,
-    probs: Sequence[Tensor | None],
+    probs: Tensor | None,
     sequences: Sequence[Sequencing],
     depth: int,
     vocab_size: int,
@@ -191,13 +191,11 @@ def _confidences(
     """How confident the draft is in each token (n, vocabulary) `depth` places behind the text: its
     probability; with coupled sampling q / E, of which the draft chooses the largest
     (specdec_core.coupling), normalised."""
-    if all(q is None for q in probs):
+    if probs is None:
         return logits.float().softmax(dim=-1)
     likely = []
-    for row, (sequence, q) in enumerate(zip(sequences, probs, strict=True)):
-        if q is None:
-            q = logits[row].float().softmax(dim=-1)
-        elif sequence.sampling.coupling == "gumbel":
+    for sequence, q in zip(sequences, probs, strict=True):
+        if not sequence.sampling.greedy and sequence.sampling.coupling == "gumbel":
             noise = sequence.random.noise.at(len(sequence.tokens) + depth, vocab_size)
             q = q / noise[: len(q)].to(q.device)
             q = q / q.sum()

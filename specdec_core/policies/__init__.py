@@ -7,7 +7,7 @@ from collections.abc import Callable
 from specdec_core import config
 from specdec_core.errors import UserError
 from specdec_core.heads import LoadedHead
-from specdec_core.policies.base import LengthPolicy, Rule, Signals, draft_distributions
+from specdec_core.policies.base import LengthPolicy, Rule, Signals
 from specdec_core.policies.by_batch import ByBatch
 from specdec_core.policies.dynamic import DynamicConfidence
 from specdec_core.policies.heads import Decision, SpecDecPlusPlus
@@ -21,7 +21,6 @@ __all__ = [
     "Rule",
     "Signals",
     "build_policy",
-    "draft_distributions",
 ]
 
 LoadHead = Callable[[str], LoadedHead]

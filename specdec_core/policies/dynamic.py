@@ -60,6 +60,7 @@ class DynamicConfidence(LengthPolicy):
 
     settings: DynamicConfidencePolicy
     learns = True
+    reads = ("probability",)
 
     def __init__(self, settings: DynamicConfidencePolicy) -> None:
         super().__init__(settings)

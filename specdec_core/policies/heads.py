@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from specdec_core.config import DecisionPolicy, SpecDecPlusPlusPolicy
@@ -55,7 +54,7 @@ class Decision(Rule):
         if self._needs_distribution:
             top = signals.top_probabilities(self.head.card.top_k)
             features["top_probs"] = top
-            features["entropy"] = torch.as_tensor(signals.entropy, device=top.device)
+            features["entropy"] = signals.measure("entropy")
         return self.head.probabilities(**features).tolist()
 
     def stops(self, value: Any) -> Any:

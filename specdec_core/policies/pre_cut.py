@@ -163,6 +163,7 @@ class PreCut(LengthPolicy):
 
     settings: PreCutPolicy
     learns = True
+    reads = ("probability",)
 
     def __init__(self, settings: PreCutPolicy) -> None:
         super().__init__(settings)

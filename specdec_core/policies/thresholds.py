@@ -24,6 +24,8 @@ class Fixed(Rule):
 class Confidence(Rule):
     """Stop behind a token whose distribution peaks below the threshold."""
 
+    reads = ("top_probability",)
+
     def values(self, signals: Signals) -> Sequence[float]:
         return signals.top_probability
 
@@ -35,6 +37,7 @@ class ConfidenceProduct(Rule):
     """Stop when Π q(y) of the round falls below the threshold."""
 
     cumulative = True
+    reads = ("probability",)
 
     def values(self, signals: Signals) -> Sequence[float]:
         return signals.probability
@@ -45,6 +48,8 @@ class ConfidenceProduct(Rule):
 
 class Svip(Rule):
     """Stop behind a token whose distribution has √H > h (SVIP, Eq. 7)."""
+
+    reads = ("entropy",)
 
     def values(self, signals: Signals) -> Sequence[float]:
         return signals.entropy

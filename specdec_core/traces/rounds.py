@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import pandas as pd
 
-from specdec_core.stats import Counts
+from specdec_core.stats import Counts, Round
 from specdec_core.token_tree import TokenTree
 
 NO_ARM = -1
@@ -63,7 +63,7 @@ class ReplayedRounds:
             "draft_tokens": self.draft_tokens,
             "arm": [None if arm == NO_ARM else arm for arm in self.arm.tolist()],
         }
-        times = dict.fromkeys(("draft_seconds", "target_seconds", "other_seconds"), 0.0)
+        times = {f.name: 0.0 for f in fields(Round) if f.name.endswith("_seconds")}
         return pd.DataFrame({**rows, **times}).assign(**columns)
 
 

@@ -276,6 +276,9 @@ class RecordedSignals:
     def entropy(self) -> np.ndarray:
         return self.trace.entropy[self.rows]
 
+    def measure(self, name: str) -> Tensor:
+        return torch.from_numpy(getattr(self, name))
+
     @property
     def hidden(self) -> Tensor:
         return torch.from_numpy(self.trace.hidden[self.rows])
