@@ -40,6 +40,7 @@ STYLES = {
 # share the colour of the family that they vary: no more colours than these can be told apart
 VARIANTS = {
     "lasting_heuristic": STYLES["heuristic"]._replace(name="lasting heuristic", symbol="square-x"),
+    "by_batch": STYLES["fixed"]._replace(name="K by batch", symbol="circle-dot"),
     "fork": STYLES["tree"]._replace(name="fork", symbol="star-triangle-down"),
     "target_tree": STYLES["tree"]._replace(name="target's tree", symbol="star-diamond"),
     "dynamic_tree": STYLES["tree"]._replace(name="dynamic tree", symbol="star-square"),

@@ -20,6 +20,7 @@ COMMANDS = {
     "plan-tree": "Propose the best static token tree from a recording.",
     "drift": "Measure how far lossy drafting drifts from the target.",
     "bandits": "Compare bandits over drafters with each of their arms alone.",
+    "throughput": "Measure tokens a second by batch size, and choose K for each.",
     "papers": "Write the papers' comparison tables for a pair.",
     "sweep": "Find the fastest configuration for a pair and its prompts.",
     "report": "Write a sweep's HTML report again.",

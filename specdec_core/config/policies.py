@@ -47,6 +47,9 @@ class ByBatchPolicy(Value):
             raise ValueError("drafts nothing at any number of requests")
         return dict(sorted(tokens.items()))
 
+    def __hash__(self) -> int:
+        return hash(tuple(self.tokens.items()))
+
     @property
     def max_tokens(self) -> int:
         return max(self.tokens.values())
