@@ -11,6 +11,7 @@ import pytest
 
 from specdec_core.config import (
     BanditDrafter,
+    ByBatchPolicy,
     CascadeDrafter,
     ConfidencePolicy,
     ConfidenceProductPolicy,
@@ -60,7 +61,8 @@ COLUMNS = [
     *(f.name for f in fields(Round) if not f.name.endswith("_seconds")),
 ]
 
-# Policies of a request by itself, decoded in a batch, and those that remember earlier requests.
+# Policies of a request by itself, decoded in a batch, and those that remember earlier requests or
+# count who is decoded with them.
 OWN: dict[str, Policy] = {
     "fixed": FixedPolicy(max_tokens=6),
     "heuristic": HeuristicPolicy(start=3),
@@ -76,6 +78,7 @@ OWN: dict[str, Policy] = {
 LASTING: dict[str, Policy] = {
     "lasting heuristic": HeuristicPolicy(transient=False),
     "pre_cut": PreCutPolicy(),
+    "by batch": ByBatchPolicy(tokens={1: 4, 2: 0}),
 }
 SVIP = SvipPolicy(threshold=1.1, max_tokens=12)
 CACHE = TokenCacheDrafter(learn_from="output")
