@@ -79,6 +79,8 @@ def cached(context: int, rows: int) -> int:
 def test_a_forward_makes_no_copy_of_the_cache(
     model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, rows: int, width: int
 ) -> None:
+    """Of neighbouring rows, each head with keys of its own: of others the eager runner gathers what
+    it needs."""
     grown = allocated(model, FAR, rows, width) - allocated(model, NEAR, rows, width)
     copy = cached(FAR - NEAR, rows)
     assert grown < 0.1 * copy  # masks and positions
