@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +21,36 @@ from tests.bench_race import bench_prompts, bench_result  # noqa: F401 (fixtures
 # A shell's background jobs ignore Ctrl-C, and so would the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# xdist's processes have these from readline, and a console keeps the width that it is made with.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+
 torch.set_num_threads(1)  # the models are tiny; threads would only wait for each other
 
-DATASETS = Path(__file__).parents[2] / "shared" / "datasets"
+TESTS = Path(__file__).parent
+DATASETS = TESTS.parents[1] / "shared" / "datasets"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where processes share the tests (`-n 2`), one runs every file that needs Ray, one all of the
+    dashboards, and each other file stays whole."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Files(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _together(nodeid.partition("::")[0])
+
+    config.option.loadscopereorder = False  # Ray's files come early and take longest
+    return Files(config, log)
+
+
+@cache
+def _together(file: str) -> str:
+    """The name of the group of files that one process runs."""
+    if "ray_running" in (TESTS.parent / file).read_text():
+        return "ray"
+    return "dashboards" if file.startswith("tests/dashboards/") else file
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
@@ -53,6 +84,16 @@ def tiny_llama(seed: int, hidden: int, layers: int, vocab: int) -> LlamaForCausa
         bos_token_id=None,
     )
     return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="session")
+def ray_running() -> Iterator[None]:
+    """One local Ray for all tests that run it in this process: a start and its end take longer
+    than most of them."""
+    from cluster.ray_session import ray_session  # it takes seconds to import
+
+    with ray_session():
+        yield
 
 
 @pytest.fixture(scope="session")

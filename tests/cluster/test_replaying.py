@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -13,8 +12,8 @@ import pytest
 from cluster.folder import SweepFolder
 from cluster.observer import Observer
 from cluster.plan import Plan
-from cluster.ray_session import ray_session
 from cluster.recording import RecordingPlan, run_recording
+from cluster.replaying import open_replay
 from cluster.sweep import run_sweep
 from specdec_core.config import PairSpec, Sampling
 from specdec_core.errors import UserError
@@ -23,6 +22,8 @@ from specdec_core.pair import fingerprints
 from specdec_core.results import SweepResult, Trial
 from specdec_core.stats import Counts
 from specdec_core.traces import Recording
+
+pytestmark = pytest.mark.usefixtures("ray_running")
 
 PROMPTS = ["def add(a, b): return a + b", "for i in range(10): print(i)", "x = [1, 2, 3]"]
 TOKENS = 24
@@ -57,12 +58,6 @@ class Heard(Observer):
 
     def warned(self, message: str) -> None:
         self.warnings.append(message)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def session() -> Iterator[None]:
-    with ray_session():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -108,17 +103,40 @@ Swept = tuple[SweepResult, SweepFolder, Heard]
 
 
 @pytest.fixture(scope="module")
-def replayed(tiny_spec: PairSpec, prompts_file: Path, recorded: tuple[Path, Recording]) -> Swept:
-    heard = Heard()
-    return *run_sweep(plan_for(tiny_spec, prompts_file), recorded[0], observers=[heard]), heard
+def heads(tiny_spec: PairSpec, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Heads that know nothing, for the pair's draft and (`strange`) for another one."""
+    root, own = tmp_path_factory.mktemp("heads"), fingerprints(tiny_spec)
+    folders = {name: root / name for name in ("specdecpp", "t1", "strange")}
+    for name, folder in folders.items():
+        kind = "t1" if name == "strange" else name
+        draft = own["target"] if name == "strange" else own["draft"]
+        card = HeadCard(
+            kind=kind, draft="draft", depth=1, width=8, hidden_size=32, top_k=4, w_acc=1, w_rej=1,
+            pair={"target": own["target"], "draft": draft}, sampling=Sampling(),
+        )  # fmt: skip
+        save_head(build_head(kind, 32, 4, depth=1, width=8), card, folder)
+    return folders
 
 
 @pytest.fixture(scope="module")
-def live(
-    tiny_spec: PairSpec, prompts_file: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Swept:
+def plan(tiny_spec: PairSpec, prompts_file: Path, heads: dict[str, Path]) -> Plan:
+    trained = [
+        drafting(kind="specdecpp", head=str(heads["specdecpp"]), threshold=[0.4, 0.8]),
+        drafting(kind="decision", head=str(heads["t1"]), threshold=0.5, cumulative=True),
+    ]
+    return plan_for(tiny_spec, prompts_file, search=[*SEARCH, *trained])
+
+
+@pytest.fixture(scope="module")
+def replayed(plan: Plan, recorded: tuple[Path, Recording]) -> Swept:
+    heard = Heard()
+    return *run_sweep(plan, recorded[0], observers=[heard]), heard
+
+
+@pytest.fixture(scope="module")
+def live(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Swept:
     heard, home = Heard(), tmp_path_factory.mktemp("live")
-    return *run_sweep(plan_for(tiny_spec, prompts_file), home, observers=[heard]), heard
+    return *run_sweep(plan, home, observers=[heard]), heard
 
 
 def test_replayed_counts_are_the_live_ones(replayed: Swept, live: Swept) -> None:
@@ -176,7 +194,7 @@ def test_the_recorded_oracle_is_the_measured_one(replayed: Swept, live: Swept) -
 
 
 def test_a_replay_that_was_interrupted_goes_on(
-    replayed: Swept, recorded: tuple, tiny_spec: PairSpec, prompts_file: Path, tmp_path: Path
+    replayed: Swept, recorded: tuple, plan: Plan, tmp_path: Path
 ) -> None:
     shutil.copytree(recorded[0], tmp_path, dirs_exist_ok=True)
     folder = SweepFolder(tmp_path / "sweeps" / replayed[1].name)
@@ -185,7 +203,7 @@ def test_a_replay_that_was_interrupted_goes_on(
     for trial in gone:
         (folder.path / "trials" / f"{trial.id}.json").unlink()
     heard = Heard()
-    result, _ = run_sweep(plan_for(tiny_spec, prompts_file), tmp_path, observers=[heard])
+    result, _ = run_sweep(plan, tmp_path, observers=[heard])
     assert sorted(heard.finished) == sorted(trial.id for trial in gone)
     counts = {t.id: t.counts for t in replayed[0].trials}
     assert {t.id: t.counts for t in result.trials} == counts
@@ -210,7 +228,8 @@ def test_another_machine_ranks_without_timing_anything(
 ) -> None:
     def ranked_for(draft_seconds: float) -> SweepResult:
         hardware = {"name": "far", "target": 0.1, "drafts": {"*": draft_seconds}}
-        return run_sweep(plan_for(tiny_spec, prompts_file, hardware=hardware), recorded[0])[0]
+        plan = plan_for(tiny_spec, prompts_file, search=SEARCH[1:-1], hardware=hardware)
+        return run_sweep(plan, recorded[0])[0]
 
     cheap, dear = ranked_for(1e-6), ranked_for(10.0)
     for result in (cheap, dear):
@@ -264,43 +283,15 @@ def test_a_recording_of_other_weights_is_refused_and_never_found(
     plan = plan_for(swapped, prompts_file, search=small, traces=str(recording.folder))
     with pytest.raises(UserError, match="recorded from other weights of draft"):
         run_sweep(plan, home, name="other")
-    result, _ = run_sweep(plan_for(swapped, prompts_file, search=small), home, name="live")
-    assert result.replay is None
-
-
-# Heads
-
-
-@pytest.fixture(scope="module")
-def heads(tiny_spec: PairSpec, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Heads that know nothing, for the pair's draft and (`strange`) for another one."""
-    root, own = tmp_path_factory.mktemp("heads"), fingerprints(tiny_spec)
-    folders = {name: root / name for name in ("specdecpp", "t1", "strange")}
-    for name, folder in folders.items():
-        kind = "t1" if name == "strange" else name
-        draft = own["target"] if name == "strange" else own["draft"]
-        card = HeadCard(
-            kind=kind, draft="draft", depth=1, width=8, hidden_size=32, top_k=4, w_acc=1, w_rej=1,
-            pair={"target": own["target"], "draft": draft}, sampling=Sampling(),
-        )  # fmt: skip
-        save_head(build_head(kind, 32, 4, depth=1, width=8), card, folder)
-    return folders
-
-
-def test_heads_are_replayed_as_they_are_decoded(
-    recorded: tuple, tiny_spec: PairSpec, prompts_file: Path, heads: dict[str, Path], tmp_path: Path
-) -> None:
-    search = [
-        drafting(kind="specdecpp", head=str(heads["specdecpp"]), threshold=[0.4, 0.8]),
-        drafting(kind="decision", head=str(heads["t1"]), threshold=0.5, cumulative=True),
-    ]
-    plan = plan_for(tiny_spec, prompts_file, search=search, finalists=1)
-    told, _ = run_sweep(plan, recorded[0])
-    shown, _ = run_sweep(plan.model_copy(update={"replay": False}), tmp_path)
-    assert sum(trial.replayed for trial in told.trials) == 3
-    assert not any(trial.replayed for trial in shown.trials)
-    counts = {trial.id: trial.counts for trial in shown.trials}
-    assert {trial.id: trial.counts for trial in told.trials} == counts
+    digest = recording.header.prompts.digest
+    for spec, wanted, found in (
+        (swapped, True, False),
+        (tiny_spec, False, False),
+        (tiny_spec, True, True),
+    ):
+        own = plan_for(spec, prompts_file, search=small, replay=wanted)
+        replay = open_replay(own, home, spec, fingerprints(spec), None, digest, len(PROMPTS))
+        assert (replay is not None) is found
 
 
 def test_a_head_of_another_pair_is_refused_before_anything_is_written(

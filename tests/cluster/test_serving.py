@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import httpx
 import openai
 import pytest
+from ray import serve
 
 from cluster.openai_protocol import MAX_BODY_BYTES
 from cluster.serving import check_port, check_servable, serving
@@ -24,12 +25,13 @@ http = httpx.Client(timeout=60)  # nothing here is about speed
 
 
 @pytest.fixture(scope="module")
-def url(tiny_spec: PairSpec) -> Iterator[str]:
+def url(ray_running: None, tiny_spec: PairSpec) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with serving(tiny_spec, CONFIGURATION, slots=2, port=port, model=MODEL) as url:
         yield url
+    serve.shutdown()  # the next server has a port of its own
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cli import COMMANDS
+from jobs.cli import COMMANDS, app
+from tests.jobs.conftest import Command
 
-
-def specdec(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "jobs.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_list_of_commands_needs_no_heavy_import() -> None:
@@ -32,8 +30,8 @@ def test_the_list_of_commands_needs_no_heavy_import() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_explains_itself(name: str) -> None:
-    done = specdec(name, "--help")
+def test_every_command_explains_itself(name: str, command: Command, tmp_path: Path) -> None:
+    done = command(app, tmp_path, name, "--help")
     assert done.returncode == 0, done.stderr
     assert name in done.stdout
 
@@ -53,9 +51,13 @@ def test_every_command_explains_itself(name: str) -> None:
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(
-    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    message: str,
+    command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv("SPECDEC_HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path.parent / 'elsewhere.db'}")
     policy = "search: [{drafter: {kind: draft_model, policy: {kind: svip, %s}}}]\n"
     (tmp_path / "unknown.yaml").write_text(policy % "thresold: 1")
@@ -63,7 +65,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(
     (tmp_path / "broken.jsonl").write_text('{"prompt": "def"}\n{"prompt": \n')
     (tmp_path / "empty.jsonl").write_text('{"prompt": ""}\n')
     before = sorted(tmp_path.iterdir())
-    done = specdec(*arguments, cwd=tmp_path)
+    done = command(app, tmp_path, *arguments)
     assert done.returncode == 2, done.stdout + done.stderr
     error = done.stderr.strip().splitlines()
     assert len(error) == 1, done.stderr
@@ -73,6 +75,8 @@ def test_bad_input_is_one_line_and_nothing_is_written(
 
 
 def test_an_unknown_command_is_named() -> None:
-    done = specdec("swep")
+    done = subprocess.run(
+        [sys.executable, "-m", "jobs.cli", "swep"], capture_output=True, text=True, cwd=ROOT
+    )
     assert done.returncode == 2
     assert "swep" in done.stderr

@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from mlflow import MlflowClient
 
-ROOT = Path(__file__).parents[2]
-
-
-def drift(home: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    kept = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI")}
-    return subprocess.run(
-        [sys.executable, "-m", "jobs.drift", *map(str, arguments)],
-        cwd=ROOT,
-        env={**kept, "SPECDEC_HOME": str(home), "COLUMNS": "100"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+from jobs import drift
+from tests.jobs.conftest import Command
 
 
 def test_drift_is_shown_written_and_logged_by_width(
-    tiny_pair_folders: dict[str, Path], tmp_path: Path
+    command: Command, tiny_pair_folders: dict[str, Path], tmp_path: Path
 ) -> None:
     prompts = tmp_path / "sums.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": f"x{i} = {i} +"}) for i in range(3)))
-    done = drift(
+    done = command(
+        drift.main,
         tmp_path,
         *("--target", tiny_pair_folders["target"], "--draft", f"d={tiny_pair_folders['draft']}"),
         *("--prompts", prompts, "--texts", "2", "--max-new-tokens", "8", "--widths", "1,3"),
@@ -72,8 +59,10 @@ def test_drift_is_shown_written_and_logged_by_width(
         (("--name", "../up"), "expected a folder's name"),
     ],
 )
-def test_what_is_wrong_is_one_line(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
-    done = drift(tmp_path, *options)
+def test_what_is_wrong_is_one_line(
+    command: Command, tmp_path: Path, options: tuple[str, ...], said: str
+) -> None:
+    done = command(drift.main, tmp_path, *options)
     assert done.returncode == 2
     assert said in done.stderr
     assert done.stderr.count("\n") == 1

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -14,15 +11,15 @@ import pytest
 from mlflow import MlflowClient
 
 from cluster.plan import load_plan
+from jobs import plan_tree
 from specdec_core.config import Configuration, Sampling, TreeDrafter, load_yaml
 from specdec_core.cost import load_hardware
 from specdec_core.engine import Engine, Request
 from specdec_core.pair import Pair
-from specdec_core.results import PromptSet
 from specdec_core.stats import Counts
-from specdec_core.traces import Header, Recorder, Recording, Replay, save_header, write_shard
-from specdec_core.traces.find import finish
+from specdec_core.traces import Recording, Replay
 from specdec_core.tree_comparison import GRID, PLANNED, TreeComparison, compare_trees
+from tests.jobs.conftest import Command, record_prompts
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [f"x{i} = {i} + " for i in range(6)]
@@ -35,24 +32,10 @@ def home(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("home")
     hardware = {"name": "far away", "target": 0.1, "drafts": {"*": 0.01}}
     (home / "h.yaml").write_text(json.dumps(hardware))
-    requests = [
-        Request(f"{i}", tuple(tiny_pair.tokenizer(text)["input_ids"]), 24, seed=i)
-        for i, text in enumerate(TEXTS)
-    ]
+    prompts = home / "texts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": text}) for text in TEXTS))
     for name, sampling in SAMPLINGS.items():
-        header = Header(
-            pair=tiny_pair.spec,
-            fingerprints=tiny_pair.fingerprints,
-            eos_token_ids=tuple(tiny_pair.eos_token_ids),
-            prompts=PromptSet(source="texts.jsonl", count=len(TEXTS), digest="0"),
-            sampling=sampling,
-            max_new_tokens=24,
-            mixing=0,
-        )
-        folder = home / "traces" / name
-        save_header(header, folder)
-        write_shard(Recorder(tiny_pair, header).record(list(enumerate(requests))), folder, 0)
-        finish(folder)
+        record_prompts(tiny_pair, prompts, home / "traces" / name, 24, sampling)
     return home
 
 
@@ -61,18 +44,6 @@ def comparison(home: Path) -> TreeComparison:
     replay = Replay(Recording.open(home / "traces" / "greedy"), hidden=False)
     profile = load_hardware(home / "h.yaml").profile(["draft"])
     return compare_trees(replay, profile, nodes=12, depth=4)
-
-
-def plan_tree(home: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    kept = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI")}
-    return subprocess.run(
-        [sys.executable, "-m", "jobs.plan_tree", *map(str, arguments)],
-        cwd=ROOT,
-        env={**kept, "SPECDEC_HOME": str(home), "COLUMNS": "120"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
 
 
 def test_nothing_in_the_grid_beats_the_grids_best(comparison: TreeComparison) -> None:
@@ -104,9 +75,9 @@ def test_the_proposed_tree_decodes_as_it_was_replayed(
     assert Counts.of(live).metrics()["mat"] == comparison.proposed["mat"]
 
 
-def test_a_command_leaves_tables_figures_and_a_run(home: Path) -> None:
+def test_a_command_leaves_tables_figures_and_a_run(command: Command, home: Path) -> None:
     arguments = ("--budget", 10, "--depth", 4, "--hardware", home / "h.yaml", "--name", "own")
-    done = plan_tree(home, "--traces", "greedy", *arguments)
+    done = command(plan_tree.main, home, "--traces", "greedy", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     for shown in ("rank of the target's token", "planned", "k-configurations", "far away"):
         assert shown in done.stdout
@@ -141,9 +112,9 @@ def test_a_command_leaves_tables_figures_and_a_run(home: Path) -> None:
     ],
 )
 def test_bad_input_is_one_line_with_exit_code_2(
-    home: Path, arguments: list[str], message: str
+    command: Command, home: Path, arguments: list[str], message: str
 ) -> None:
-    done = plan_tree(home, *arguments)
+    done = command(plan_tree.main, home, *arguments)
     assert done.returncode == 2
     assert re.fullmatch(rf"error: .*{message}.*\n", done.stderr)
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from mlflow import MlflowClient
 
-from cluster.ray_session import ray_session
-from cluster.recording import RecordingPlan, run_recording
-from specdec_core.config import PairSpec
+from jobs import policies
+from specdec_core.pair import Pair
+from tests.jobs.conftest import Command, record_prompts
 
-ROOT = Path(__file__).parents[2]
 SETS = {"sums": [f"x{i} = {i} + " for i in range(5)], "loops": [f"for i in {i}:" for i in "abc"]}
 SEARCH = {
     "search": [
@@ -34,40 +30,21 @@ HARDWARE = {"name": "far away", "target": 0.1, "drafts": {"*": 0.01}}
 
 
 @pytest.fixture(scope="module")
-def home(tiny_spec: PairSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace with two recordings, a search and a hardware file."""
     home = tmp_path_factory.mktemp("home")
     (home / "search.yaml").write_text(json.dumps(SEARCH))
     (home / "h.yaml").write_text(json.dumps(HARDWARE))
-    with ray_session():
-        for name, texts in SETS.items():
-            prompts = home / f"{name}.jsonl"
-            prompts.write_text("\n".join(json.dumps({"prompt": text}) for text in texts))
-            plan = RecordingPlan.model_validate(
-                {
-                    "pair": tiny_spec.model_dump(),
-                    "prompts": {"source": str(prompts)},
-                    "max_new_tokens": 24,
-                }
-            )
-            run_recording(plan, home, name=name)
+    for name, texts in SETS.items():
+        prompts = home / f"{name}.jsonl"
+        prompts.write_text("\n".join(json.dumps({"prompt": text}) for text in texts))
+        record_prompts(tiny_pair, prompts, home / "traces" / name, 24)
     return home
 
 
-def policies(home: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    kept = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI")}
-    return subprocess.run(
-        [sys.executable, "-m", "jobs.policies", *map(str, arguments)],
-        cwd=ROOT,
-        env={**kept, "SPECDEC_HOME": str(home), "COLUMNS": "120"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-
-
-def test_two_recordings_are_compared_and_choices_carried_over(home: Path) -> None:
-    done = policies(
+def test_two_recordings_are_compared_and_choices_carried_over(command: Command, home: Path) -> None:
+    done = command(
+        policies.main,
         home,
         *("--traces", "sums", "--traces", home / "traces" / "loops"),
         *("--search", home / "search.yaml", "--hardware", home / "h.yaml"),
@@ -111,8 +88,8 @@ def test_two_recordings_are_compared_and_choices_carried_over(home: Path) -> Non
     ],
 )
 def test_bad_input_is_one_line_with_exit_code_2(
-    home: Path, arguments: list[str], message: str
+    command: Command, home: Path, arguments: list[str], message: str
 ) -> None:
-    done = policies(home, *arguments)
+    done = command(policies.main, home, *arguments)
     assert done.returncode == 2
     assert re.fullmatch(rf"error: .*{message}.*\n", done.stderr)

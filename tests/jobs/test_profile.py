@@ -1,38 +1,21 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from jobs.profile import chosen_pair, sizes
+from jobs.profile import chosen_pair, main, sizes
 from specdec_core.config import PairSpec
 from specdec_core.cost import Profile
 from specdec_core.errors import UserError
 
-ROOT = Path(__file__).parents[2]
 
-
-def profile(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "jobs.profile", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "SPECDEC_HOME": str(home), "COLUMNS": "100"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-
-
-def test_a_pairs_profile_is_shown_and_saved(tiny_pair_folders, tmp_path):
-    done = profile(
+def test_a_pairs_profile_is_shown_and_saved(command, tiny_pair_folders, tmp_path):
+    done = command(
+        *(main, tmp_path),
         *("--target", str(tiny_pair_folders["target"])),
         *("--draft", f"noisy={tiny_pair_folders['draft']}"),
         *("--widths", "1,2,4", "--contexts", "16,32", "--batches", "1", "--repeats", "2"),
-        home=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     for shown in ("target", "noisy", "÷ target", "R²", "the engine adds", "profile.json"):
@@ -42,7 +25,7 @@ def test_a_pairs_profile_is_shown_and_saved(tiny_pair_folders, tmp_path):
     assert list(saved.drafts) == ["noisy"]
 
 
-def test_sweep_file_gives_pair_and_sizes(tiny_pair_folders, tmp_path):
+def test_sweep_file_gives_pair_and_sizes(command, tiny_pair_folders, tmp_path):
     plan = {
         "pair": {
             "target": str(tiny_pair_folders["target"]),
@@ -54,13 +37,13 @@ def test_sweep_file_gives_pair_and_sizes(tiny_pair_folders, tmp_path):
     config = tmp_path / "sweep.yaml"
     config.write_text(json.dumps(plan))  # JSON is YAML
     out = tmp_path / "deep" / "p.json"
-    done = profile("--config", str(config), "--out", str(out), home=tmp_path)
+    done = command(main, tmp_path, "--config", config, "--out", out)
     assert done.returncode == 0, done.stderr
     assert [m.width for m in Profile.load(out).drafts["d"].measurements] == [1, 3]
 
 
-def test_bad_input_is_one_line_with_exit_code_2_and_nothing_is_written(tmp_path):
-    done = profile("--target", str(tmp_path / "nothing"), home=tmp_path)
+def test_bad_input_is_one_line_with_exit_code_2_and_nothing_is_written(command, tmp_path):
+    done = command(main, tmp_path, "--target", tmp_path / "nothing")
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1

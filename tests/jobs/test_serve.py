@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 import ray
+import ray.serve
 import yaml
 
 from jobs import serve
@@ -19,6 +20,8 @@ from jobs.console import run
 from specdec_core.config import PairSpec
 
 ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.usefixtures("ray_running")
 
 
 def free_port() -> int:
@@ -100,7 +103,8 @@ def test_weights_that_cannot_be_loaded_are_one_line(config, refused, tmp_path):
     config.write_text(yaml.safe_dump(content))
     line = refused("--config", config, "--port", free_port())
     assert "header" in line
-    assert not ray.is_initialized()
+    assert ray.is_initialized()  # it was there before
+    ray.serve.shutdown()
 
 
 def test_a_port_in_use_is_one_line(config, refused):
