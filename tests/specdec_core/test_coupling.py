@@ -36,7 +36,7 @@ CHAIN = DraftModelDrafter(policy=FixedPolicy(max_tokens=2))
 def test_coupled_samples_have_the_targets_joint_distribution(
     toy_pair: Pair, sampling: Sampling
 ) -> None:
-    counts = engine_counts(toy_pair, Configuration(drafter=CHAIN, sampling=sampling), 40_000)
+    counts = engine_counts(toy_pair, Configuration(drafter=CHAIN, sampling=sampling), 10_000)
     assert p_value(counts, joint(toy_pair, sampling)) > 1e-3
 
 

@@ -86,7 +86,7 @@ def test_samples_have_the_targets_joint_distribution(rule: str, memory: str) -> 
     )
     sampling = Sampling(temperature=1.0)
     drafter = BanditDrafter(rule=rule, memory=memory, arms=arms)
-    counts = sample_counts(pair, Configuration(drafter=drafter, sampling=sampling), 20_000, 3)
+    counts = sample_counts(pair, Configuration(drafter=drafter, sampling=sampling), 8_000, 3)
     assert p_value(counts, exact_distribution(pair, sampling, 3)) > 1e-3
 
 

@@ -54,7 +54,7 @@ SAMPLINGS = {
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_samples_of_width_one_have_the_targets_joint_distribution(sampling: str) -> None:
-    assert fit((1, 2, 2), FAR, SAMPLINGS[sampling], 8_000) > 1e-3
+    assert fit((1, 2, 2), FAR, SAMPLINGS[sampling], 3_000) > 1e-3
 
 
 @pytest.mark.parametrize("draft", [NEAR, FAR])
