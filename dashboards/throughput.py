@@ -81,6 +81,21 @@ def paying(result: Throughput) -> list[str]:
     return lines
 
 
+def beside_fixed(result: Throughput, plan: Configuration) -> list[str]:
+    """At each number of slots, how the plan compares with the fastest of the others."""
+    table, lines = result.table(), []
+    others = table[table["config_id"] != plan.id]
+    for slots, own in others.groupby("slots"):
+        best = own.loc[own["tokens_per_second"].idxmax()]
+        ratio = result.over(slots, plan.id, best["config_id"])
+        verdict = "tied with" if ratio.tied else "faster than" if ratio.low > 1 else "slower than"
+        lines.append(
+            f"{slots} slot{'s' if slots > 1 else ''}: {plan.label} is {verdict} the fastest other,"
+            f" {best['configuration']}: {ratio.value:.2f} ({ratio.low:.2f}–{ratio.high:.2f})"
+        )
+    return lines
+
+
 def plan_section(predicted: pd.DataFrame, best: Mapping[int, int]) -> Section:
     """What the profile expects of each K at each number of requests."""
     wide = predicted.pivot(index="batch", columns="tokens", values="speedup")

@@ -110,6 +110,7 @@ def main(
     runner = pair.spec.runner
     notes = [
         *shown.paying(result),
+        *(shown.beside_fixed(result, plan) if plan is not None else ()),
         f"{len(found)} prompts of {prompts}, {max_new_tokens} new tokens, queues of 3 requests for"
         f" each slot, {queues} queues, {repeats} repeats",
         f"{runner.device}, target {runner.target_dtype}, draft {runner.draft_dtype}, threads"

@@ -85,7 +85,8 @@ def measure_contexts(
                     seconds[context, part].append(time_forward(runners[which], width, 1))
             for part, (configuration, drafted) in rounds.items():
                 engine.configure(configuration)
-                request = Request(part, prompts[context], _TOKENS, ignore_eos=True)
+                tokens = _ROUNDS * (drafted + 1)
+                request = Request(part, prompts[context], tokens, ignore_eos=True)
                 [generation] = engine.generate([request])
                 whole = [r for r in generation.rounds if r.drafted == drafted]
                 seconds[context, part] += [

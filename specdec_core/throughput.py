@@ -18,7 +18,7 @@ import pandas as pd
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.engine import Engine, Request
 from specdec_core.pair import Pair
-from specdec_core.stats import Counts, Generation, paired_ratio
+from specdec_core.stats import Counts, Generation, Ratio, paired_ratio
 
 SLOTS = (1, 2, 4, 8, 16)
 WAVES = 3  # requests for each slot in a queue: the last one is not counted in full
@@ -95,7 +95,7 @@ class Throughput:
             for configuration in self.configurations:
                 key = slots, configuration.id
                 each = self._seconds_per_token(key)
-                ratio = paired_ratio(self._seconds_per_token(baseline), each)
+                ratio = self.over(slots, configuration.id, baseline[1])
                 alone = key == baseline
                 pairs = zip(self.generations[key], self.generations[baseline], strict=True)
                 rows.append(
@@ -112,6 +112,11 @@ class Throughput:
                     }
                 )
         return pd.DataFrame(rows)
+
+    def over(self, slots: int, config_id: str, other: str) -> Ratio:
+        """How many times faster a configuration is than another one at as many slots."""
+        times = (self._seconds_per_token((slots, which)) for which in (other, config_id))
+        return paired_ratio(*times)
 
     def frame(self) -> pd.DataFrame:
         """One row a run: slots, configuration, repeat, queue, and the seconds and tokens of its

@@ -22,7 +22,6 @@ def throughput_figure(table: pd.DataFrame, title: str) -> go.Figure:
         440,
         fig,
     )
-    fig.add_hline(y=1, line={"color": MUTED, "width": 1, "dash": "dash"}, col=2, row=1)
     configurations = list(dict.fromkeys(table["configuration"]))
     colours = [MUTED, *(ARM_COLOURS * len(configurations))]
     for label, colour in zip(configurations, colours, strict=False):
@@ -44,6 +43,7 @@ def throughput_figure(table: pd.DataFrame, title: str) -> go.Figure:
             },
             hovertemplate=f"<b>{label}</b><br>%{{x}} slots: %{{y:.2f}}×<extra></extra>",
         )  # fmt: skip
+    fig.add_hline(y=1, line={"color": MUTED, "width": 1.2, "dash": "dash"}, row=1, col=2)
     slots = sorted(set(table["slots"]))
     fig.update_xaxes(title_text="slots", type="log", tickvals=slots)
     fig.update_yaxes(title_text="tokens/s", rangemode="tozero", col=1)

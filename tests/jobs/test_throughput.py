@@ -65,7 +65,7 @@ def test_it_measures_plans_writes_and_logs(
         *("--profile", profile.save(tmp_path / "given.json")),
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for said in ("Throughput by batch size", "K for each batch", "Cost by context", "to paste"):
+    for said in ("by batch size", "K for each batch", "Cost by context", "fastest other"):
         assert said in done.stdout
     folder = tmp_path / "throughput" / "here"
     plan = parse(Configuration, load_yaml(folder / "plan.yaml"), "plan")

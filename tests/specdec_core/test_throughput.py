@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pandas as pd
+import pytest
 
-from specdec_core.config import ByBatchPolicy, Configuration, DraftModelDrafter
+from specdec_core.config import AUTOREGRESSIVE, ByBatchPolicy, Configuration, DraftModelDrafter
 from specdec_core.engine import Engine, Request
 from specdec_core.pair import Pair
 from specdec_core.throughput import (
@@ -59,6 +60,8 @@ def test_everybody_decodes_the_same_queues_at_every_number_of_slots(tiny_pair: P
     assert (chain["low"] <= chain["speedup"]).all()
     assert (chain["speedup"] <= chain["high"]).all()
     assert len(frame) == len(runs)
+    back = found.over(2, AUTOREGRESSIVE.id, CHAIN.id)
+    assert back.value * chain[chain["slots"] == 2]["speedup"].item() == pytest.approx(1)
     # of what was timed: the sum over the queues of seconds a token
     own = frame[(frame["slots"] == 2) & (frame["config_id"] == CHAIN.id)]
     each = (own["seconds"] / own["tokens"]).groupby(own["queue"]).median()
