@@ -46,6 +46,17 @@ def main(
         list[str] | None,
         Option(help="transformers, vllm or none; may be repeated. Left out, all that are here."),
     ] = None,
+    compile: Annotated[
+        bool | None,
+        Option(
+            "--compile/--no-compile",
+            help="this engine on compiled graphs, made at the first start; unset, as the pair says",
+        ),
+    ] = None,
+    threads: Annotated[int | None, Option(min=1, help="CPU threads, of everybody")] = None,
+    dtype: Annotated[
+        str | None, Option(help="data type of all models: auto, float32, bfloat16, float16")
+    ] = None,
     baseline: Annotated[
         Path | None,
         Option(help="answer file of Spec-Bench that its tasks' speedups are against"),
@@ -59,8 +70,10 @@ def main(
     how much faster, whether everybody writes what the model alone would write, and how far from
     the physical limit this engine is. Run it on an otherwise idle machine."""
     spec, chosen = _chosen(config or [], target, draft)
+    runner = given(compile=compile, threads=threads, target_dtype=dtype, draft_dtype=dtype)
+    pair = spec.model_dump(mode="json")
     asked = given(
-        pair=spec.model_dump(mode="json"),
+        pair={**pair, "runner": {**pair["runner"], **runner}},
         prompts=given(source=prompts, limit=limit) or None,
         max_new_tokens=max_new_tokens,
         repeats=repeats,

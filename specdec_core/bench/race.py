@@ -171,7 +171,7 @@ def take(
 
 def _effort(generations: Sequence[Generation], rounds: Sequence[Round]) -> Effort:
     seconds = {
-        name: sum(getattr(r, f"{name}_seconds", 0.0) for r in rounds) for name in PARTS_OF_A_ROUND
+        name: sum(getattr(r, f"{name}_seconds") for r in rounds) for name in PARTS_OF_A_ROUND
     }
     return Effort(
         seconds={"prefill": sum(g.prefill_seconds for g in generations), **seconds},

@@ -79,6 +79,7 @@ def test_a_bench_is_shown_written_and_logged(
         (["--name", "a/b"], r"--name a/b: expected a folder's name, not a path"),
         (["--prompts", "none.jsonl"], r"none.jsonl: no such file"),
         (["--max-new-tokens", "900"], r"more than the 256 that the pair holds"),
+        (["--dtype", "int8"], r"pair.runner.target_dtype: "),
         (["--baseline", "none.jsonl"], r"none.jsonl: no such file"),
     ],
 )
