@@ -58,7 +58,12 @@ def sample_stacks(run: Callable[[], object], interval: float = 1e-3) -> dict[Sta
     of functions, from those that `run` calls on, was seen for."""
     seen: Counter[Stack] = Counter()
     watched, over = get_ident(), Event()
-    top = sys._getframe()
+    top: FrameType | None = None
+
+    def call() -> None:
+        nonlocal top
+        top = sys._getframe()
+        run()
 
     def watch() -> None:
         while not over.wait(interval):
@@ -71,7 +76,7 @@ def sample_stacks(run: Callable[[], object], interval: float = 1e-3) -> dict[Sta
         watcher.start()
         start = perf_counter()
         try:
-            run()
+            call()
         finally:
             seconds = perf_counter() - start
             over.set()
@@ -92,11 +97,11 @@ def _switching(interval: float) -> Iterable[None]:
         sys.setswitchinterval(usual)
 
 
-def _stack(frame: FrameType | None, top: FrameType) -> Stack:
-    """The functions between `top` and `frame`; none where the two are the same."""
+def _stack(frame: FrameType | None, top: FrameType | None) -> Stack:
+    """The functions between `top` and `frame`; none where `frame` is not below `top`."""
     names: list[str] = []
     while frame is not None and frame is not top:
         module = frame.f_globals.get("__name__", "?")
         names.append(f"{module}:{frame.f_code.co_qualname}")
         frame = frame.f_back
-    return tuple(reversed(names))
+    return () if frame is None else tuple(reversed(names))

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import nlargest
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -55,6 +56,7 @@ class DynamicTree(Drafter):
         self.vocab_size, self.eos_token_ids = resources.vocab_size, resources.eos_token_ids
         self.least = math.log(settings.least) if settings.least else -math.inf
         self._cached: dict[int, dict[int, int]] = {}  # by slot
+        self.stopwatch = resources.stopwatch
         if self.policy.needs_hidden:
             self.runner.watch_hidden(True)
 
@@ -71,10 +73,12 @@ class DynamicTree(Drafter):
         depth = 0
         while wanted:
             level = growth.read(wanted)
+            returned = perf_counter()
             probs = distributions(level.logits, [sequences[i].sampling for i in level.trees])
             candidates = self._expand(growth, marks, level, probs, depth)
             depth += 1
             wanted = self._choose(growth, marks, level, probs, candidates, depth)
+            self.stopwatch.chose(returned, level.logits)
         trees = []
         for sequence, tree, own, cached in zip(
             sequences, growth.trees, marks, growth.cached, strict=True

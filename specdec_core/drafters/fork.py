@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import islice
+from time import perf_counter
 
 import torch
 
@@ -31,6 +32,7 @@ class Fork(Drafter):
         runner = resources.draft_runner(settings.draft)
         self.context = DraftContext(runner)
         self.policy = build_policy(settings.policy, partial(resources.load_head, settings.draft))
+        self.stopwatch = resources.stopwatch
         if self.policy.needs_hidden:
             runner.watch_hidden(True)
         self.shapes = [fork(settings.width, settings.depth)]
@@ -55,6 +57,7 @@ class Fork(Drafter):
         while ends:
             counts = [1 if depth else self.settings.width for own in ends.values() for _ in own]
             level = growth.read(ends)
+            returned = perf_counter()
             children = growth.branch(level, counts, self.settings.replacement)
             depth += 1
             ends = {i: [] for i in ends}
@@ -63,6 +66,7 @@ class Fork(Drafter):
             open_ended = {i for i in ends if depth < limits[i]}
             going = self._go_on(growth, level, children, depth, open_ended)
             ends = {i: nodes for i, nodes in ends.items() if i in going}
+            self.stopwatch.chose(returned, level.logits)
         for sequence, cached in zip(sequences, growth.cached, strict=True):
             self._cached[sequence.slot] = cached
         return growth.trees

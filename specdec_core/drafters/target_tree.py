@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 
 import torch
 
@@ -30,6 +31,7 @@ class TargetTree(Drafter):
 
     def __init__(self, settings: TargetTreeDrafter, resources: Resources) -> None:
         self.settings, self.vocab_size = settings, resources.vocab_size
+        self.stopwatch = resources.stopwatch
         self.target_width = settings.branching[0]
         self.shapes = [k_configuration(settings.branching)]
         self.context = DraftContext(resources.draft_runner(settings.draft))
@@ -51,11 +53,13 @@ class TargetTree(Drafter):
             if not wanted:
                 break
             level = growth.read(wanted)
+            returned = perf_counter()
             counts = [count] * len(level.nodes)
             children = growth.branch(level, counts, self.settings.replacement)
             ends = {i: [] for i in wanted}
             for i, nodes in zip(level.trees, children.nodes, strict=True):
                 ends[i] += nodes
+            self.stopwatch.chose(returned, level.logits)
         for sequence, cached in zip(sequences, growth.cached, strict=True):
             self._cached[sequence.slot] = cached
         return growth.trees

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 
 import torch
 
@@ -24,6 +25,7 @@ class StaticTree(Drafter):
 
     def __init__(self, settings: TreeDrafter, resources: Resources) -> None:
         self.settings, self.vocab_size = settings, resources.vocab_size
+        self.stopwatch = resources.stopwatch
         self.context = DraftContext(resources.draft_runner(settings.draft))
         parents = static_tree(settings.children)
         self.shapes = [parents]
@@ -53,6 +55,7 @@ class StaticTree(Drafter):
             if not wanted:
                 break
             level = growth.read(wanted)
+            returned = perf_counter()
             places = zip(level.trees, level.nodes, strict=True)
             planned = [self._children[shapes[i][node]] for i, node in places]
             children = growth.branch(level, list(map(len, planned)), self.settings.replacement)
@@ -60,6 +63,7 @@ class StaticTree(Drafter):
             for i, shape, nodes in zip(level.trees, planned, children.nodes, strict=True):
                 shapes[i].update(zip(nodes, shape, strict=False))
                 ends[i] += nodes
+            self.stopwatch.chose(returned, level.logits)
         for sequence, cached in zip(sequences, growth.cached, strict=True):
             self._cached[sequence.slot] = cached
         return growth.trees

@@ -21,6 +21,7 @@ from specdec_core.config import (
     Sampling,
     SuffixDrafter,
     SvipPolicy,
+    TreeDrafter,
 )
 from specdec_core.engine import Engine, Request
 from specdec_core.pair import Pair
@@ -30,6 +31,7 @@ from specdec_core.runner import ModelRunner
 CHAIN = DraftModelDrafter(policy=ConfidenceProductPolicy(threshold=0.3, max_tokens=5))
 CASCADE = CascadeDrafter(proposer=SuffixDrafter(max_tokens=4))
 BOTH = HybridDrafter(lookup=SuffixDrafter(max_tokens=6), min_match=3, otherwise=CASCADE)
+TREE = TreeDrafter(branching=[2, 1])
 PROMPTS = [tuple(range(5, 25)), (7, 8, 9) * 6]
 
 
@@ -38,7 +40,9 @@ def requests(tokens: int = 20) -> list[Request]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("drafter", [None, CHAIN, BOTH], ids=["none", "chain", "hybrid"])
+@pytest.mark.parametrize(
+    "drafter", [None, CHAIN, TREE, BOTH], ids=["none", "chain", "tree", "hybrid"]
+)
 def test_the_parts_of_a_round_are_its_time(
     tiny_pair: Pair, drafter: Drafter | None, temperature: float
 ) -> None:
@@ -52,7 +56,8 @@ def test_the_parts_of_a_round_are_its_time(
         assert r.draft_forward_seconds + r.policy_seconds <= r.draft_seconds
         assert r.target_forward_seconds <= r.target_seconds
         assert r.verify_seconds <= r.other_seconds
-        assert r.draft_forward_seconds > 0 or not r.draft_forwards
+        if r.draft_forwards:
+            assert min(r.draft_forward_seconds, r.policy_seconds) > 0
         assert r.target_forward_seconds > 0
     table = split(generations)
     assert list(table.index) == list(PARTS)
@@ -166,7 +171,6 @@ def test_the_sampler_sees_who_is_at_work_and_leaves_the_interpreter_as_it_was() 
     through = [stack for stack in stacks if f"{__name__}:twice_as_long" in stack]
     assert through
     assert all(stack[0].endswith("run") for stack in stacks)
-    assert sum(stacks.values()) > 0.14
 
 
 def test_an_error_comes_through_the_sampler() -> None:
