@@ -10,26 +10,10 @@ from specdec_core.config import PairSpec
 from specdec_core.errors import UserError
 from specdec_core.pair import Pair, load_pair
 from specdec_core.peers.base import Peer
-from specdec_core.peers.transformers import (
-    ASSISTED,
-    TRANSFORMERS,
-    TransformersMode,
-    transformers_generate,
-    transformers_peers,
-)
-from specdec_core.peers.vllm import VllmMode, VllmPeer, vllm_peers
+from specdec_core.peers.transformers import transformers_peers
+from specdec_core.peers.vllm import vllm_peers
 
-__all__ = [
-    "ASSISTED",
-    "NAMES",
-    "TRANSFORMERS",
-    "Peer",
-    "TransformersMode",
-    "VllmMode",
-    "VllmPeer",
-    "peers_of",
-    "transformers_generate",
-]
+__all__ = ["NAMES", "Peer", "peers_of"]
 
 NAMES = ("transformers", "vllm")
 

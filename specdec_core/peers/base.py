@@ -38,8 +38,8 @@ class Peer(ABC):
         seed: int = 0,
     ) -> list[int]:
         """The new tokens of one request, up to and with the first that ends a text. Greedy at
-        temperature 0, else drawn from the whole distribution (no top-k, no top-p); the same `seed`
-        gives the same tokens."""
+        temperature 0, else drawn from the whole distribution (no top-k, no top-p), where `seed`
+        decides, as far as the peer heeds it: vLLM's draft models draw without."""
 
     def close(self) -> None:  # noqa: B027 (most hold nothing)
         """Free what `open` took. Closing twice does nothing."""

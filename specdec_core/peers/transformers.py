@@ -35,7 +35,7 @@ ASSISTED = (
     TransformersMode("transformers assisted confidence 0.4", 20, confidence=0.4),
 )
 LOOKUP = tuple(
-    TransformersMode(f"transformers prompt lookup K={k}", lookup_tokens=k) for k in (3, 10)
+    TransformersMode(f"transformers prompt lookup K={k}", lookup_tokens=k) for k in (5, 10, 20)
 )
 
 

@@ -76,12 +76,13 @@ class VllmPeer(Peer):
             "max_model_len": pair.max_length,
             "max_num_seqs": 1,
             "enable_prefix_caching": False,
-            "kv_cache_memory_bytes": 1 << 30,
+            "kv_cache_memory_bytes": _kv_cache_bytes(pair),
             "speculative_config": speculative,
         }
         self._environment = {
             "OMP_NUM_THREADS": str(runner.threads),
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # front end and engine in one process
+            "VLLM_NO_USAGE_STATS": "1",
         }
         self.settings = {"engine": self._engine, "environment": self._environment}
 
@@ -96,7 +97,11 @@ class VllmPeer(Peer):
         environment = inherited | self._environment
         # -P: beside the script lie modules that are called as the libraries it needs
         self._worker = Worker(self.name, [str(python), "-P", str(_WORKER)], environment)
-        hello = self._worker.ask({"engine": self._engine}, _START)
+        try:
+            hello = self._worker.ask({"engine": self._engine}, _START)
+        except BaseException:  # Ctrl-C too
+            self.close()
+            raise
         self.version = hello["version"]
         self.settings = {**self.settings, **hello["settings"]}
 
@@ -130,3 +135,17 @@ def vllm_peers(pair: Pair, venv: Path | None = None) -> Iterator[VllmPeer]:
             yield VllmPeer(pair, mode, draft, venv)
     for mode in NGRAM:
         yield VllmPeer(pair, mode, venv=venv)
+
+
+def _kv_cache_bytes(pair: Pair) -> int:
+    """Room for one request in all models, four times over: vLLM rounds up to blocks, and takes all
+    of it at the start, in each of many workers."""
+    total = 0
+    for model in (pair.target, *pair.drafts.values()):
+        config = model.config.get_text_config(decoder=True)
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        total += 2 * config.num_hidden_layers * heads * width * 4 * pair.max_length
+    return max(1 << 26, 4 * total)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from specdec_core.config import PairSpec, RunnerSettings
 from specdec_core.errors import UserError
-from specdec_core.pair import Pair
+from specdec_core.pair import Pair, load_pair
 from specdec_core.peers import peers_of
 from specdec_core.peers.vllm import VENV
 
@@ -40,18 +41,21 @@ def test_without_its_environment_the_command_that_makes_it_is_named(
 
 
 @installed
-def test_vllm_and_transformers_write_the_same(tiny_pair: Pair) -> None:
-    reference = peers_of(tiny_pair, ["transformers"])[0]
-    peers = peers_of(tiny_pair, ["vllm"])
-    drafted = next(peer for peer in peers if peer.name.endswith(", draft"))
-    ngram = next(peer for peer in peers if "n-gram" in peer.name)
+def test_vllm_and_transformers_write_the_same() -> None:
+    """On the bundled pair: vLLM has no attention for heads as narrow as the tiny pair's."""
+    runner = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=256)
+    pair = load_pair(PairSpec(drafts={"small": "bundled:draft-small"}, runner=runner))
+    [reference, *_] = peers_of(pair, ["transformers"])
     with reference:
         expected = reference.decode(PROMPT, 24)
-    for peer in (peers[0], drafted, ngram):
-        with peer:
-            assert peer.decode(PROMPT, 24) == expected, peer.name
-            first, again, other = (peer.decode(PROMPT, 16, 1.0, seed) for seed in (1, 1, 2))
-            assert first == again != other
+    peers = {peer.name: peer for peer in peers_of(pair, ["vllm"])}
+    for name in ("vLLM", "vLLM draft model K=3, small"):
+        with peers[name] as peer:
+            assert peer.decode(PROMPT, 24) == expected, name
+            drawn = [peer.decode(PROMPT, 16, 1.0, seed) for seed in (1, 1, 2)]
+            assert drawn[0] != drawn[2]
+            if name == "vLLM":  # its draft models draw without the seed
+                assert drawn[0] == drawn[1]
             assert peer.version.startswith("vllm ")
             with pytest.raises(UserError, match=r"vLLM.*: .*maximum"):
-                peer.decode(PROMPT, 100_000)
+                peer.decode(tuple(range(5, 300)), 10)
