@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,9 +11,8 @@ from specdec_core.cost import profile_pair
 from specdec_core.errors import UserError
 from specdec_core.heads import load_card
 from specdec_core.pair import Pair
+from tests.jobs.conftest import Command
 from tests.specdec_core.heads.test_data import PROMPTS, record
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -35,19 +31,14 @@ def home(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def test_heads_are_trained_judged_and_not_trained_again(home: Path) -> None:
-    command = [
-        *(sys.executable, "-m", "jobs.train_head", "--recording", "numbers"),
+def test_heads_are_trained_judged_and_not_trained_again(
+    command: Command, ray_running: None, home: Path
+) -> None:
+    arguments = [
+        *("--recording", "numbers", "--evaluate", "numbers", "--learning-rate", "1e-3"),
         *("--depths", "0,1", "--w-rej", "1,6", "--kinds", "specdecpp,t2", "--epochs", "2"),
-        *("--learning-rate", "1e-3", "--evaluate", "numbers"),
     ]
-    environment = {**os.environ, "SPECDEC_HOME": str(home), "COLUMNS": "120"}
-    first, second = (
-        subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200
-        )
-        for _ in range(2)
-    )
+    first, second = (command(main, home, *arguments) for _ in range(2))
     assert first.returncode == 0, first.stderr
     names = [f"draft-specdecpp-d{d}-w{w}" for w in (1, 6) for d in (0, 1)] + ["draft-t2"]
     for name in names:

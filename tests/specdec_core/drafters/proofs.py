@@ -41,8 +41,9 @@ def assert_greedy_identity(pair: Pair, drafter: DrafterSettings) -> list[Generat
     return generations
 
 
-def assert_exact(drafter: DrafterSettings, sampling: Sampling, samples: int = 8_000) -> None:
-    """Compare samples of all texts of three tokens with their probabilities."""
+def assert_exact(drafter: DrafterSettings, sampling: Sampling, samples: int = 4_000) -> None:
+    """Compare samples of all texts of three tokens with their probabilities. 4,000 find, 99 times
+    in 100, what differs by a χ² divergence of 0.03, a total variation of some 0.08."""
     pair = toy_pair()
     configuration = Configuration(drafter=drafter, sampling=sampling)
     counts = sample_counts(pair, configuration, samples, length=3)

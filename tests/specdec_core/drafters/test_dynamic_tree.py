@@ -112,7 +112,7 @@ def test_samples_have_the_targets_joint_distribution(
         policy=policy,
     )
     configuration = Configuration(drafter=drafter, sampling=sampling)
-    counts = sample_counts(pair, configuration, 8_000, length=3)
+    counts = sample_counts(pair, configuration, 4_000, length=3)
     assert goodness_of_fit(counts, exact_distribution(pair, sampling, 3)) > 1e-3
 
 

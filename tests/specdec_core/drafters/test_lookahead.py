@@ -156,12 +156,12 @@ def test_ngrams_in_the_pool_are_what_the_target_chose(tiny_pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sampling", "samples"),
-    [(Sampling(temperature=1.0), 8_000), (Sampling(temperature=1.2, coupling="gumbel"), 3_000)],
+    "sampling",
+    [Sampling(temperature=1.0), Sampling(temperature=1.2, coupling="gumbel")],
     ids=["rejection", "coupled"],
 )
-def test_samples_have_the_targets_joint_distribution(sampling: Sampling, samples: int) -> None:
-    assert_exact(LookaheadDrafter(window=2, ngram=2, guesses=2), sampling, samples)
+def test_samples_have_the_targets_joint_distribution(sampling: Sampling) -> None:
+    assert_exact(LookaheadDrafter(window=2, ngram=2, guesses=2), sampling)
 
 
 def test_a_window_over_the_node_budget_is_refused() -> None:
