@@ -89,9 +89,7 @@ def measure_contexts(
                 request = Request(part, prompts[context], tokens, ignore_eos=True)
                 [generation] = engine.generate([request])
                 whole = [r for r in generation.rounds if r.drafted == drafted]
-                seconds[context, part] += [
-                    r.draft_seconds + r.target_seconds + r.other_seconds for r in whole[:_ROUNDS]
-                ]
+                seconds[context, part] += [r.seconds for r in whole[:_ROUNDS]]
             if repeat == 0:  # warmed up
                 for part in (*forwards, *rounds):
                     seconds[context, part].clear()
