@@ -19,8 +19,8 @@ from cluster.observer import Observer
 from cluster.plan import Plan, PromptSource
 from specdec_core.bench.conversation import Conversation, conversations
 from specdec_core.bench.limits import ForwardClock, oracle_limits, widths_of
-from specdec_core.bench.race import Contestant, Other, Own, race
-from specdec_core.bench.result import BenchResult, Row
+from specdec_core.bench.race import Contestant, Other, Own, race, take
+from specdec_core.bench.result import BenchResult, Profiled, Row, fastest
 from specdec_core.config import (
     AUTOREGRESSIVE,
     Configuration,
@@ -34,8 +34,11 @@ from specdec_core.engine import Engine
 from specdec_core.errors import UserError
 from specdec_core.pair import Pair
 from specdec_core.peers import NAMES, peers_of
+from specdec_core.profiling import sample_stacks
 from specdec_core.prompts import Prompt, digest
 from specdec_core.results import PromptSet
+
+PROFILED = 4  # prompts that are decoded once more to see where the time goes
 
 
 class BenchPlan(Value):
@@ -128,7 +131,7 @@ def run_bench(
             lambda known: clock.measure(widths_of([r for r in known if r.ours], pair)),
         )
     forwards = clock.forwards()
-    tell.stage("measuring the oracle")
+    tell.stage("profiling our best, measuring the oracle")
     greedy = next((r for r in rows if r.ours and r.autoregressive and not r.temperature), None)
     return BenchResult(
         name=name,
@@ -143,8 +146,32 @@ def run_bench(
         rows=rows,
         forwards=forwards,
         oracles=oracle_limits(pair, _texts(asked, greedy), forwards) if greedy else [],
+        profiled=profiled(own, rows, asked[:PROFILED], plan.max_new_tokens),
         notes=_notes(asked),
         environment=facts,
+    )
+
+
+def profiled(
+    own: Sequence[Own], rows: Sequence[Row], prompts: Sequence[Conversation], new_tokens: int
+) -> Profiled | None:
+    """What the fastest of ours at the first temperature does while it decodes `prompts` again."""
+    best = fastest([r for r in rows if r.ours and r.temperature == rows[0].temperature])
+    if best is None:
+        return None
+    contestant = next(c for c in own if c.configuration == best.configuration)
+    sampling = Sampling(temperature=best.temperature)
+
+    def decode() -> None:
+        for number, prompt in enumerate(prompts):
+            take(contestant, prompt, new_tokens, sampling, seed=number)
+
+    contestant.begin()
+    stacks = sample_stacks(decode)
+    return Profiled(
+        contestant=best.name,
+        temperature=best.temperature,
+        seconds={";".join(stack): seconds for stack, seconds in stacks.items()},
     )
 
 
@@ -189,9 +216,9 @@ def _typical_context(asked: Sequence[Conversation], new_tokens: int) -> int:
 def _texts(asked: Sequence[Conversation], row: Row) -> list[tuple[tuple[int, ...], list[int]]]:
     """What a row wrote in its first repeat: prompt and output of every turn."""
     found = []
-    for conversation, take in zip(asked, row.takes[0], strict=True):
+    for conversation, taken in zip(asked, row.takes[0], strict=True):
         answers: list[str] = []
-        for output in take.outputs:
+        for output in taken.outputs:
             found.append((conversation.tokens(answers), output))
             answers.append(conversation.answer(output))
     return found

@@ -14,6 +14,7 @@ from plotly.offline import get_plotlyjs
 from dashboards import look
 from dashboards.drawings import Drawing, embed, log_figures, template
 from dashboards.figures.bench import bench_figure, bench_svg
+from dashboards.figures.flame import draw_stacks
 from dashboards.papers import allowed
 from dashboards.sections import Section
 from dashboards.tracking import (
@@ -38,6 +39,7 @@ from specdec_core.files import write_atomically
 from specdec_core.prompts import Prompt
 from specdec_core.stats import Ratio
 
+MOST_FUNCTIONS = 15
 BESIDE = "of a round, no forward"
 PARTS = {  # of a token's time, as shown
     "target_forward": "target forwards",
@@ -62,7 +64,8 @@ def sections(
     found += [own for t in result.temperatures if (own := limits_section(result, t)) is not None]
     if any(result.categories):
         found.append(tasks_section(result, baseline))
-    return [*found, *forwards_section(result), contestants_section(result)]
+    found += [*forwards_section(result), *functions_section(result)]
+    return [*found, contestants_section(result)]
 
 
 def speed_section(result: BenchResult, temperature: float) -> Section:
@@ -271,6 +274,30 @@ def forwards_section(result: BenchResult) -> Iterator[Section]:
         "Medians, milliseconds, by how many tokens are fed at once, measured between the repeats."
     )
     yield Section("forwards", "Forwards", note, frame, text, on_console=False)
+
+
+def functions_section(result: BenchResult) -> Iterator[Section]:
+    """Where the time of our best goes, function by function, as a flame graph."""
+    profiled = result.profiled
+    if profiled is None or not profiled.seconds:
+        return
+    frame = pd.DataFrame(sorted(profiled.seconds.items()), columns=["stack", "seconds"])
+    own = frame.groupby(frame["stack"].str.rpartition(";")[2])["seconds"].sum()
+    shares = (own / own.sum()).nlargest(MOST_FUNCTIONS)
+    note = (
+        f"{profiled.contestant} at temperature {profiled.temperature:g}, decoding some of the"
+        " prompts once more: the share of the time that each function was seen in, what it calls"
+        " left out. The CSV has the whole stacks."
+    )
+    yield Section(
+        key="functions",
+        title="Where the time goes, function by function",
+        note=note,
+        frame=frame,
+        shown=pd.DataFrame({"": shares.index, "share": [f"{share:.1%}" for share in shares]}),
+        figure=draw_stacks({tuple(k.split(";")): v for k, v in profiled.seconds.items()}),
+        on_console=False,
+    )
 
 
 def contestants_section(result: BenchResult) -> Section:

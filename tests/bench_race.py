@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from cluster.bench import profiled
 from specdec_core.bench.conversation import conversations
 from specdec_core.bench.limits import ForwardClock, oracle_limits, widths_of
 from specdec_core.bench.race import Other, Own, race
@@ -57,6 +58,7 @@ def bench_result(tiny_pair: Pair, bench_prompts: list[Prompt]) -> BenchResult:
         rows += race(contestants, asked, NEW_TOKENS, sampling, 2, on_repeat=between)
     for peer in peers:
         peer.close()
+    seen = profiled(contestants[:2], rows, asked[:1], NEW_TOKENS)
     texts = [(c.tokens([]), t.written) for c, t in zip(asked, rows[0].takes[0], strict=True)]
     forwards = clock.forwards()
     return BenchResult(
@@ -71,5 +73,6 @@ def bench_result(tiny_pair: Pair, bench_prompts: list[Prompt]) -> BenchResult:
         repeats=2,
         rows=rows,
         forwards=forwards,
+        profiled=seen,
         oracles=oracle_limits(tiny_pair, texts, forwards),
     )

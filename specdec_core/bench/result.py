@@ -153,6 +153,15 @@ class OracleLimit(Document):
     seconds_per_token: float
 
 
+class Profiled(Document):
+    """Where the time of one of our rows went, function by function: seconds of each stack, its
+    functions joined by ";", the outermost first. Decoded once more for this, outside the race."""
+
+    contestant: str
+    temperature: float
+    seconds: dict[str, float]
+
+
 class BenchResult(Document):
     """Everything that the report is written from."""
 
@@ -168,6 +177,7 @@ class BenchResult(Document):
     rows: list[Row]
     forwards: dict[str, Forwards] = Field(default={})  # by "target" and drafts' names
     oracles: list[OracleLimit] = Field(default=[])
+    profiled: Profiled | None = None
     notes: list[str] = Field(default=[])
     environment: dict[str, str] = Field(default={})
     mlflow_run_id: str | None = None
@@ -192,7 +202,7 @@ class BenchResult(Document):
 
     def best(self, temperature: float, group: str) -> Row | None:
         """The fastest lossless row of a group on all prompts."""
-        return fastest(self.at(temperature, group), slice(None))
+        return fastest(self.at(temperature, group))
 
     def headlines(self) -> list[Best]:
         """For each temperature, the best of ours against the best of every other group."""
@@ -265,7 +275,8 @@ def over(candidate: Row, baseline: Row, prompts: slice = slice(None)) -> Ratio:
     )
 
 
-def fastest(rows: Iterable[Row], prompts: slice) -> Row | None:
+def fastest(rows: Iterable[Row], prompts: slice = slice(None)) -> Row | None:
+    """The fastest lossless one on some of the prompts; None where there is none."""
     lossless = [row for row in rows if row.lossless]
     return max(lossless, key=lambda r: speed(r.seconds_per_token[:, prompts]), default=None)
 

@@ -28,7 +28,7 @@ def test_the_report_has_every_row_and_says_who_wins(
     keys = [section.key for section in shown]
     assert keys == [
         *("temperature_0", "temperature_1", "limits_0", "limits_1"),
-        *("tasks", "forwards", "contestants"),
+        *("tasks", "forwards", "functions", "contestants"),
     ]
     assert files >= {"report.md", "report.html", "bench.json", "times.csv", "summary.csv"}
     assert files >= {f"{key}.csv" for key in keys} | {"temperature_0.svg", "temperature_1.svg"}
@@ -79,6 +79,13 @@ def test_what_is_not_lossless_is_said(bench_result: BenchResult) -> None:
     assert "1 of 6 outputs" in line
     assert "first at token 4" in line
     assert "5 of 6, from 4" in document(broken, sections(broken))
+
+
+def test_the_functions_of_our_best_are_told_apart(bench_result: BenchResult) -> None:
+    (section,) = (own for own in sections(bench_result) if own.key == "functions")
+    assert section.frame["stack"].str.contains("specdec_core.engine:Engine.step").any()
+    assert section.frame["seconds"].sum() > 0
+    assert section.figure.data[0].type in {"icicle", "treemap", "sunburst"}
 
 
 def test_bars_are_drawn_for_everybody(bench_result: BenchResult) -> None:
