@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from cluster.plan import PromptSource
-from cluster.ray_session import ray_session
 from cluster.recording import SHARD, RecordingObserver, RecordingPlan, _writing, run_recording
 from specdec_core.config import PairSpec, Sampling
 from specdec_core.engine import Request
@@ -25,6 +23,8 @@ from specdec_core.pair import Pair
 from specdec_core.traces.find import find_recording
 from specdec_core.traces.record import Recorder
 from specdec_core.traces.schema import Recording, shard_file
+
+pytestmark = pytest.mark.usefixtures("ray_running")
 
 # The ninth text is the second one's; 27 others are four shards.
 PROMPTS = [f"def add_{i}(a, b): return a + {i}" for i in range(27)]
@@ -43,12 +43,6 @@ class Heard(RecordingObserver):
 
     def warned(self, message: str) -> None:
         self.warnings.append(message)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def session() -> Iterator[None]:
-    with ray_session():
-        yield
 
 
 def prompts_file(folder: Path, texts: list[str]) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ import pytest
 from cluster.folder import SweepFolder, find_trial
 from cluster.observer import Observer
 from cluster.plan import Plan
-from cluster.ray_session import ray_session
 from cluster.sweep import choose_champion, choose_finalists, run_sweep
 from cluster.timing import Stopwatch
 from specdec_core.config import (
@@ -32,6 +30,8 @@ from specdec_core.errors import UserError
 from specdec_core.pair import Pair
 from specdec_core.results import SweepResult, Timing, Trial
 from specdec_core.stats import Counts, Generation
+
+pytestmark = pytest.mark.usefixtures("ray_running")
 
 PROFILE = {"widths": [1, 3], "contexts": [16], "batches": [1], "repeats": 2}
 PROMPTS = ["def add(a, b): return a + b", "for i in range(10): print(i)", "x = [1, 2, 3]"]
@@ -52,12 +52,6 @@ class Heard(Observer):
 
     def warned(self, message: str) -> None:
         self.warnings.append(message)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def session() -> Iterator[None]:
-    with ray_session():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -14,34 +14,23 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from cluster.ray_session import ray_session
-from cluster.recording import RecordingPlan, run_recording
+from jobs import sweep
 from jobs.sweep import parse_drafts
-from specdec_core.config import PairSpec
 from specdec_core.errors import UserError
+from specdec_core.pair import Pair
 from specdec_core.results import SweepResult
+from tests.jobs.conftest import Command, record_prompts
 
 ROOT = Path(__file__).parents[2]
 
 
-def command(*arguments: str | Path) -> list[str]:
+def program(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "jobs.sweep", *map(str, arguments)]
 
 
 def environment(home: Path) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI")}
     return {**kept, "SPECDEC_HOME": str(home), "COLUMNS": "100"}
-
-
-def sweep(home: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments),
-        cwd=ROOT,
-        env=environment(home),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
 
 
 def finished_trials(home: Path) -> dict[Path, int]:
@@ -52,7 +41,7 @@ def finished_trials(home: Path) -> dict[Path, int]:
 def stop_when(home: Path, arguments: list[str | Path], trials: int, how: signal.Signals) -> str:
     """Start a sweep, send it `how` once `trials` are finished, and return what it printed."""
     with subprocess.Popen(
-        command(*arguments),
+        program(*arguments),
         cwd=ROOT,
         env=environment(home),
         stdout=subprocess.PIPE,
@@ -81,7 +70,7 @@ def parents(home: Path) -> tuple[list, list]:
 
 
 def test_a_sweep_goes_on_after_ctrl_c_and_after_kill_9(
-    tiny_pair_folders: dict[str, Path], tmp_path: Path
+    command: Command, ray_running: None, tiny_pair_folders: dict[str, Path], tmp_path: Path
 ) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": f"x{i} = {i}"}) for i in range(6)))
@@ -113,7 +102,7 @@ def test_a_sweep_goes_on_after_ctrl_c_and_after_kill_9(
     second = finished_trials(home)
     assert len(first) < len(second) < 24
 
-    done = sweep(home, *arguments)
+    done = command(sweep.main, home, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"resuming: {len(second)} of 24 done" in done.stdout
     third = finished_trials(home)
@@ -147,35 +136,34 @@ def test_a_sweep_goes_on_after_ctrl_c_and_after_kill_9(
     ],
 )
 def test_bad_input_is_one_line_with_exit_code_2_and_leaves_nothing(
-    tmp_path: Path, arguments: list[str], message: str
+    command: Command, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
-    done = sweep(tmp_path, *arguments)
+    done = command(sweep.main, tmp_path, *arguments)
     assert done.returncode == 2
     assert re.fullmatch(rf"error: .*{message}.*\n", done.stderr)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_recorded_sweep_is_replayed_and_says_what_that_saved(
-    tiny_spec: PairSpec, tmp_path: Path
+    command: Command, ray_running: None, tiny_pair: Pair, tmp_path: Path
 ) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": f"x{i} = {i}"}) for i in range(3)))
     hardware = tmp_path / "h.yaml"
     hardware.write_text('{name: far away, target: 0.1, drafts: {"*": 0.01}}')
     policy = {"kind": "fixed", "max_tokens": [1, 2, 3, 4, 5, 6, 7, 8]}
-    shared = {
-        "pair": tiny_spec.model_dump(),
+    plan = {
+        "pair": tiny_pair.spec.model_dump(),
         "prompts": {"source": str(prompts)},
         "max_new_tokens": 16,
+        "search": [{"drafter": {"kind": "draft_model", "policy": policy}}],
     }
     config = tmp_path / "sweep.yaml"
-    drafter = {"kind": "draft_model", "policy": policy}
-    config.write_text(json.dumps({**shared, "search": [{"drafter": drafter}]}))
+    config.write_text(json.dumps(plan))
     home = tmp_path / "home"
-    with ray_session():
-        run_recording(RecordingPlan.model_validate(shared), home, name="mine")
+    record_prompts(tiny_pair, prompts, home / "traces" / "mine", 16)
 
-    done = sweep(home, "--config", config, "--hardware", hardware)
+    done = command(sweep.main, home, "--config", config, "--hardware", hardware)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = (home / "sweeps").iterdir()
     result = SweepResult.load(folder)
