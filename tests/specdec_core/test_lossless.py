@@ -1,4 +1,8 @@
-"""Sampled output has the target's distribution: exactly enumerated, then compared with samples."""
+"""Sampled output has the target's distribution: exactly enumerated, then compared with samples.
+
+8,000 samples find, 99 times in 100, what differs by a χ² divergence of 0.014 (a total variation of
+some 0.05), 100,000 what differs by 0.001. The errors put in here are all found at p < 1e-9.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +120,7 @@ def test_every_drafter_and_warper_is_lossless(
     toy_pair: Pair, drafter: object, sampling: Sampling
 ) -> None:
     configuration = Configuration(drafter=drafter, sampling=sampling)
-    counts = engine_counts(toy_pair, configuration, 20_000)
+    counts = engine_counts(toy_pair, configuration, 8_000)
     assert p_value(counts, joint(toy_pair, sampling)) > 1e-3
 
 
@@ -132,7 +136,7 @@ def test_the_test_notices_a_wrong_residual(
 
     monkeypatch.setattr(verify, "residual", wrong)
     configuration = Configuration(drafter=CHAIN, sampling=Sampling(temperature=1.0))
-    counts = engine_counts(toy_pair, configuration, 20_000)
+    counts = engine_counts(toy_pair, configuration, 8_000)
     assert p_value(counts, joint(toy_pair, configuration.sampling)) < 1e-9
 
 
@@ -143,7 +147,7 @@ def test_siblings_are_verified_losslessly(replacement: bool) -> None:
     p = torch.tensor([0.4, 0.0, 0.3, 0.2, 0.1, 0.0])
     q = torch.tensor([0.05, 0.5, 0.2, 0.0, 0.05, 0.2])
     counts = np.zeros(VOCAB, dtype=int)
-    for seed in range(20_000):
+    for seed in range(8_000):
         tree, left = TokenTree(), q
         for _ in range(3):
             token = int(torch.multinomial(left, 1, generator=generator))
@@ -191,7 +195,7 @@ def test_tree_samples_have_the_targets_joint_distribution(
     toy_pair: Pair, replacement: bool
 ) -> None:
     drafter = TreeDrafter(branching=(3, 2, 1), replacement=replacement)
-    assert tree_p_value(toy_pair, drafter, Sampling(temperature=1.0), 20_000) > 1e-3
+    assert tree_p_value(toy_pair, drafter, Sampling(temperature=1.0), 8_000) > 1e-3
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +249,7 @@ def test_the_test_notices_siblings_with_a_wrong_distribution(
 ) -> None:
     monkeypatch.setattr(growing, "draw_siblings", bug)
     drafter = TreeDrafter(branching=(3, 2))
-    assert tree_p_value(toy_pair, drafter, Sampling(temperature=1.0), 8_000) < 1e-9
+    assert tree_p_value(toy_pair, drafter, Sampling(temperature=1.0), 4_000) < 1e-9
 
 
 def test_the_test_notices_a_wrong_mask(toy_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +262,7 @@ def test_the_test_notices_a_wrong_mask(toy_pair: Pair, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(topology, "Topology", Chained)
     drafter = TreeDrafter(branching=(3, 2))
-    assert tree_p_value(toy_pair, drafter, Sampling(temperature=1.0), 8_000) < 1e-9
+    assert tree_p_value(toy_pair, drafter, Sampling(temperature=1.0), 4_000) < 1e-9
 
 
 @pytest.mark.parametrize("replacement", [False, True])
@@ -266,7 +270,7 @@ def test_siblings_are_drawn_as_they_say(replacement: bool) -> None:
     """The second and third token have the distribution that they carry, given the ones before."""
     q = torch.tensor([[0.05, 0.5, 0.2, 0.0, 0.05, 0.2]])
     stream, counts = RandomStream(0), np.zeros((VOCAB, VOCAB), dtype=int)
-    for _ in range(10_000):
+    for _ in range(4_000):
         [tokens], sources = draw_siblings(q, [[stream.uniform() for _ in range(3)]], replacement)
         counts[tokens[0], tokens[1]] += 1
         expected = q[0].clone()
