@@ -12,7 +12,7 @@ demo: $(VENV)/.run
 	$(BIN)/specdec demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
