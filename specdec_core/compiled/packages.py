@@ -11,9 +11,11 @@ import fcntl
 import hashlib
 import inspect
 import json
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,6 +32,8 @@ from specdec_core.compiled import step as step_module
 from specdec_core.compiled.graphs import CannotCompile, Graphs, Inputs, first_line
 from specdec_core.compiled.step import Step
 from specdec_core.files import atomic_path
+
+log = logging.getLogger(__name__)
 
 _OPTIONS = {
     "freezing": True,  # weights are constants, laid out for the processor once
@@ -56,6 +60,7 @@ class Packages(Graphs):
 
     def __init__(self, step: Step, weights: str, positions: int) -> None:
         self._step, self._positions = step, positions
+        self._name = step.model.config.name_or_path or step.model.config.model_type
         self._digest = _digest(step, weights, positions)
         self._loaded: dict[tuple[bool, bool], Any] = {}
 
@@ -69,7 +74,8 @@ class Packages(Graphs):
         graph = self._loaded.get(kind)
         if graph is None:
             graph = self._loaded[kind] = self._open(*kind, inputs)
-        return graph(*inputs)
+        feed, sees, columns, keys, values = inputs
+        return graph.boxed_run([feed, *sees, columns, *keys, *values])
 
     def _open(self, several_rows: bool, several_tokens: bool, inputs: Inputs) -> Any:
         name = f"{'rows' if several_rows else 'row'}-{'tokens' if several_tokens else 'token'}"
@@ -78,8 +84,7 @@ class Packages(Graphs):
             with _alone(path):
                 if not path.exists():  # nobody else has made it in the meantime
                     self._compile(path, several_rows, several_tokens, inputs)
-        # The engine forwards from one thread.
-        return torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
+        return _load(path)
 
     def _compile(
         self, path: Path, several_rows: bool, several_tokens: bool, inputs: Inputs
@@ -99,6 +104,7 @@ class Packages(Graphs):
         )
         try:
             get_cpp_compiler()
+            log.warning("compiling %s of %s: once, then kept", path.stem, self._name)
             with torch.inference_mode(False), torch.no_grad(), atomic_path(path) as temporary:
                 program = torch.export.export(
                     self._step, inputs, dynamic_shapes=shapes, strict=False
@@ -110,6 +116,13 @@ class Packages(Graphs):
             raise CannotCompile("no C++ compiler found (install g++, or set CXX)") from None
         except Exception as error:  # of any of torch's compilers; eager forwards do without them
             raise CannotCompile(f"{type(error).__name__}: {first_line(error)}") from error
+
+
+@cache
+def _load(path: Path) -> Any:
+    """A graph, shared by all runners of this process. Of the package only what runs it: itself it
+    reads the description of its inputs at every call, longer than a small draft's forward takes."""
+    return torch._inductor.aoti_load_package(str(path)).loader
 
 
 def _digest(step: Step, weights: str, positions: int) -> str:

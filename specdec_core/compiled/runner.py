@@ -47,11 +47,20 @@ class CompiledRunner(ModelRunner):
         self._watched = False
         with torch.no_grad():
             super()._run([0], [[0]])  # the model makes the cache's layers
+        self._prepare()
 
     def watch_hidden(self, wanted: bool) -> None:
         self._watched = wanted
         super().watch_hidden(wanted and self._graphs is None)
         self.hidden = None
+
+    @torch.inference_mode()
+    def _prepare(self) -> None:
+        """Have the graphs of a chain before the first request comes. What is written to the cache
+        is overwritten."""
+        for rows in range(1, min(self.cache.slots, 2) + 1):
+            for width in (1, 2):
+                self._run(range(rows), [[0] * width] * rows)
 
     @property
     def chosen(self) -> Tensor:

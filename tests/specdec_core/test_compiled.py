@@ -45,11 +45,11 @@ def decoded(pair: Pair, drafter: dict | None, slots: int) -> list[list[int]]:
     return [generation.tokens for generation in engine.generate(requests)]
 
 
-def both(pair: Pair) -> tuple[ModelRunner, CompiledRunner]:
+def both(pair: Pair, slots: int = 3) -> tuple[ModelRunner, CompiledRunner]:
     """An eager and a compiled runner of the target."""
-    compiled = pair.open_runner(None, 3)
+    compiled = pair.open_runner(None, slots)
     assert isinstance(compiled, CompiledRunner)
-    return ModelRunner(pair.target, 3, pair.max_length), compiled
+    return ModelRunner(pair.target, slots, pair.max_length), compiled
 
 
 def forwards(runners: tuple[ModelRunner, ...], *arguments: object) -> tuple[Tensor, Tensor]:
@@ -73,7 +73,7 @@ def test_compiled_engines_write_the_eager_engines_tokens(
 def test_a_second_start_compiles_nothing(
     compiled_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both(compiled_pair)[1].forward([0], [[3, 4, 5]])
+    both(compiled_pair)
 
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("compiled again")
@@ -111,14 +111,16 @@ def test_without_a_compiler_one_warning_and_the_eager_tokens(
     compiled_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
-    eager, compiled = both(compiled_pair)
-    eager.prefill([0], [PROMPTS[0]])
-    with pytest.warns(UserWarning, match=r"no C\+\+ compiler"):
-        compiled.prefill([0], [PROMPTS[0]])
+    with (
+        torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}),
+        pytest.warns(UserWarning, match=r"no C\+\+ compiler"),
+    ):
+        runners = both(compiled_pair)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="running without")
-        expected, found = forwards((eager, compiled), [0], [[3]])
+        for runner in runners:
+            runner.prefill([0], [PROMPTS[0]])
+        expected, found = forwards(runners, [0], [[3]])
     torch.testing.assert_close(found, expected, atol=0, rtol=0)
 
 
@@ -129,10 +131,10 @@ def test_graphs_of_fixed_sizes_give_the_eager_logits(
     monkeypatch.setattr(
         compiled_runner, "Packages", lambda step, weights, positions: Captured(step)
     )
-    runners = both(compiled_pair)
-    for runner in runners:
-        runner.prefill([0], [PROMPTS[1][:3]])
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="running without")
-        eager, compiled = forwards(runners, [0], [[3, 4, 5]])
-    torch.testing.assert_close(compiled[:, :3], eager, atol=2e-5, rtol=0)
+        runners = both(compiled_pair, slots=1)
+        for runner in runners:
+            runner.prefill([0], [PROMPTS[1][:2]])
+        eager, compiled = forwards(runners, [0], [[3, 4]])
+    torch.testing.assert_close(compiled, eager, atol=2e-5, rtol=0)
