@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cluster.head_training import Finished, HeadObserver, train_heads
-from cluster.ray_session import ray_session
 from specdec_core.heads import HeadSpec, TrainingSettings, load_head
 from specdec_core.heads.training import HeadTraining
 from tests.specdec_core.heads.examples import PAIR, learnable
+
+pytestmark = pytest.mark.usefixtures("ray_running")
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, batch_size=256, epochs=3)
 SPECS = [HeadSpec(depth=0), HeadSpec(depth=2, w_rej=6), HeadSpec(kind="t2", width=8)]
@@ -31,12 +31,6 @@ class Heard(HeadObserver):
 
     def step(self) -> None:
         self.steps += 1
-
-
-@pytest.fixture(scope="module", autouse=True)
-def session() -> Iterator[None]:
-    with ray_session():
-        yield
 
 
 def test_heads_are_those_of_a_training_in_this_process_and_are_not_trained_twice(

@@ -19,12 +19,14 @@ from mlflow import MlflowClient
 from cluster.paper_inputs import load_sets, with_datastores
 from cluster.paper_plan import load_paper_plan
 from cluster.papers import PapersResult
+from jobs import papers
 from jobs.papers import PAPERS, parse_sources
 from specdec_core.config import BanditDrafter, Configuration, PairSpec
 from specdec_core.errors import UserError
 from specdec_core.fingerprint import tokenizer_digest
 from specdec_core.pair import load_tokenizer
 from specdec_core.retrieval import open_datastore
+from tests.jobs.conftest import Command
 
 ROOT = Path(__file__).parents[2]
 CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 3}}
@@ -96,26 +98,15 @@ def environment(home: Path) -> dict[str, str]:
     return {**kept, "SPECDEC_HOME": str(home), "COLUMNS": "120"}
 
 
-def papers(home: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "jobs.papers", *map(str, arguments)],
-        cwd=ROOT,
-        env=environment(home),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
 def test_tables_are_measured_and_written_and_an_interrupted_run_goes_on(
-    tiny_spec: PairSpec, tmp_path: Path
+    command: Command, ray_running: None, tiny_spec: PairSpec, tmp_path: Path
 ) -> None:
     config, home = tmp_path / "papers.yaml", tmp_path / "home"
     config.write_text(json.dumps(plan(tmp_path, tiny_spec)))  # JSON is YAML
     blocks = home / "papers" / "mine" / "blocks"
-    command = [sys.executable, "-m", "jobs.papers", "--config", str(config), "--name", "mine"]
+    arguments = ["--config", str(config), "--name", "mine"]
     with subprocess.Popen(
-        command,
+        [sys.executable, "-m", "jobs.papers", *arguments],
         cwd=ROOT,
         env=environment(home),
         stdout=subprocess.PIPE,
@@ -132,7 +123,7 @@ def test_tables_are_measured_and_written_and_an_interrupted_run_goes_on(
         driver.communicate(timeout=60)
     before = {path: path.stat().st_mtime_ns for path in blocks.glob("*.json")}
 
-    done = papers(home, "--config", config, "--name", "mine")
+    done = command(papers.main, home, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"resuming: \d+ of 16 done", done.stdout)
     assert "absent is left out" in done.stdout
@@ -245,9 +236,9 @@ def test_a_bad_plan_is_one_line(case: str, tiny_spec: PairSpec, tmp_path: Path) 
     ],
 )
 def test_bad_options_are_one_line_with_exit_code_2(
-    arguments: list[str], message: str, tmp_path: Path
+    command: Command, arguments: list[str], message: str, tmp_path: Path
 ) -> None:
-    done = papers(tmp_path, *arguments)
+    done = command(papers.main, tmp_path, *arguments)
     assert done.returncode == 2, done.stdout + done.stderr
     assert re.fullmatch(rf"error: .*{message}.*\n", done.stderr)
     assert list(tmp_path.iterdir()) == []

@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from jobs import record
 from specdec_core.traces.schema import Recording
+from tests.jobs.conftest import Command
 
 ROOT = Path(__file__).parents[2]
 
 
-def command(*arguments: str | Path) -> list[str]:
+def program(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "jobs.record", *map(str, arguments)]
 
 
@@ -28,26 +30,15 @@ def environment(home: Path) -> dict[str, str]:
     return {**kept, "SPECDEC_HOME": str(home), "COLUMNS": "100"}
 
 
-def record(home: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments),
-        cwd=ROOT,
-        env=environment(home),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
 def whole_shards(home: Path) -> dict[Path, int]:
     """Files of whole shards and when they were written."""
-    return {file: file.stat().st_mtime_ns for file in home.glob("traces/*/prompts/*.parquet")}
+    return {file: file.stat().st_mtime_ns for file in home.glob("traces/*/prompts/shard-*.parquet")}
 
 
 def interrupt(home: Path, arguments: list[str | Path]) -> str:
     """Start a recording, send it Ctrl-C once a shard is written, and return what it printed."""
     with subprocess.Popen(
-        command(*arguments),
+        program(*arguments),
         cwd=ROOT,
         env=environment(home),
         stdout=subprocess.PIPE,
@@ -67,7 +58,7 @@ def interrupt(home: Path, arguments: list[str | Path]) -> str:
 
 
 def test_a_recording_goes_on_after_ctrl_c_and_says_what_it_holds(
-    tiny_pair_folders: dict[str, Path], tmp_path: Path
+    command: Command, ray_running: None, tiny_pair_folders: dict[str, Path], tmp_path: Path
 ) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": f"x{i} = {i}"}) for i in range(64)))
@@ -91,7 +82,7 @@ def test_a_recording_goes_on_after_ctrl_c_and_says_what_it_holds(
     first = whole_shards(home)
     assert 0 < len(first) < 8
 
-    done = record(home, *arguments)
+    done = command(record.main, home, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"resuming: {8 * len(first)} of 60 prompts done" in done.stdout
     assert whole_shards(home).items() >= first.items()  # nothing was written again
@@ -118,9 +109,9 @@ def test_a_recording_goes_on_after_ctrl_c_and_says_what_it_holds(
     ],
 )
 def test_bad_input_is_one_line_with_exit_code_2_and_leaves_nothing(
-    tmp_path: Path, arguments: list[str], message: str
+    command: Command, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
-    done = record(tmp_path, *arguments)
+    done = command(record.main, tmp_path, *arguments)
     assert done.returncode == 2
     assert re.fullmatch(rf"error: .*{message}.*\n", done.stderr)
     assert list(tmp_path.iterdir()) == []
