@@ -17,8 +17,6 @@ from specdec_core.engine import Engine, Request
 from specdec_core.peers.base import Peer
 from specdec_core.stats import Generation, Round
 
-WARM_UP = 2  # prompts that everybody decodes before the clock runs
-
 # As :class:`specdec_core.stats.Round` has them, in seconds; they add up to it.
 PARTS_OF_A_ROUND = ("target_forward", "draft_forward", "policy", "verify", "bookkeeping")
 
@@ -121,7 +119,8 @@ def race(
     rows = [contestant.row(sampling.temperature) for contestant in contestants]
     for contestant in contestants:
         contestant.begin()
-        for prompt in prompts[:WARM_UP]:
+        # All of them: compilers meet new sizes in one prompt and the next.
+        for prompt in prompts:
             contestant.decode(prompt.tokens([]), new_tokens, sampling, 0)
     gc.collect()
     for repeat in range(repeats):
