@@ -13,6 +13,7 @@ from specdec_core.errors import UserError
 from specdec_core.pair import Pair
 from specdec_core.peers.base import Peer
 from specdec_core.peers.worker import Worker
+from specdec_core.workspace import workspace
 
 VENV = Path(__file__).parents[2] / ".venv-peers"
 _WORKER = Path(__file__).with_name("vllm_worker.py")
@@ -63,7 +64,7 @@ class VllmPeer(Peer):
     ) -> None:
         self.name = mode.label + (f", {draft}" if draft else "")
         self.version = "vllm"
-        self._venv = venv or VENV
+        self._venv = venv or _environment()
         self._worker: Worker | None = None
         self._eos = sorted(pair.eos_token_ids)
         runner = pair.spec.runner
@@ -125,6 +126,11 @@ class VllmPeer(Peer):
         if self._worker is not None:
             self._worker.close()
             self._worker = None
+
+
+def _environment() -> Path:
+    """Beside this code; for a Ray job, which runs in a copy without it, in the workspace."""
+    return VENV if VENV.exists() else workspace() / VENV.name
 
 
 def vllm_peers(pair: Pair, venv: Path | None = None) -> Iterator[VllmPeer]:
