@@ -134,7 +134,10 @@ class ModelRunner:
         logits = self._run(rows, tokens, parents)
         for row, own in zip(rows, tokens, strict=True):
             self.lengths[row] += len(own)
-        self._logits = logits[:, : max(map(len, tokens)), : self.vocab_size]
+        fed = max(map(len, tokens))
+        if logits.shape[1] != fed or logits.shape[2] != self.vocab_size:
+            logits = logits[:, :fed, : self.vocab_size]
+        self._logits = logits
         self.seconds += perf_counter() - start
         return self._logits
 

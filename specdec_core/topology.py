@@ -7,6 +7,7 @@ the upper left corner of the whole tree's, and what one forward pass feeds are s
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -69,6 +70,7 @@ class Topology:
         self.depths, self._sees = torch.from_numpy(depths), torch.from_numpy(sees)
         self.depth_list: list[int] = depths.tolist()
         self._masks: dict[int | None, Tensor] = {}
+        self._slices: dict[tuple[int | None, int, int], Tensor] = {}
 
     def __len__(self) -> int:
         return len(self.parents)
@@ -87,6 +89,14 @@ class Topology:
             mask[:, 1:-1].masked_fill_(sees, 0)
             mask = self._masks[window] = mask.to(self.device, self.dtype)
         return mask
+
+    def rows(self, window: int | None, first: int, count: int) -> Tensor:
+        """Rows of :meth:`mask`, (1, count, columns)."""
+        found = self._slices.get((window, first, count))
+        if found is None:
+            found = self.mask(window)[None, first : first + count]
+            self._slices[window, first, count] = found
+        return found
 
 
 class Topologies:
@@ -154,12 +164,17 @@ class Slices:
         self._alike = first + width <= len(topology) and all(
             own is topology and begin == first for own, begin, _ in rows
         )
+
+    @cached_property
+    def depths(self) -> Tensor:
+        """(rows, width)"""
+        topology, first, _ = self._rows[0]
         if self._alike:
-            self.depths = topology.depths[first : first + width].expand(len(rows), width)
-        else:
-            self.depths = torch.zeros((len(rows), width), dtype=torch.long)
-            for row, (own, begin, count) in enumerate(rows):
-                self.depths[row, :count] = own.depths[begin : begin + count]
+            return topology.depths[first : first + self._width].expand(len(self._rows), -1)
+        depths = torch.zeros((len(self._rows), self._width), dtype=torch.long)
+        for row, (own, begin, count) in enumerate(self._rows):
+            depths[row, :count] = own.depths[begin : begin + count]
+        return depths
 
     def mask(self, starts: Tensor, end: int, window: int | None) -> Tensor:
         """Additive mask (rows, 1, width, end) over the first `end` positions of the cache; row i's
@@ -185,7 +200,7 @@ class Slices:
         rows, width = self._rows, self._width
         if self._alike:
             topology, first, _ = rows[0]
-            return topology.mask(window)[first : first + width].expand(len(rows), -1, -1)
+            return topology.rows(window, first, width).expand(len(rows), -1, -1)
         own = [topology.mask(window) for topology, _, _ in rows]
         most = max(mask.shape[1] for mask in own)
         blocked = torch.finfo(own[0].dtype).min

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -41,7 +42,8 @@ class CompiledRunner(ModelRunner):
         self._graphs: Graphs | None = (
             Packages(step, weights, positions) if self.device.type == "cpu" else Captured(step)
         )
-        self._columns = torch.arange(positions, device=self.device)
+        columns = torch.arange(positions, device=self.device)
+        self._columns = cache(lambda end: columns[:end])
         self._stores: dict[tuple[int, int], tuple[list[Tensor], list[Tensor]]] = {}
         self._chosen: Tensor | None = None
         self._watched = False
@@ -108,14 +110,15 @@ class CompiledRunner(ModelRunner):
         inputs = (
             torch.tensor(feed, device=self.device),
             [self._sees(slices.sees(window), places, count) for window in self._windows.values()],
-            self._columns[: self._graphs.end(end, self.cache.positions)],
+            self._columns(self._graphs.end(end, self.cache.positions)),
             *self._stored(first, count),
         )
         logits, chosen, hidden = self._graphs.run(inputs)
         if places is not None:
             logits, chosen = logits[places], chosen[places]
             hidden = hidden[places] if self._watched else hidden
-        self._chosen = chosen[:, : max(map(len, tokens))]
+        fed = max(map(len, tokens))
+        self._chosen = chosen if fed == width else chosen[:, :fed]
         self.hidden = hidden if self._watched else None
         return logits
 
@@ -123,7 +126,7 @@ class CompiledRunner(ModelRunner):
     def _sees(own: Tensor, places: list[int] | None, count: int) -> Tensor:
         """The rows' slices where the graph's rows are."""
         if places is None:
-            return own.contiguous()
+            return own if own.is_contiguous() else own.contiguous()
         everyone = own.new_zeros((count, *own.shape[1:]))
         everyone[places] = own
         return everyone
