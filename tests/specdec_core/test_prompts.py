@@ -52,7 +52,7 @@ class TestFormats:
             ({"instruction": "Rest."}, ("set/0", "Rest.")),
             (
                 {"question_id": 81, "category": "writing", "turns": ["First.", "Second."]},
-                ("81", "First."),
+                ("81", "First.", "writing", ("First.", "Second.")),
             ),
             ({"prompt": "Go on"}, ("set/0", "Go on")),
             ({"prompt": "Go on", "id": 12, "note": None}, ("12", "Go on")),

@@ -47,7 +47,7 @@ def test_drafts_take_fewer_forwards_and_phrases_lengthen_them(tiny_pair: Pair) -
     plain = Counts.of(generate(tiny_pair, chain))
     generations = generate(tiny_pair, OuroborosDrafter(max_tokens=4))
     longer = Counts.of(generations)
-    assert longer.n_draft / longer.n_target < 0.8 * plain.n_draft / plain.n_target
+    assert longer.n_draft / longer.n_target < 0.9 * plain.n_draft / plain.n_target
     assert longer.n_target < plain.n_target
     assert from_cache(generations) > 5
 
