@@ -82,6 +82,8 @@ class VllmPeer(Peer):
         }
         self._environment = {
             "OMP_NUM_THREADS": str(runner.threads),
+            # The n-gram proposer's; more of them than free cores wait for each other for seconds.
+            "NUMBA_NUM_THREADS": str(runner.threads),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # front end and engine in one process
             "VLLM_NO_USAGE_STATS": "1",
         }
