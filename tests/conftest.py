@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdec_core.config import PairSpec, RunnerSettings
@@ -53,18 +53,25 @@ def _together(file: str) -> str:
     return "dashboards" if file.startswith("tests/dashboards/") else file
 
 
+# What a tokenizer learns from some Python: pairs to join, in this order (Ġ: space, Ċ: line break).
+# Written down, because margins of tests depend on how their texts are cut into tokens.
+MERGES = """
+Ġ Ġ, e r, ĠĠ ĠĠ, ĠĠ Ġ, e n, Ġ t, i n, o r, r a, r e, a t, i z, k en, o ken, Ċ ĠĠĠ, Ċ ĠĠĠĠ, er s,
+a l, oken iz, e t, ĊĠĠĠĠ ĠĠĠ, okeniz er, d e, p e, a i, o n, s t, " ", in y, ai r, f t, m a, Ġ
+s, l a, d ra, e d, f i, m p, Ġ =, Ġ P, dra ft, a r, r o, s e, ( ), d ers, g et, t e, Ġ in, ra
+in, pe c, ar get, i d, p air, Ġt iny, a d, c t, h e, i on, i mp, l ders, o lders, t u
+"""
+
+
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level BPE with a few merges."""
-    tokenizer = Tokenizer(models.BPE())
+    merges = [tuple(pair.split()) for pair in MERGES.split(",")]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = ["<|endoftext|>", *alphabet, *map("".join, merges)]
+    vocabulary = {word: token for token, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([Path(__file__).read_text()], trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
 
 
