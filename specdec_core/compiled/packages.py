@@ -61,7 +61,8 @@ class Packages(Graphs):
     def __init__(self, step: Step, weights: str, positions: int) -> None:
         self._step, self._positions = step, positions
         self._name = step.model.config.name_or_path or step.model.config.model_type
-        self._digest = _digest(step, weights, positions)
+        # Asking what the processor can do takes a compiler, so it waits until there is need of one.
+        self._folder = cache(lambda: graphs_folder() / _digest(step, weights, positions))
         self._loaded: dict[tuple[bool, bool], Any] = {}
 
     def end(self, end: int, positions: int) -> int:
@@ -79,12 +80,17 @@ class Packages(Graphs):
 
     def _open(self, several_rows: bool, several_tokens: bool, inputs: Inputs) -> Any:
         name = f"{'rows' if several_rows else 'row'}-{'tokens' if several_tokens else 'token'}"
-        path = graphs_folder() / self._digest / f"{name}.pt2"
-        if not path.exists():
-            with _alone(path):
-                if not path.exists():  # nobody else has made it in the meantime
-                    self._compile(path, several_rows, several_tokens, inputs)
-        return _load(path)
+        try:
+            path = self._folder() / f"{name}.pt2"
+            if not path.exists():
+                with _alone(path):
+                    if not path.exists():  # nobody else has made it in the meantime
+                        self._compile(path, several_rows, several_tokens, inputs)
+            return _load(path)
+        except InvalidCxxCompiler:
+            raise CannotCompile("no C++ compiler found (install g++, or set CXX)") from None
+        except (OSError, RuntimeError) as error:  # a folder or a file that cannot be used
+            raise CannotCompile(f"{self._folder()}: {first_line(error)}") from error
 
     def _compile(
         self, path: Path, several_rows: bool, several_tokens: bool, inputs: Inputs
@@ -113,7 +119,7 @@ class Packages(Graphs):
                     program, package_path=str(temporary), inductor_configs=_OPTIONS
                 )
         except InvalidCxxCompiler:
-            raise CannotCompile("no C++ compiler found (install g++, or set CXX)") from None
+            raise
         except Exception as error:  # of any of torch's compilers; eager forwards do without them
             raise CannotCompile(f"{type(error).__name__}: {first_line(error)}") from error
 

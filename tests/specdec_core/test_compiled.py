@@ -124,6 +124,31 @@ def test_without_a_compiler_one_warning_and_the_eager_tokens(
     torch.testing.assert_close(found, expected, atol=0, rtol=0)
 
 
+def test_where_graphs_cannot_be_kept_one_warning_and_the_eager_tokens(
+    compiled_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match=r"running without compiled graphs: .*file"):
+        runners = both(compiled_pair)
+    expected, found = forwards(runners, [0], [[3, 4]])
+    torch.testing.assert_close(found, expected, atol=0, rtol=0)
+
+
+def test_a_broken_graph_is_one_warning_and_the_eager_tokens(
+    compiled_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(
+        "specdec_core.compiled.packages.Packages._compile",
+        lambda self, path, *_: path.write_bytes(b"not a package"),
+    )
+    with pytest.warns(UserWarning, match=r"running without compiled graphs: .*specdec"):
+        runners = both(compiled_pair)
+    expected, found = forwards(runners, [0], [[3, 4]])
+    torch.testing.assert_close(found, expected, atol=0, rtol=0)
+
+
 def test_graphs_of_fixed_sizes_give_the_eager_logits(
     compiled_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
