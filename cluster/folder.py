@@ -28,7 +28,7 @@ from cluster.plan import Plan
 from specdec_core.config import PairSpec, load_yaml
 from specdec_core.cost import Profile
 from specdec_core.errors import UserError
-from specdec_core.files import atomic_path, locked, write_atomically
+from specdec_core.files import atomic_path, in_use, locked, write_atomically
 from specdec_core.results import SweepResult, Trial
 
 
@@ -84,6 +84,11 @@ class SweepFolder:
     def lock(self) -> AbstractContextManager[None]:
         """Keep a second driver out; the lock goes with the process, however it ends."""
         return locked(self.path, "sweep")
+
+    @property
+    def running(self) -> bool:
+        """Whether a driver of this machine sweeps in it now."""
+        return in_use(self.path)
 
     # What is done
 

@@ -3,6 +3,10 @@ configuration, and the champion as a registered model.
 
 Of configurations that a sweep only replayed, the best of each family and draft and then the fastest
 have a run of their own, 50 in all; `configurations.csv` of the parent run has every one.
+
+A sweep's runs are logged beside it, by threads of their own. A store that cannot be reached for a
+while holds nothing up and misses nothing; one that cannot be reached at the end either is told by
+the same command, whenever that is given again.
 """
 
 from __future__ import annotations
@@ -15,8 +19,9 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,7 +35,9 @@ from mlflow.data.code_dataset_source import CodeDatasetSource
 from mlflow.entities import DatasetInput, InputTag, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
+from cluster.folder import SweepFolder
 from cluster.observer import Observer
+from dashboards.delivery import Delivery
 from specdec_core.bandits import find_state
 from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.errors import UserError
@@ -41,6 +48,18 @@ from specdec_core.workspace import workspace
 
 CHAMPION = "champion"
 PROMOTED = "specdec.promoted"  # tag of a registered model: when its champion was last set
+FOLDER = "specdec.folder"  # tag of a sweep's run: host and folder
+PATIENCE = 60.0  # seconds in which an absent store may come back before a sweep goes on without
+LEAVING = 5.0  # likewise, of a sweep that was interrupted
+
+# Tracking servers answer many at a time, a file one.
+_SENDERS = 8
+
+# Sweeps try again by themselves; by default each request takes minutes to give up.
+_QUIET = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
 
 
 def tracking_uri() -> str:
@@ -53,6 +72,8 @@ def connect() -> MlflowClient:
     :class:`UserError` when it cannot be reached."""
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
     uri = tracking_uri()
     try:
         client = MlflowClient(uri)
@@ -63,19 +84,30 @@ def connect() -> MlflowClient:
     return client
 
 
+class Undelivered(UserError):
+    """The store could not be reached at the end of a sweep, which is complete on disk."""
+
+
 class SweepRun(Observer):
     """A sweep's parent run, written while the sweep goes on.
 
     Use it around the sweep: left by an exception, the run ends as KILLED (interrupted) or FAILED,
     and the next sweep in the same folder takes it up again. Runs are found by their tags, so
-    nothing is logged twice, however the process before ended.
+    nothing is logged twice, however the process before ended. Runs of sweeps on this host whose
+    process was killed, and that nobody has taken up, are ended as KILLED by the pair's next sweep.
+
+    `tell` hears how the delivery to a slow store goes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Observer | None = None) -> None:
+        self.tell = tell or Observer()
         self.client: MlflowClient | None = None
         self.run_id: str | None = None
-        self.nested: dict[str, Run] = {}  # by config_id
+        self.earlier: dict[str, Run] = {}  # nested runs of earlier processes, by config_id
+        self.logged: dict[str, str] = {}  # config_id -> run_id
         self.finished = False
+        self.delivery: Delivery | None = None
+        self._tried: set[str] = set()
         self._connecting: threading.Thread | None = None
 
     def __enter__(self) -> SweepRun:
@@ -87,11 +119,16 @@ class SweepRun(Observer):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self.client is None or self.run_id is None or self.finished:
+        if self.delivery is None:
             return
-        status = "FAILED" if kind is None or issubclass(kind, Exception) else "KILLED"
-        for run_id in (*self._unfinished(), self.run_id):
-            self.client.set_terminated(run_id, status)
+        if not self.finished and not isinstance(error, Undelivered):
+            status = "FAILED" if kind is None or issubclass(kind, Exception) else "KILLED"
+            self.delivery.settle(LEAVING, LEAVING)
+            self.delivery.drop()  # the folder has it, and the next sweep in it logs it
+            self.delivery.put(partial(self._end, self.run_id, status))
+            if self.delivery.settle(LEAVING, LEAVING) and error is not None:
+                error.add_note(f"{tracking_uri()} cannot be reached: its runs stay as they are")
+        self.delivery.close()
 
     def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
         if self._connecting is None:
@@ -106,14 +143,15 @@ class SweepRun(Observer):
         self.client = self.client or connect()
         self.result = result
         self.experiment_id = experiment_id_of(self.client, result.pair.name)
-        where = f"{platform.node()}:{folder.resolve()}".replace("'", "_")  # it is quoted below
+        where = f"{_host()}{folder.resolve()}".replace("'", "_")  # it is quoted below
         tags = {
-            "specdec.folder": where,
+            FOLDER: where,
             "prompts": result.prompts.source,
             "prompts_digest": result.prompts.digest,
             **({"estimated_for": result.hardware} if result.hardware else {}),
             **_environment_tags(result),
         }
+        self._end_abandoned(where)
         parent = self._earlier(where, result.mlflow_run_id)
         if parent is None:
             parent = self.client.create_run(self.experiment_id, tags=tags, run_name=result.name)
@@ -123,10 +161,10 @@ class SweepRun(Observer):
             self.run_id = parent.info.run_id
             self.client.update_run(self.run_id, "RUNNING")
         result.mlflow_run_id = self.run_id
-        for run in runs_where(
-            self.client, self.experiment_id, f"tags.`mlflow.parentRunId` = '{self.run_id}'"
-        ):
-            self.nested[run.data.tags.get("config_id", "")] = run
+        for run in self._nested(self.run_id):
+            self.earlier[run.data.tags.get("config_id", "")] = run
+        remote = tracking_uri().startswith("http")
+        self.delivery = Delivery(_SENDERS if remote else 1)
         for trial in result.trials:
             self.trial_finished(trial)
         if result.champion is not None:  # only the end of an earlier process was missing
@@ -136,35 +174,46 @@ class SweepRun(Observer):
         """Log a configuration as a finished nested run; the trial learns its id. Replayed ones wait
         for :meth:`counted`: a run takes longer to log than thousands of rounds to replay."""
         if not trial.replayed:
-            self._log(trial)
+            self._put(partial(self._log, trial))
 
     def counted(self, result: SweepResult) -> None:
         """Log the notable ones of the replayed configurations as nested runs, and all of the
-        sweep's as a table."""
+        sweep's as a table; then wait until everything is delivered, because nothing may run while
+        finalists are timed."""
         for trial in result.notable():
             if trial.replayed:
-                self._log(trial)
-        assert self.client is not None
+                self._put(partial(self._log, trial))
         table = trials_table(result).to_csv(index=False)
-        self.client.log_text(self.run_id, table, "configurations.csv")
-
-    def _log(self, trial: Trial) -> None:
-        assert self.client is not None
-        run = self.nested.get(trial.id)
-        run = log_trial(self.client, self.experiment_id, self.result, trial, run)
-        self.nested[trial.id] = run
+        self._put(lambda: self._client.log_text(self.run_id, table, "configurations.csv"))
+        if left := self._settle():
+            self.tell.warned(self._absent(left))
 
     def finish(self, result: SweepResult, folder: Path, report: Path | None = None) -> int | None:
         """Log times, oracles and files, register the champion and end the run. Returns the
         registered version; None for a sweep without a champion, and for one that is estimated for
-        another machine, because what is registered was timed."""
-        assert self.client is not None
-        assert self.run_id is not None
+        another machine, because what is registered was timed.
+
+        Raises :class:`Undelivered` where the store cannot be reached."""
+        version: list[int] = []
+        if not (left := self._settle()):
+            self._put(lambda: version.extend(self._finish(result, folder, report)))
+            left = self._settle()
+        if left:
+            raise Undelivered(
+                f"{self._absent(left)}; all results are in {folder}, and the same command delivers "
+                "them"
+            )
+        self.finished = True
+        return version[-1] if version else None
+
+    def _finish(self, result: SweepResult, folder: Path, report: Path | None) -> list[int]:
+        """The version that was registered, if any."""
+        client = self._client
         for timing in (result.autoregressive, *result.timings):
-            if timing is not None and timing.config_id in self.nested:
-                run_id = self.nested[timing.config_id].info.run_id
-                self.client.log_batch(run_id, metrics=as_metrics(_timing(timing)))
-        self.client.log_batch(self.run_id, metrics=as_metrics(_summary(result)))
+            if timing is not None and timing.config_id in self.logged:
+                run_id = self.logged[timing.config_id]
+                client.log_batch(run_id, metrics=as_metrics(_timing(timing)))
+        client.log_batch(self.run_id, metrics=as_metrics(_summary(result)))
         for file in (
             folder / "sweep.json",
             folder / "plan.yaml",
@@ -172,49 +221,95 @@ class SweepRun(Observer):
             report,
         ):
             if file is not None and file.exists():
-                self.client.log_artifact(self.run_id, str(file))
+                client.log_artifact(self.run_id, str(file))
         from dashboards.report import log_report_figures  # plotly takes its time
 
-        log_report_figures(self.client, self.run_id, result, folder)
-        version = None
+        log_report_figures(client, self.run_id, result, folder)
+        version = []
         if result.champion is not None:
             if result.hardware is None:
-                version = register(result, result.champion, self.client)
-            self.client.set_tag(self.run_id, CHAMPION, result.champion)
-            self.client.set_tag(
-                self.run_id, "champion_label", result.champion_trial.configuration.label
-            )
-        self.client.set_terminated(self.run_id)
-        self.finished = True
+                version.append(register(result, result.champion, client))
+            client.set_tag(self.run_id, CHAMPION, result.champion)
+            label = result.champion_trial.configuration.label
+            client.set_tag(self.run_id, "champion_label", label)
+        client.set_terminated(self.run_id)
         return version
+
+    # Delivery
+
+    @property
+    def _client(self) -> MlflowClient:
+        assert self.client is not None
+        return self.client
+
+    def _put(self, job: Callable[[], object]) -> None:
+        assert self.delivery is not None
+        self.delivery.put(job)
+
+    def _settle(self) -> int:
+        """Wait for the store; returns how many jobs it did not take."""
+        assert self.delivery is not None
+        if (left := self.delivery.left) > 1:
+            self.tell.stage("writing to MLflow", left)
+        return self.delivery.settle(PATIENCE, step=self.tell.step)
+
+    def _absent(self, left: int) -> str:
+        assert self.delivery is not None
+        reason = self.delivery.trouble or "no answer"
+        return f"{tracking_uri()} cannot be reached, {left} entries wait ({reason})"
+
+    def _log(self, trial: Trial) -> None:
+        run = self.earlier.get(trial.id)
+        if trial.id in self._tried:  # and the store may have made the run, unheard
+            query = f"tags.`mlflow.parentRunId` = '{self.run_id}' and tags.config_id = '{trial.id}'"
+            run = next(runs_where(self._client, self.experiment_id, query), None)
+        self._tried.add(trial.id)
+        self.logged[trial.id] = log_trial(self._client, self.experiment_id, self.result, trial, run)
 
     def _connect(self) -> None:
         with suppress(Exception):  # shows again where the client is needed, in the main thread
             self.client = connect()
 
+    # Runs of other processes
+
     def _earlier(self, where: str, run_id: str | None) -> Run | None:
         """The parent run that an earlier process left for this folder: one that did not end, or
         the one that the result names."""
-        assert self.client is not None
-        for run in runs_where(
-            self.client, self.experiment_id, f"tags.`specdec.folder` = '{where}'"
-        ):
+        for run in runs_where(self._client, self.experiment_id, f"tags.`{FOLDER}` = '{where}'"):
             if run.info.status != "FINISHED" or run.info.run_id == run_id:
                 return run
         return None
 
-    def _unfinished(self) -> list[str]:
-        return [r.info.run_id for r in self.nested.values() if r.info.status == "RUNNING"]
+    def _nested(self, run_id: str, query: str = "") -> Iterator[Run]:
+        query = f"tags.`mlflow.parentRunId` = '{run_id}'{query}"
+        return runs_where(self._client, self.experiment_id, query)
+
+    def _end_abandoned(self, where: str) -> None:
+        """End the runs of other folders of this host that no process sweeps in any more."""
+        query = f"attributes.status = 'RUNNING' and tags.`{FOLDER}` LIKE '{_host()}%'"
+        for run in list(runs_where(self._client, self.experiment_id, query)):
+            folder = run.data.tags[FOLDER]
+            if folder != where and not SweepFolder(Path(folder.removeprefix(_host()))).running:
+                self._end(run.info.run_id, "KILLED")
+
+    def _end(self, run_id: str, status: str) -> None:
+        """End a sweep's run, and those nested in it that are still open."""
+        for run in list(self._nested(run_id, " and attributes.status = 'RUNNING'")):
+            self._client.set_terminated(run.info.run_id, status)
+        self._client.set_terminated(run_id, status)
 
     def _log_plan(self, result: SweepResult, prompts: Sequence[Prompt]) -> None:
-        assert self.client is not None
         params = {
             "pair": result.pair.model_dump(mode="json"),
             "prompts": {"source": result.prompts.source, "count": result.prompts.count},
             "max_new_tokens": result.max_new_tokens,
         }
-        self.client.log_batch(self.run_id, params=as_params(params))
-        log_prompts(self.client, self.run_id, result.prompts, prompts, "sweep")
+        self._client.log_batch(self.run_id, params=as_params(params))
+        log_prompts(self._client, self.run_id, result.prompts, prompts, "sweep")
+
+
+def _host() -> str:
+    return f"{platform.node()}:"
 
 
 def log_prompts(
@@ -238,36 +333,34 @@ def log_trial(
     result: SweepResult,
     trial: Trial,
     run: Run | None = None,
-) -> Run:
-    """A configuration as a finished nested run of its sweep's; the trial learns its id. `run` is
-    the one that was begun earlier, if any."""
+) -> str:
+    """A configuration as a finished nested run of its sweep's; the trial learns its id, which is
+    returned. `run` is the one that was begun earlier, if any."""
     configuration = trial.configuration
-    if run is None:
-        run = client.create_run(
-            experiment_id,
-            run_name=configuration.label,
-            tags={"mlflow.parentRunId": result.mlflow_run_id, "config_id": trial.id},
-        )
-    trial.mlflow_run_id = run.info.run_id
-    if run.info.status == "FINISHED":
-        return run
     tags = {
+        "mlflow.parentRunId": result.mlflow_run_id,
+        "config_id": trial.id,
         "family": configuration.family,
         "lossless": str(configuration.lossless).lower(),
         "stopped_early": str(not trial.finished).lower(),
         "counted": "replay" if trial.replayed else "live",
         "prompts_digest": result.prompts.digest,
+        "configuration": configuration.to_yaml(),
         **_environment_tags(result),
     }
-    client.log_batch(
-        run.info.run_id,
-        metrics=as_metrics({**trial.metrics, **trial.counts}),
-        params=as_params(configuration.model_dump(mode="json")),
-        tags=[RunTag(key, value) for key, value in tags.items()],
-    )
-    client.log_text(run.info.run_id, configuration.to_yaml(), "configuration.yaml")
-    client.set_terminated(run.info.run_id)
-    return client.get_run(run.info.run_id)
+    if run is None:
+        run = client.create_run(experiment_id, run_name=configuration.label, tags=tags)
+        tags = {}
+    trial.mlflow_run_id = run.info.run_id
+    if run.info.status != "FINISHED":
+        client.log_batch(
+            run.info.run_id,
+            metrics=as_metrics({**trial.metrics, **trial.counts}),
+            params=as_params(configuration.model_dump(mode="json")),
+            tags=[RunTag(key, value) for key, value in tags.items()],
+        )
+        client.set_terminated(run.info.run_id)
+    return run.info.run_id
 
 
 def trials_table(result: SweepResult) -> pd.DataFrame:
@@ -356,10 +449,9 @@ def _logged(result: SweepResult, trial: Trial, client: MlflowClient) -> str:
     query = (
         f"tags.`mlflow.parentRunId` = '{result.mlflow_run_id}' and tags.config_id = '{trial.id}'"
     )
-    run = log_trial(
+    return log_trial(
         client, experiment, result, trial, next(runs_where(client, experiment, query), None)
     )
-    return run.info.run_id
 
 
 def find_champion() -> tuple[PairSpec, Configuration, int] | None:

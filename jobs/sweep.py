@@ -81,18 +81,19 @@ def main(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     progress = SweepProgress(console)
     try:
-        with SweepRun() as tracking:
+        with SweepRun(progress) as tracking:
             with progress:
                 result, folder = run_sweep(plan, workspace(), name, fresh, [tracking, progress])
             report = write_report(result, folder.path)
-            version = tracking.finish(result, folder.path, report)
+            console.print(sweep_table(result))
+            if result.replay is not None:
+                console.print(replay_line(result.replay), soft_wrap=True)
+            with console.status("writing to MLflow"):
+                version = tracking.finish(result, folder.path, report)
             folder.finish()
     except KeyboardInterrupt:
         console.print("interrupted; the same command resumes")
         sys.exit(130)
-    console.print(sweep_table(result))
-    if result.replay is not None:
-        console.print(replay_line(result.replay), soft_wrap=True)
     champion = result.champion_trial
     found = f"[bold]{champion.configuration.label}[/bold] ({champion.id})"
     if result.hardware is None:

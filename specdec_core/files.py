@@ -65,6 +65,17 @@ def locked(folder: Path, what: str) -> Iterator[None]:
         yield
 
 
+def in_use(folder: Path) -> bool:
+    """Whether a process of this machine keeps others out of `folder` (:func:`locked`)."""
+    if not (folder / ".lock").exists():
+        return False
+    try:
+        with locked(folder, ""):
+            return False
+    except UserError:
+        return True
+
+
 def _umask() -> int:
     umask = os.umask(0)
     os.umask(umask)
