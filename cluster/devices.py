@@ -1,0 +1,69 @@
+"""One device for one actor: the GPU that Ray gave it, else a core of the machine for itself."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+_held: list[IO[bytes]] = []  # a lock lasts as long as its open file
+
+
+@cache
+def claim_device() -> torch.device:
+    """This process's own device, called when an actor starts; asked again, the same one.
+
+    On a GPU it is the one that Ray made visible. Else it is a core that no other such process of
+    this machine has, on whatever Ray node: the process is pinned to it, with one torch thread. A
+    core is free again when its process has ended, however it ended. Where Ray was told of more
+    CPUs than there are cores, the process shares them all, after a warning.
+    """
+    import ray
+
+    if ray.get_runtime_context().get_accelerator_ids().get("GPU"):
+        # The only one that this process sees.
+        torch.cuda.set_device(0)
+        return torch.device("cuda", 0)
+    claim_core()
+    torch.set_num_threads(1)
+    return torch.device("cpu")
+
+
+def claim_core() -> int | None:
+    """Pin this process to a core that no other process has claimed, and return its number; None,
+    after a warning, if there is none."""
+    cores = sorted(os.sched_getaffinity(0))
+    for core in cores:
+        if _lock(core):
+            for thread in os.listdir("/proc/self/task"):  # Ray's, too: one of them runs graphs
+                os.sched_setaffinity(int(thread), {core})
+            return core
+    logger.warning(
+        "all %d cores have an actor of their own already: one more shares them (Ray was told of"
+        " more CPUs than this machine has cores)",
+        len(cores),
+    )
+    return None
+
+
+def _lock(core: int) -> bool:
+    """Whether this process has got the lock of that core, which it keeps until it ends."""
+    path = Path(tempfile.gettempdir()) / f"specdec-core-{core}.lock"
+    # Another user of the machine may have made the file: it can be read then, not written.
+    path.exists() or path.touch()
+    lock = path.open("rb")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return False
+    _held.append(lock)
+    return True

@@ -1,0 +1,179 @@
+"""Which devices the draft and the target get: from a small file to Ray placement groups."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import ray
+from pydantic import Field, PositiveInt
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from specdec_core.config import Value, load_yaml, parse
+from specdec_core.errors import UserError
+
+# Ray makes a group in milliseconds where its resources are free; somebody may be just leaving.
+WAIT = 20.0
+
+
+class DraftPlacement(Value):
+    """The draft's devices: one, or none, which is where the engine itself runs."""
+
+    devices: int = Field(default=1, ge=0, le=1)
+
+
+class TargetPlacement(Value):
+    """The target's devices, and whether each has some of the attention heads of every layer or
+    whole layers."""
+
+    devices: PositiveInt = 1
+    split: Literal["heads", "layers"] = "heads"
+
+
+class Placement(Value):
+    """What runs where; the same on a laptop and on a cluster. A device is a GPU where the cluster
+    has any (`device: auto`), else a CPU core.
+
+    `pack` puts the target into one node if any has enough devices, else into as few as possible;
+    `strict_pack` insists on one.
+    """
+
+    draft: DraftPlacement = DraftPlacement()
+    target: TargetPlacement = TargetPlacement()
+    strategy: Literal["pack", "strict_pack"] = "pack"
+    device: Literal["auto", "gpu", "cpu"] = "auto"
+
+    @classmethod
+    def load(cls, path: Path | str) -> Placement:
+        """Read a placement file. Raises :class:`UserError` for anything wrong in it."""
+        return parse(cls, load_yaml(Path(path)), str(path))
+
+
+@dataclass
+class Placed:
+    """Devices reserved for a placement, until :meth:`remove`.
+
+    `bundles` says for the draft, and for each rank of the target, which bundle of which group.
+    """
+
+    placement: Placement
+    kind: Literal["GPU", "CPU"]
+    groups: list[PlacementGroup] = field(default_factory=list)
+    bundles: dict[tuple[str, int], tuple[PlacementGroup, int]] = field(default_factory=dict)
+
+    def options(self, role: Literal["draft", "target"], rank: int = 0) -> dict[str, Any]:
+        """For `ActorClass.options(...)`: the one actor that may run on this device."""
+        try:
+            group, bundle = self.bundles[role, rank]
+        except KeyError:
+            raise ValueError(f"no device was placed for {role} {rank}") from None
+        options: dict[str, Any] = {
+            "num_cpus": 1,
+            "num_gpus": int(self.kind == "GPU"),
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=bundle
+            ),
+        }
+        if self.kind == "CPU":
+            # Ray may leave GPUs visible to an actor that asked for none.
+            options["runtime_env"] = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
+        return options
+
+    def remove(self) -> None:
+        """Give the devices back; actors on them end."""
+        for group in self.groups:
+            remove_placement_group(group)
+        self.groups, self.bundles = [], {}
+
+
+def place(placement: Placement, wait: float = WAIT) -> Placed:
+    """Reserve devices on the connected cluster, waiting up to `wait` seconds for busy ones.
+
+    Raises:
+        UserError: what is asked for, and what the cluster has.
+    """
+    kind = _kind(placement)
+    nodes = {node["NodeID"]: int(node["Resources"].get(kind, 0)) for node in _alive()}
+    asked = _asked(placement, kind)
+    target, draft = placement.target.devices, placement.draft.devices
+    has = _has(nodes, kind)
+    if sum(nodes.values()) < target + draft:
+        raise UserError(f"{asked}, but the cluster has {has}")
+    most = max(nodes.values())
+    if placement.strategy == "strict_pack" and most < target:
+        raise UserError(
+            f"{asked}, the target's in one node (strategy: strict_pack), but the cluster has {has};"
+            " `strategy: pack` may use several nodes"
+        )
+    deadline = time.monotonic() + wait
+    # Near each other if possible: what draft and target tell each other then stays in the node.
+    if most >= target + draft and (
+        placed := _reserve(placement, kind, [("STRICT_PACK", target + draft)], deadline, wait / 2)
+    ):
+        return placed
+    strategy = "STRICT_PACK" if most >= target else "PACK"
+    parts = [(strategy, target), *([("PACK", 1)] if draft else [])]
+    if placed := _reserve(placement, kind, parts, deadline, wait):
+        return placed
+    free = int(ray.available_resources().get(kind, 0))
+    raise UserError(f"{asked}, but of {has} only {free} were free within {wait:g} s")
+
+
+def _reserve(
+    placement: Placement,
+    kind: Literal["GPU", "CPU"],
+    parts: list[tuple[str, int]],
+    deadline: float,
+    wait: float,
+) -> Placed | None:
+    """Groups of (strategy, devices), the target's bundles first; None if they are not to be had
+    within `wait` seconds and before the deadline."""
+    placed = Placed(placement, kind)
+    bundle = {"CPU": 1.0, "GPU": 1.0} if kind == "GPU" else {"CPU": 1.0}
+    deadline = min(deadline, time.monotonic() + wait)
+    slots: list[tuple[PlacementGroup, int]] = []
+    for strategy, devices in parts:
+        group = placement_group([bundle] * devices, strategy=strategy)
+        placed.groups.append(group)
+        if not group.wait(max(deadline - time.monotonic(), 0.1)):
+            placed.remove()
+            return None
+        slots += [(group, index) for index in range(devices)]
+    ranks = [("target", rank) for rank in range(placement.target.devices)]
+    placed.bundles = dict(zip([*ranks, ("draft", 0)], slots, strict=False))
+    return placed
+
+
+def _alive() -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def _kind(placement: Placement) -> Literal["GPU", "CPU"]:
+    gpus = ray.cluster_resources().get("GPU", 0) >= 1
+    if placement.device == "gpu" and not gpus:
+        raise UserError(f"device: gpu, but the cluster has none: {_has_nodes('CPU')}")
+    return "GPU" if gpus and placement.device != "cpu" else "CPU"
+
+
+def _has_nodes(kind: str) -> str:
+    return _has({n["NodeID"]: int(n["Resources"].get(kind, 0)) for n in _alive()}, kind)
+
+
+def _asked(placement: Placement, kind: str) -> str:
+    """What a placement asks for, in words."""
+    parts = f"draft {placement.draft.devices}, target {placement.target.devices}"
+    return f"{placement.draft.devices + placement.target.devices} {_name(kind)} needed ({parts})"
+
+
+def _has(nodes: dict[str, int], kind: str) -> str:
+    """What the cluster has, in words."""
+    counts = sorted(nodes.values(), reverse=True)
+    where = "on one node" if len(counts) == 1 else f"on {len(counts)} nodes of {counts}"
+    return f"{sum(counts)} {_name(kind)} {where}"
+
+
+def _name(kind: str) -> str:
+    return "GPUs" if kind == "GPU" else "CPU cores"

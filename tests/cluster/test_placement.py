@@ -1,0 +1,80 @@
+"""From a placement file to devices of the cluster, one actor on each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import ray
+
+from cluster.devices import claim_device
+from cluster.placement import Placement, place
+from specdec_core.errors import UserError
+
+FILES = sorted((Path(__file__).parents[2] / "cluster").glob("*-[0-9]*.yaml"))
+
+
+@ray.remote
+class Pinned:
+    """An actor that claims its device and says on which cores its threads may run."""
+
+    def __init__(self) -> None:
+        self.device = claim_device()
+
+    def cores(self) -> set[str]:
+        lines = [
+            line
+            for task in Path("/proc/self/task").iterdir()
+            for line in (task / "status").read_text().splitlines()
+        ]
+        return {line.split()[1] for line in lines if line.startswith("Cpus_allowed_list")}
+
+
+def placement(draft: int = 1, target: int = 1, **more: str) -> Placement:
+    value = {"draft": {"devices": draft}, "target": {"devices": target}, **more}
+    return Placement.model_validate(value)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_shipped_placements_are_read(file: Path) -> None:
+    assert Placement.load(file).target.devices >= 1
+
+
+def test_an_unknown_key_is_an_error_that_names_file_and_key(tmp_path: Path) -> None:
+    file = tmp_path / "placement.yaml"
+    file.write_text("target: {devices: 2, spilt: heads}\n")
+    with pytest.raises(UserError, match=r"placement\.yaml: target\.spilt"):
+        Placement.load(file)
+
+
+def test_no_two_actors_have_a_core_in_common(ray_running: None) -> None:
+    placed = place(placement())
+    try:
+        actors = [
+            Pinned.options(**placed.options("draft")).remote(),
+            Pinned.options(**placed.options("target", 0)).remote(),
+        ]
+        draft, target = ray.get([actor.cores.remote() for actor in actors])
+        assert len(draft) == len(target) == 1
+        assert draft != target
+    finally:
+        placed.remove()
+
+
+def test_more_devices_than_the_cluster_has_are_refused_at_once(ray_running: None) -> None:
+    has = int(ray.cluster_resources()["CPU"])
+    with pytest.raises(UserError, match=rf"{has + 2} CPU cores needed .* has {has} CPU cores on"):
+        place(placement(target=has + 1))
+    with pytest.raises(UserError, match="device: gpu, but the cluster has none"):
+        place(placement(device="gpu"))
+
+
+def test_devices_that_stay_busy_are_an_error_not_a_hang(ray_running: None) -> None:
+    has = int(ray.cluster_resources()["CPU"])
+    placed = place(placement(draft=0, target=has))
+    try:
+        with pytest.raises(UserError, match=r"only 0 were free within 0\.4 s"):
+            place(placement(), wait=0.4)
+    finally:
+        placed.remove()
+    place(placement(draft=0, target=has)).remove()  # and nothing of the failed one is left behind
