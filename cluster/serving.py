@@ -100,6 +100,32 @@ def check_port(host: str, port: int) -> None:
         raise UserError(f"cannot listen on {host}:{port}: {reason.lower()}") from None
 
 
+def application(
+    spec: PairSpec, configuration: Configuration, slots: int = 4, model: str | None = None
+) -> serve.Application:
+    """What Ray Serve runs, for the cluster that this process is connected to. `slots` requests are
+    decoded together; `model` is the name that clients give, the pair's when unset.
+
+    Raises :class:`UserError` where the pair or the configuration cannot be used.
+    """
+    check_servable(spec, configuration)
+    return _bound(spec, configuration, slots, model, learned_state(spec, configuration))
+
+
+def _bound(
+    spec: PairSpec,
+    configuration: Configuration,
+    slots: int,
+    model: str | None,
+    learned: Path | None,
+) -> serve.Application:
+    needs = resources(spec.runner.threads, spec.runner.device)
+    deployment = CompletionServer.options(
+        ray_actor_options={"num_cpus": needs["CPU"], "num_gpus": needs["GPU"]}
+    )
+    return deployment.bind(spec, configuration, slots, model or spec.name, learned)
+
+
 @contextmanager
 def serving(
     spec: PairSpec,
@@ -128,18 +154,14 @@ def serving(
         check_port(host, port)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     with ray_session():
-        needs = resources(spec.runner.threads, spec.runner.device)
-        deployment = CompletionServer.options(
-            ray_actor_options={"num_cpus": needs["CPU"], "num_gpus": needs["GPU"]}
-        )
+        bound = _bound(spec, configuration, slots, model, learned)
         try:
             serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
         except TimeoutError as error:
             raise UserError(f"the server did not start: {error}") from None
-        application = deployment.bind(spec, configuration, slots, model or spec.name, learned)
         try:
             try:
-                serve.run(application, name=APPLICATION, route_prefix="/")
+                serve.run(bound, name=APPLICATION, route_prefix="/")
             except RuntimeError:
                 raise UserError(f"the server did not start: {_failure()}") from None
             yield f"http://{host}:{port}"

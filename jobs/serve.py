@@ -5,13 +5,35 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+from pydantic import PositiveInt
 from rich.markup import escape
 from typer import Option
 
 from jobs.choice import choose
 from jobs.console import console, run
+from specdec_core.config import Value, parse
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+
+class Arguments(Value):
+    """What a Serve config file may say of the application in `args`."""
+
+    config: Path | None = None  # as of the command; the champion when left out
+    slots: PositiveInt = 4
+
+
+def application(args: dict[str, Any]) -> Application:
+    """The same for Serve config files, as `import_path: jobs.serve:application`. Raises
+    :class:`UserError` as the command does."""
+    given = parse(Arguments, args, "args")
+    choice, _ = choose(given.config)
+    from cluster.serving import application as build  # Ray takes seconds to import
+
+    return build(choice.pair, choice.configuration, given.slots)
 
 
 def main(
