@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 from typing import IO
@@ -13,6 +14,9 @@ from typing import IO
 import torch
 
 logger = logging.getLogger(__name__)
+
+# Seconds that a process may take to end after Ray has given its CPU to the next.
+_LEAVING = 3.0
 
 _held: list[IO[bytes]] = []  # a lock lasts as long as its open file
 
@@ -41,11 +45,15 @@ def claim_core() -> int | None:
     """Pin this process to a core that no other process has claimed, and return its number; None,
     after a warning, if there is none."""
     cores = sorted(os.sched_getaffinity(0))
-    for core in cores:
-        if _lock(core):
+    deadline = time.monotonic() + _LEAVING
+    while True:
+        if (core := next(filter(_lock, cores), None)) is not None:
             for thread in os.listdir("/proc/self/task"):  # Ray's, too: one of them runs graphs
                 os.sched_setaffinity(int(thread), {core})
             return core
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
     logger.warning(
         "all %d cores have an actor of their own already: one more shares them (Ray was told of"
         " more CPUs than this machine has cores)",

@@ -97,11 +97,15 @@ class SlotCache(Cache):
         self.window = Window(rows, [self.lengths[row] for row in rows], width)
         return self.window
 
+    def _held(self) -> list[SlotLayer]:
+        """The layers that this process runs; others of the model may be elsewhere."""
+        return [layer for layer in self.layers if layer.is_initialized]
+
     @torch.inference_mode()
     def fork(self, row: int, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Make each of `rows` a copy of the first so many tokens of `row`."""
         longest = max(lengths)
-        for layer in self.layers:
+        for layer in self._held():
             for store in (layer.keys, layer.values):
                 store[list(rows), :, :longest] = store[row, :, :longest]
         for other, length in zip(rows, lengths, strict=True):
@@ -113,9 +117,10 @@ class SlotCache(Cache):
         (increasing), in this order, and make them the row's end. No recomputation."""
         settled = next((n for n, place in enumerate(kept) if place != n), len(kept))
         if settled < len(kept):
-            source = torch.tensor(kept[settled:], device=self.layers[0].keys.device) + start
+            held = self._held()
+            source = torch.tensor(kept[settled:], device=held[0].keys.device) + start
             end = start + len(kept)
-            for layer in self.layers:
+            for layer in held:
                 for store in (layer.keys[row], layer.values[row]):
                     store[:, start + settled : end] = store.index_select(1, source)
         self.lengths[row] = start + len(kept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +17,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -149,9 +151,25 @@ def load_pair(spec: PairSpec) -> Pair:
     tokenizer = check_pair(spec)
     spec = resolve_dtypes(spec)
     runner = spec.runner
-    drafts = {n: _load_model(m, runner.draft_dtype, runner) for n, m in spec.drafts.items()}
     target = _load_model(spec.target, runner.target_dtype, runner)
-    return Pair(spec, tokenizer, target, drafts)
+    return Pair(spec, tokenizer, target, load_drafts(spec))
+
+
+def load_drafts(spec: PairSpec) -> dict[str, PreTrainedModel]:
+    """The drafts of a pair, whose device and data types are resolved, by name."""
+    runner = spec.runner
+    return {n: _load_model(m, runner.draft_dtype, runner) for n, m in spec.drafts.items()}
+
+
+def load_skeleton(name: str) -> PreTrainedModel:
+    """A model without its weights, which are elsewhere: its configuration and generation settings.
+    It is on the device `meta` and cannot be run."""
+    config = _from_pretrained(AutoConfig, name, "configuration")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    with suppress(OSError):  # few checkpoints lack the file; the configuration says it for them
+        model.generation_config = GenerationConfig.from_pretrained(resolve_path(name))
+    return model.eval()
 
 
 def _load_model(name: str, dtype: str, runner: RunnerSettings) -> PreTrainedModel:
