@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from time import perf_counter
 
 import torch
@@ -21,6 +21,7 @@ from specdec_core.detokenize import StreamDecoder
 from specdec_core.drafters import Drafter, Outcome, Resources, Sequencing, build_drafter
 from specdec_core.errors import UserError
 from specdec_core.pair import Pair
+from specdec_core.pearl.link import Link, no_link
 from specdec_core.runner import ModelRunner
 from specdec_core.sampling import RandomStream, draw, warp_rows
 from specdec_core.stats import Generation, Origin, Round
@@ -80,13 +81,18 @@ class _Active:
 class Engine:
     """Decodes requests under one configuration, up to `slots` at a time.
 
-    Models and caches are kept when :meth:`configure` swaps the configuration.
+    Models and caches are kept when :meth:`configure` swaps the configuration. `open_link` reaches a
+    draft on a device of its own, where there is one; it is called once.
     """
 
     def __init__(
-        self, pair: Pair, configuration: Configuration = AUTOREGRESSIVE, slots: int = 1
+        self,
+        pair: Pair,
+        configuration: Configuration = AUTOREGRESSIVE,
+        slots: int = 1,
+        open_link: Callable[[], Link] = no_link,
     ) -> None:
-        self.pair, self.slots = pair, slots
+        self.pair, self.slots, self._link = pair, slots, cache(open_link)
         self.max_length = pair.max_length
         self.target = pair.open_runner(None, slots)
         self._draft_runners: dict[str, ModelRunner] = {}
@@ -112,6 +118,8 @@ class Engine:
                 self.pair.eos_token_ids,
                 lambda: self.pair.tokenizer_digest,
                 self._stopwatch,
+                self.slots,
+                open_link=self._link,
             )
             self.drafter = build_drafter(configuration.drafter, resources)
             for shape in self.drafter.shapes:
@@ -152,8 +160,9 @@ class Engine:
         self._active = {s: a for s, a in self._active.items() if a.request.id != request_id}
 
     @torch.inference_mode()
-    def step(self) -> list[Chunk]:
-        """One round of all active slots."""
+    def step(self, texts: bool = True) -> list[Chunk]:
+        """One round of all active slots. Without `texts` a request's text comes with its last
+        chunk, unless it has stop strings to look out for."""
         self._admit()
         if not self._active:
             return []
@@ -163,6 +172,8 @@ class Engine:
         drafted = perf_counter()
         logits, choices, forward = self._target_logits(active, trees)
         verified = perf_counter()
+        if self.drafter is not None:
+            self.drafter.arrived([slot.sequence for slot in active], trees)
         samplings = [slot.sequence.sampling for slot in active]
         probs = warp_rows(logits, samplings)
         verify = perf_counter() - verified
@@ -173,7 +184,7 @@ class Engine:
             starts = self._starts(slot.sequence, verdict, logits[n], probs[n])
             verify += perf_counter() - began
             outcome = Outcome(tree, verdict.path, choices[n], verified - start)
-            chunks.append(self._commit(slot, tree, verdict, starts, outcome))
+            chunks.append(self._commit(slot, tree, verdict, starts, outcome, texts))
         drafting = self._drafting_seconds()
         end = perf_counter()
         for slot, chunk in zip(active, chunks, strict=True):
@@ -200,7 +211,7 @@ class Engine:
             self.add(request)
         done: dict[str, Generation] = {}
         while not self.idle:
-            for chunk in self.step():
+            for chunk in self.step(texts=False):
                 if chunk.finished:
                     done[chunk.request_id] = chunk.finished
                     if on_finish:
@@ -235,15 +246,17 @@ class Engine:
                 list(request.tokens),
                 request.sampling or self.configuration.sampling,
                 RandomStream(request.seed),
+                room=request.max_new_tokens - 1,
             )
             for slot, request in entering.items()
         ]
         for slot in entering:
             for runner in (self.target, *self._draft_runners.values()):
                 runner.truncate(slot, 0)
-        self.target.prefill(list(entering), [r.tokens[:-1] for r in entering.values()])
         if self.drafter is not None:
+            # First: a draft elsewhere then reads the texts while the target does.
             self.drafter.open(sequences)
+        self.target.prefill(list(entering), [r.tokens[:-1] for r in entering.values()])
         seconds = perf_counter() - start
         for sequence, request in zip(sequences, entering.values(), strict=True):
             decoder = StreamDecoder(self.pair.tokenizer, request.stop, request.tokens)
@@ -309,7 +322,8 @@ class Engine:
             verify = partial(verify_sampled, tree, probs, sequence.random)
         else:
             start = len(sequence.tokens)
-            positions = [start, *(start + depth + 1 for depth in tree.depths())]
+            depths = tree.depths()[: tree.read]
+            positions = [start, *(start + depth + 1 for depth in depths)]
             noise, size = sequence.random.noise, self.target.vocab_size
             choices[:] = choose(probs[: len(positions)], noise, positions, size)
             verify = partial(verify_greedy, tree, choices)
@@ -346,19 +360,26 @@ class Engine:
         return [verdict.token, *possible][:wanted]
 
     def _commit(
-        self, slot: _Active, tree: TokenTree, verdict: Verdict, starts: list[int], outcome: Outcome
+        self,
+        slot: _Active,
+        tree: TokenTree,
+        verdict: Verdict,
+        starts: list[int],
+        outcome: Outcome,
+        texts: bool,
     ) -> Chunk:
         """Keep what was accepted, cut at the end of the request, and account for the round."""
         sequence, path = slot.sequence, verdict.path
-        self.target.keep(sequence.slot, len(sequence.tokens), path)
+        read = [node for node in path if node < tree.read]
+        self.target.keep(sequence.slot, len(sequence.tokens), read)
         begun, sequence.starts = len(sequence.starts), starts
         tokens = [tree.tokens[node] for node in path]
         origins = [tree.origins[node] for node in path]
-        if not starts:
+        if not starts and verdict.token is not None:
             tokens.append(verdict.token)
             origins.append(Origin.CORRECTION if verdict.corrected else Origin.BONUS)
         position = len(slot.origins)
-        tokens, text, reason = self._cut(slot, tokens)
+        tokens, text, reason = self._cut(slot, tokens, texts)
         origins = origins[: len(tokens)]
         sequence.tokens += tokens
         slot.origins += origins
@@ -387,7 +408,9 @@ class Engine:
             self.drafter.observe(sequence, outcome)
         return Chunk(slot.request.id, text, tokens, origins)
 
-    def _cut(self, slot: _Active, tokens: list[int]) -> tuple[list[int], str, str | None]:
+    def _cut(
+        self, slot: _Active, tokens: list[int], texts: bool
+    ) -> tuple[list[int], str, str | None]:
         """`tokens` up to the end of the request, their text, and why the request ends, if so."""
         request, decoder = slot.request, slot.decoder
         reason = None
@@ -395,11 +418,14 @@ class Engine:
             ends = (i for i, token in enumerate(tokens) if token in self.pair.eos_token_ids)
             if (end := next(ends, None)) is not None:
                 tokens, reason = tokens[: end + 1], "stop"
-        text = decoder.push(tokens)
-        if decoder.stopped:
-            return tokens[: decoder.used - len(slot.origins)], text, "stop"
         if reason is None and len(tokens) == slot.remaining:
             reason = "length"
+        if reason is None and not texts and not request.stop:
+            return tokens, "", None
+        unread = len(request.tokens) + decoder.used
+        text = decoder.push([*slot.sequence.tokens[unread:], *tokens])
+        if decoder.stopped:
+            return tokens[: decoder.used - len(slot.origins)], text, "stop"
         return tokens, text if reason is None else text + decoder.finish(), reason
 
     @staticmethod

@@ -45,7 +45,7 @@ def decode_queue(engine: Engine, requests: Sequence[Request]) -> tuple[Busy, lis
     tokens, seconds, busy = 0, 0.0, True
     start = perf_counter()
     while not engine.idle:
-        chunks = engine.step()
+        chunks = engine.step(texts=False)
         busy = busy and len(chunks) == engine.slots
         if busy:
             seconds = perf_counter() - start

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -10,6 +10,15 @@ from torch import Tensor
 from specdec_core.stats import Origin
 
 ROOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """The distribution that a candidate was drawn from, where another process has it: the
+    candidate's own probability, and a way to get all of it."""
+
+    probability: float
+    fetch: Callable[[], Tensor]
 
 
 @dataclass(slots=True)
@@ -24,11 +33,12 @@ class TokenTree:
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
-    draft_probs: list[Tensor | None] = field(default_factory=list)
+    draft_probs: list[Tensor | Elsewhere | None] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
     draft_forwards: int = 0  # forward passes of the draft model that it took
     draft_tokens: int = 0  # places at which these gave a distribution: one a forward in a chain
     arm: int | None = None  # which of a bandit's arms proposed it
+    fed: int | None = None  # its first nodes, which the target has read; unset, all
 
     @classmethod
     def chain(cls, tokens: Sequence[int], origin: Origin) -> TokenTree:
@@ -39,7 +49,13 @@ class TokenTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def add(self, token: int, parent: int, origin: Origin, probs: Tensor | None = None) -> int:
+    def add(
+        self,
+        token: int,
+        parent: int,
+        origin: Origin,
+        probs: Tensor | Elsewhere | None = None,
+    ) -> int:
         """Append a node and return its number."""
         self.tokens.append(token)
         self.parents.append(parent)
@@ -59,6 +75,11 @@ class TokenTree:
             node = next(same, None)
             parent = self.add(token, parent, origin) if node is None else node
         return parent
+
+    @property
+    def read(self) -> int:
+        """How many of its nodes the target has read: the first ones."""
+        return len(self) if self.fed is None else self.fed
 
     @property
     def is_chain(self) -> bool:

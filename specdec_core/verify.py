@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from specdec_core.sampling import RandomStream, draw
-from specdec_core.token_tree import ROOT, TokenTree
+from specdec_core.token_tree import ROOT, Elsewhere, TokenTree
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Verdict:
     """The accepted nodes from the root on, and the target's own token behind them."""
 
     path: list[int]
-    token: int
+    token: int | None  # None: nothing is known behind the path, the target has not read its end
     corrected: bool  # the token replaces a rejected candidate; otherwise it is a bonus
     left: Tensor | None = None  # the distribution that the token was drawn from, when sampling
 
@@ -33,8 +33,10 @@ def verify_greedy(tree: TokenTree, argmax: Sequence[int], start: int = ROOT) -> 
     Verification begins below node `start`."""
     children = tree.children()
     path: list[int] = []
-    node = start
+    node, read = start, tree.read
     while True:
+        if node >= read:
+            return Verdict(path, None, corrected=False)
         wanted = argmax[node + 1]
         tried = children.get(node, [])
         match = next((child for child in tried if tree.tokens[child] == wanted), None)
@@ -51,13 +53,18 @@ def verify_sampled(
     Verification begins below node `start`."""
     children = tree.children()
     path: list[int] = []
-    node = start
+    node, read = start, tree.read
     while True:
+        if node >= read:
+            return Verdict(path, None, corrected=False)
         left = target_probs[node + 1]
         tried = children.get(node, [])
         for child in tried:
             token, q = tree.tokens[child], tree.draft_probs[child]
-            q_token = 1.0 if q is None else float(q[token])
+            if isinstance(q, Elsewhere):
+                q_token = q.probability
+            else:
+                q_token = 1.0 if q is None else float(q[token])
             if random.uniform() * q_token < float(left[token]):
                 path.append(child)
                 node = child
@@ -77,12 +84,13 @@ def longest(starts: Sequence[int], verdicts: Sequence[Verdict]) -> Verdict:
     return Verdict([starts[best], *found.path], found.token, found.corrected, found.left)
 
 
-def residual(p: Tensor, token: int, q: Tensor | None) -> Tensor:
+def residual(p: Tensor, token: int, q: Tensor | Elsewhere | None) -> Tensor:
     """norm(max(p − q, 0)) for a rejected `token` drawn from `q` (None: one-hot)."""
     if q is None:
         left = p.clone()
         left[token] = 0
     else:
+        q = q.fetch().to(p.device) if isinstance(q, Elsewhere) else q
         left = p.clone()
         left[: len(q)] -= q  # a draft model may lack the target's padding entries
         left.clamp_(min=0)

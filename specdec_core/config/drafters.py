@@ -78,6 +78,12 @@ def _check_guesses(kind: str, nodes: int) -> None:
         )
 
 
+def _refuse_pearl(kind: str, *parts: DrafterSettings) -> None:
+    """A draft that drafts ahead has to see every round of a text."""
+    if any(part.kind == "pearl" for own in parts for part in own.walk()):
+        raise ValueError(f"{kind}: pearl drafts by itself, not as a part of another drafter")
+
+
 def _shape(branching: tuple[Any, ...]) -> str:
     return "×".join(map(str, branching))
 
@@ -519,6 +525,7 @@ class HybridDrafter(DrafterSettings):
 
     def model_post_init(self, _: Any) -> None:
         self._check_nodes()
+        _refuse_pearl(self.kind, self.otherwise)
         if any(part.kind == "target_tree" for part in self.otherwise.walk()):
             raise ValueError(
                 "hybrid: a target_tree begins with the target's tokens, what is looked up does not"
@@ -577,6 +584,7 @@ class BanditDrafter(DrafterSettings):
     def _enough(cls, arms: tuple[Drafter, ...]) -> tuple[Drafter, ...]:
         if len(set(arms)) < 2 or len(set(arms)) < len(arms):
             raise ValueError("a bandit chooses among at least two arms, each given once")
+        _refuse_pearl("bandit", *arms)
         return arms
 
     @property
@@ -609,6 +617,44 @@ class BanditDrafter(DrafterSettings):
         return self.arms
 
 
+class PearlDrafter(DrafterSettings):
+    """A draft model drafts on, on a device of its own, while the target verifies (PEARL)."""
+
+    kind: Literal["pearl"] = "pearl"
+    drafter: DraftModelDrafter = DraftModelDrafter()
+    window: MaxTokens = Field(default=12, description="candidates verified at once at most")
+    wait: int | None = Field(
+        default=None,
+        ge=0,
+        description="candidates waited for behind a rejection; 0: none, as PEARL's"
+        " pre-verification; unset: as many as pay, by the forwards' times",
+    )
+
+    def model_post_init(self, _: Any) -> None:
+        if self.wait is not None and self.wait > self.window:
+            raise ValueError(f"pearl: wait {self.wait} exceeds window {self.window}")
+
+    @property
+    def label(self) -> str:
+        wait = "" if self.wait is None else f" wait {self.wait}"
+        return f"PEARL · {self.drafter.label} ≤{self.window}{wait}"
+
+    @property
+    def depth(self) -> int:
+        # The last one is judged, but not fed.
+        return self.window + 1
+
+    @property
+    def ahead(self) -> int:
+        """Tokens that are drafted beyond what is confirmed, at most: a window that is being
+        verified, and the next."""
+        return 2 * self.window + 1
+
+    @property
+    def parts(self) -> tuple[DrafterSettings, ...]:
+        return (self.drafter,)
+
+
 _POLICIES = {kind.model_fields["kind"].default for kind in get_args(get_args(Policy)[0])}
 
 
@@ -638,7 +684,8 @@ Drafter = Annotated[
     | PostUseDrafter
     | OuroborosDrafter
     | HybridDrafter
-    | BanditDrafter,
+    | BanditDrafter
+    | PearlDrafter,
     Field(discriminator="kind"),
 ]
 HybridDrafter.model_rebuild()

@@ -12,6 +12,7 @@ from specdec_core.config import (
     HybridDrafter,
     LookaheadDrafter,
     OuroborosDrafter,
+    PearlDrafter,
     PostUseDrafter,
     PromptLookupDrafter,
     RetrievalDrafter,
@@ -29,6 +30,7 @@ from specdec_core.drafters.fork import Fork
 from specdec_core.drafters.hybrid import Hybrid
 from specdec_core.drafters.lookahead import Lookahead
 from specdec_core.drafters.ouroboros import Ouroboros
+from specdec_core.drafters.pearl import Pearl
 from specdec_core.drafters.post_use import PostUse
 from specdec_core.drafters.prompt_lookup import PromptLookup
 from specdec_core.drafters.retrieval import RetrievalLookup
@@ -50,6 +52,7 @@ __all__ = [
     "Lookup",
     "Ouroboros",
     "Outcome",
+    "Pearl",
     "PostUse",
     "PromptLookup",
     "Resources",
@@ -94,6 +97,8 @@ def build_drafter(settings: DrafterSettings, resources: Resources) -> Drafter:
             return PostUse(settings, resources)
         case OuroborosDrafter():
             return Ouroboros(settings, resources)
+        case PearlDrafter():
+            return Pearl(settings, resources)
         case BanditDrafter():
             return BanditSpec(settings, resources, build_drafter)
     raise TypeError(f"no drafter for {type(settings).__name__}")

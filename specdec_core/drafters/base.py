@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from specdec_core.config import Sampling
 from specdec_core.heads import LoadedHead
+from specdec_core.pearl.link import Link, no_link
 from specdec_core.runner import ModelRunner
 from specdec_core.sampling import RandomStream
 from specdec_core.stopwatch import Stopwatch
@@ -53,6 +54,10 @@ class Drafter:
         """At most `sequence.room` candidate tokens deep for each slot; maybe none."""
         raise NotImplementedError
 
+    def arrived(self, sequences: Sequence[Sequencing], trees: Sequence[TokenTree]) -> None:
+        """The target has read the trees. Candidates that have come since may be added, one behind
+        each place that it has read: `tree.fed` says how many nodes those are."""
+
     def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
         """The round is committed, and it was not the request's last: `sequence.tokens` now ends in
         the path's tokens and, unless the target begins the trees, one of the target's own."""
@@ -91,3 +96,7 @@ class Resources:
     eos_token_ids: frozenset[int]
     tokenizer_digest: Callable[[], str] | None = None  # of the vocabulary; None: not known here
     stopwatch: Stopwatch = field(default_factory=Stopwatch)  # counts what drafters spend
+    slots: int = 1
+    # Told of the chains as they grow, behind each forward of a draft model; whether to go on.
+    heard: Callable[[Sequence[Sequencing], Sequence[TokenTree]], bool] | None = None
+    open_link: Callable[[], Link] = no_link  # to a draft on a device of its own

@@ -85,7 +85,21 @@ def test_streamed_text_is_the_text(tiny_pair: Pair) -> None:
     assert "".join(chunk.text for chunk in chunks) == finished.text
     assert [t for chunk in chunks for t in chunk.tokens] == finished.tokens
     assert len(finished.token_seconds) == len(finished.tokens)
-    assert engine.generate([request])[0].tokens == finished.tokens
+    [at_the_end] = engine.generate([request])
+    assert at_the_end.tokens == finished.tokens
+    assert at_the_end.text == finished.text
+
+
+def test_text_can_wait_for_the_last_chunk(tiny_pair: Pair) -> None:
+    engine = Engine(tiny_pair, CHAIN)
+    engine.add(Request("r", PROMPTS[0], 24, ignore_eos=True))
+    chunks = engine.step(texts=False)
+    late = engine.step(texts=True)[0].text  # somebody wants to see it after all
+    while not chunks[-1].finished:
+        chunks += engine.step(texts=False)
+    assert late
+    assert all(not chunk.text for chunk in chunks[:-1])
+    assert late + chunks[-1].text == chunks[-1].finished.text
 
 
 def test_a_sampled_request_does_not_depend_on_who_shares_its_batch(tiny_pair: Pair) -> None:

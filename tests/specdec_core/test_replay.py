@@ -53,7 +53,7 @@ from specdec_core.retrieval.build import write_datastore
 from specdec_core.stats import Counts, Generation, Round, rounds_frame
 from specdec_core.traces import Header, Recorder, Recording, Replay, save_header, write_shard
 
-PROMPTS, FEW, TOKENS = 100, 16, 32
+PROMPTS, FEW, TOKENS = 40, 12, 32
 COUPLED = Sampling(temperature=1.0, coupling="gumbel")
 COLUMNS = [
     "request_id",

@@ -1,0 +1,67 @@
+"""How many candidates to wait for behind a rejection.
+
+While the target verifies, the draft drafts, so behind an accepted round the next candidates are
+there at once: n of them, about t_target / t_draft. Behind a rejection there are none, and waiting
+for w of them costs w · t_draft. With a chance α that a candidate is accepted, a round that feeds k
+brings E(k) = (1 − α^(k+2)) / (1 − α) − 1 tokens or, at a rejection, one more: the target's. The
+candidate that comes during the round is verified too, by the last of its distributions. A round is
+followed by another that need not wait with probability α^(k+1). So of the rounds the share that
+begins behind a rejection, π, and the others, 1 − π, are in balance at π α^(w+1) = (1 − π)(1 −
+α^(n+1)), and the w to choose brings the most tokens a second:
+
+    (π E(w) + (1 − π) E(n)) / (π w t_draft + t_target)
+
+PEARL's pre-verification is w = 0.
+"""
+
+from __future__ import annotations
+
+_MEMORY = 0.02  # weight of what was seen last
+
+
+class Pace:
+    """What forwards take and how often candidates are accepted, as seen lately; `most` candidates
+    can be waited for."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.t_draft = self.t_target = 0.0  # seconds
+        self.acceptance = 0.7
+
+    def drafted(self, seconds: float) -> None:
+        """A candidate took the draft so long."""
+        self.t_draft = _mixed(self.t_draft, seconds)
+
+    def verified(self, seconds: float) -> None:
+        """A forward of the target took so long."""
+        self.t_target = _mixed(self.t_target, seconds)
+
+    def judged(self, accepted: int, rejected: bool) -> None:
+        """So many candidates of a round were accepted before one was rejected, or none was."""
+        for value in [1.0] * accepted + [0.0] * rejected:
+            self.acceptance += _MEMORY * (value - self.acceptance)
+
+    def wait(self) -> int:
+        """Candidates to wait for."""
+        if not self.t_draft or not self.t_target:
+            return self.most
+        return max(range(self.most + 1), key=self.rate)
+
+    def rate(self, w: int) -> float:
+        """Tokens a second when `w` candidates are waited for."""
+        alpha = min(self.acceptance, 0.999)
+        n = min(int(self.t_target / self.t_draft), self.most)
+        on, stays = alpha ** (w + 1), alpha ** (n + 1)
+        behind = (1 - stays) / (1 - stays + on)
+        tokens = behind * _tokens(alpha, w) + (1 - behind) * _tokens(alpha, n)
+        return tokens / (behind * w * self.t_draft + self.t_target)
+
+
+def _tokens(alpha: float, fed: int) -> float:
+    """What a round brings on average: its accepted candidates, `fed` and one more at most, and the
+    target's token where one was rejected: Σ α^i for i = 0 … fed."""
+    return (1 - alpha ** (fed + 1)) / (1 - alpha)
+
+
+def _mixed(mean: float, value: float) -> float:
+    return value if not mean else mean + _MEMORY * (value - mean)

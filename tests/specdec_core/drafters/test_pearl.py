@@ -1,0 +1,146 @@
+"""PEARL writes what the target alone would write, whoever is early or late, and though drafts
+die."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from specdec_core.config import Configuration, Sampling, parse
+from specdec_core.drafters import Pearl
+from specdec_core.engine import Engine, Request
+from specdec_core.errors import UserError
+from specdec_core.pair import Pair
+from specdec_core.stats import Origin
+from specdec_core.token_tree import Elsewhere, TokenTree
+from tests.specdec_core.pearl.in_turns import InTurns
+from tests.specdec_core.test_lossless import counted, joint, p_value, toy_pair
+
+__all__ = ["toy_pair"]  # a fixture
+
+POLICIES = [
+    {"kind": "fixed", "max_tokens": 4},
+    {"kind": "svip", "threshold": 0.9, "max_tokens": 8},
+    {"kind": "heuristic"},
+]
+
+
+def pearl(**settings: object) -> Configuration:
+    return Configuration.model_validate({"drafter": {"kind": "pearl", **settings}})
+
+
+def _same(link: InTurns) -> InTurns:
+    return link
+
+
+def requests(pair: Pair, count: int = 4, new_tokens: int = 40, **more: object) -> list[Request]:
+    texts = [
+        "def main():",
+        "class Draft:\n    pass",
+        "import tokenizers",
+        "tiny pair in the target",
+    ]
+    return [
+        Request(str(n), tuple(pair.tokenizer(texts[n])["input_ids"]), new_tokens + n, **more)
+        for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p["kind"])
+@pytest.mark.parametrize("wait", [0, 3, None])
+def test_greedy_output_is_the_targets_whoever_is_early(
+    tiny_pair: Pair, policy: dict, wait: int | None, slots: int
+) -> None:
+    expected = Engine(tiny_pair).generate(requests(tiny_pair))
+    inner = {"kind": "draft_model", "policy": policy}
+    for seed in range(2):
+        configuration = pearl(drafter=inner, wait=wait, window=5)
+        engine = Engine(
+            tiny_pair, configuration, slots, open_link=partial(InTurns, tiny_pair, seed)
+        )
+        found = engine.generate(requests(tiny_pair))
+        assert [g.tokens for g in found] == [g.tokens for g in expected]
+        assert [g.text for g in found] == [g.text for g in expected]
+        rounds = [r for g in found for r in g.rounds]
+        assert sum(r.accepted for r in rounds) > 20
+        assert len(rounds) < sum(len(g.tokens) for g in found)
+        # Somewhere a candidate was judged that came while the target was busy: a whole round of
+        # the draft's tokens, with none of the target's.
+        assert any(r.generated and r.generated == r.accepted == r.drafted for r in rounds)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafts_may_die_at_any_time(tiny_pair: Pair, temperature: float) -> None:
+    # Coupled, so that a seed has one output whatever is drafted.
+    sampling = Sampling(temperature=temperature, coupling="gumbel")
+    expected = Engine(tiny_pair).generate(requests(tiny_pair, sampling=sampling, seed=5))
+    deaths = 0
+    for seed in range(4):
+        link = InTurns(tiny_pair, seed, dies=0.05)
+        engine = Engine(tiny_pair, pearl(window=5), slots=2, open_link=partial(_same, link))
+        found = engine.generate(requests(tiny_pair, sampling=sampling, seed=5))
+        assert [g.tokens for g in found] == [g.tokens for g in expected]
+        assert any(Origin.DRAFT in g.origins for g in found)
+        deaths += link.deaths
+    assert deaths > 10
+
+
+def samples(link: InTurns, sampling: Sampling, count: int, **settings: object) -> np.ndarray:
+    configuration = pearl(**{"window": 2, **settings}).model_copy(update={"sampling": sampling})
+    engine = Engine(link.pair, configuration, slots=16, open_link=partial(_same, link))
+    return counted(engine, count)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "dies"),
+    [
+        (Sampling(temperature=0.9, top_k=4), 0.0),
+        (Sampling(temperature=1.0), 0.02),
+        (Sampling(temperature=1.0, coupling="gumbel"), 0.0),
+    ],
+    ids=["top-k", "dying", "coupled"],
+)
+def test_samples_have_the_targets_joint_distribution(
+    toy_pair: Pair, sampling: Sampling, dies: float
+) -> None:
+    link = InTurns(toy_pair, 0, dies)
+    counts = samples(link, sampling, 5_000)
+    assert p_value(counts, joint(toy_pair, sampling)) > 1e-3
+    assert bool(link.deaths) == bool(dies)
+
+
+@pytest.mark.parametrize("bug", ["certain", "late"])
+def test_the_test_notices_wrong_probabilities(
+    toy_pair: Pair, monkeypatch: pytest.MonkeyPatch, bug: str
+) -> None:
+    def wrong(self: Pearl, tree: TokenTree, stream: object, place: int) -> None:
+        rightly(self, tree, stream, place)
+        if bug == "certain" or tree.fed is not None:
+            source = tree.draft_probs[-1]
+            tree.draft_probs[-1] = Elsewhere(0.5 * source.probability, source.fetch)
+
+    rightly = Pearl._add
+    monkeypatch.setattr(Pearl, "_add", wrong)
+    sampling = Sampling(temperature=1.0)
+    counts = samples(InTurns(toy_pair, 0), sampling, 2_000, window=1, wait=1)
+    assert p_value(counts, joint(toy_pair, sampling)) < 1e-9
+
+
+def test_without_a_device_for_the_draft_there_is_no_pearl(tiny_pair: Pair) -> None:
+    with pytest.raises(UserError, match="--cluster"):
+        Engine(tiny_pair, pearl())
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        {"kind": "hybrid", "otherwise": {"kind": "pearl"}},
+        {"kind": "bandit", "arms": [{"kind": "pearl"}, {"kind": "suffix"}]},
+        {"kind": "pearl", "window": 3, "wait": 4},
+    ],
+    ids=["hybrid", "bandit", "wait"],
+)
+def test_settings_that_make_no_sense_are_refused(drafter: dict) -> None:
+    with pytest.raises(UserError, match="pearl"):
+        parse(Configuration, {"drafter": drafter}, "test")
