@@ -48,6 +48,7 @@ VARIANTS = {
     "retrieval": STYLES["prompt_lookup"]._replace(name="retrieval", symbol="square-cross"),
     "token_cache": STYLES["prompt_lookup"]._replace(name="token cache", symbol="diamond-cross"),
     "lookahead": STYLES["prompt_lookup"]._replace(name="lookahead", symbol="triangle-right"),
+    "pearl": STYLES["post_use"]._replace(name="PEARL", symbol="arrow-bar-right"),
     "cascade": STYLES["post_use"]._replace(name="cascade", symbol="triangle-left"),
     "ouroboros": STYLES["post_use"]._replace(name="Ouroboros", symbol="octagon"),
     "hybrid": STYLES["post_use"]._replace(name="hybrid", symbol="bowtie"),

@@ -147,9 +147,16 @@ def document(title: str, lines: Sequence[str], sections: Sequence[Section]) -> s
     return "\n\n".join([*parts, *(section.markdown() for section in sections)]) + "\n"
 
 
-def page(title: str, pair: str, lines: Sequence[str], sections: Sequence[Section]) -> str:
+def page(
+    title: str,
+    pair: str,
+    lines: Sequence[str],
+    sections: Sequence[Section],
+    command: str = "throughput",
+) -> str:
     """The sections as an HTML page that needs no network."""
     return template("throughput.jinja").render(
+        command=command,
         title=title,
         pair=pair,
         lines=lines,

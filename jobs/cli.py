@@ -20,6 +20,7 @@ COMMANDS = {
     "plan-tree": "Propose the best static token tree from a recording.",
     "drift": "Measure how far lossy drafting drifts from the target.",
     "bandits": "Compare bandits over drafters with each of their arms alone.",
+    "overlap": "Time a draft that drafts on while the target verifies (PEARL).",
     "throughput": "Measure tokens a second by batch size, and choose K for each.",
     "papers": "Write the papers' comparison tables for a pair.",
     "sweep": "Find the fastest configuration for a pair and its prompts.",
@@ -28,6 +29,7 @@ COMMANDS = {
     "serve": "Serve the champion over HTTP, OpenAI-compatible.",
     "generate": "Complete a prompt and show where the tokens came from.",
     "bench": "Time this engine against transformers and vLLM.",
+    "scale": "Measure how counting scales over nodes, and what holds it up.",
     "train-pair": "Train the bundled pair from the standard library's source.",
 }
 

@@ -1,0 +1,178 @@
+"""What drafting beside the target gains: PEARL against the chains of one process, in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import ray
+
+from cluster.devices import claim_device
+from cluster.pearl import PlacedDraft
+from cluster.placement import Placed, Placement, place
+from cluster.ray_session import get
+from cluster.timing import Bench
+from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
+from specdec_core.engine import Engine, Request
+from specdec_core.pair import load_pair
+from specdec_core.pearl.timeline import Span, Timeline
+from specdec_core.profiling import PARTS
+from specdec_core.stats import Counts, Generation, Ratio, paired_ratio
+
+
+class Overlapping(Bench):
+    """The target on the device that is placed for it, and the draft on its own."""
+
+    def __init__(self, spec: PairSpec, placed: Placed) -> None:
+        claim_device()
+        self.pair = load_pair(spec)
+        self.draft = PlacedDraft(placed, self.pair.spec)
+        self.engine = Engine(self.pair, open_link=self.draft.wait)
+        self.drafters = {}
+
+    def record(self, configuration: Configuration, request: Request) -> list[Span]:
+        """Who did what when while `request` was decoded."""
+        self.decode(configuration, request)
+        timeline = self.engine.drafter.timeline = Timeline()
+        self.decode(configuration, request)
+        self.engine.drafter.timeline = None
+        return list(timeline.spans)
+
+
+@dataclass
+class Contestant:
+    """One configuration in one process, and what it took: seconds [repeat][prompt]."""
+
+    name: str
+    bench: ray.actor.ActorHandle
+    configuration: Configuration
+    seconds: list[list[float]] = field(default_factory=list)
+    generations: list[Generation] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return np.array([max(len(g.tokens), 1) for g in self.generations])
+
+    @property
+    def tokens_per_second(self) -> float:
+        return float(self.tokens.sum() / np.median(self.seconds, axis=0).sum())
+
+    def over(self, other: Contestant) -> Ratio:
+        """How many times faster it is than another one."""
+        own = np.array(self.seconds) * (other.tokens / self.tokens)
+        return paired_ratio(np.array(other.seconds), own)
+
+
+@dataclass
+class Overlap:
+    """A finished comparison: everybody, autoregressive decoding first, and a look at PEARL."""
+
+    spec: PairSpec
+    contestants: list[Contestant]
+    spans: list[Span]
+
+    def best(self, name: str) -> Contestant:
+        """The fastest chain of those called `name`."""
+        chains = [c for c in self.contestants if c.name == name and c.configuration.drafter]
+        return max(chains, key=lambda c: c.tokens_per_second)
+
+    def frame(self) -> pd.DataFrame:
+        """A row for each contestant. `differing` are outputs unlike autoregressive decoding's."""
+        first = self.contestants[0]
+        rows = []
+        for own in self.contestants:
+            ratio = Ratio(1.0, 1.0, 1.0) if own is first else own.over(first)
+            texts = zip(own.generations, first.generations, strict=True)
+            rounds = [r for g in own.generations for r in g.rounds]
+            parts = {
+                part: 1e3 * float(np.mean([getattr(r, name) for r in rounds]))
+                for part, name in PARTS.items()
+            }
+            rows.append(
+                {
+                    "where": own.name,
+                    "configuration": own.configuration.label,
+                    "tokens_per_second": own.tokens_per_second,
+                    "speedup": ratio.value,
+                    "low": ratio.low,
+                    "high": ratio.high,
+                    "mat": Counts.of(own.generations).metrics()["mat"],
+                    "differing": sum(a.tokens != b.tokens for a, b in texts),
+                    **{f"{part} (ms)": value for part, value in parts.items()},
+                }
+            )
+        return pd.DataFrame(rows)
+
+
+ONE, TWO, PEARL = "one thread", "two threads", "draft beside target"
+
+
+def compare_overlap(
+    spec: PairSpec,
+    placement: Placement,
+    chains: Sequence[Configuration],
+    overlapping: Sequence[Configuration],
+    requests: Callable[[ray.actor.ActorHandle], Sequence[Request]],
+    repeats: int,
+    on_step: Callable[[str, int, int], Any] = lambda what, done, total: None,
+) -> Overlap:
+    """Time `chains` in processes of one and of two threads and `overlapping` configurations on the
+    devices of `placement`, request by request in turns. Ray must be running."""
+    with _placed(placement) as placed:
+        on_step("loading the pair, three times", 0, 1)
+        one = ray.remote(num_cpus=0)(Bench).remote(spec)
+        resolved = get(one.spec.remote())
+        two_threads = resolved.runner.model_copy(update={"threads": 2})
+        two = ray.remote(num_cpus=0)(Bench).remote(
+            resolved.model_copy(update={"runner": two_threads})
+        )
+        options = placed.options("target", 0)
+        pearl = ray.remote(Overlapping).options(**options).remote(resolved, placed)
+        everybody = [
+            Contestant(ONE, one, AUTOREGRESSIVE.model_copy(update={"sampling": chains[0].sampling}))
+        ]
+        for name, bench, own in (
+            (ONE, one, chains),
+            (TWO, two, chains),
+            (PEARL, pearl, overlapping),
+        ):
+            everybody += [Contestant(name, bench, configuration) for configuration in own]
+        asked = requests(one)
+        for name, bench in ((ONE, one), (TWO, two), (PEARL, pearl)):
+            on_step(f"warming up: {name}", 0, 1)
+            own = [c.configuration for c in everybody if c.bench is bench]
+            for request in asked[:2]:
+                get(bench.warm_up.remote(own, request))
+        total, done = repeats * len(asked) * len(everybody), 0
+        for repeat in range(repeats):
+            for bench in (one, two, pearl):
+                get(bench.forget.remote())
+            for contestant in everybody:
+                contestant.seconds.append([])
+            for number, request in enumerate(asked):
+                shift = (repeat * len(asked) + number) % len(everybody)
+                for contestant in [*everybody[shift:], *everybody[:shift]]:
+                    taken = contestant.bench.decode.remote(contestant.configuration, request)
+                    seconds, generation = get(taken)
+                    contestant.seconds[repeat].append(seconds)
+                    if repeat == 0:
+                        contestant.generations.append(generation)
+                    done += 1
+                    on_step("in turns", done, total)
+        spans = get(pearl.record.remote(overlapping[0], asked[0]))
+        for bench in (one, two, pearl):
+            ray.kill(bench)
+    return Overlap(resolved, everybody, spans)
+
+
+@contextmanager
+def _placed(placement: Placement) -> Any:
+    placed = place(placement)
+    try:
+        yield placed
+    finally:
+        placed.remove()

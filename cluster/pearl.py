@@ -1,0 +1,69 @@
+"""PEARL on a cluster: the draft is an actor on a device of its own."""
+
+from __future__ import annotations
+
+import os
+
+import ray
+
+from cluster.devices import claim_device
+from cluster.placement import Placed
+from cluster.ray_session import get
+from specdec_core.config import PairSpec
+from specdec_core.errors import UserError
+from specdec_core.pair import Pair, load_drafts, load_skeleton, load_tokenizer
+from specdec_core.pearl.wire import WireLink, serve
+
+_LOADING = 600.0  # seconds that a draft may take to come
+
+
+class Draft:
+    """The draft's process. Ray starts it again when it dies, and the call of :meth:`serve` with
+    it, so that it connects to its engine anew."""
+
+    def __init__(self, spec: PairSpec) -> None:
+        claim_device()
+        self.pair = Pair(
+            spec, load_tokenizer(spec.target), load_skeleton(spec.target), load_drafts(spec)
+        )
+
+    def pid(self) -> int:
+        """The number of this process on its node."""
+        return os.getpid()
+
+    def serve(self, host: str, port: int, key: bytes) -> None:
+        """Draft for the engine at that address until it is gone."""
+        serve(host, port, key, self.pair)
+
+
+class PlacedDraft:
+    """A link to a draft on the device that `placed` has for it. `spec` has its device and data
+    types resolved. Made, and used, in the engine's process."""
+
+    def __init__(self, placed: Placed, spec: PairSpec) -> None:
+        self.link = WireLink()
+        restarts = {"max_restarts": -1, "max_task_retries": -1}
+        self.actor = ray.remote(Draft).options(**placed.options("draft"), **restarts).remote(spec)
+        self.pid: int = ray.get(self.actor.pid.remote())
+        host = ray.util.get_node_ip_address()
+        self._served = self.actor.serve.remote(host, self.link.port, self.link.key)
+
+    def wait(self) -> WireLink:
+        """The link, once the draft has loaded its models and come.
+
+        Raises:
+            UserError: it could not.
+        """
+        waited = 0.0
+        while not self.link.wait(1.0):
+            waited += 1.0
+            ready, _ = ray.wait([self._served], timeout=0)
+            if ready:
+                get(ready)
+            if ready or waited > _LOADING:
+                raise UserError("the draft's process did not come")
+        return self.link
+
+    def close(self) -> None:
+        ray.kill(self.actor)
+        self.link.close()

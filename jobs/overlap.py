@@ -1,0 +1,132 @@
+"""Time a draft that drafts on while the target verifies, against the chains of one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from typer import Option
+
+from jobs.console import console, run
+from jobs.profile import chosen_pair, sizes
+from jobs.sweep import given
+from specdec_core.config import (
+    Configuration,
+    DraftModelDrafter,
+    FixedPolicy,
+    PairSpec,
+    PearlDrafter,
+    Sampling,
+)
+from specdec_core.errors import UserError
+from specdec_core.workspace import workspace
+
+PLACEMENT = Path(__file__).parents[1] / "cluster" / "local-2.yaml"
+
+
+def main(
+    cluster: Annotated[
+        Path, Option(help="YAML that says which devices draft and target get")
+    ] = PLACEMENT,
+    target: Annotated[str | None, Option(help="target: hub id, folder, bundled:…")] = None,
+    draft: Annotated[
+        list[str] | None, Option(help="draft model, [name=]model; may be repeated")
+    ] = None,
+    prompts: Annotated[str, Option(help="JSONL file, hub id, bundled:…")] = "bundled:held_out",
+    limit: Annotated[int, Option(min=1, help="use the first n prompts")] = 8,
+    max_new_tokens: Annotated[int, Option(min=2, help="tokens for each prompt")] = 128,
+    repeats: Annotated[int, Option(min=1, help="times each prompt is decoded")] = 3,
+    temperature: Annotated[float, Option(min=0, help="0 is greedy")] = 0.0,
+    lengths: Annotated[str, Option(help="K of the chains of one process")] = "2,3,4,5,6,8",
+    window: Annotated[int, Option(min=1, help="candidates verified at once at most")] = 12,
+    compile: Annotated[bool, Option("--compile/--no-compile", help="run compiled graphs")] = True,
+    dtype: Annotated[
+        str | None, Option(help="data type of all models: auto, float32, bfloat16, float16")
+    ] = None,
+    name: Annotated[str | None, Option(help="name of the result's folder")] = None,
+) -> None:
+    """Decode the same prompts with chains of each K in a process of one thread and in one of two,
+    and with the draft on a device of its own, in turns; and draw what draft and target do when.
+    Run it on an otherwise idle machine."""
+    if name is not None and (name in ("", "..") or Path(name).name != name):
+        raise UserError(f"--name {name}: expected a folder's name, not a path")
+    spec = chosen_pair(PairSpec(), target, draft)
+    if not spec.drafts:
+        raise UserError("the pair has no draft model: give one with --draft")
+    types = given(compile=compile, target_dtype=dtype, draft_dtype=dtype)
+    spec = spec.model_copy(update={"runner": spec.runner.model_copy(update=types)})
+    sampling = Sampling(temperature=temperature)
+    chains = [
+        Configuration(drafter=_chain(draft, k), sampling=sampling)
+        for draft in spec.drafts
+        for k in sizes(lengths, "--lengths")
+    ]
+    pearl = [
+        Configuration(
+            drafter=PearlDrafter(drafter=_chain(draft, window), window=window, wait=wait),
+            sampling=sampling,
+        )
+        for draft in spec.drafts
+        for wait in (None, 0)
+    ]
+
+    # Ray, torch and MLflow take seconds to import.
+    from cluster.overlap import compare_overlap
+    from cluster.placement import Placement
+    from cluster.ray_session import get, ray_session
+    from dashboards.overlap import findings, race_section, timeline_section
+    from dashboards.throughput import document, page
+    from specdec_core.files import write_atomically
+    from specdec_core.pair import check_pair
+    from specdec_core.pearl.timeline import Timeline
+    from specdec_core.prompts import load_prompts
+
+    placement = Placement.load(cluster)
+    found = load_prompts(prompts, limit, check_pair(spec))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with (
+        Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress,
+        ray_session(),
+    ):
+        task = progress.add_task("", total=1)
+        result = compare_overlap(
+            spec,
+            placement,
+            chains,
+            pearl,
+            lambda bench: get(bench.requests.remote(found, max_new_tokens)),
+            repeats,
+            lambda what, done, total: progress.update(
+                task, description=what, completed=done, total=total
+            ),
+        )
+    sections = [race_section(result), timeline_section(result)]
+    runner = result.spec.runner
+    lines = [
+        *findings(result),
+        f"{len(found)} prompts of {prompts}, {max_new_tokens} new tokens, {repeats} repeats in"
+        f" turns; {runner.device}, target {runner.target_dtype}, draft {runner.draft_dtype}",
+    ]
+    folder = workspace() / "overlap" / (name or spec.name)
+    title = f"Drafting beside the target: {spec.name}"
+    for section in sections:
+        write_atomically(folder / f"{section.key}.csv", section.frame.to_csv(index=False))
+        console.print(section.rich())
+    timeline = Timeline()
+    timeline.spans.extend(result.spans)
+    write_atomically(folder / "trace.json", json.dumps(timeline.chrome_trace()))
+    write_atomically(folder / "report.md", document(title, lines, sections))
+    write_atomically(folder / "report.html", page(title, spec.name, lines, sections, "overlap"))
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False)
+    console.print(f"report    {folder / 'report.html'}", soft_wrap=True)
+
+
+def _chain(draft: str, tokens: int) -> DraftModelDrafter:
+    return DraftModelDrafter(draft=draft, policy=FixedPolicy(max_tokens=tokens))
+
+
+if __name__ == "__main__":
+    run(main)
