@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import pickle
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import ray
 from ray import tune
+from ray.exceptions import RayActorError
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
@@ -25,6 +28,7 @@ from specdec_core.results import METRIC, ORACLE, ReplaySummary, SweepResult
 from specdec_core.search import Search, Suggester
 
 GROUP = 64  # configurations that a Tune trial replays: fewer take longer to start than to replay
+ATTEMPTS = 3  # at a configuration whose trial was lost with its process or node
 
 
 def count_all(
@@ -34,11 +38,13 @@ def count_all(
     result: SweepResult,
     folder: SweepFolder,
     tell: Observer,
+    trial: type[CountTrial] = CountTrial,
 ) -> None:
     """Count every configuration that `folder` does not hold yet; fills `result.trials` and
-    `.replay`."""
+    `.replay`. A `trial` of another class may do so in another way."""
     done = {trial.id for trial in result.trials}
     record = _Record(result, folder, tell)
+    tuning = _Tuning(plan, task, trial, record)
     known = plan.configurations()
     started, before = time.perf_counter(), _replayed(result)
     if known is None:
@@ -46,22 +52,21 @@ def count_all(
         total = plan.trials or 0
         tell.stage("counting", total, done=len(done - {plan.autoregressive.id}))
         if total > told:
-            tuning = {"search_alg": search_alg, "num_samples": total - told}
-            _tune(plan, task, needs, record, {}, tuning)
+            tuning.run(needs, {}, search_alg=search_alg, num_samples=total - told)
         replay_seconds = time.perf_counter() - started
         if plan.hardware is not None and plan.autoregressive.id not in done:
-            _tune_each(plan, task, needs, record, [[plan.autoregressive]])
+            tuning.each([[plan.autoregressive]], needs)
     else:
         replayable, others = split(_wanted(plan, known, task, tell), task.replay)
         pending = [c for c in replayable if c.id not in done]
         if replayable:
             tell.stage("replaying", len(replayable), done=len(replayable) - len(pending))
-            _tune_each(plan, task, {"CPU": 1}, record, _groups(pending))
+            tuning.each(_groups(pending), {"CPU": 1})
         replay_seconds = time.perf_counter() - started
         if others or not replayable:
             pending = [c for c in others if c.id not in done]
             tell.stage("counting", len(others), done=len(others) - len(pending))
-            _tune_each(plan, task, needs, record, [[c] for c in pending])
+            tuning.each([[c] for c in pending], needs)
     if task.replay is not None:
         result.replay = _summary(task, result, replay_seconds, before)
     if not result.trials:
@@ -89,57 +94,63 @@ def _wanted(
     return [c for c in wanted.values() if c not in oracles]
 
 
-def _tune_each(
-    plan: Plan,
-    task: Task,
-    needs: dict[str, float],
-    record: _Record,
-    groups: Sequence[Sequence[Configuration]],
-) -> None:
-    """A Tune trial for each group."""
-    if groups:
-        space = {"configurations": tune.grid_search([group(g) for g in groups])}
-        _tune(plan, task, needs, record, space, {"num_samples": 1})
+@dataclass(frozen=True)
+class _Tuning:
+    """How a sweep's trials are run."""
 
+    plan: Plan
+    task: Task
+    trial: type[CountTrial]
+    record: _Record
 
-def _tune(
-    plan: Plan,
-    task: Task,
-    needs: dict[str, float],
-    record: _Record,
-    param_space: dict[str, Any],
-    tuning: dict[str, Any],
-) -> None:
-    scheduler: TrialScheduler | None = None
-    if plan.early_stopping:
-        scheduler = ASHAScheduler(
-            time_attr=PROMPTS_DONE,
-            max_t=len(task.requests),
-            grace_period=task.chunk,
-            reduction_factor=2,  # a few prompts are noisy: let the better half go on
-        )
-    with tempfile.TemporaryDirectory() as scratch:
-        tune.Tuner(
-            tune.with_resources(tune.with_parameters(CountTrial, task=task), needs),
-            param_space=param_space,
-            tune_config=tune.TuneConfig(
-                metric=METRIC,
-                mode="max",
-                scheduler=scheduler,
-                reuse_actors=True,
-                trial_dirname_creator=lambda trial: trial.trial_id,
-                **tuning,
-            ),
-            run_config=tune.RunConfig(
-                name="counts",
-                # Tune's own state is not kept: the sweep's folder says what is done.
-                storage_path=scratch,
-                callbacks=[record],
-                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-                failure_config=tune.FailureConfig(max_failures=1),
-                verbose=0,
-            ),
-        ).fit()
+    def each(self, groups: Sequence[Sequence[Configuration]], needs: dict[str, float]) -> None:
+        """A Tune trial for each group."""
+        if groups:
+            self.run(needs, {"configurations": tune.grid_search([group(g) for g in groups])})
+
+    def run(self, needs: dict[str, float], space: dict[str, Any], **tuning: Any) -> None:
+        """Run trials, and again those that were lost: Tune itself tries a trial once more, but not
+        one whose kept actor was gone before it began."""
+        self._fit(needs, space, **tuning)
+        for _ in range(ATTEMPTS - 1):
+            if lost := self.record.take_lost():
+                again = tune.grid_search([group([configuration]) for configuration in lost])
+                self._fit(needs, {"configurations": again})
+        for configuration in self.record.take_lost():
+            self.record.failed(configuration.label, "the process that counted it was lost")
+
+    def _fit(self, needs: dict[str, float], space: dict[str, Any], **tuning: Any) -> None:
+        scheduler: TrialScheduler | None = None
+        if self.plan.early_stopping:
+            scheduler = ASHAScheduler(
+                time_attr=PROMPTS_DONE,
+                max_t=len(self.task.requests),
+                grace_period=self.task.chunk,
+                reduction_factor=2,  # a few prompts are noisy: let the better half go on
+            )
+        trial = tune.with_parameters(self.trial, task=self.task)
+        with tempfile.TemporaryDirectory() as scratch:
+            tune.Tuner(
+                tune.with_resources(trial, needs),
+                param_space=space,
+                tune_config=tune.TuneConfig(
+                    metric=METRIC,
+                    mode="max",
+                    scheduler=scheduler,
+                    reuse_actors=True,
+                    trial_dirname_creator=lambda trial: trial.trial_id,
+                    **tuning,
+                ),
+                run_config=tune.RunConfig(
+                    name="counts",
+                    # Tune's own state is not kept: the sweep's folder says what is done.
+                    storage_path=scratch,
+                    callbacks=[self.record],
+                    checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+                    failure_config=tune.FailureConfig(max_failures=1),
+                    verbose=0,
+                ),
+            ).fit()
 
 
 class _Record(tune.Callback):
@@ -149,6 +160,7 @@ class _Record(tune.Callback):
         self.result, self.folder, self.tell = result, folder, tell
         self.known = {trial.id for trial in result.trials}
         self.rounds: dict[str, list[Any]] = {}
+        self.lost: list[Configuration] = []
         self.error: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -173,15 +185,24 @@ class _Record(tune.Callback):
                 self.result.trials.append(finished)
             self.tell.step()
         for label, reason in trial.last_result.get("failed", ()):
-            self._failed(label, reason)
+            self.failed(label, reason)
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        cause = trial.get_error() if hasattr(trial, "get_error") else None
-        reason = str(cause).strip().splitlines()[-1] if cause else "unknown error"
+        if trial.run_metadata.pickled_error_filename is not None:
+            error = pickle.loads(Path(trial.pickled_error_file).read_bytes())
+            if isinstance(error, RayActorError):
+                self.lost += grouped(trial.config)
+                return
+        reason = Path(trial.error_file).read_text().strip().splitlines()[-1]
         for configuration in grouped(trial.config):
-            self._failed(configuration.label, reason)
+            self.failed(configuration.label, reason)
 
-    def _failed(self, label: str, reason: str) -> None:
+    def take_lost(self) -> list[Configuration]:
+        """What was being counted by processes that ended; each is told once."""
+        lost, self.lost = self.lost, []
+        return lost
+
+    def failed(self, label: str, reason: str) -> None:
         self.error = reason
         self.tell.warned(f"{label} failed: {reason}")
         self.tell.step()

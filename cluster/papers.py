@@ -30,7 +30,7 @@ from cluster.observer import Observer
 from cluster.paper_inputs import load_sets, with_datastores
 from cluster.paper_plan import PaperPlan, Quantity, Table
 from cluster.ray_session import get, ray_session, resources
-from cluster.timing import Stopwatch, start_bench
+from cluster.timing import Stopwatch, alone, start_bench
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.engine import Request
 from specdec_core.files import write_atomically
@@ -172,9 +172,8 @@ def run_papers(
     tell.stage("connecting to Ray, loading the pair")
     with ray_session():
         runner = plan.pair.runner
-        bench = start_bench(
-            folder.pair() or plan.pair, resources(runner.threads, runner.device)["GPU"]
-        )
+        gpus = resources(runner.threads, runner.device)["GPU"]
+        bench = start_bench(folder.pair() or plan.pair, gpus)
         requests = {
             key: get(bench.requests.remote(own, plan.max_new_tokens))
             for key, (_, own) in prompts.items()
@@ -187,7 +186,8 @@ def run_papers(
         with folder.lock():
             folder.begin(plan, identity)
             folder.save_pair(pair)
-            _measure(plan, bench, work, requests, folder, tell)
+            with alone(bench, gpus, tell):
+                _measure(plan, bench, work, requests, folder, tell)
             result = PapersResult(
                 name=folder.name,
                 started=datetime.now(UTC),

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from specdec_core.config import PairSpec
 from specdec_core.errors import UserError
 
 # Ray and Tune read these when they start, and a local cluster hands them to its workers.
@@ -20,6 +24,7 @@ QUIET = {
     "RAY_AIR_NEW_OUTPUT": "0",  # Tune's older console output, which verbose=0 silences altogether
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # they are told in one line, or mended
     # Ctrl-C ends a sweep at once: what is finished is on disk, Tune has nothing to save.
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # models may be given as relative folders
@@ -40,12 +45,15 @@ def ray_session() -> Iterator[None]:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     address = os.environ.get("RAY_ADDRESS") or "local"
-    local = {"num_cpus": os.cpu_count(), "include_dashboard": False} if address == "local" else {}
+    if address == "local":
+        options: dict[str, Any] = {"num_cpus": os.cpu_count(), "include_dashboard": False}
+    else:
+        options = {"runtime_env": {"env_vars": _handed_on()}}
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         try:
-            ray.init(address=address, **local, **quiet)
+            ray.init(address=address, **options, **quiet)
         except (ConnectionError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"no Ray cluster at {address} (RAY_ADDRESS): {reason}") from None
@@ -53,6 +61,14 @@ def ray_session() -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _handed_on() -> dict[str, str]:
+    """What workers on a cluster's nodes read of this process's environment, where heads and
+    datastores are, unless their job tells them already. A local cluster's have all of it."""
+    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
+    told = job.get("runtime_env", {}).get("env_vars", {})
+    return {n: os.environ[n] for n in ("SPECDEC_HOME",) if n in os.environ and n not in told}
 
 
 def get(references: Any) -> Any:
@@ -73,3 +89,29 @@ def resources(threads: int, device: str) -> dict[str, float]:
     if threads > most:
         raise UserError(f"runner.threads: {threads} asked for, the cluster's nodes have {most:g}")
     return {"CPU": threads, "GPU": int(has_gpu)}
+
+
+def check_nodes(pair: PairSpec) -> None:
+    """Raises :class:`UserError` where a node that may get work does not have a folder of `pair`'s:
+    models given by their folders have to be on all nodes, at the same place."""
+    models = [pair.target, *pair.drafts.values()]
+    folders = [model for model in models if Path(model).expanduser().is_dir()]
+    here = ray.get_runtime_context().get_node_id()
+    nodes = [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) >= 1]
+    others = {n["NodeID"]: n["NodeManagerAddress"] for n in nodes if n["NodeID"] != here}
+    looks = [_missing.options(**_on(node)).remote(folders) for node in others] if folders else []
+    for address, missing in zip(others.values(), get(looks), strict=False):
+        if missing:
+            raise UserError(
+                f"{missing[0]}: not on the cluster's node {address}; give a hub id, or put the "
+                "folder where all nodes see it"
+            )
+
+
+def _on(node: str) -> dict[str, Any]:
+    return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
+
+
+@ray.remote
+def _missing(folders: Sequence[str]) -> list[str]:
+    return [folder for folder in folders if not Path(folder).expanduser().is_dir()]

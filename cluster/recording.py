@@ -24,7 +24,7 @@ from transformers import AutoConfig
 
 from cluster.observer import Observer
 from cluster.plan import PromptSource
-from cluster.ray_session import get, ray_session, resources
+from cluster.ray_session import check_nodes, get, ray_session, resources
 from specdec_core.config import PairSpec, Sampling, Value
 from specdec_core.engine import Request
 from specdec_core.errors import UserError
@@ -131,6 +131,7 @@ def run_recording(
             held.enter_context(locked(folder, "recording"))
         tell.stage("connecting to Ray, loading the pair")
         held.enter_context(ray_session())
+        check_nodes(plan.pair)
         needs = resources(plan.pair.runner.threads, plan.pair.runner.device)
         first = _start_worker(needs)
         spec = plan.pair if header is None else _with_types_of(header.pair, plan.pair)

@@ -22,14 +22,14 @@ from cluster.counting import count_all
 from cluster.folder import SweepFolder
 from cluster.observer import Observer, Observers
 from cluster.plan import Plan
-from cluster.ray_session import get, ray_session, resources
+from cluster.ray_session import check_nodes, get, ray_session, resources
 from cluster.replaying import (
     asked_recording,
     open_replay,
     recorded_oracles,
     with_types_of,
 )
-from cluster.timing import Stopwatch, start_bench
+from cluster.timing import Stopwatch, alone, lost, start_bench
 from cluster.trial import Task, assess
 from specdec_core.config import Configuration
 from specdec_core.errors import UserError
@@ -87,6 +87,7 @@ def run_sweep(
 
     tell.stage("connecting to Ray, loading the pair")
     with ray_session():
+        check_nodes(plan.pair)
         runner = plan.pair.runner
         needs = resources(runner.threads, runner.device)
         bench = start_bench(pair, needs["GPU"])
@@ -103,9 +104,10 @@ def run_sweep(
             if plan.hardware is not None:
                 profile = plan.hardware.profile(list(pair.drafts))
             if profile is None:
-                tell.stage("profiling forwards")
-                options = plan.profile.model_dump(exclude_none=True)
-                profile = get(bench.profile.remote(plan.samples(), **options))
+                with alone(bench, needs["GPU"], tell):
+                    tell.stage("profiling forwards")
+                    options = plan.profile.model_dump(exclude_none=True)
+                    profile = get(bench.profile.remote(plan.samples(), **options))
             folder.save_profile(profile)
             result = SweepResult(
                 name=folder.name,
@@ -119,6 +121,7 @@ def run_sweep(
                 hardware=plan.hardware.name if plan.hardware else None,
             )
             # The bench idles while trials count; only a GPU has to be given back meanwhile.
+            node = get(bench.node.remote())
             if needs["GPU"]:
                 ray.kill(bench)
             chunk = math.ceil(len(requests) / CHUNKS) if plan.early_stopping else len(requests)
@@ -133,9 +136,10 @@ def run_sweep(
                 may_win = [t for t in result.trials if t.may_win(plan.allow_lossy)]
                 result.champion = by_estimate(may_win)[0].id
             else:
-                if needs["GPU"]:
-                    bench = start_bench(pair, needs["GPU"])
-                live = _time(plan, bench, requests, result, folder, tell)
+                if needs["GPU"] or lost(bench):
+                    bench = start_bench(pair, needs["GPU"], node)
+                with alone(bench, needs["GPU"], tell):
+                    live = _time(plan, bench, requests, result, folder, tell)
             ray.kill(bench)
             notable = [t for t in result.notable() if t.replayed and t.id not in live]
             folder.save_rounds([*live.values(), *_replayed_rounds(task, notable)])

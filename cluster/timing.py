@@ -6,7 +6,8 @@ Times depend on load, so nothing else of a sweep runs while these are taken.
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -14,8 +15,12 @@ from typing import Any
 import numpy as np
 import ray
 import torch
+from ray.exceptions import RayActorError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.environment import environment
+from cluster.observer import Observer
 from cluster.ray_session import get
 from specdec_core.alignment import Trajectory, measure_alignment
 from specdec_core.config import Configuration, PairSpec
@@ -29,6 +34,8 @@ from specdec_core.results import OraclePoint, Timing
 from specdec_core.stats import Generation, Ratio, paired_ratio
 
 WARM_UP_TOKENS = 8
+AT_ONCE = 5.0  # seconds in which a node that nobody uses is to be had
+ALONE_SECONDS = 600.0  # that a measurement waits for others to leave its node
 
 
 class Bench:
@@ -39,6 +46,10 @@ class Bench:
         self.pair = load_pair(spec)
         self.engine = Engine(self.pair)
         self.drafters: dict[str, Drafter | None] = {}  # by configuration id
+
+    def node(self) -> str:
+        """The id of the cluster's node that this runs on."""
+        return ray.get_runtime_context().get_node_id()
 
     def spec(self) -> PairSpec:
         """The pair with its device and data types as they were found best here."""
@@ -116,11 +127,62 @@ class Bench:
         return points
 
 
-def start_bench(spec: PairSpec, gpus: float) -> ray.actor.ActorHandle:
-    """The bench, loaded. It asks for no CPU: it is idle while trials hold them."""
-    actor = ray.remote(num_cpus=0, num_gpus=gpus)(Bench).remote(spec)
+def start_bench(spec: PairSpec, gpus: float, node: str | None = None) -> ray.actor.ActorHandle:
+    """The bench, loaded, on `node` if that is still there. It asks for no CPU: it is idle while
+    trials hold them, and :func:`alone` keeps them for it when it is not."""
+    node = node or (None if gpus else _bench_node(spec.runner.threads))
+    where = NodeAffinitySchedulingStrategy(node, soft=True) if node else "DEFAULT"
+    options = {"num_cpus": 0, "num_gpus": gpus, "scheduling_strategy": where}
+    actor = ray.remote(**options)(Bench).remote(spec)
     get(actor.spec.remote())
     return actor
+
+
+def lost(bench: ray.actor.ActorHandle) -> bool:
+    """Whether the bench is gone, with its process or its node."""
+    try:
+        ray.get(bench.node.remote())
+    except RayActorError:
+        return True
+    return False
+
+
+def _bench_node(threads: int) -> str | None:
+    """A node with as many cores, the driver's if it has them: a head often has none to give."""
+    fits = {n["NodeID"] for n in _nodes() if n["Resources"].get("CPU", 0) >= threads}
+    own = ray.get_runtime_context().get_node_id()
+    return own if own in fits else min(fits, default=None)
+
+
+def _nodes() -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+@contextmanager
+def alone(
+    bench: ray.actor.ActorHandle, gpus: float, tell: Observer, held: float = 0
+) -> Iterator[None]:
+    """Keep every core of the bench's node, but the `held` that are the caller's, while the block
+    measures, so that nothing else runs there that asks Ray for one: another sweep's trials, a
+    recording, a training. Waits for what is there, ten minutes at most, and says so. A bench on a
+    GPU has that to itself already."""
+    node = get(bench.node.remote())
+    (own,) = (n for n in _nodes() if n["NodeID"] == node)
+    cores = own["Resources"].get("CPU", 0) - held
+    if gpus or cores <= 0:
+        yield
+        return
+    where = [{"ray.io/node-id": node}]
+    hold = placement_group([{"CPU": cores}], bundle_label_selector=where)
+    try:
+        if not hold.wait(AT_ONCE):
+            address = own["NodeManagerAddress"]
+            tell.stage(f"waiting for others to leave {address}")
+            if not hold.wait(ALONE_SECONDS):
+                tell.warned(f"times are taken beside other work on {address}")
+        yield
+    finally:
+        remove_placement_group(hold)
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import shutil
 import signal
 from pathlib import Path
@@ -243,6 +244,35 @@ def test_a_folder_that_cannot_be_written_is_one_line(plan: RecordingPlan, tmp_pa
         _writing(tmp_path),
     ):
         raise full
+
+
+def test_what_is_on_a_full_disk_stays_whole_and_the_recording_goes_on_with_more_room(
+    plan: RecordingPlan, recorded: tuple[Recording, Heard], tmp_path: Path
+) -> None:
+    room = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    class Filler(Heard):
+        def recorded(self, prompts: int, tokens: int) -> None:
+            super().recorded(prompts, tokens)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1024, room[1]))
+
+    filler, heard = Filler(), Heard()
+    try:
+        with pytest.raises(UserError, match=r"cannot be written, file too large"):
+            run_recording(plan, tmp_path, tell=filler)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, room)
+    assert filler.prompts in (SHARD, 3)  # one shard, any of them
+    (folder,) = (tmp_path / "traces").iterdir()
+    assert not list(folder.rglob(".shard-*"))
+    (number,) = {int(file.stem.removeprefix("shard-")) for file in (folder / "prompts").iterdir()}
+    kept = {shard_file(folder, part, number) for part in PARTS}
+    before = times(folder)
+    run_recording(plan, tmp_path, tell=heard)
+    assert heard.prompts == len(PROMPTS) - 1 - filler.prompts
+    after = times(folder)
+    assert {file: after[file] for file in kept} == {file: before[file] for file in kept}
+    assert tables(folder) == tables(recorded[0].folder)
 
 
 def test_a_pair_without_drafts_is_refused(plan: RecordingPlan, tmp_path: Path) -> None:
