@@ -1,0 +1,245 @@
+"""Measure how counting scales over nodes, and what a driver keeps up with: `python -m jobs.scale`.
+
+The nodes are Ray nodes of this machine, each with its own scheduler and object store.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rich import box
+from rich.table import Table
+from typer import Option
+
+from jobs.console import console, run
+from jobs.profile import sizes
+from specdec_core.errors import UserError
+
+if TYPE_CHECKING:
+    from cluster.plan import Plan
+    from specdec_core.cost import Profile
+
+ENOUGH = 0.9  # of what a part could do at most: it is what holds the rest up
+FORWARDS = {"name": "unit", "target": 1.0, "drafts": {"*": 0.1}}  # rates do not depend on them
+
+
+def main(
+    nodes: Annotated[str, Option(help="Nodes to count on, as 1,2.")] = "1,2",
+    slots: Annotated[int, Option(min=1, help="Trials that a node runs at a time.")] = 1,
+    trials: Annotated[int, Option(min=1, help="Configurations to count.")] = 24,
+    idle: Annotated[
+        float | None,
+        Option(min=0, help="Seconds that a trial sleeps; unset, it decodes with the bundled pair."),
+    ] = None,
+    prompts: Annotated[int, Option(min=1, help="Held-out prompts that a trial decodes.")] = 4,
+) -> None:
+    """Count configurations by the way of every sweep (Tune, folder, MLflow) on 1, 2, … nodes of
+    this machine, and show trials a second, the driver's memory, MLflow's rate, and what holds the
+    rest up. Run it on an otherwise idle machine."""
+    counts = sizes(nodes, "--nodes")
+    found = []
+    for count in counts:
+        with console.status(f"{trials} trials on {count} nodes"):
+            found.append(measured(count, slots, trials, idle, prompts))
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column("nodes × slots")
+    for count in counts:
+        table.add_column(f"{count} × {slots}", justify="right")
+    for name in found[0]:
+        table.add_row(name, *(column[name] for column in found))
+    console.print(table)
+
+
+def measured(
+    nodes: int, slots: int, trials: int, idle: float | None, prompts: int
+) -> dict[str, str]:
+    """A column of the table. Trials a second do not include starting nodes and loading models."""
+    from cluster.counting import count_all
+    from cluster.folder import SweepFolder
+    from cluster.idle_trial import IdleTask, IdleTrial
+    from cluster.trial import CountTrial
+    from dashboards.tracking import SweepRun
+    from specdec_core.results import PromptSet, SweepResult
+
+    plan, profile = _plan(trials, prompts)
+    if idle is None:
+        task, trial = _decoding(plan, profile), CountTrial
+    else:
+        task, trial = IdleTask(idle), IdleTrial
+    with tempfile.TemporaryDirectory() as home, _workspace(home), _cluster(nodes, slots):
+        folder = SweepFolder(Path(home) / "sweeps" / "scale")
+        result = SweepResult(
+            name="scale",
+            started=datetime.now(UTC),
+            pair=plan.pair,
+            prompts=PromptSet(source="bundled:held_out", count=prompts, digest="0"),
+            max_new_tokens=plan.max_new_tokens,
+            profile=profile,
+        )
+        with SweepRun() as tracking, folder.lock(), _Memory() as memory:
+            tracking.begun(result, [], folder.path)
+            clock, busy, own = time.perf_counter(), time.process_time(), time.thread_time()
+            finished: list[float] = []
+            heard = _Clock(finished, tracking)
+            count_all(plan, task, {"CPU": 1}, result, folder, heard, trial)
+            seconds, busy = time.perf_counter() - clock, time.process_time() - busy
+            own = time.thread_time() - own
+            behind = tracking.delivery.left
+            clock = time.perf_counter()
+            tracking.counted(result)
+            more = time.perf_counter() - clock
+    assert len(result.trials) == trials, f"{len(result.trials)} of {trials} were counted"
+    # The first of each slot loads the models.
+    steady = sorted(finished)[min(nodes * slots, trials // 2) :]
+    rate = (len(steady) - 1) / max(steady[-1] - steady[0], 1e-9) if len(steady) > 1 else 0.0
+    share = rate * idle / (nodes * slots) if idle else None
+    load, own = busy / seconds, own / seconds
+    delivered = f"{trials / (seconds + more):.1f}" if behind else f"at least {trials / seconds:.1f}"
+    return {
+        "trials": f"{trials:,}",
+        "seconds to count them": f"{seconds:.1f}",
+        "trials a second": f"{rate:.2f}",
+        "of what the workers could": "–" if share is None else f"{share:.0%}",
+        "driver busy": f"{load:.0%}",
+        "of that Tune and the folder": f"{own:.0%}",
+        "driver's memory, MiB": f"{memory.before:.0f} → {memory.most:.0f}",
+        "MLflow runs a second": delivered,
+        "MLflow's seconds behind": f"{more:.1f}",
+        "held up by": _bottleneck(share, load, own, behind, trials),
+    }
+
+
+def _bottleneck(share: float | None, load: float, own: float, behind: int, trials: int) -> str:
+    """What would have to be faster first."""
+    if share is None or share > ENOUGH:
+        slow = "workers"
+    elif load > ENOUGH:
+        slow = "driver: Tune and the folder" if own > load / 2 else "driver: MLflow's client"
+    else:
+        slow = "starting trials"
+    return f"{slow}; MLflow {behind:,} behind" if behind > 0.1 * trials else slow
+
+
+def _plan(trials: int, prompts: int) -> tuple[Plan, Profile]:
+    """Confidence thresholds, all different, and forward times that nobody measured."""
+    from cluster.plan import Plan
+    from specdec_core.cost import Hardware
+
+    thresholds = [round((i + 1) / (trials + 1), 6) for i in range(trials)]
+    policy = {"kind": "confidence", "threshold": thresholds}
+    drafter = {"kind": "draft_model", "draft": "small", "policy": policy}
+    plan = Plan.model_validate(
+        {
+            "prompts": {"source": "bundled:held_out", "limit": prompts},
+            "search": [{"drafter": drafter}],
+        }
+    )
+    if "small" not in plan.pair.drafts:
+        raise UserError("the bundled pair has no draft `small`")
+    return plan, Hardware.model_validate(FORWARDS).profile(list(plan.pair.drafts))
+
+
+def _decoding(plan: Plan, profile: Profile) -> Any:
+    """The prompts, to be decoded."""
+    from cluster.trial import Task
+    from specdec_core.engine import Request
+    from specdec_core.pair import check_pair
+    from specdec_core.prompts import load_prompts
+
+    tokenizer = check_pair(plan.pair)
+    found = load_prompts(plan.prompts.source, plan.prompts.limit, tokenizer)
+    requests = tuple(
+        Request(p.id, tuple(tokenizer(p.text)["input_ids"]), plan.max_new_tokens, seed=i)
+        for i, p in enumerate(found)
+    )
+    return Task(plan.pair, profile, requests, len(requests))
+
+
+@contextmanager
+def _workspace(home: str) -> Iterator[None]:
+    before = os.environ.get("SPECDEC_HOME")
+    os.environ["SPECDEC_HOME"] = home
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["SPECDEC_HOME"]
+        else:
+            os.environ["SPECDEC_HOME"] = before
+
+
+@contextmanager
+def _cluster(nodes: int, slots: int) -> Iterator[None]:
+    """Ray nodes of this machine, and a head that does nothing else; this process is connected."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from cluster.ray_session import QUIET, ray_session
+
+    if ray.is_initialized() or os.environ.get("RAY_ADDRESS"):
+        raise UserError("jobs.scale starts its own nodes: unset RAY_ADDRESS")
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    found = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+    )
+    try:
+        for _ in range(nodes):
+            found.add_node(wait=False, num_cpus=slots)
+        found.wait_for_nodes(timeout=60 + 10 * nodes)
+        os.environ["RAY_ADDRESS"] = found.address
+        with ray_session():
+            yield
+    finally:
+        os.environ.pop("RAY_ADDRESS", None)
+        found.shutdown()
+
+
+class _Clock:
+    """Notes when trials finish, and hands everything on."""
+
+    def __init__(self, finished: list[float], then: Any) -> None:
+        self.finished, self.then = finished, then
+
+    def trial_finished(self, trial: Any) -> None:
+        self.finished.append(time.perf_counter())
+        self.then.trial_finished(trial)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.then, name)
+
+
+class _Memory:
+    """This process's memory in MiB, before the block and at most in it."""
+
+    def __enter__(self) -> _Memory:
+        self.before = self.most = self._now()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.5):
+            self.most = max(self.most, self._now())
+
+    @staticmethod
+    def _now() -> float:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+if __name__ == "__main__":
+    run(main)
