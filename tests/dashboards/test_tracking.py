@@ -11,6 +11,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from cluster.folder import SweepFolder
 from dashboards.tracking import SweepRun, load_champion, register, tracking_uri
 from specdec_core.bandits import build_bandit
 from specdec_core.config import (
@@ -151,6 +152,34 @@ def test_what_a_killed_process_left_half_logged_is_mended(
     assert len(nested) == len(result.trials)
     mended = next(run for run in nested if run.data.tags["config_id"] == half.id)
     assert mended.data.metrics.items() >= half.metrics.items()
+
+
+def test_the_runs_of_a_killed_sweep_that_nobody_resumes_are_ended_by_the_next_one(
+    home: Path, result: SweepResult, folder: Path, tmp_path: Path
+) -> None:
+    (killed, alive), runs_of = (tmp_path / "killed", tmp_path / "alive"), {}
+    for path in (killed, alive):
+        SweepFolder(path).finish()
+        half = result.model_copy(update={"trials": result.trials[:1]})
+        sweep = SweepRun()
+        sweep.begun(half, PROMPTS, path)
+        sweep.delivery.settle(60)
+        sweep.client.create_run(
+            sweep.experiment_id, tags={"mlflow.parentRunId": sweep.run_id, "config_id": "x"}
+        )
+        runs_of[path] = sweep.run_id
+        result.mlflow_run_id = None
+    with SweepFolder(alive).lock():
+        log(result, folder)
+        parents, nested = runs(result)
+    status = {run.info.run_id: run.info.status for run in parents}
+    assert (status[runs_of[killed]], status[runs_of[alive]]) == ("KILLED", "RUNNING")
+    left = {
+        run.data.tags["mlflow.parentRunId"]: run.info.status
+        for run in nested
+        if run.data.tags["config_id"] == "x"
+    }
+    assert left == {runs_of[killed]: "KILLED", runs_of[alive]: "RUNNING"}
 
 
 def test_a_finished_sweep_run_anew_is_another_parent(
