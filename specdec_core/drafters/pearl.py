@@ -192,11 +192,16 @@ class Pearl(Drafter):
             wait = self.pace.wait()
         if wait == 0:
             return
-        patience = max(_PATIENCE * wait * self.pace.t_draft, _LEAST_PATIENCE)
-        until = perf_counter() + patience
-        while (left := until - perf_counter()) > 0:
-            waiting = [s for s in sequences if self._lacks(s, wait)]
-            if not waiting or not self._receive(left):
+        expected = wait * self.pace.t_draft + self.pace.t_notice
+        patience = max(_PATIENCE * expected, _LEAST_PATIENCE)
+        start = perf_counter()
+        empty = any(not self._streams[s.slot].tokens for s in sequences)
+        while (left := start + patience - perf_counter()) > 0:
+            if not any(self._lacks(sequence, wait) for sequence in sequences):
+                if empty:
+                    self.pace.waited(wait, perf_counter() - start)
+                return
+            if not self._receive(left):
                 return
 
     def _lacks(self, sequence: Sequencing, wait: int) -> bool:

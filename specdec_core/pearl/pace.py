@@ -9,14 +9,16 @@ followed by another that need not wait with probability α^(k+1). So of the roun
 begins behind a rejection, π, and the others, 1 − π, are in balance at π α^(w+1) = (1 − π)(1 −
 α^(n+1)), and the w to choose brings the most tokens a second:
 
-    (π E(w) + (1 − π) E(n)) / (π w t_draft + t_target)
+    (π E(w) + (1 − π) E(n)) / (π (w t_draft + t_notice) + t_target)
 
-PEARL's pre-verification is w = 0.
+where t_notice is what passes until the draft has heard of the rejection and ended the forward that
+it was in. PEARL's pre-verification is w = 0, without t_notice.
 """
 
 from __future__ import annotations
 
-_MEMORY = 0.02  # weight of what was seen last
+_MEMORY = 0.02  # weight of the last time that was taken
+_JUDGED = 0.005  # weight of the last candidate
 
 
 class Pace:
@@ -25,7 +27,7 @@ class Pace:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.t_draft = self.t_target = 0.0  # seconds
+        self.t_draft = self.t_target = self.t_notice = 0.0  # seconds
         self.acceptance = 0.7
 
     def drafted(self, seconds: float) -> None:
@@ -36,10 +38,14 @@ class Pace:
         """A forward of the target took so long."""
         self.t_target = _mixed(self.t_target, seconds)
 
+    def waited(self, candidates: int, seconds: float) -> None:
+        """So many candidates came behind a rejection after so long."""
+        self.t_notice = _mixed(self.t_notice, max(seconds - candidates * self.t_draft, 0.0))
+
     def judged(self, accepted: int, rejected: bool) -> None:
         """So many candidates of a round were accepted before one was rejected, or none was."""
         for value in [1.0] * accepted + [0.0] * rejected:
-            self.acceptance += _MEMORY * (value - self.acceptance)
+            self.acceptance += _JUDGED * (value - self.acceptance)
 
     def wait(self) -> int:
         """Candidates to wait for."""
@@ -54,7 +60,8 @@ class Pace:
         on, stays = alpha ** (w + 1), alpha ** (n + 1)
         behind = (1 - stays) / (1 - stays + on)
         tokens = behind * _tokens(alpha, w) + (1 - behind) * _tokens(alpha, n)
-        return tokens / (behind * w * self.t_draft + self.t_target)
+        waiting = w * self.t_draft + self.t_notice if w else 0.0
+        return tokens / (behind * waiting + self.t_target)
 
 
 def _tokens(alpha: float, fed: int) -> float:

@@ -5,6 +5,7 @@ Messages are pickled: both ends prove that they know a key before anything is un
 
 from __future__ import annotations
 
+import marshal
 import os
 import pickle
 import secrets
@@ -21,10 +22,12 @@ from typing import Any
 from specdec_core.pair import Pair
 from specdec_core.pearl.ahead import Ahead
 from specdec_core.pearl.link import LinkLost
+from specdec_core.pearl.messages import Drafted
 
 _LENGTH = Struct("!I")
 _TIMEVAL = Struct("@ll")
 _CHUNK = 1 << 20
+_TOKENS, _ANY = b"t", b"p"  # how a message is written
 _PATIENCE = 5  # seconds after which one that does not read, or answer a challenge, counts as gone
 # Clocks further apart than this are different clocks: processes of one machine share one.
 _SAME_CLOCK = 0.05  # seconds
@@ -40,7 +43,7 @@ class Wire:
 
     def send(self, message: Any) -> None:
         """Raises :class:`LinkLost` where nobody is at the other end."""
-        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        data = _encode(message)
         try:
             self._socket.sendall(_LENGTH.pack(len(data)) + data)
         except OSError as error:
@@ -73,11 +76,23 @@ class Wire:
             end = _LENGTH.size + length
             if len(self._read) < end:
                 break
-            message = pickle.loads(memoryview(self._read)[_LENGTH.size : end])
+            message = _decode(self._read[_LENGTH.size : end])
             del self._read[:end]
             yield message
         if gone:
             raise LinkLost("the other end has closed")
+
+
+def _encode(message: Any) -> bytes:
+    # By far the most frequent: many come while the target is busy, and are read in its time.
+    if isinstance(message, Drafted):
+        return _TOKENS + marshal.dumps(tuple(message))
+    return _ANY + pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+
+
+def _decode(data: bytearray) -> Any:
+    content = memoryview(data)[1:]
+    return Drafted._make(marshal.loads(content)) if data[:1] == _TOKENS else pickle.loads(content)
 
 
 class WireLink:
@@ -163,9 +178,11 @@ def serve(host: str, port: int, key: bytes, pair: Pair) -> None:
 
 
 def _prove(connected: socket.socket, key: bytes, first: bool) -> None:
-    """Each end challenges the other; raises where an answer is wrong."""
+    """Each end challenges the other, the engine (`first`) first; raises where an answer is
+    wrong."""
     connected.settimeout(None)  # the system's own limits, which leave a peek without waiting alone
-    for way in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+    # An engine may be busy for long before it lets a draft in; it never waits for one itself.
+    for way in (socket.SO_SNDTIMEO, *([socket.SO_RCVTIMEO] if first else [])):
         connected.setsockopt(socket.SOL_SOCKET, way, _TIMEVAL.pack(_PATIENCE, 0))
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     steps = (deliver_challenge, answer_challenge)
