@@ -57,7 +57,8 @@ def count_all(
         if plan.hardware is not None and plan.autoregressive.id not in done:
             tuning.each([[plan.autoregressive]], needs)
     else:
-        replayable, others = split(_wanted(plan, known, task, tell), task.replay)
+        counted = [c for c in known if not c.beside]
+        replayable, others = split(_wanted(plan, counted, task, tell), task.replay)
         pending = [c for c in replayable if c.id not in done]
         if replayable:
             tell.stage("replaying", len(replayable), done=len(replayable) - len(pending))

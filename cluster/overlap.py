@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -122,16 +122,14 @@ def compare_overlap(
 ) -> Overlap:
     """Time `chains` in processes of one and of two threads and `overlapping` configurations on the
     devices of `placement`, request by request in turns. Ray must be running."""
-    with _placed(placement) as placed:
-        on_step("loading the pair, three times", 0, 1)
-        one = ray.remote(num_cpus=0)(Bench).remote(spec)
-        resolved = get(one.spec.remote())
+    on_step("loading the pair, three times", 0, 1)
+    with placed_bench(spec, placement) as (pearl, _):
+        resolved = get(pearl.spec.remote())
+        one = ray.remote(num_cpus=0)(Bench).remote(resolved)
         two_threads = resolved.runner.model_copy(update={"threads": 2})
         two = ray.remote(num_cpus=0)(Bench).remote(
             resolved.model_copy(update={"runner": two_threads})
         )
-        options = placed.options("target", 0)
-        pearl = ray.remote(Overlapping).options(**options).remote(resolved, placed)
         everybody = [
             Contestant(ONE, one, AUTOREGRESSIVE.model_copy(update={"sampling": chains[0].sampling}))
         ]
@@ -164,15 +162,22 @@ def compare_overlap(
                     done += 1
                     on_step("in turns", done, total)
         spans = get(pearl.record.remote(overlapping[0], asked[0]))
-        for bench in (one, two, pearl):
+        for bench in (one, two):
             ray.kill(bench)
     return Overlap(resolved, everybody, spans)
 
 
 @contextmanager
-def _placed(placement: Placement) -> Any:
+def placed_bench(
+    spec: PairSpec, placement: Placement
+) -> Iterator[tuple[ray.actor.ActorHandle, float]]:
+    """A measuring process on the devices of `placement`, loaded, and how many CPU cores of its
+    node these take."""
     placed = place(placement)
     try:
-        yield placed
+        bench = ray.remote(Overlapping).options(**placed.options("target")).remote(spec, placed)
+        get(bench.spec.remote())
+        yield bench, len(placed.bundles)
+        ray.kill(bench)
     finally:
         placed.remove()

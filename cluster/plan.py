@@ -17,6 +17,7 @@ from specdec_core.config import (
     DecisionPolicy,
     DrafterSettings,
     PairSpec,
+    Placement,
     Sampling,
     SpecDecPlusPlusPolicy,
     Value,
@@ -92,6 +93,15 @@ class Plan(Value):
         default=None, description="forward times of another machine, to rank for; a file or inline"
     )
 
+    cluster: Placement | None = Field(
+        default=None, description="devices that the finalists are timed on; a file or inline"
+    )
+
+    @field_validator("cluster", mode="before")
+    @classmethod
+    def _read_cluster(cls, value: Any) -> Any:
+        return Placement.load(value) if isinstance(value, str | Path) else value
+
     @field_validator("hardware", mode="before")
     @classmethod
     def _read_hardware(cls, value: Any) -> Any:
@@ -131,6 +141,8 @@ class Plan(Value):
             raise UserError(f"{source}: trials: method {self.method} needs a number of trials")
         for configuration in self.samples(source):
             self._check(configuration, source)
+            if configuration.beside:
+                self._check_beside(source)
         if self.hardware is not None:
             self.hardware.profile(list(self.pair.drafts))
             # Timed, they would be beaten by autoregressive decoding.
@@ -140,6 +152,18 @@ class Plan(Value):
                     f"{source}: search: only lossy methods, of which none may be the best unless "
                     f"it is allowed by name (allow_lossy: [{names}])"
                 )
+
+    def _check_beside(self, source: str) -> None:
+        if self.cluster is None or not self.cluster.draft.devices:
+            raise UserError(
+                f"{source}: search: pearl drafts on a device of its own: say which, with --cluster"
+                " and a placement that has one for the draft"
+            )
+        if self.method == "optuna" or self.hardware is not None:
+            raise UserError(
+                f"{source}: search: what pearl does depends on time, so it is timed and not"
+                " counted: no method optuna, no other machine's hardware"
+            )
 
     def _lossy_alone(self) -> frozenset[str]:
         """The methods in every one of the configurations that are not allowed to win, where none

@@ -10,7 +10,8 @@ With another machine's forward times there is nothing to time, and the best esti
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import ray
 from cluster.counting import count_all
 from cluster.folder import SweepFolder
 from cluster.observer import Observer, Observers
+from cluster.overlap import placed_bench
 from cluster.plan import Plan
 from cluster.ray_session import check_nodes, get, ray_session, resources
 from cluster.replaying import (
@@ -31,7 +33,7 @@ from cluster.replaying import (
 )
 from cluster.timing import Stopwatch, alone, lost, start_bench
 from cluster.trial import Task, assess
-from specdec_core.config import Configuration
+from specdec_core.config import Configuration, PairSpec
 from specdec_core.errors import UserError
 from specdec_core.pair import check_pair
 from specdec_core.prompts import digest, load_prompts
@@ -136,9 +138,10 @@ def run_sweep(
                 may_win = [t for t in result.trials if t.may_win(plan.allow_lossy)]
                 result.champion = by_estimate(may_win)[0].id
             else:
-                if needs["GPU"] or lost(bench):
-                    bench = start_bench(pair, needs["GPU"], node)
-                with alone(bench, needs["GPU"], tell):
+                if needs["GPU"] or plan.cluster or lost(bench):
+                    ray.kill(bench)
+                    bench = None
+                with _timing_bench(plan, pair, needs["GPU"], node, bench, tell) as bench:
                     live = _time(plan, bench, requests, result, folder, tell)
             ray.kill(bench)
             notable = [t for t in result.notable() if t.replayed and t.id not in live]
@@ -161,6 +164,26 @@ def _replayed_rounds(task: Task, trials: Iterable[Trial]) -> list[pd.DataFrame]:
 # Timing
 
 
+@contextmanager
+def _timing_bench(
+    plan: Plan,
+    pair: PairSpec,
+    gpus: float,
+    node: str,
+    bench: ray.actor.ActorHandle | None,
+    tell: Observer,
+) -> Iterator[ray.actor.ActorHandle]:
+    """Where the finalists are timed, with nothing beside them: the plan's devices, or `bench`, or
+    another one on `node`."""
+    if plan.cluster is None:
+        bench = bench or start_bench(pair, gpus, node)
+        with alone(bench, gpus, tell):
+            yield bench
+        return
+    with placed_bench(pair, plan.cluster) as (bench, held), alone(bench, gpus, tell, held):
+        yield bench
+
+
 def _time(
     plan: Plan,
     bench: ray.actor.ActorHandle,
@@ -179,6 +202,7 @@ def _time(
     if kept_out := sorted(kept_out - set(plan.allow_lossy)):
         names = ", ".join(kept_out)
         tell.warned(f"{names}: lossy, so counted but never the best (allow_lossy: [{names}])")
+    finalists += [c for c in plan.configurations() or () if c.beside]
     contestants = [baseline, *finalists]
     tell.stage(f"timing {len(finalists)} finalists alone", plan.repeats * len(requests))
     get(bench.warm_up.remote(contestants, requests[0]))
@@ -188,9 +212,10 @@ def _time(
         for request in requests:
             watch.take(bench, contestants, request, repeat)
             tell.step()
-    if baseline.id not in {trial.id for trial in result.trials}:
-        generations = watch.generations[baseline.id]
-        trial = assess(baseline, generations, result.profile)
+    known = {trial.id for trial in result.trials}
+    for uncounted in (c for c in contestants if c.id not in known):
+        generations = watch.generations[uncounted.id]
+        trial = assess(uncounted, generations, result.profile)
         tell.trial_finished(trial)
         folder.add_trial(trial, rounds_frame(generations, config_id=trial.id))
         result.trials.append(trial)

@@ -42,6 +42,10 @@ def main(
         Path | None,
         typer.Option(help="forward times of another machine (YAML) to rank for; nothing is timed"),
     ] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(help="placement (YAML): the devices that draft and target are timed on"),
+    ] = None,
     allow_lossy: Annotated[
         list[str] | None,
         typer.Option(help="lossy method that may be the best all the same; may be repeated"),
@@ -67,6 +71,7 @@ def main(
         traces=traces,
         replay=False if no_replay else None,
         hardware=None if hardware is None else str(hardware),
+        cluster=None if cluster is None else str(cluster),
         allow_lossy=allow_lossy or None,
     )
     plan = load_plan(config, **overrides)

@@ -24,6 +24,7 @@ from specdec_core.config.drafters import (
     TreeDrafter,
 )
 from specdec_core.config.pair import DType, PairSpec, RunnerSettings
+from specdec_core.config.placement import DraftPlacement, Placement, TargetPlacement
 from specdec_core.config.policies import (
     MOST_TOKENS,
     ByBatchPolicy,
@@ -54,6 +55,7 @@ __all__ = [
     "DType",
     "DecisionPolicy",
     "DraftModelDrafter",
+    "DraftPlacement",
     "Drafter",
     "DrafterSettings",
     "DynamicConfidencePolicy",
@@ -67,6 +69,7 @@ __all__ = [
     "OuroborosDrafter",
     "PairSpec",
     "PearlDrafter",
+    "Placement",
     "Policy",
     "PostUseDrafter",
     "PreCutPolicy",
@@ -77,6 +80,7 @@ __all__ = [
     "SpecDecPlusPlusPolicy",
     "SuffixDrafter",
     "SvipPolicy",
+    "TargetPlacement",
     "TargetTreeDrafter",
     "TokenCacheDrafter",
     "TreeDrafter",

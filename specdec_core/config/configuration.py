@@ -73,6 +73,12 @@ class Configuration(Value):
         return next((own for p in parts if (own := getattr(p, "draft", None)) is not None), None)
 
     @property
+    def beside(self) -> bool:
+        """Whether it drafts on a device of its own while the target verifies, so that also its
+        counts depend on time."""
+        return self.drafter is not None and self.drafter.kind == "pearl"
+
+    @property
     def lossless(self) -> bool:
         """Whether the output provably has the target's distribution."""
         return self.drafter is None or self.drafter.lossless
