@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -15,24 +16,42 @@ from cluster.devices import claim_device
 from cluster.pearl import PlacedDraft
 from cluster.placement import Placed, Placement, place
 from cluster.ray_session import get
+from cluster.sharded_runner import load_sharded
 from cluster.timing import Bench
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
 from specdec_core.engine import Engine, Request
 from specdec_core.pair import load_pair
+from specdec_core.pearl.link import no_link
 from specdec_core.pearl.timeline import Span, Timeline
 from specdec_core.profiling import PARTS
-from specdec_core.stats import Counts, Generation, Ratio, paired_ratio
+from specdec_core.stats import Counts, Generation, Origin, Ratio, paired_ratio
+
+DRAFT_SECONDS = 600  # that a draft may take to get ready
 
 
 class Overlapping(Bench):
-    """The target on the device that is placed for it, and the draft on its own."""
+    """The target on the devices that are placed for it, and the draft on its own."""
 
     def __init__(self, spec: PairSpec, placed: Placed) -> None:
-        claim_device()
-        self.pair = load_pair(spec)
-        self.draft = PlacedDraft(placed, self.pair.spec)
-        self.engine = Engine(self.pair, open_link=self.draft.wait)
+        if placed.placement.target.devices == 1:
+            claim_device()
+            self.pair = load_pair(spec)
+        else:
+            self.pair = load_sharded(spec, placed)
+        beside = placed.placement.draft.devices
+        open_link = PlacedDraft(placed, self.pair.spec).wait if beside else no_link
+        self.engine = Engine(self.pair, open_link=open_link)
         self.drafters = {}
+
+    def warm_up(self, configurations: Sequence[Configuration], request: Request) -> None:
+        """Also wait for the draft to have its graphs: until then decoding is autoregressive."""
+        super().warm_up(configurations, request)
+        until = perf_counter() + DRAFT_SECONDS
+        for configuration in configurations:
+            drafts = not configuration.beside
+            while not drafts and perf_counter() < until:
+                _, generation = self.decode(configuration, request)
+                drafts = Origin.DRAFT in generation.origins
 
     def record(self, configuration: Configuration, request: Request) -> list[Span]:
         """Who did what when while `request` was decoded."""
@@ -175,7 +194,10 @@ def placed_bench(
     node these take."""
     placed = place(placement)
     try:
-        bench = ray.remote(Overlapping).options(**placed.options("target")).remote(spec, placed)
+        # A target on several devices has a process on each; this one then needs none.
+        alone = placement.target.devices == 1
+        options = placed.options("target") if alone else {"num_cpus": 0}
+        bench = ray.remote(Overlapping).options(**options).remote(spec, placed)
         get(bench.spec.remote())
         yield bench, len(placed.bundles)
         ray.kill(bench)

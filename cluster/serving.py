@@ -13,9 +13,10 @@ from fastapi import FastAPI
 from ray import serve
 
 from cluster.http_app import CompletionService, build_app
+from cluster.placed_engine import placed_engine
 from cluster.ray_session import ray_session, resources
 from specdec_core.bandits import build_bandit
-from specdec_core.config import BanditDrafter, Configuration, PairSpec
+from specdec_core.config import BanditDrafter, Configuration, PairSpec, Placement
 from specdec_core.engine import Engine
 from specdec_core.errors import UserError
 from specdec_core.pair import check_pair, load_pair
@@ -45,8 +46,12 @@ class CompletionServer:
         slots: int,
         model: str,
         learned: Path | None = None,
+        placement: Placement | None = None,
     ) -> None:
-        engine = Engine(load_pair(spec), configuration, slots)
+        if placement is None:
+            engine = Engine(load_pair(spec), configuration, slots)
+        else:
+            engine = placed_engine(spec, configuration, slots, placement)
         self._service = CompletionService(engine, model, learned)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -58,10 +63,17 @@ class CompletionServer:
             raise self._service.loop.failure
 
 
-def check_servable(spec: PairSpec, configuration: Configuration) -> None:
+def check_servable(
+    spec: PairSpec, configuration: Configuration, placement: Placement | None = None
+) -> None:
     """Check, before anything is started, that the pair can be loaded and has the draft that the
-    configuration names. Raises :class:`UserError`."""
+    configuration names, and a device for it where it asks for one. Raises :class:`UserError`."""
     check_pair(spec)
+    if configuration.beside and (placement is None or not placement.draft.devices):
+        raise UserError(
+            f"{configuration.label} drafts on a device of its own: say which, with --cluster and a"
+            " placement that has one for the draft"
+        )
     known = ", ".join(spec.drafts) or "none"
     for part in configuration.drafter.walk() if configuration.drafter else ():
         if not hasattr(part, "draft") or (spec.drafts and part.draft in (None, *spec.drafts)):
@@ -101,15 +113,21 @@ def check_port(host: str, port: int) -> None:
 
 
 def application(
-    spec: PairSpec, configuration: Configuration, slots: int = 4, model: str | None = None
+    spec: PairSpec,
+    configuration: Configuration,
+    slots: int = 4,
+    model: str | None = None,
+    placement: Placement | None = None,
 ) -> serve.Application:
     """What Ray Serve runs, for the cluster that this process is connected to. `slots` requests are
-    decoded together; `model` is the name that clients give, the pair's when unset.
+    decoded together; `model` is the name that clients give, the pair's when unset; `placement` says
+    on which devices the models are, otherwise the replica has them.
 
     Raises :class:`UserError` where the pair or the configuration cannot be used.
     """
-    check_servable(spec, configuration)
-    return _bound(spec, configuration, slots, model, learned_state(spec, configuration))
+    check_servable(spec, configuration, placement)
+    learned = learned_state(spec, configuration)
+    return _bound(spec, configuration, slots, model, learned, placement)
 
 
 def _bound(
@@ -118,12 +136,15 @@ def _bound(
     slots: int,
     model: str | None,
     learned: Path | None,
+    placement: Placement | None,
 ) -> serve.Application:
-    needs = resources(spec.runner.threads, spec.runner.device)
+    needs = {"CPU": 0.0, "GPU": 0.0}
+    if placement is None:
+        needs = resources(spec.runner.threads, spec.runner.device)
     deployment = CompletionServer.options(
         ray_actor_options={"num_cpus": needs["CPU"], "num_gpus": needs["GPU"]}
     )
-    return deployment.bind(spec, configuration, slots, model or spec.name, learned)
+    return deployment.bind(spec, configuration, slots, model or spec.name, learned, placement)
 
 
 @contextmanager
@@ -135,6 +156,7 @@ def serving(
     host: str = "127.0.0.1",
     port: int = 8000,
     model: str | None = None,
+    placement: Placement | None = None,
 ) -> Iterator[str]:
     """Serve while the block runs; yields the base URL once requests are answered. A bandit over
     drafters goes on adapting meanwhile, and from where it was when it was served last.
@@ -144,17 +166,18 @@ def serving(
         configuration: how requests are decoded; its sampling is their default.
         slots: requests decoded together; more wait.
         model: the name that clients give; the pair's name when unset.
+        placement: the devices that the models are on; unset, every replica has them.
 
     Raises:
         UserError: the pair, the configuration or the port cannot be used, or the replica failed.
     """
-    check_servable(spec, configuration)
+    check_servable(spec, configuration, placement)
     learned = learned_state(spec, configuration)
     if not os.environ.get("RAY_ADDRESS"):
         check_port(host, port)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     with ray_session():
-        bound = _bound(spec, configuration, slots, model, learned)
+        bound = _bound(spec, configuration, slots, model, learned, placement)
         try:
             serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
         except TimeoutError as error:

@@ -222,7 +222,8 @@ def _time(
     result.autoregressive = watch.timing(baseline, baseline)
     result.timings = [watch.timing(finalist, baseline) for finalist in finalists]
     result.champion = choose_champion(contestants, watch, result)
-    if plan.sampling.greedy and not result.oracles:
+    split = plan.cluster is not None and plan.cluster.target.devices > 1
+    if plan.sampling.greedy and not result.oracles and not split:  # it takes a whole target
         tell.stage("oracle")
         outputs = watch.outputs(baseline)
         result.oracles = get(bench.oracles.remote(result.profile, requests, outputs))

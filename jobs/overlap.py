@@ -87,7 +87,9 @@ def main(
     found = load_prompts(prompts, limit, check_pair(spec))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with (
-        Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress,
+        Progress(
+            *columns, TimeElapsedColumn(), console=console, transient=True, refresh_per_second=1
+        ) as progress,
         ray_session(),
     ):
         task = progress.add_task("", total=1)

@@ -13,7 +13,7 @@ from typer import Option
 
 from jobs.choice import choose
 from jobs.console import console, run
-from specdec_core.config import Value, parse
+from specdec_core.config import Placement, Value, parse
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -24,6 +24,7 @@ class Arguments(Value):
 
     config: Path | None = None  # as of the command; the champion when left out
     slots: PositiveInt = 4
+    cluster: Path | None = None  # as of the command
 
 
 def application(args: dict[str, Any]) -> Application:
@@ -33,7 +34,8 @@ def application(args: dict[str, Any]) -> Application:
     choice, _ = choose(given.config)
     from cluster.serving import application as build  # Ray takes seconds to import
 
-    return build(choice.pair, choice.configuration, given.slots)
+    placement = None if given.cluster is None else Placement.load(given.cluster)
+    return build(choice.pair, choice.configuration, given.slots, placement=placement)
 
 
 def main(
@@ -44,15 +46,27 @@ def main(
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     slots: Annotated[int, Option(min=1, help="Requests decoded together; more wait.")] = 4,
+    cluster: Annotated[
+        Path | None,
+        Option(help="Placement (YAML): the devices that draft and target are on."),
+    ] = None,
 ) -> None:
     """Serve completions over HTTP (OpenAI's protocol) with Ray Serve until Ctrl-C."""
     choice, source = choose(config)
+    placement = None if cluster is None else Placement.load(cluster)
     from cluster.serving import serving  # Ray takes seconds to import
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as Ctrl-C
     try:
         with console.status("starting Ray Serve and loading the models") as status:
-            server = serving(choice.pair, choice.configuration, slots=slots, host=host, port=port)
+            server = serving(
+                choice.pair,
+                choice.configuration,
+                slots=slots,
+                host=host,
+                port=port,
+                placement=placement,
+            )
             with server as url:
                 status.stop()
                 _announce(url, choice.pair.name, choice.configuration.label, source)

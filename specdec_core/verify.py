@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from specdec_core.sampling import RandomStream, draw
@@ -47,25 +48,34 @@ def verify_greedy(tree: TokenTree, argmax: Sequence[int], start: int = ROOT) -> 
 
 
 def verify_sampled(
-    tree: TokenTree, target_probs: Tensor, random: RandomStream, start: int = ROOT
+    tree: TokenTree,
+    target_probs: Tensor,
+    random: RandomStream,
+    start: int = ROOT,
+    known: Sequence[tuple[float, float]] | None = None,
 ) -> Verdict:
     """`target_probs` (nodes + 1, vocabulary): after the committed text, then after each node.
-    Verification begins below node `start`."""
+    Verification begins below node `start`. `known` are the tree's :func:`chances`; unset, they are
+    looked up one by one on a CPU."""
     children = tree.children()
     path: list[int] = []
     node, read = start, tree.read
+    if known is None and target_probs.device.type != "cpu":
+        # Each number that is looked at by itself makes the host wait for the device.
+        known = chances(tree, target_probs)
     while True:
         if node >= read:
             return Verdict(path, None, corrected=False)
         left = target_probs[node + 1]
         tried = children.get(node, [])
-        for child in tried:
+        for number, child in enumerate(tried):
             token, q = tree.tokens[child], tree.draft_probs[child]
-            if isinstance(q, Elsewhere):
-                q_token = q.probability
+            if known is not None:
+                p_token, q_token = known[child]
+                p_token = float(left[token]) if number else p_token
             else:
-                q_token = 1.0 if q is None else float(q[token])
-            if random.uniform() * q_token < float(left[token]):
+                p_token, q_token = float(left[token]), _chance(q, token)
+            if random.uniform() * q_token < p_token:
                 path.append(child)
                 node = child
                 break
@@ -73,6 +83,27 @@ def verify_sampled(
         else:
             [own] = draw(left[None], [random.uniform()])
             return Verdict(path, own, corrected=bool(tried), left=left)
+
+
+def chances(tree: TokenTree, target_probs: Tensor) -> list[tuple[float, float]]:
+    """For every node the probabilities p(y) and q(y) of its token y, p before anything at its place
+    was rejected; with a single copy from the device."""
+    if not len(tree):
+        return []
+    places = [parent + 1 for parent in tree.parents]
+    p = target_probs[places, tree.tokens]
+    q = [
+        own[token] if isinstance(own, Tensor) else p.new_tensor(_chance(own, token))
+        for own, token in zip(tree.draft_probs, tree.tokens, strict=True)
+    ]
+    return list(zip(*torch.stack([p, torch.stack(q).to(p)]).tolist(), strict=True))
+
+
+def _chance(q: Tensor | Elsewhere | None, token: int) -> float:
+    """q(`token`)."""
+    if isinstance(q, Elsewhere):
+        return q.probability
+    return 1.0 if q is None else float(q[token])
 
 
 def longest(starts: Sequence[int], verdicts: Sequence[Verdict]) -> Verdict:
@@ -96,4 +127,4 @@ def residual(p: Tensor, token: int, q: Tensor | Elsewhere | None) -> Tensor:
         left.clamp_(min=0)
     total = left.sum()
     # p = q up to rounding: a rejection then has probability 0 but for that rounding.
-    return left / total if total > 0 else p
+    return torch.where(total > 0, left / total, p)

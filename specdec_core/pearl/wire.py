@@ -5,6 +5,7 @@ Messages are pickled: both ends prove that they know a key before anything is un
 
 from __future__ import annotations
 
+import gc
 import marshal
 import os
 import pickle
@@ -171,6 +172,9 @@ def serve(host: str, port: int, key: bytes, pair: Pair) -> None:
     with closing(Wire(connected)) as wire, suppress(LinkLost):
         wire.send(perf_counter())
         ahead = Ahead(pair, wire.send, wire.receive, salt=secrets.token_hex(8))
+        # What is loaded by now stays: no target shall wait for it to be looked through.
+        gc.collect()
+        gc.freeze()
         while True:
             for message in wire.receive(0.0 if ahead.busy else None):
                 ahead.handle(message)

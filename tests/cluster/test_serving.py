@@ -12,7 +12,14 @@ from ray import serve
 
 from cluster.openai_protocol import MAX_BODY_BYTES
 from cluster.serving import check_port, check_servable, serving
-from specdec_core.config import Configuration, DraftModelDrafter, FixedPolicy, PairSpec, Sampling
+from specdec_core.config import (
+    Configuration,
+    DraftModelDrafter,
+    FixedPolicy,
+    PairSpec,
+    Placement,
+    Sampling,
+)
 from specdec_core.engine import Engine, Request
 from specdec_core.errors import UserError
 from specdec_core.pair import Pair
@@ -233,6 +240,10 @@ def test_a_client_that_leaves_frees_its_slots(url):
 
 
 def test_nothing_is_started_for_a_pair_that_cannot_serve(tiny_spec):
+    beside = Configuration.model_validate({"drafter": {"kind": "pearl"}})
+    with pytest.raises(UserError, match="--cluster"):
+        check_servable(tiny_spec, beside)
+    check_servable(tiny_spec, beside, Placement())
     with pytest.raises(UserError, match="draft 'other'"):
         check_servable(tiny_spec, Configuration(drafter=DraftModelDrafter(draft="other")))
     missing = tiny_spec.model_copy(update={"target": "/no/such/folder"})
