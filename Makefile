@@ -6,13 +6,17 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 
 PEERS := .venv-peers
 
-.PHONY: demo test lint clean bench-peers
+.PHONY: demo test test-long lint clean bench-peers
 
 demo: $(VENV)/.run
 	$(BIN)/specdec demo
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest --numprocesses 2
+
+# The longest tests of what may fail: whole sweeps and recordings that are interrupted.
+test-long: $(VENV)/.dev
+	$(BIN)/python -m pytest -m long
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

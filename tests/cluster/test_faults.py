@@ -75,6 +75,7 @@ run_sweep(load_plan(sys.argv[1]), Path(sys.argv[2]))
 """
 
 
+@pytest.mark.long
 def test_a_sweep_loses_nothing_with_a_killed_actor_and_a_lost_node(
     cluster: Cluster, tiny_spec: PairSpec, tmp_path: Path
 ) -> None:

@@ -150,6 +150,7 @@ def test_the_result_is_saved_and_read_again_without_running_anything(
     assert find_trial(folder.path.parent, result.trials[0].id[:6])[1] == result.trials[0]
 
 
+@pytest.mark.long
 def test_optuna_proposes_and_asha_stops_and_a_resumed_study_is_not_repeated(
     tiny_spec: PairSpec, prompts_file: Path, tmp_path: Path
 ) -> None:

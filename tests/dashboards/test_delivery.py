@@ -71,6 +71,7 @@ def answers(port: int) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_what_a_killed_server_missed_is_delivered_when_it_is_back(
     swept: tuple[SweepResult, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

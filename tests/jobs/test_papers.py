@@ -98,6 +98,7 @@ def environment(home: Path) -> dict[str, str]:
     return {**kept, "SPECDEC_HOME": str(home), "COLUMNS": "120"}
 
 
+@pytest.mark.long
 def test_tables_are_measured_and_written_and_an_interrupted_run_goes_on(
     command: Command, ray_running: None, tiny_spec: PairSpec, tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def interrupt(home: Path, arguments: list[str | Path]) -> str:
     return output
 
 
+@pytest.mark.long
 def test_a_recording_goes_on_after_ctrl_c_and_says_what_it_holds(
     command: Command, ray_running: None, tiny_pair_folders: dict[str, Path], tmp_path: Path
 ) -> None:
