@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 
 import ray
 
@@ -12,8 +14,10 @@ from cluster.ray_session import get
 from specdec_core.config import PairSpec
 from specdec_core.errors import UserError
 from specdec_core.pair import Pair, load_drafts, load_skeleton, load_tokenizer
+from specdec_core.pearl.link import LinkLost
 from specdec_core.pearl.wire import WireLink, serve
 
+logger = logging.getLogger(__name__)
 _LOADING = 600.0  # seconds that a draft may take to come
 
 
@@ -32,8 +36,16 @@ class Draft:
         return os.getpid()
 
     def serve(self, host: str, port: int, key: bytes) -> None:
-        """Draft for the engine at that address until it is gone."""
-        serve(host, port, key, self.pair)
+        """Draft for the engine at that address until it is gone. What goes wrong is logged, and
+        the draft comes to its engine anew, as it would if its process had died."""
+        while True:
+            try:
+                return serve(host, port, key, self.pair)
+            except LinkLost:
+                raise
+            except Exception:
+                logger.exception("drafting failed; it begins anew")
+                time.sleep(1)
 
 
 class PlacedDraft:
