@@ -23,6 +23,7 @@ from cluster.counting import count_all
 from cluster.folder import SweepFolder
 from cluster.observer import Observer, Observers
 from cluster.overlap import placed_bench
+from cluster.placement import place
 from cluster.plan import Plan
 from cluster.ray_session import check_nodes, get, ray_session, resources
 from cluster.replaying import (
@@ -90,6 +91,8 @@ def run_sweep(
     tell.stage("connecting to Ray, loading the pair")
     with ray_session():
         check_nodes(plan.pair)
+        if plan.cluster is not None:
+            place(plan.cluster).remove()  # said now, not when everything has been counted
         runner = plan.pair.runner
         needs = resources(runner.threads, runner.device)
         bench = start_bench(pair, needs["GPU"])

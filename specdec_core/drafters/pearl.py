@@ -231,7 +231,8 @@ class Pearl(Drafter):
         if stream is not None and message.serial <= stream.serial:
             stream.forwards += message.forwards
             useless = not self._take(stream, message)
-        self._mark("draft", message.began, message.ended, by="draft", useless=useless)
+        began, ended = (time + self.link.offset for time in (message.began, message.ended))
+        self._mark("draft", began, ended, by="draft", useless=useless)
 
     def _take(self, stream: _Stream, message: Drafted) -> bool:
         """Whether the tokens continue the text, as far as it is known and drafted."""

@@ -26,9 +26,11 @@ class LinkLost(ConnectionError):
 class Link(Protocol):
     """The target's end of the way to its draft. Messages arrive whole and in order, or the link
     is lost; then another draft may come, on the same link, under the next number. `configured` is
-    the drafter by which the draft that is there now was told how to draft."""
+    the drafter by which the draft that is there now was told how to draft, `offset` the seconds
+    that the draft's clock is behind."""
 
     configured: object
+    offset: float
 
     @property
     def number(self) -> int:

@@ -2,10 +2,11 @@
 
 While the target verifies, the draft drafts, so behind an accepted round the next candidates are
 there at once: n of them, about t_target / t_draft. Behind a rejection there are none, and waiting
-for w of them costs w · t_draft. With a chance α that a candidate is accepted, a round that feeds k
-brings E(k) = (1 − α^(k+2)) / (1 − α) − 1 tokens or, at a rejection, one more: the target's. The
-candidate that comes during the round is verified too, by the last of its distributions. A round is
-followed by another that need not wait with probability α^(k+1). So of the rounds the share that
+for w of them costs w · t_draft. A round that feeds k candidates judges k + 1: the one that comes
+meanwhile by the last of its distributions. It brings those that are accepted and, at a rejection,
+the target's own token; with a chance α that a candidate is accepted that is, on average,
+E(k) = Σ α^i for i = 0 … k = (1 − α^(k+1)) / (1 − α). A round is followed by another that need not
+wait with probability α^(k+1). So of the rounds the share that
 begins behind a rejection, π, and the others, 1 − π, are in balance at π α^(w+1) = (1 − π)(1 −
 α^(n+1)), and the w to choose brings the most tokens a second:
 
@@ -65,8 +66,7 @@ class Pace:
 
 
 def _tokens(alpha: float, fed: int) -> float:
-    """What a round brings on average: its accepted candidates, `fed` and one more at most, and the
-    target's token where one was rejected: Σ α^i for i = 0 … fed."""
+    """E(fed)."""
     return (1 - alpha ** (fed + 1)) / (1 - alpha)
 
 
