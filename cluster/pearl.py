@@ -14,8 +14,8 @@ from cluster.ray_session import get
 from specdec_core.config import PairSpec
 from specdec_core.errors import UserError
 from specdec_core.pair import Pair, load_drafts, load_skeleton, load_tokenizer
-from specdec_core.pearl.link import LinkLost
 from specdec_core.pearl.wire import WireLink, serve
+from specdec_core.wire import LinkLost
 
 logger = logging.getLogger(__name__)
 _LOADING = 600.0  # seconds that a draft may take to come

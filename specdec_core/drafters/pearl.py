@@ -24,7 +24,6 @@ from torch import Tensor
 
 from specdec_core.config import PearlDrafter
 from specdec_core.drafters.base import Drafter, Outcome, Resources, Sequencing
-from specdec_core.pearl.link import LinkLost
 from specdec_core.pearl.messages import (
     Ask,
     Begin,
@@ -39,6 +38,7 @@ from specdec_core.pearl.pace import Pace
 from specdec_core.pearl.timeline import Timeline
 from specdec_core.stats import Origin
 from specdec_core.token_tree import Elsewhere, TokenTree
+from specdec_core.wire import LinkLost
 
 # How many times longer than expected a draft may keep the target waiting.
 _PATIENCE = 4.0

@@ -19,10 +19,6 @@ def no_link() -> Link:
     )
 
 
-class LinkLost(ConnectionError):
-    """The other side is gone."""
-
-
 class Link(Protocol):
     """The target's end of the way to its draft. Messages arrive whole and in order, or the link
     is lost; then another draft may come, on the same link, under the next number. `configured` is

@@ -14,9 +14,9 @@ import pytest
 from specdec_core.config import Configuration, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.pair import Pair
-from specdec_core.pearl.link import LinkLost
 from specdec_core.pearl.wire import WireLink, serve
 from specdec_core.stats import Origin
+from specdec_core.wire import LinkLost
 
 PEARL = Configuration.model_validate({"drafter": {"kind": "pearl", "window": 4, "wait": 2}})
 
@@ -117,5 +117,5 @@ def test_who_does_not_know_the_key_is_not_heard(tiny_pair: Pair, link: WireLink)
 def test_an_engine_that_is_gone_is_said_to_be(tiny_pair: Pair) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    with pytest.raises(LinkLost, match=f"no engine at 127.0.0.1:{port}"):
+    with pytest.raises(LinkLost, match=f"nobody to talk to at 127.0.0.1:{port}"):
         serve("127.0.0.1", port, b"key", tiny_pair)

@@ -1,0 +1,156 @@
+"""Whole messages over a socket, between processes that know a key.
+
+Messages are pickled unless who uses them writes them otherwise: both ends prove that they know the
+key before anything is read.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+import select
+import socket
+from collections.abc import Callable, Iterator
+from functools import partial
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from struct import Struct
+from typing import Any
+
+_LENGTH = Struct("!Q")
+_TIMEVAL = Struct("@ll")
+_CHUNK = 1 << 20
+PATIENCE = 5  # seconds after which one that does not read, or answer a challenge, counts as gone
+# A machine that is gone closes nothing: it is asked after so many silent seconds, and again.
+_SILENCE, _AGAIN, _TIMES = 10, 5, 3
+
+Encode = Callable[[Any], bytes]
+Decode = Callable[[bytearray], Any]
+
+dumps: Encode = partial(pickle.dumps, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+class LinkLost(ConnectionError):
+    """The other side is gone."""
+
+
+class Wire:
+    """Whole messages over a connected socket."""
+
+    def __init__(
+        self, connected: socket.socket, encode: Encode = dumps, decode: Decode = pickle.loads
+    ) -> None:
+        self._socket, self._encode, self._decode = connected, encode, decode
+        self._read = bytearray()
+        self._poll = select.poll()
+        self._poll.register(connected, select.POLLIN)
+
+    def fileno(self) -> int:
+        """For `select`: something to :meth:`receive` makes it readable."""
+        return self._socket.fileno()
+
+    def send(self, message: Any) -> None:
+        """Raises :class:`LinkLost` where nobody is at the other end."""
+        data = self._encode(message)
+        try:
+            self._socket.sendall(_LENGTH.pack(len(data)) + data)
+        except OSError as error:
+            raise LinkLost(str(error)) from error
+
+    def receive(self, timeout: float | None = 0.0) -> list[Any]:
+        """What has come; waits up to `timeout` seconds (None: for ever) for the first of it. Raises
+        :class:`LinkLost` when all has been said and the other end is gone."""
+        if not (found := list(self._arrived())) and timeout != 0:
+            self._poll.poll(None if timeout is None else 1e3 * timeout)
+            found = list(self._arrived())
+        return found
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _arrived(self) -> Iterator[Any]:
+        try:
+            while data := self._socket.recv(_CHUNK, socket.MSG_DONTWAIT):
+                self._read += data
+                if len(data) < _CHUNK:
+                    break
+            gone = not data
+        except BlockingIOError:
+            gone = False
+        except OSError as error:
+            raise LinkLost(str(error)) from error
+        while len(self._read) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._read)
+            end = _LENGTH.size + length
+            if len(self._read) < end:
+                break
+            message = self._decode(self._read[_LENGTH.size : end])
+            del self._read[:end]
+            yield message
+        if gone:
+            raise LinkLost("the other end has closed")
+
+
+class Listener:
+    """Where those who know the `key` connect: at `port`."""
+
+    def __init__(
+        self, host: str = "", encode: Encode = dumps, decode: Decode = pickle.loads
+    ) -> None:
+        self.key = secrets.token_bytes(32)
+        self._encode, self._decode = encode, decode
+        self._socket = socket.create_server((host, 0))
+        self.port: int = self._socket.getsockname()[1]
+        self._coming = select.poll()
+        self._coming.register(self._socket, select.POLLIN)
+
+    def accept(self, timeout: float) -> Wire | None:
+        """Let one in that has come, or comes within so many seconds. None where nobody came, or
+        somebody without the key."""
+        if not self._coming.poll(1e3 * timeout):
+            return None
+        come, _ = self._socket.accept()
+        try:
+            _prove(come, self.key, first=True)
+        except (OSError, EOFError, AuthenticationError):
+            come.close()
+            return None
+        return Wire(come, self._encode, self._decode)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def connect(
+    host: str, port: int, key: bytes, encode: Encode = dumps, decode: Decode = pickle.loads
+) -> Wire:
+    """The wire to a :class:`Listener`. Raises :class:`LinkLost` where there is none, or it has
+    another key."""
+    try:
+        connected = socket.create_connection((host, port), timeout=PATIENCE)
+        _prove(connected, key, first=False)
+    except (OSError, EOFError, AuthenticationError) as error:
+        raise LinkLost(f"nobody to talk to at {host}:{port}: {error}") from error
+    return Wire(connected, encode, decode)
+
+
+def _prove(connected: socket.socket, key: bytes, first: bool) -> None:
+    """Each end challenges the other, the listener (`first`) first; raises where an answer is
+    wrong."""
+    connected.settimeout(None)  # the system's own limits, which leave a peek without waiting alone
+    # A listener may be busy for long before it lets one in; it never waits for one itself.
+    for way in (socket.SO_SNDTIMEO, *([socket.SO_RCVTIMEO] if first else [])):
+        connected.setsockopt(socket.SOL_SOCKET, way, _TIMEVAL.pack(PATIENCE, 0))
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        (socket.TCP_NODELAY, 1),
+        (socket.TCP_KEEPIDLE, _SILENCE),
+        (socket.TCP_KEEPINTVL, _AGAIN),
+        (socket.TCP_KEEPCNT, _TIMES),
+    ):
+        connected.setsockopt(socket.IPPROTO_TCP, name, value)
+    steps = (deliver_challenge, answer_challenge)
+    with Connection(os.dup(connected.fileno())) as connection:
+        for step in steps if first else reversed(steps):
+            step(connection, key)
