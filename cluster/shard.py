@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import traceback
 from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +18,34 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from cluster.devices import claim_device
+from cluster.exchange import Exchange, NcclExchange, SocketExchange
 from cluster.shard_weights import load_heads, load_layers
 from specdec_core.bundled import resolve_path
 from specdec_core.config import PairSpec
 from specdec_core.packing import PackedLinear, pack_linear_layers
 from specdec_core.pair import load_pair
 from specdec_core.runner import ModelRunner
+from specdec_core.wire import LinkLost, connect
 
 # What a shard is asked: the number of a runner, a method of :class:`Shard` and its arguments.
 Call = tuple[int, str, tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What a shard answers when a call raised something."""
+
+    error: Exception
+
+    @classmethod
+    def by(cls, error: Exception) -> Failed:
+        """`error`, with where it was raised as a note."""
+        error.add_note("".join(traceback.format_exception(error)))
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # some cannot travel, or not be made again from what they say
+            return cls(RuntimeError("".join(traceback.format_exception(error))))
+        return cls(error)
 
 
 @dataclass(frozen=True)
@@ -68,12 +89,10 @@ class Shard:
             pair = load_pair(spec.model_copy(update={"drafts": {}, "runner": device}))
             self.model, self._open = pair.target, lambda slots: pair.open_runner(None, slots)
         else:
-            self._join(address)
+            exchange = self._join(address)
             kind = dtype if dtype == "auto" else getattr(torch, dtype)
-            if self.split == "heads":
-                self.model = load_heads(name, kind, self.rank, self.parts)
-            else:
-                self.model = load_layers(name, kind, self.rank, self.parts)
+            load = load_heads if self.split == "heads" else load_layers
+            self.model = load(name, kind, exchange)
             if spec.runner.pack and self.device.type == "cpu":
                 pack_linear_layers(self.model)
             self._open = lambda slots: PartRunner(self.model, slots, spec.runner.max_length)
@@ -87,11 +106,12 @@ class Shard:
             weight_bytes=sum(p.numel() * p.element_size() for p in own),
         )
 
-    def _join(self, address: tuple[str, int]) -> None:
+    def _join(self, address: tuple[str, int]) -> Exchange:
         os.environ["LOCAL_RANK"] = "0"  # of the devices that this process sees, it has the first
         store = self._store or dist.TCPStore(*address, self.parts, is_master=False)
         gpu = self.device.type == "cuda"
-        if not gpu and (interface := _interface(ray.util.get_node_ip_address())):
+        host = ray.util.get_node_ip_address()
+        if not gpu and (interface := _interface(host)):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         dist.init_process_group(
             "nccl" if gpu else "gloo",
@@ -100,14 +120,29 @@ class Shard:
             world_size=self.parts,
             device_id=self.device if gpu else None,
         )
+        own = self.rank, self.parts
+        return NcclExchange(*own) if gpu else SocketExchange(host, *own)
 
-    def run(self, message: bytes) -> bytes:
-        """Do the pickled calls one after the other. The rank that has the logits answers the last;
-        bytes, because Ray's own serializer takes longer than the way there and back."""
+    def serve(self, host: str, port: int, key: bytes) -> None:
+        """Do what the group at that address asks until it is gone. The rank that has the logits
+        answers; the others only tell what fails. Raises :class:`LinkLost` where it cannot be
+        reached."""
+        with closing(connect(host, port, key, patience=None)) as wire, suppress(LinkLost):
+            while True:
+                for calls in wire.receive(None):
+                    answer = self._do(calls)
+                    if self.answers or isinstance(answer, Failed):
+                        wire.send(answer)
+
+    def _do(self, calls: Sequence[Call]) -> Any:
+        """What the last of `calls` returns."""
         answer = None
-        for runner, name, arguments in pickle.loads(message):
-            answer = getattr(self, name)(runner, *arguments)
-        return pickle.dumps(answer) if self.answers else b""
+        try:
+            for runner, name, arguments in calls:
+                answer = getattr(self, name)(runner, *arguments)
+        except Exception as error:
+            return Failed.by(error)
+        return answer
 
     def alive(self) -> bool:
         return True
@@ -181,19 +216,18 @@ class PartRunner(ModelRunner):
 class Packed:
     """A tensor in a message."""
 
-    content: bytes
+    content: bytearray
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     def tensor(self, device: torch.device) -> Tensor:
-        flat = torch.frombuffer(bytearray(self.content), dtype=self.dtype)
-        return flat.view(self.shape).to(device)
+        return torch.frombuffer(self.content, dtype=self.dtype).view(self.shape).to(device)
 
 
 def pack(tensor: Tensor) -> Packed:
     """`tensor` for a message; copied from its device."""
-    content = tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
-    return Packed(content, tuple(tensor.shape), tensor.dtype)
+    content = tensor.cpu().contiguous().view(torch.uint8).numpy()
+    return Packed(bytearray(content), tuple(tensor.shape), tensor.dtype)
 
 
 def _interface(address: str) -> str | None:

@@ -2,7 +2,7 @@
 
 Heads are split by transformers' own tensor parallelism. Layers are split for any decoder whose
 layers are one list: each process has the model's own code, with the layers that are elsewhere
-passed over, and hands the hidden states on.
+passed over, and hands the hidden states on. An :class:`Exchange` connects the parts.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from transformers.distributed import DistributedConfig
 from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from cluster.exchange import Exchange
 from specdec_core.errors import UserError
 
 
@@ -55,24 +56,24 @@ def own_layers(layers: int, rank: int, parts: int) -> range:
     return range(layers * rank // parts, layers * (rank + 1) // parts)
 
 
-def load_heads(path: str, dtype: torch.dtype | str, rank: int, parts: int) -> PreTrainedModel:
-    """This rank's heads of every layer, by the default process group of `parts` ranks. Only the
-    first rank's logits are whole."""
+def load_heads(path: str, dtype: torch.dtype | str, exchange: Exchange) -> PreTrainedModel:
+    """This rank's heads of every layer, by the default process group. Only the first rank's logits
+    are whole."""
     model = AutoModelForCausalLM.from_pretrained(
-        path, dtype=dtype, distributed_config=DistributedConfig(tp_size=parts)
+        path, dtype=dtype, distributed_config=DistributedConfig(tp_size=exchange.parts)
     )
-    _lighten(model, rank, parts)
+    _lighten(model, exchange)
     return model.eval()
 
 
-def _lighten(model: PreTrainedModel, rank: int, parts: int) -> None:
+def _lighten(model: PreTrainedModel, exchange: Exchange) -> None:
     """Do what transformers' plan says without its hooks, which wrap every call of a layer in
     distributed tensors and take longer than a small product."""
     lighter = {
         "colwise": _own_columns,
-        "rowwise": _SummedLinear,
-        "colwise_gather_output": lambda linear: _GatheredLinear(linear, rank, parts),
-        "embedding_rowwise": lambda embedding: _SummedEmbedding(embedding, rank, parts),
+        "rowwise": lambda linear: _SummedLinear(linear, exchange),
+        "colwise_gather_output": lambda linear: _GatheredLinear(linear, exchange),
+        "embedding_rowwise": lambda embedding: _SummedEmbedding(embedding, exchange),
     }
     for name, module in list(model.named_modules()):
         style = model.tp_plan.get(replace_layer_number_by_wildcard(name))
@@ -94,14 +95,15 @@ def _own_columns(linear: nn.Linear) -> nn.Linear:
 class _SummedLinear(nn.Module):
     """A layer of which each rank has some of the inputs."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, exchange: Exchange) -> None:
         super().__init__()
+        self.exchange = exchange
         self.bias, linear.bias = linear.bias, None  # added once, to the sum
         self.own = _own_columns(linear)
 
     def forward(self, x: Tensor) -> Tensor:
         product = self.own(x)
-        dist.all_reduce(product)
+        self.exchange.sum(product)
         return product if self.bias is None else product + self.bias
 
 
@@ -109,29 +111,27 @@ class _GatheredLinear(nn.Module):
     """The output layer, of which each rank has some tokens: the first rank gets all logits, the
     others return their own."""
 
-    def __init__(self, linear: nn.Linear, rank: int, parts: int) -> None:
+    def __init__(self, linear: nn.Linear, exchange: Exchange) -> None:
         super().__init__()
-        size = -(-linear.out_features // parts)  # the last ranks may have fewer
-        self.first, self.parts, self.missing = rank == 0, parts, size - linear.weight.shape[0]
+        self.exchange = exchange
+        size = -(-linear.out_features // exchange.parts)  # the last ranks may have fewer
+        self.missing = size - linear.weight.shape[0]
         self.vocab_size = linear.out_features
         self.own = _own_columns(linear)
 
     def forward(self, x: Tensor) -> Tensor:
         own = nn.functional.pad(self.own(x), (0, self.missing))
-        if not self.first:
-            dist.gather(own, dst=0)
-            return own
-        pieces = [torch.empty_like(own) for _ in range(self.parts)]
-        dist.gather(own, pieces, dst=0)
-        return torch.cat(pieces, dim=-1)[..., : self.vocab_size]
+        pieces = self.exchange.gather(own)
+        return torch.cat(pieces, dim=-1)[..., : self.vocab_size] if pieces else own
 
 
 class _SummedEmbedding(nn.Module):
     """Of the vocabulary each rank has a slice."""
 
-    def __init__(self, embedding: nn.Embedding, rank: int, parts: int) -> None:
+    def __init__(self, embedding: nn.Embedding, exchange: Exchange) -> None:
         super().__init__()
-        self.start = rank * -(-embedding.num_embeddings // parts)
+        self.exchange = exchange
+        self.start = exchange.rank * -(-embedding.num_embeddings // exchange.parts)
         self.weight = embedding.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -139,25 +139,25 @@ class _SummedEmbedding(nn.Module):
         elsewhere = (place < 0) | (place >= self.weight.shape[0])
         own = nn.functional.embedding(place.masked_fill(elsewhere, 0), self.weight)
         own = own.masked_fill(elsewhere[..., None], 0)
-        dist.all_reduce(own)
+        self.exchange.sum(own)
         return own
 
 
-def load_layers(path: str, dtype: torch.dtype | str, rank: int, parts: int) -> PreTrainedModel:
-    """This rank's layers; its forward takes part in the default process group's. Only the last
-    rank's returns logits, the others' None."""
+def load_layers(path: str, dtype: torch.dtype | str, exchange: Exchange) -> PreTrainedModel:
+    """This rank's layers; its forward takes part in everybody's. Only the last rank's returns
+    logits, the others' None."""
     config = AutoConfig.from_pretrained(path)
     whole: Any = AutoModelForCausalLM._model_mapping[type(config)]
 
     def build(self: PreTrainedModel, *args: Any, **kwargs: Any) -> None:
         whole.__init__(self, *args, **kwargs)
-        _leave_out(self, rank, parts)
+        _leave_out(self, exchange.rank, exchange.parts)
 
     # from_pretrained reads what the model has, and the rest of the checkpoint is not missed.
     overrides = {"__init__": build, "_keys_to_ignore_on_load_unexpected": [".*"]}
     model = type(whole.__name__, (whole,), overrides).from_pretrained(path, dtype=dtype)
     model = model.to("cuda" if dist.get_backend() == "nccl" else "cpu").eval()
-    _connect(model, rank, parts)
+    _connect(model, exchange)
     return model
 
 
@@ -224,19 +224,19 @@ def _leave_out(model: PreTrainedModel, rank: int, parts: int) -> None:
         model.all_tied_weights_keys = {}
 
 
-def _connect(model: PreTrainedModel, rank: int, parts: int) -> None:
+def _connect(model: PreTrainedModel, exchange: Exchange) -> None:
     """Receive hidden states in front of this rank's first layer, and send them behind its last."""
-    layers = _layer_list(model)
+    layers, rank, parts = _layer_list(model), exchange.rank, exchange.parts
     own = own_layers(len(layers), rank, parts)
 
     def receive(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         hidden = torch.empty_like(args[0].like).contiguous()
-        dist.recv(hidden, rank - 1)
+        exchange.receive(hidden, rank - 1)
         return hidden, *args[1:]
 
     def send(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         hidden = output[0] if isinstance(output, tuple) else output
-        dist.send(hidden.contiguous(), rank + 1)
+        exchange.send(hidden.contiguous(), rank + 1)
         raise _HandedOn
 
     if rank > 0:

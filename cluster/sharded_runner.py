@@ -151,6 +151,12 @@ class ShardedRunner(ModelRunner):
         except ShardLost:
             self.group.rebuild()
             return self._answer  # of the same, asked again to restore the rows
+        except Exception:
+            # As after a forward that fails here: nothing was appended.
+            for row, length in zip(self._rows, self._before, strict=True):
+                row.truncate(length)
+            self._lengths, self._last = list(self._before), None
+            raise
 
     def _fetch_logits(self, number: int) -> Tensor:
         if number != self._forwards:

@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import itertools
 import logging
-import pickle
+import select
 import weakref
 from collections.abc import Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.dag import InputNode, MultiOutputNode
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError
 from transformers import AutoConfig
 
 from cluster.placement import Placed
 from cluster.ray_session import get
-from cluster.shard import Call, Shard, ShardFacts
+from cluster.shard import Call, Failed, Shard, ShardFacts
 from cluster.shard_weights import check_split
 from specdec_core.bundled import resolve_path
 from specdec_core.config import PairSpec
 from specdec_core.errors import UserError
+from specdec_core.wire import LinkLost, Listener, Wire, dumps
 
 if TYPE_CHECKING:
     from cluster.sharded_runner import ShardedRunner
 
 logger = logging.getLogger(__name__)
-# When an actor is gone Ray also tells in several tracebacks that its graph cannot be cancelled.
-logging.getLogger("ray.dag.compiled_dag_node").setLevel(logging.CRITICAL)
 
 START_LIMIT = 120.0  # seconds that Ray may take to start the processes
 ATTEMPTS = 3  # at building a group again, before its loss is an error
+# One that fails may do so because another is gone: that is known within so many seconds.
+GRACE = 1.0
 
 
 class ShardLost(Exception):
@@ -40,7 +41,8 @@ class ShardLost(Exception):
 class TargetGroup:
     """The target of `spec` (data types resolved), a part of it on each device placed for it.
 
-    `facts` say what each rank has; `rebuilt` counts how often a lost one made all start again.
+    Every shard is asked over a socket of its own. `facts` say what each rank has; `rebuilt` counts
+    how often a lost one made all start again.
 
     Raises:
         UserError: the model cannot be split like this.
@@ -59,7 +61,6 @@ class TargetGroup:
         self._numbers = itertools.count()
         self._runners: weakref.WeakSet[ShardedRunner] = weakref.WeakSet()
         self._closed: list[Call] = []
-        self._refs: list[Any] | None = None
         self._start()
 
     def add(self, runner: ShardedRunner) -> int:
@@ -76,37 +77,45 @@ class TargetGroup:
 
     def submit(self, calls: Sequence[Call]) -> None:
         """Send `calls` to every shard; :meth:`collect` waits for what comes back."""
-        if self._refs is not None:
+        if self._busy:
             raise RuntimeError("the target's shards are still busy with another forward")
-        message = pickle.dumps([*self._closed, *calls])
+        message = dumps([*self._closed, *calls])
         self._closed.clear()
+        self._busy = True
         try:
-            if self._graph is not None:
-                self._refs = self._graph.execute(message)
-            else:
-                self._refs = [shard.run.remote(message) for shard in self._shards]
-        except RayError:
-            self._refs = []
+            for wire in self._wires.values():
+                wire.send(message)
+        except LinkLost:
+            self._lost = True
 
     def collect(self) -> Any:
-        """The answer to the last call that was sent. Raises :class:`ShardLost`."""
-        refs, self._refs = self._refs, None
-        if not refs:
+        """The answer to the last call that was sent. What a shard raised is raised here. Raises
+        :class:`ShardLost`."""
+        lost, self._lost, self._busy = self._lost, True, False  # until all is known to be well
+        if lost:
             raise ShardLost
-        try:
-            if self._graph is not None:
-                # Ray's own limit would be 10 s; that a shard is gone is noticed without one.
-                answers = [ref.get(timeout=-1) for ref in refs]
-            else:
-                answers = ray.get(refs)
-        except Exception as error:
-            # Ray tells a loss in many ways, not all of them its own: a survivor's collective fails.
-            if not self._complete():
-                raise ShardLost from error
-            if isinstance(error, RayTaskError):
-                raise error.as_instanceof_cause() from None
-            raise
-        return pickle.loads(next(answer for answer in answers if answer))
+        failed: dict[int, Exception] = {}
+        while len(failed) < self.parts:
+            arrived = self._poll.poll(1e3 * GRACE if failed else None)
+            if not arrived:
+                break
+            for number, _ in arrived:
+                try:
+                    answers = self._wires[number].receive()
+                except LinkLost as error:
+                    raise ShardLost from error
+                for answer in answers:
+                    if isinstance(answer, Failed):
+                        if isinstance(answer.error, LinkLost):  # another is, or their wire
+                            raise ShardLost from answer.error
+                        failed[number] = answer.error
+                    elif not failed:
+                        self._lost = False
+                        return answer
+        # Where all have refused alike they are still in step; else some hang, or did what others
+        # did not, and only a new group is to be trusted.
+        self._lost = len(failed) < self.parts
+        raise next(iter(failed.values()))
 
     def rebuild(self) -> None:
         """Start all shards again and give every runner's rows their tokens back."""
@@ -128,7 +137,9 @@ class TargetGroup:
         self._stop()
 
     def _start(self) -> None:
-        self._refs, self._graph = None, None
+        self._busy = self._lost = False
+        self._wires: dict[int, Wire] = {}
+        self._poll = select.poll()
         actor = ray.remote(Shard)
         self._shards = [
             actor.options(**self.placed.options("target", rank)).remote(
@@ -146,33 +157,24 @@ class TargetGroup:
             ) from None
         address = get(self._shards[0].address.remote()) if self.parts > 1 else None
         self.facts = get([shard.load.remote(address) for shard in self._shards])
-        self._graph = self._compile()
+        self._connect()
 
-    def _compile(self) -> Any:
-        """A compiled graph to every shard and back, about ten times as fast as calls of actors; or
-        None where Ray cannot make one. Between nodes it makes one that never answered when tried.
-        """
-        here = ray.get_runtime_context().get_node_id()
-        if any(fact.node != here for fact in self.facts):
-            return None
-        with InputNode() as message:
-            graph = MultiOutputNode([shard.run.bind(message) for shard in self._shards])
-        try:
-            return graph.experimental_compile()
-        except (RayError, ValueError, RuntimeError, NotImplementedError) as error:
-            logger.warning("no compiled graph to the target's shards, plain calls: %s", error)
-            return None
-
-    def _complete(self) -> bool:
-        """Whether every shard is there."""
-        try:
-            return all(ray.get([shard.alive.remote() for shard in self._shards]))
-        except RayActorError:
-            return False
+    def _connect(self) -> None:
+        host = ray.util.get_node_ip_address()
+        # All are sent the same bytes.
+        with closing(Listener(encode=bytes, patience=None)) as listener:
+            key = listener.key
+            serving = [shard.serve.remote(host, listener.port, key) for shard in self._shards]
+            while len(self._wires) < self.parts:
+                if (wire := listener.accept(1.0)) is not None:
+                    self._wires[wire.fileno()] = wire
+                    self._poll.register(wire, select.POLLIN)
+                elif ended := ray.wait(serving, timeout=0)[0]:
+                    get(ended)
+                    raise ShardLost
 
     def _stop(self) -> None:
+        for wire in self._wires.values():
+            wire.close()
         for shard in self._shards:
             ray.kill(shard)
-        if self._graph is not None:
-            self._graph.teardown()
-            self._graph = None

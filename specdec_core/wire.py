@@ -11,7 +11,7 @@ import pickle
 import secrets
 import select
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
@@ -22,8 +22,8 @@ _LENGTH = Struct("!Q")
 _TIMEVAL = Struct("@ll")
 _CHUNK = 1 << 20
 PATIENCE = 5  # seconds after which one that does not read, or answer a challenge, counts as gone
-# A machine that is gone closes nothing: it is asked after so many silent seconds, and again.
-_SILENCE, _AGAIN, _TIMES = 10, 5, 3
+# A machine that is gone closes nothing: it is asked every so many silent seconds, until …
+_SILENCE, _GONE = 10, 30
 
 Encode = Callable[[Any], bytes]
 Decode = Callable[[bytearray], Any]
@@ -61,15 +61,16 @@ class Wire:
     def receive(self, timeout: float | None = 0.0) -> list[Any]:
         """What has come; waits up to `timeout` seconds (None: for ever) for the first of it. Raises
         :class:`LinkLost` when all has been said and the other end is gone."""
-        if not (found := list(self._arrived())) and timeout != 0:
+        if not (found := self._arrived()) and timeout != 0:
             self._poll.poll(None if timeout is None else 1e3 * timeout)
-            found = list(self._arrived())
+            found = self._arrived()
         return found
 
     def close(self) -> None:
         self._socket.close()
 
-    def _arrived(self) -> Iterator[Any]:
+    def _arrived(self) -> list[Any]:
+        found = []
         try:
             while data := self._socket.recv(_CHUNK, socket.MSG_DONTWAIT):
                 self._read += data
@@ -85,21 +86,26 @@ class Wire:
             end = _LENGTH.size + length
             if len(self._read) < end:
                 break
-            message = self._decode(self._read[_LENGTH.size : end])
+            found.append(self._decode(self._read[_LENGTH.size : end]))
             del self._read[:end]
-            yield message
-        if gone:
+        if gone and not found:
             raise LinkLost("the other end has closed")
+        return found
 
 
 class Listener:
-    """Where those who know the `key` connect: at `port`."""
+    """Where those who know the `key` connect: at `port`. Who does not read what is said for
+    `patience` seconds is gone; without any he is waited for."""
 
     def __init__(
-        self, host: str = "", encode: Encode = dumps, decode: Decode = pickle.loads
+        self,
+        host: str = "",
+        encode: Encode = dumps,
+        decode: Decode = pickle.loads,
+        patience: int | None = PATIENCE,
     ) -> None:
         self.key = secrets.token_bytes(32)
-        self._encode, self._decode = encode, decode
+        self._encode, self._decode, self._patience = encode, decode, patience
         self._socket = socket.create_server((host, 0))
         self.port: int = self._socket.getsockname()[1]
         self._coming = select.poll()
@@ -112,7 +118,7 @@ class Listener:
             return None
         come, _ = self._socket.accept()
         try:
-            _prove(come, self.key, first=True)
+            _prove(come, self.key, self._patience, first=True)
         except (OSError, EOFError, AuthenticationError):
             come.close()
             return None
@@ -123,19 +129,24 @@ class Listener:
 
 
 def connect(
-    host: str, port: int, key: bytes, encode: Encode = dumps, decode: Decode = pickle.loads
+    host: str,
+    port: int,
+    key: bytes,
+    encode: Encode = dumps,
+    decode: Decode = pickle.loads,
+    patience: int | None = PATIENCE,
 ) -> Wire:
     """The wire to a :class:`Listener`. Raises :class:`LinkLost` where there is none, or it has
     another key."""
     try:
         connected = socket.create_connection((host, port), timeout=PATIENCE)
-        _prove(connected, key, first=False)
+        _prove(connected, key, patience, first=False)
     except (OSError, EOFError, AuthenticationError) as error:
         raise LinkLost(f"nobody to talk to at {host}:{port}: {error}") from error
     return Wire(connected, encode, decode)
 
 
-def _prove(connected: socket.socket, key: bytes, first: bool) -> None:
+def _prove(connected: socket.socket, key: bytes, patience: int | None, first: bool) -> None:
     """Each end challenges the other, the listener (`first`) first; raises where an answer is
     wrong."""
     connected.settimeout(None)  # the system's own limits, which leave a peek without waiting alone
@@ -146,11 +157,13 @@ def _prove(connected: socket.socket, key: bytes, first: bool) -> None:
     for name, value in (
         (socket.TCP_NODELAY, 1),
         (socket.TCP_KEEPIDLE, _SILENCE),
-        (socket.TCP_KEEPINTVL, _AGAIN),
-        (socket.TCP_KEEPCNT, _TIMES),
+        (socket.TCP_KEEPINTVL, _SILENCE),
+        (socket.TCP_USER_TIMEOUT, 1000 * _GONE),
     ):
         connected.setsockopt(socket.IPPROTO_TCP, name, value)
     steps = (deliver_challenge, answer_challenge)
     with Connection(os.dup(connected.fileno())) as connection:
         for step in steps if first else reversed(steps):
             step(connection, key)
+    limit = _TIMEVAL.pack(patience or 0, 0)  # 0: none
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)

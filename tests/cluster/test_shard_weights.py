@@ -21,6 +21,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from cluster.exchange import SocketExchange
 from cluster.shard import PartRunner
 from cluster.shard_weights import check_split, load_heads, load_layers, own_layers
 from specdec_core.errors import UserError
@@ -72,7 +73,7 @@ def part(rank: int, folder: str, split: str, pack: bool) -> None:
     store = dist.FileStore(f"{folder}/store-{split}", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     load = load_heads if split == "heads" else load_layers
-    model = load(folder, torch.float32, rank, 2)
+    model = load(folder, torch.float32, SocketExchange("127.0.0.1", rank, 2))
     if pack:
         pack_linear_layers(model)
     found = logits_of(PartRunner(model, 2, 128))
