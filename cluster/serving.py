@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -51,7 +51,10 @@ class CompletionServer:
         if placement is None:
             engine = Engine(load_pair(spec), configuration, slots)
         else:
-            engine = placed_engine(spec, configuration, slots, placement)
+            self._devices = ExitStack()  # the replica's until it ends
+            engine = self._devices.enter_context(
+                placed_engine(spec, configuration, slots, placement)
+            )
         self._service = CompletionService(engine, model, learned)
 
     def __serve_build_asgi_app__(self) -> FastAPI:

@@ -6,7 +6,10 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from resource import RLIMIT_AS, prlimit
+from threading import Thread
 
+import psutil
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -25,6 +28,8 @@ from specdec_core.config import (
 )
 from specdec_core.engine import Engine, Request
 from specdec_core.pair import Pair, load_pair
+from specdec_core.pearl.wire import WireLink, serve
+from specdec_core.stats import Origin
 from tests.conftest import tiny_tokenizer
 
 VOCABULARY = 320
@@ -41,6 +46,9 @@ CONFIGURATIONS = {
         sampling=Sampling(temperature=0.8, top_k=20),
     ),
 }
+
+
+PEARL = Configuration.model_validate({"drafter": {"kind": "pearl", "window": 4, "wait": 2}})
 
 
 @dataclass
@@ -123,6 +131,41 @@ def test_it_decodes_as_the_whole_model(both: Both, name: str) -> None:
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, coupling="gumbel")])
+def test_a_draft_beside_it_changes_no_token(both: Both, sampling: Sampling) -> None:
+    """The draft runs as it would on a device of its own, in a thread."""
+    requests = [Request(r.id, r.tokens, 100, sampling, seed=r.seed) for r in REQUESTS]
+    expected = [g.tokens for g in Engine(both.whole, slots=2).generate(requests)]
+    link = WireLink("127.0.0.1")
+    draft = Thread(target=serve, args=("127.0.0.1", link.port, link.key, both.whole))
+    draft.start()
+    try:
+        assert link.wait(30)
+        engine = Engine(both.sharded, PEARL, slots=2, open_link=lambda: link)
+        origins: set[Origin] = set()
+        while Origin.DRAFT not in origins:  # it needs a moment to get ready
+            found = engine.generate(requests)
+            assert [g.tokens for g in found] == expected
+            origins = {origin for g in found for origin in g.origins}
+    finally:
+        link.close()
+        draft.join()
+
+
+def test_what_all_shards_refuse_is_refused(both: Both) -> None:
+    """As this process would, and the runner goes on as if it had not been asked."""
+    runner = both.sharded.open_runner(None, 1)
+    runner.prefill([0], [PROMPTS[0]])
+    with pytest.raises(ValueError, match="do not fit"):
+        runner.forward([0], [[5] * 500])
+    assert runner.lengths == [len(PROMPTS[0])]
+    whole = both.whole.open_runner(None, 1)
+    whole.prefill([0], [PROMPTS[0]])
+    ours, theirs = (r.forward([0], [[5, 6]])[:] for r in (runner, whole))
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    assert both.sharded.group.rebuilt == 0
+
+
 @pytest.mark.parametrize("both", ["heads"], indirect=True)
 def test_a_killed_shard_costs_no_token_and_changes_none(both: Both) -> None:
     """Nor does it change what other runners hold: here a tree, grown in two forwards, and logits
@@ -157,6 +200,17 @@ def test_a_killed_shard_costs_no_token_and_changes_none(both: Both) -> None:
         [lazy[:], r.forward([0], [[4]])[:]] for lazy, r in zip(unseen, runners, strict=True)
     )
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("both", ["layers"], indirect=True)
+def test_a_shard_that_fails_alone_is_heard(both: Both) -> None:
+    """One that answers nothing else, while the other waits for what it will never send."""
+    pid = both.sharded.group.facts[0].pid
+    room = psutil.Process(pid).memory_info().vms + (64 << 20)
+    prlimit(pid, RLIMIT_AS, (room, room))
+    runner = both.sharded.open_runner(None, 10_000)  # caches of a gigabyte
+    with pytest.raises(RuntimeError, match="memory"):
+        runner.forward([0], [[5]])
 
 
 def test_a_lazy_tensor_is_fetched_when_its_numbers_are_asked_for() -> None:
