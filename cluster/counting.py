@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import ray
 from ray import tune
 from ray.exceptions import RayActorError
@@ -21,9 +20,13 @@ from ray.tune.search import Searcher
 from cluster.folder import SweepFolder
 from cluster.observer import Observer
 from cluster.plan import Plan
+from cluster.ray_session import room
 from cluster.replaying import split
+from cluster.rounds import Rounds
+from cluster.starting import NOTHING, Gathering
 from cluster.trial import PROMPTS_DONE, CountTrial, Task, counted, group, grouped
 from specdec_core.config import Configuration
+from specdec_core.files import needs_room, no_room
 from specdec_core.results import METRIC, ORACLE, ReplaySummary, SweepResult
 from specdec_core.search import Search, Suggester
 
@@ -106,8 +109,11 @@ class _Tuning:
 
     def each(self, groups: Sequence[Sequence[Configuration]], needs: dict[str, float]) -> None:
         """A Tune trial for each group."""
-        if groups:
-            self.run(needs, {"configurations": tune.grid_search([group(g) for g in groups])})
+        trials, processes = [group(g) for g in groups], room(needs)
+        if 1 < processes < len(trials):
+            trials = [NOTHING] * processes + trials
+        if trials:
+            self.run(needs, {"configurations": tune.grid_search(trials)})
 
     def run(self, needs: dict[str, float], space: dict[str, Any], **tuning: Any) -> None:
         """Run trials, and again those that were lost: Tune itself tries a trial once more, but not
@@ -130,7 +136,10 @@ class _Tuning:
                 reduction_factor=2,  # a few prompts are noisy: let the better half go on
             )
         trial = tune.with_parameters(self.trial, task=self.task)
-        with tempfile.TemporaryDirectory() as scratch:
+        with (
+            tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch,
+            needs_room(self.record.folder.path, others=True),
+        ):
             tune.Tuner(
                 tune.with_resources(trial, needs),
                 param_space=space,
@@ -146,6 +155,7 @@ class _Tuning:
                     name="counts",
                     # Tune's own state is not kept: the sweep's folder says what is done.
                     storage_path=scratch,
+                    stop=Gathering(room(needs)),
                     callbacks=[self.record],
                     checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                     failure_config=tune.FailureConfig(max_failures=1),
@@ -155,12 +165,13 @@ class _Tuning:
 
 
 class _Record(tune.Callback):
-    """Writes each configuration down as its trial finishes."""
+    """Writes each configuration down as its trial finishes. What goes wrong in doing so ends the
+    sweep."""
 
     def __init__(self, result: SweepResult, folder: SweepFolder, tell: Observer) -> None:
         self.result, self.folder, self.tell = result, folder, tell
         self.known = {trial.id for trial in result.trials}
-        self.rounds: dict[str, list[Any]] = {}
+        self.rounds: dict[str, list[Rounds]] = {}
         self.lost: list[Configuration] = []
         self.error: str | None = None
 
@@ -173,19 +184,21 @@ class _Record(tune.Callback):
     ) -> None:
         if result["training_iteration"] == 1:  # also when the trial had to start again
             self.rounds[trial.trial_id] = []
-        self.rounds[trial.trial_id].append(result.pop("rounds", None))
+        if (rounds := result.pop("rounds", None)) is not None:
+            self.rounds[trial.trial_id].append(rounds)
+        # Not in on_trial_complete, whose errors Tune takes for the trial's.
+        if result["done"]:
+            self._finished(result, Rounds.joined(self.rounds.pop(trial.trial_id)))
 
-    def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        parts = [part for part in self.rounds.pop(trial.trial_id) if part is not None]
-        rounds = pd.concat(parts, ignore_index=True) if parts else None
-        for finished in counted(trial.last_result):
+    def _finished(self, result: dict[str, Any], rounds: Rounds | None) -> None:
+        for finished in counted(result):
             if finished.id not in self.known:  # Optuna may propose the same one twice
                 self.known.add(finished.id)
                 self.tell.trial_finished(finished)
                 self.folder.add_trial(finished, rounds)
                 self.result.trials.append(finished)
             self.tell.step()
-        for label, reason in trial.last_result.get("failed", ()):
+        for label, reason in result.get("failed", ()):
             self.failed(label, reason)
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
@@ -194,6 +207,8 @@ class _Record(tune.Callback):
             if isinstance(error, RayActorError):
                 self.lost += grouped(trial.config)
                 return
+            if full := no_room(getattr(error, "cause", error), "a trial's files", others=True):
+                raise full
         reason = Path(trial.error_file).read_text().strip().splitlines()[-1]
         for configuration in grouped(trial.config):
             self.failed(configuration.label, reason)

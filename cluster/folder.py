@@ -25,6 +25,7 @@ import pandas as pd
 import yaml
 
 from cluster.plan import Plan
+from cluster.rounds import Rounds
 from specdec_core.config import PairSpec, load_yaml
 from specdec_core.cost import Profile
 from specdec_core.errors import UserError
@@ -115,10 +116,10 @@ class SweepFolder:
         files = sorted((self.path / "trials").glob("*.json"), key=lambda f: f.stat().st_mtime_ns)
         return [Trial.model_validate_json(file.read_text()) for file in files]
 
-    def add_trial(self, trial: Trial, rounds: pd.DataFrame | None) -> None:
+    def add_trial(self, trial: Trial, rounds: Rounds | None) -> None:
         if rounds is not None:
             with atomic_path(self.path / "trials" / f"{trial.id}.parquet") as path:
-                rounds.to_parquet(path, index=False)
+                path.write_bytes(rounds.parquet)
         write_atomically(self.path / "trials" / f"{trial.id}.json", trial.model_dump_json(indent=1))
 
     def save_rounds(self, more: Sequence[pd.DataFrame] = ()) -> Path:

@@ -18,6 +18,7 @@ from ray import tune
 from cluster.observer import Observer, Observers
 from cluster.ray_session import ray_session, resources
 from specdec_core.errors import UserError
+from specdec_core.files import needs_room
 from specdec_core.heads.card import HeadCard, HeadSpec, TrainingSettings
 from specdec_core.heads.data import Examples, training_digest
 from specdec_core.heads.modules import HeadKind
@@ -187,7 +188,11 @@ def _run(
     device: str,
     record: _Record,
 ) -> None:
-    with ray_session(), tempfile.TemporaryDirectory() as scratch:
+    with (
+        ray_session(),
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch,
+        needs_room(scratch, others=True),
+    ):
         needs = resources(1, device)
         if device == "auto":
             device = "cuda" if needs["GPU"] else "cpu"

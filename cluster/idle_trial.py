@@ -14,6 +14,9 @@ from typing import Any
 import pandas as pd
 from ray import tune
 
+from cluster.rounds import Rounds
+from cluster.starting import started
+
 PROMPTS = 48
 ROUNDS = 20  # a prompt
 
@@ -53,13 +56,16 @@ class IdleTrial(tune.Trainable):
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        (self.configuration,) = json.loads(new_config["configurations"])
+        self.configurations = json.loads(new_config["configurations"])
         return True
 
     def step(self) -> dict[str, Any]:
+        if not self.configurations:
+            return started("estimated_speedup", "prompts")
+        (configuration,) = self.configurations
         time.sleep(self.task.seconds)
         metrics = {name: 1.0 for name in _METRICS}
-        trial = {"configuration": self.configuration, "counts": _COUNTS, "metrics": metrics}
+        trial = {"configuration": configuration, "counts": _COUNTS, "metrics": metrics}
         rows = range(PROMPTS * ROUNDS)
         rounds = pd.DataFrame(
             {
@@ -74,5 +80,5 @@ class IdleTrial(tune.Trainable):
             "prompts": PROMPTS,
             "trials": json.dumps([trial]),
             "done": True,
-            "rounds": rounds,
+            "rounds": Rounds.of(rounds),
         }

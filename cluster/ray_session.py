@@ -38,7 +38,8 @@ def ray_session() -> Iterator[None]:
     """Connect to the cluster that `RAY_ADDRESS` names (set inside a Ray job), else start a local
     one and stop it at the end. A connection that is already there is used and left alone."""
     for name in ("ray.tune", "ray.train", "ray.data"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+        # What they log as errors is told in one line where it is dealt with.
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     if ray.is_initialized():
         yield
         return
@@ -89,6 +90,15 @@ def resources(threads: int, device: str) -> dict[str, float]:
     if threads > most:
         raise UserError(f"runner.threads: {threads} asked for, the cluster's nodes have {most:g}")
     return {"CPU": threads, "GPU": int(has_gpu)}
+
+
+def room(needs: dict[str, float]) -> int:
+    """How many processes with these needs all nodes can hold."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return sum(
+        min(int(node.get(kind, 0) // amount) for kind, amount in needs.items() if amount)
+        for node in nodes
+    )
 
 
 def check_nodes(pair: PairSpec) -> None:

@@ -7,7 +7,6 @@ and so is its shard.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -24,11 +23,11 @@ from transformers import AutoConfig
 
 from cluster.observer import Observer
 from cluster.plan import PromptSource
-from cluster.ray_session import check_nodes, get, ray_session, resources
+from cluster.ray_session import check_nodes, get, ray_session, resources, room
 from specdec_core.config import PairSpec, Sampling, Value
 from specdec_core.engine import Request
 from specdec_core.errors import UserError
-from specdec_core.files import locked
+from specdec_core.files import NoRoom, locked, needs_room
 from specdec_core.pair import Pair, check_pair, fingerprints, load_pair, resolve_path
 from specdec_core.prompts import Prompt, digest, load_prompts
 from specdec_core.results import PromptSet
@@ -291,12 +290,13 @@ def _parts(draft: str) -> tuple[str, str]:
 def _writing(folder: Path) -> Iterator[None]:
     """Say in one line why a folder cannot be written."""
     try:
-        yield
+        with needs_room(folder):
+            yield
+    except NoRoom:
+        raise
     except OSError as error:
         reason = (os.strerror(error.errno) if error.errno else str(error)).lower()
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        hint = "; make room and give the same command, which goes on from here" if full else ""
-        raise UserError(f"{folder}: cannot be written, {reason}{hint}") from None
+        raise UserError(f"{folder}: cannot be written, {reason}") from None
 
 
 # Actors
@@ -359,7 +359,7 @@ def _record(
     on a busy cluster keeps nobody waiting."""
     pending = deque(batches.items())
     workers = [first]
-    workers += [_start_worker(needs) for _ in range(min(_room(needs), len(pending)) - 1)]
+    workers += [_start_worker(needs) for _ in range(min(room(needs), len(pending)) - 1)]
     # What is under way: reference -> (actor, shard's number; None while it is loading)
     under_way = {worker.ready.remote(spec): (worker, None) for worker in workers}
     left = len(pending)
@@ -377,12 +377,3 @@ def _record(
     finally:
         for worker in workers:
             ray.kill(worker)
-
-
-def _room(needs: dict[str, float]) -> int:
-    """How many actors with these needs all nodes can hold."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return sum(
-        min(int(node.get(kind, 0) // amount) for kind, amount in needs.items() if amount)
-        for node in nodes
-    )

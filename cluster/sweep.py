@@ -32,6 +32,7 @@ from cluster.replaying import (
     recorded_oracles,
     with_types_of,
 )
+from cluster.rounds import Rounds
 from cluster.timing import Stopwatch, alone, lost, start_bench
 from cluster.trial import Task, assess
 from specdec_core.config import Configuration, PairSpec
@@ -220,7 +221,7 @@ def _time(
         generations = watch.generations[uncounted.id]
         trial = assess(uncounted, generations, result.profile)
         tell.trial_finished(trial)
-        folder.add_trial(trial, rounds_frame(generations, config_id=trial.id))
+        folder.add_trial(trial, Rounds.of(rounds_frame(generations, config_id=trial.id)))
         result.trials.append(trial)
     result.autoregressive = watch.timing(baseline, baseline)
     result.timings = [watch.timing(finalist, baseline) for finalist in finalists]

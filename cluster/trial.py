@@ -14,6 +14,8 @@ from typing import Any
 from pydantic import TypeAdapter
 from ray import tune
 
+from cluster.rounds import Rounds
+from cluster.starting import started
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.cost import Profile
 from specdec_core.engine import Engine, Request
@@ -88,6 +90,8 @@ class CountTrial(tune.Trainable):
         return Engine(load_pair(self.task.pair))
 
     def step(self) -> dict[str, Any]:
+        if not self.configurations:
+            return started(METRIC, PROMPTS_DONE)
         return self._replay() if self.replays else self._decode()
 
     def _replay(self) -> dict[str, Any]:
@@ -108,7 +112,7 @@ class CountTrial(tune.Trainable):
         trial = assess(self.configuration, self.generations, self.task.profile)
         trial.finished = finished
         rounds = rounds_frame(chunk, config_id=trial.id)
-        return _result([trial], len(self.generations), finished, rounds=rounds)
+        return _result([trial], len(self.generations), finished, rounds=Rounds.of(rounds))
 
 
 def _result(trials: list[Trial], prompts: int, done: bool, **more: Any) -> dict[str, Any]:

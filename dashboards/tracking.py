@@ -72,6 +72,8 @@ def connect() -> MlflowClient:
     :class:`UserError` when it cannot be reached."""
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # It logs whole tracebacks of errors that come out all the same and are told in a line.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     uri = tracking_uri()

@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from specdec_core.config import PairSpec, RunnerSettings
 from specdec_core.pair import Pair, load_pair
 from tests.bench_race import bench_prompts, bench_result  # noqa: F401 (fixtures)
+from tests.full_disk import small_disk  # noqa: F401 (a fixture)
 
 # A shell's background jobs ignore Ctrl-C, and so would the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

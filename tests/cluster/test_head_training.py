@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from cluster.head_training import Finished, HeadObserver, train_heads
+from specdec_core.errors import UserError
 from specdec_core.heads import HeadSpec, TrainingSettings, load_head
 from specdec_core.heads.training import HeadTraining
+from tests.full_disk import SmallDisk
 from tests.specdec_core.heads.examples import PAIR, learnable
 
 pytestmark = pytest.mark.usefixtures("ray_running")
@@ -75,6 +77,27 @@ def test_of_several_learning_rates_the_one_with_the_least_eval_loss_is_kept(
         assert head.folder == tmp_path / head.label
         assert head.card.settings.learning_rate == 1e-2
         load_head(head.folder, PAIR["draft"], PAIR["target"])
+
+
+def test_a_full_disk_ends_a_training_in_one_line_and_with_room_it_goes_on(
+    small_disk: SmallDisk,
+) -> None:
+    class Filler(Heard):
+        def head_finished(self, head: Finished) -> None:
+            super().head_finished(head)
+            small_disk.fill()
+
+    heads = small_disk.folder
+    with pytest.raises(UserError, match=rf"cannot be written, {small_disk.reason}; make room"):
+        train_heads(SPECS, EXAMPLES, SETTINGS, heads, observers=[Filler()])
+    small_disk.make_room()
+    (whole,) = (name for name in NAMES if (heads / name / "head.json").exists())
+    load_head(heads / whole, PAIR["draft"], PAIR["target"])
+    heard = Heard()
+    found = train_heads(SPECS, EXAMPLES, SETTINGS, heads, observers=[heard])
+    assert [head.label for head in found] == NAMES
+    assert heard.steps == 2
+    assert not [file for file in heads.rglob(".*") if file.is_file()]
 
 
 def descendants() -> list[tuple[int, str]]:

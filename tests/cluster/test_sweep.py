@@ -30,6 +30,7 @@ from specdec_core.errors import UserError
 from specdec_core.pair import Pair
 from specdec_core.results import SweepResult, Timing, Trial
 from specdec_core.stats import Counts, Generation
+from tests.full_disk import SmallDisk
 
 pytestmark = pytest.mark.usefixtures("ray_running")
 
@@ -180,6 +181,33 @@ def test_optuna_proposes_and_asha_stops_and_a_resumed_study_is_not_repeated(
     resumed, _ = run_sweep(plan, tmp_path, observers=[heard])
     assert heard.finished == []
     assert {t.id: t.counts for t in resumed.trials} == {t.id: t.counts for t in result.trials}
+
+
+@pytest.mark.long
+def test_a_full_disk_ends_a_sweep_in_one_line_and_with_room_it_goes_on(
+    tiny_spec: PairSpec, prompts_file: Path, small_disk: SmallDisk
+) -> None:
+    class Filler(Heard):
+        def trial_finished(self, trial: Trial) -> None:
+            super().trial_finished(trial)
+            if len(self.finished) == 2:
+                small_disk.fill()
+
+    hardware = {"name": "far away", "target": 0.1, "drafts": {"*": 0.01}}
+    plan = plan_for(tiny_spec, prompts_file, hardware=hardware)
+    with pytest.raises(
+        UserError, match=rf"trials/\w+\.parquet: cannot .* {small_disk.reason}; make"
+    ):
+        run_sweep(plan, small_disk.folder, observers=[Filler()])
+    small_disk.make_room()
+    (whole,) = small_disk.folder.glob("sweeps/*/trials/*.json")
+    written = whole.stat().st_mtime_ns
+    heard = Heard()
+    result, folder = run_sweep(plan, small_disk.folder, observers=[heard])
+    assert (whole.stat().st_mtime_ns, whole.parents[1]) == (written, folder.path)
+    assert len(heard.finished) == 4
+    assert len({trial.id for trial in result.trials}) == len(result.trials) == 5
+    assert not list(folder.path.rglob(".*.parquet"))
 
 
 def test_a_prompt_that_does_not_fit_is_named_before_anything_is_written(

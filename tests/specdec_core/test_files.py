@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from specdec_core.files import atomic_folder, atomic_path, write_atomically
+from specdec_core.errors import UserError
+from specdec_core.files import NoRoom, atomic_folder, atomic_path, needs_room, write_atomically
+from tests.full_disk import SmallDisk
 
 
 def test_an_interrupted_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
@@ -22,6 +24,35 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_litter(tmp_path: Path) 
         interrupted()
     assert path.read_text() == "old"
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_old_file_and_no_litter(
+    small_disk: SmallDisk,
+) -> None:
+    path = write_atomically(small_disk.folder / "file.txt", "old")
+    small_disk.fill()
+    with pytest.raises(UserError, match=f"^{path}: cannot be written, {small_disk.reason}; make"):
+        write_atomically(path, "x" * 10_000)
+    assert path.read_text() == "old"
+    assert list(path.parent.iterdir()) == [path]
+    small_disk.make_room()
+    assert write_atomically(path, "x" * 10_000).stat().st_size == 10_000
+
+
+def test_a_full_disk_is_found_behind_what_libraries_make_of_it(small_disk: SmallDisk) -> None:
+    small_disk.fill()
+
+    def wrapped() -> None:
+        try:
+            (small_disk.folder / "file").write_bytes(bytes(10_000))
+        except OSError:
+            raise RuntimeError("the run failed:\n\n  Traceback …") from None
+
+    full = pytest.raises(NoRoom, match=f"^its state: cannot be written, {small_disk.reason}")
+    with full, needs_room("its state"):
+        wrapped()
+    with pytest.raises(ZeroDivisionError), needs_room("nothing"):
+        1 / 0  # noqa: B018
 
 
 def test_others_may_read_what_the_umask_lets_them(tmp_path: Path) -> None:
