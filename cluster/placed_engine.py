@@ -10,6 +10,7 @@ from cluster.placement import place
 from cluster.sharded_runner import load_sharded
 from specdec_core.config import Configuration, PairSpec, Placement
 from specdec_core.engine import Engine
+from specdec_core.errors import UserError
 from specdec_core.pearl.link import no_link
 
 
@@ -23,6 +24,7 @@ def placed_engine(
     Raises:
         UserError: the pair, the placement or both together are wrong.
     """
+    check_models(spec, configuration, placement)
     with ExitStack() as stack:
         placed = place(placement)
         stack.callback(placed.remove)
@@ -34,3 +36,21 @@ def placed_engine(
             stack.callback(draft.close)
             open_link = draft.wait
         yield Engine(pair, configuration, slots, open_link)
+
+
+def check_models(
+    spec: PairSpec, configuration: Configuration, placement: Placement | None = None
+) -> None:
+    """Check that the pair has the draft that the configuration names, and `placement` a device for
+    it where it asks for one. Raises :class:`UserError`."""
+    if configuration.beside and (placement is None or not placement.draft.devices):
+        raise UserError(
+            f"{configuration.label} drafts on a device of its own: say which, with --cluster and a"
+            " placement that has one for the draft"
+        )
+    known = ", ".join(spec.drafts) or "none"
+    for part in configuration.drafter.walk() if configuration.drafter else ():
+        if not hasattr(part, "draft") or (spec.drafts and part.draft in (None, *spec.drafts)):
+            continue
+        wanted = "a draft" if part.draft is None else f"draft {part.draft!r}"
+        raise UserError(f"the configuration needs {wanted}, the pair's drafts are: {known}")

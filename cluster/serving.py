@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from ray import serve
 
 from cluster.http_app import CompletionService, build_app
-from cluster.placed_engine import placed_engine
+from cluster.placed_engine import check_models, placed_engine
 from cluster.ray_session import ray_session, resources
 from specdec_core.bandits import build_bandit
 from specdec_core.config import BanditDrafter, Configuration, PairSpec, Placement
@@ -72,17 +72,7 @@ def check_servable(
     """Check, before anything is started, that the pair can be loaded and has the draft that the
     configuration names, and a device for it where it asks for one. Raises :class:`UserError`."""
     check_pair(spec)
-    if configuration.beside and (placement is None or not placement.draft.devices):
-        raise UserError(
-            f"{configuration.label} drafts on a device of its own: say which, with --cluster and a"
-            " placement that has one for the draft"
-        )
-    known = ", ".join(spec.drafts) or "none"
-    for part in configuration.drafter.walk() if configuration.drafter else ():
-        if not hasattr(part, "draft") or (spec.drafts and part.draft in (None, *spec.drafts)):
-            continue
-        wanted = "a draft" if part.draft is None else f"draft {part.draft!r}"
-        raise UserError(f"the configuration needs {wanted}, the pair's drafts are: {known}")
+    check_models(spec, configuration, placement)
 
 
 def learned_state(spec: PairSpec, configuration: Configuration) -> Path | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from rich.markup import escape
 from rich.table import Table
@@ -14,9 +16,12 @@ from typer import Argument, Option
 
 from jobs.choice import Choice, choose
 from jobs.console import console, run
-from specdec_core.config import Configuration, DraftModelDrafter
+from specdec_core.config import Configuration, DraftModelDrafter, PairSpec, Placement
 from specdec_core.errors import UserError
 from specdec_core.stats import Generation, Origin
+
+if TYPE_CHECKING:
+    from specdec_core.engine import Engine
 
 DEFAULT = Configuration(drafter=DraftModelDrafter())
 STYLES = {
@@ -53,33 +58,63 @@ def main(
         int | None, Option(help="Of the random numbers; a new one when left out.")
     ] = None,
     stop: Annotated[list[str] | None, Option(help="End before this text; repeatable.")] = None,
+    cluster: Annotated[
+        Path | None,
+        Option(help="Placement (YAML): the devices that draft and target are on."),
+    ] = None,
 ) -> None:
     """Complete a prompt and print the text, coloured by the tokens' origin, and the counts."""
+    placement = None if cluster is None else Placement.load(cluster)
     choice, source = _choose(config)
     configuration = choice.configuration
     if temperature is not None:
         sampling = configuration.sampling.model_copy(update={"temperature": temperature})
         configuration = configuration.model_copy(update={"sampling": sampling})
-    with console.status(f"loading {choice.pair.name}"):
-        # torch and transformers take seconds to import
-        from specdec_core.detokenize import StreamDecoder
-        from specdec_core.engine import Engine, Request
-        from specdec_core.pair import load_pair
+    seed = secrets.randbits(63) if seed is None else seed
+    with _engine(choice.pair, configuration, placement) as engine:
+        _complete(engine, source, prompt, max_new_tokens, seed, tuple(stop or ()))
 
-        pair = load_pair(choice.pair)
-        engine = Engine(pair, configuration)
-    request = Request(
-        id="generate",
-        tokens=engine.encode(prompt),
-        max_new_tokens=max_new_tokens,
-        seed=secrets.randbits(63) if seed is None else seed,
-        stop=tuple(stop or ()),
-    )
+
+@contextmanager
+def _engine(
+    pair: PairSpec, configuration: Configuration, placement: Placement | None
+) -> Iterator[Engine]:
+    """With the models in this process or, where `placement` says some, on devices of a cluster."""
+    # torch, transformers and Ray take seconds to import
+    with console.status(f"loading {pair.name}") as status:
+        if placement is None:
+            from specdec_core.engine import Engine
+            from specdec_core.pair import load_pair
+
+            engine = Engine(load_pair(pair), configuration)
+            status.stop()
+            yield engine
+            return
+        from cluster.placed_engine import placed_engine
+        from cluster.ray_session import ray_session
+
+        with ray_session(), placed_engine(pair, configuration, 1, placement) as engine:
+            status.stop()
+            yield engine
+
+
+def _complete(
+    engine: Engine,
+    source: str,
+    prompt: str,
+    max_new_tokens: int,
+    seed: int,
+    stop: tuple[str, ...],
+) -> None:
+    from specdec_core.detokenize import StreamDecoder
+    from specdec_core.engine import Request
+
+    request = Request("generate", engine.encode(prompt), max_new_tokens, seed=seed, stop=stop)
     # The engine's chunks hold tokens of several origins; this decoder tells their texts apart.
-    decoder = StreamDecoder(pair.tokenizer, request.stop, request.tokens)
+    decoder = StreamDecoder(engine.pair.tokenizer, request.stop, request.tokens)
     chunks = engine.stream(request)
     first = next(chunks)  # a bad request is refused before anything is shown
-    console.print(f"{escape(configuration.label)}  [dim]({escape(source)})[/dim]\n")
+    console.print(f"{escape(engine.configuration.label)}  [dim]({escape(source)})[/dim]\n")
     _show(prompt, "dim")
     for chunk in chain([first], chunks):
         for token, origin in zip(chunk.tokens, chunk.origins, strict=True):

@@ -76,3 +76,35 @@ def test_bad_prompts_are_one_line(command):
     code, output, error = command("x", "--max-new-tokens", 1000)
     assert (code, output, error.count("\n")) == (2, "", 1)
     assert "256" in error
+
+
+def test_models_may_be_on_devices_of_a_cluster(
+    config, command, ray_running, tiny_pair, monkeypatch, tmp_path
+):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    content = yaml.safe_load(config.read_text())
+    content["configuration"] = {"drafter": {"kind": "pearl"}}
+    config.write_text(yaml.safe_dump(content))
+    placement = tmp_path / "placement.yaml"
+
+    placement.write_text("draft: {devices: 0}")
+    code, _, error = command("def main(", "--cluster", placement)
+    assert (code, error.count("\n")) == (2, 1)
+    assert "a placement that has one for the draft" in error
+
+    placement.write_text("draft: {devices: 1}")
+    code, output, _ = command("def main(", "--max-new-tokens", 200, "--cluster", placement)
+    engine = Engine(tiny_pair)
+    (expected,) = engine.generate([Request("", engine.encode("def main("), 200)])
+    shown = "".join(c for c in expected.text if c.isprintable())
+    assert code == 0
+    assert f"def main({shown}" in "".join(c for c in output if c.isprintable())
+
+
+def test_a_draft_beside_the_target_needs_devices(config, command):
+    content = yaml.safe_load(config.read_text())
+    content["configuration"] = {"drafter": {"kind": "pearl"}}
+    config.write_text(yaml.safe_dump(content))
+    code, _, error = command("def main(")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "--cluster" in error
