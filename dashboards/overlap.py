@@ -44,11 +44,12 @@ def timeline_section(result: Overlap) -> Section:
     seconds = max(s.end for s in spans) - min(s.start for s in spans)
     kept = [s for s in spans if not s.facts.get("useless")]
     parts = {
-        "draft, drafting what was verified": busy(kept, "draft", "draft"),
-        "draft, drafting what was of no use": busy(spans, "draft", "draft")
+        "draft, drafting what may be of use": busy(kept, "draft", "draft"),
+        "draft, drafting what was too late": busy(spans, "draft", "draft")
         - busy(kept, "draft", "draft"),
         "target, verifying": busy(spans, "target", "verify"),
         "target, waiting for candidates": busy(spans, "target", "wait"),
+        "target, sending and receiving": busy(spans, "target", "talk"),
     }
     frame = pd.DataFrame({"who": list(parts), "seconds": list(parts.values())})
     frame["share"] = frame["seconds"] / seconds

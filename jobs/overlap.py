@@ -65,11 +65,11 @@ def main(
     ]
     pearl = [
         Configuration(
-            drafter=PearlDrafter(drafter=_chain(draft, window), window=window, wait=wait),
+            drafter=PearlDrafter(drafter=_chain(draft, window), window=window, **settings),
             sampling=sampling,
         )
         for draft in spec.drafts
-        for wait in (None, 0)
+        for settings in ({}, {"width": 1}, {"width": 1, "wait": 0})
     ]
 
     # Ray, torch and MLflow take seconds to import.

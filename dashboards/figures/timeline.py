@@ -13,7 +13,7 @@ SHOWN = 0.12  # seconds that are in view at first
 _KEPT, _LOST = PARTS["draft forwards, kept"], PARTS["draft forwards, thrown away"]
 _LOOKS = {
     ("draft", "draft", False): ("drafting", _KEPT),
-    ("draft", "draft", True): ("drafting what was of no use", _LOST),
+    ("draft", "draft", True): ("drafting what was too late", _LOST),
     ("target", "verify", False): ("verifying", TARGET_COLOUR),
     ("target", "wait", False): ("waiting for candidates", OTHER_COLOURS[0]),
 }

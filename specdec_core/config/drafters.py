@@ -629,6 +629,19 @@ class PearlDrafter(DrafterSettings):
         description="candidates waited for behind a rejection; 0: none, as PEARL's"
         " pre-verification; unset: as many as pay, by the forwards' times",
     )
+    width: int = Field(
+        default=4,
+        ge=1,
+        le=16,
+        description="places that a forward of the draft looks at: the candidates' end, and so many"
+        " less 1 behind what the target may say instead of one of them; 1 is PEARL as published",
+    )
+    least: float = Field(
+        default=0.1,
+        ge=0,
+        lt=1,
+        description="the chance, as the draft sees it, from which on such a place is worth a look",
+    )
 
     def model_post_init(self, _: Any) -> None:
         if self.wait is not None and self.wait > self.window:
@@ -637,7 +650,10 @@ class PearlDrafter(DrafterSettings):
     @property
     def label(self) -> str:
         wait = "" if self.wait is None else f" wait {self.wait}"
-        return f"PEARL · {self.drafter.label} ≤{self.window}{wait}"
+        width = "" if self.width == 4 else f" width {self.width}"
+        if self.width > 1 and self.least != 0.1:
+            width += f" from {self.least:g}"
+        return f"PEARL · {self.drafter.label} ≤{self.window}{wait}{width}"
 
     @property
     def depth(self) -> int:

@@ -97,6 +97,4 @@ class Resources:
     tokenizer_digest: Callable[[], str] | None = None  # of the vocabulary; None: not known here
     stopwatch: Stopwatch = field(default_factory=Stopwatch)  # counts what drafters spend
     slots: int = 1
-    # Told of the chains as they grow, behind each forward of a draft model; whether to go on.
-    heard: Callable[[Sequence[Sequencing], Sequence[TokenTree]], bool] | None = None
     open_link: Callable[[], Link] = no_link  # to a draft on a device of its own

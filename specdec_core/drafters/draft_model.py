@@ -27,7 +27,7 @@ class DraftModel(Drafter):
         self.context = DraftContext(self.runner)
         self.policy = build_policy(settings.policy, partial(resources.load_head, settings.draft))
         self.vocab_size, self.eos_token_ids = resources.vocab_size, resources.eos_token_ids
-        self.stopwatch, self.heard = resources.stopwatch, resources.heard
+        self.stopwatch = resources.stopwatch
         if self.policy.needs_hidden:
             self.runner.watch_hidden(True)
         self.runner.lazy = self.runner.lazy or self.policy.rests
@@ -56,8 +56,6 @@ class DraftModel(Drafter):
                 trees[i].draft_forwards += 1
                 trees[i].draft_tokens += 1
                 feed[i] = [token]
-            if self.heard is not None and not self.heard(sequences, trees):
-                break
             open_ended = [
                 n for n, end in enumerate(ends) if not end and tokens[n] not in self.eos_token_ids
             ]

@@ -4,8 +4,10 @@ The draft runs elsewhere (:mod:`specdec_core.pearl.ahead`) and sends what it dra
 the candidates that are there. What arrives while the target is busy is the next round's, if the
 text turns out to be what the draft took it for (post-verification); and the first of it is judged
 with this round's last distribution, where otherwise the target would add a token of its own. So a
-round that feeds no candidate is PEARL's pre-verification. Everything is judged by the one rule of
-verify.py: the output is the target's.
+round that feeds no candidate is PEARL's pre-verification. Beyond PEARL, the draft also looks behind
+what the target may say in place of a candidate: candidates that follow the target's own token are
+then there when it is said. Everything is judged by the one rule of verify.py: the output is the
+target's, and what is judged was drawn without looking at it.
 
 Without a draft, because it has died or has not come yet, rounds have no candidates: that is
 autoregressive decoding.
@@ -46,29 +48,98 @@ _LEAST_PATIENCE = 0.005  # seconds
 # A draft that has died between drafting a rejected token and saying what from is waited for.
 _RETURN = 600.0  # seconds
 
-# Of corrections. No two have the same number, also of drafters that take turns on one link.
-_SERIALS = count(1)
+# Of the texts that drafts are told. Negative: tokens that drafts think of have the others.
+_ROOTS = count(-1, -1)
+
+
+@dataclass(slots=True, eq=False)
+class _Sprout:
+    """A token that the draft has told of, and what it has told to come behind it."""
+
+    number: int
+    token: int = -1
+    chance: float | None = None
+    drawn: _Sprout | None = None
+    guesses: list[_Sprout] = field(default_factory=list)
+
+    def child(self, token: int) -> _Sprout | None:
+        if self.drawn is not None and self.drawn.token == token:
+            return self.drawn
+        return next((guess for guess in self.guesses if guess.token == token), None)
 
 
 @dataclass(slots=True)
 class _Stream:
-    """What has come from the draft for a slot, and not been judged."""
+    """What has come from the draft for a slot, and may still be of use."""
 
     sequence: Sequencing
     end: int
+    told: int = 0  # tokens of the text that the draft was told
     draft: int = 0  # the number of the draft that knows the slot's text
-    serial: int = 0
-    tokens: list[int] = field(default_factory=list)
-    probabilities: list[float | None] = field(default_factory=list)
-    # What a draft sends that has not heeded this correction belongs to another text.
-    needs: int = 0
-    own: dict[int, int] = field(default_factory=dict)  # corrections by the place of their token
-    paused: bool = False
+    anchor: _Sprout = field(default_factory=partial(_Sprout, 0))
+    place: int = 0  # the last of the text's tokens that the draft is known to have heard of: anchor
+    known: dict[int, _Sprout] = field(default_factory=dict)  # the anchor, and what is behind it
+    paused: int | None = None  # the candidate behind which the policy would stop
     outdated: bool = False  # the draft was told a text that a round has been judged behind since
+    places: int = 0
     forwards: int = 0
 
-    def clear(self) -> None:
-        self.tokens, self.probabilities, self.own, self.paused = [], [], {}, False
+    def restart(self, root: int, length: int) -> None:
+        """The draft is told a text of so many tokens, whose last one has this number."""
+        self.place, self.told, self.paused = length - 1, length, None
+        self._move(_Sprout(root))
+
+    def take(self, number: int, parent: int, token: int, drawn: bool, chance: float | None) -> bool:
+        """A token was told of. Whether it may be of use."""
+        owner, text = self.known.get(parent), self.sequence.tokens
+        if owner is None:
+            return False
+        sprout = _Sprout(number, token, chance)
+        if owner is self.anchor and self.place < len(text) - 1:
+            if text[self.place + 1] != token:
+                return False  # the target was first, and said another
+            self.place += 1
+            self._move(sprout)
+            return True
+        if drawn:
+            owner.drawn = sprout
+        else:
+            owner.guesses.append(sprout)
+        self.known[number] = sprout
+        return True
+
+    def follow(self) -> None:
+        """The text has grown."""
+        text = self.sequence.tokens
+        while self.place < len(text) - 1:
+            following = self.anchor.child(text[self.place + 1])
+            if following is None:
+                self.anchor.drawn, self.anchor.guesses = None, []
+                self.known = {self.anchor.number: self.anchor}
+                return
+            self.place += 1
+            self.anchor = following
+        self._move(self.anchor)
+
+    def _move(self, anchor: _Sprout) -> None:
+        self.anchor, self.known = anchor, {}
+        behind = [anchor]
+        while behind:
+            sprout = behind.pop()
+            self.known[sprout.number] = sprout
+            behind += sprout.guesses
+            if sprout.drawn is not None:
+                behind.append(sprout.drawn)
+
+    def chain(self) -> list[_Sprout]:
+        """The candidates that are here."""
+        found: list[_Sprout] = []
+        if self.place == len(self.sequence.tokens) - 1:
+            sprout = self.anchor.drawn
+            while sprout is not None:
+                found.append(sprout)
+                sprout = sprout.drawn
+        return found
 
 
 class Pearl(Drafter):
@@ -89,6 +160,7 @@ class Pearl(Drafter):
             # The target adds a token behind the last candidate.
             end = len(sequence.tokens) + sequence.room + 1
             self._streams[sequence.slot] = _Stream(sequence, end)
+        self._judging = False
         self._meet()
 
     def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
@@ -110,37 +182,23 @@ class Pearl(Drafter):
         self._receive()
         for sequence, tree in zip(sequences, trees, strict=True):
             stream = self._streams[sequence.slot]
-            tree.fed = len(tree)
-            if (
-                self._knows(stream)
-                and len(stream.tokens) > len(tree)
-                and len(tree) <= sequence.room
-            ):
-                self._add(tree, stream, len(tree))
+            tree.fed = fed = len(tree)
+            if fed <= sequence.room and self._knows(stream):
+                self._extend(tree, stream, fed + 1)
 
     def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
         stream, accepted, judged = self._streams[sequence.slot], outcome.accepted, len(outcome.tree)
-        everything = accepted == judged
-        late = judged > outcome.tree.fed
-        self.pace.judged(accepted, rejected=not everything)
-        own = None if everything and late else sequence.tokens[-1]
-        length = len(sequence.tokens) - (own is not None)
-        stream.serial, stream.paused = next(_SERIALS), False
-        if own is not None:
-            stream.own[length] = stream.serial
-        kept = accepted
-        if everything and own is not None and len(stream.tokens) > accepted:
-            # It came too late to be judged: the target has said itself what stands there.
-            everything, kept = stream.tokens[accepted] == own, accepted + 1
-        if everything:
-            del stream.tokens[:kept], stream.probabilities[:kept]
-        else:
-            stream.clear()
-            stream.needs = stream.serial
-        if stream.outdated and self._knows(stream):
-            self._introduce(stream)
-        elif self._knows(stream):
-            self.link.send(Commit(sequence.slot, stream.serial, length, own, judged, accepted))
+        self.pace.judged(accepted, rejected=accepted < judged)
+        if self._knows(stream):
+            if stream.outdated:
+                self._introduce(stream)
+            else:
+                new = sequence.tokens[stream.told :]
+                start = perf_counter()
+                self.link.send(Commit(sequence.slot, new, judged, accepted))
+                self._mark("talk", start, perf_counter())
+                stream.told, stream.paused = len(sequence.tokens), None
+                stream.follow()
         self._meet()
         stream.outdated = False
 
@@ -162,8 +220,9 @@ class Pearl(Drafter):
             return
         if link.configured is not self:
             resources, settings = self.resources, self.settings
-            facts = resources.slots, settings.ahead, resources.vocab_size, resources.eos_token_ids
-            link.send(Configure(settings.drafter, *facts))
+            shape = resources.slots, settings.ahead, settings.width, settings.least
+            facts = resources.vocab_size, resources.eos_token_ids
+            link.send(Configure(settings.drafter, *shape, *facts))
             link.configured = self
         for stream in self._streams.values():
             if stream.draft != link.number:
@@ -171,15 +230,12 @@ class Pearl(Drafter):
 
     def _introduce(self, stream: _Stream, candidates: Sequence[int] = ()) -> None:
         """Tell the draft a slot's text, and the `candidates` behind it."""
-        sequence = stream.sequence
+        sequence, root = stream.sequence, next(_ROOTS)
         tokens = [*sequence.tokens, *candidates]
-        stream.serial = stream.needs = next(_SERIALS)
+        stream.restart(root, len(tokens))
         stream.draft, stream.outdated = self.link.number, self._judging
-        stream.clear()
         seed = sequence.random.noise.seed
-        self.link.send(
-            Begin(sequence.slot, stream.serial, tokens, stream.end, sequence.sampling, seed)
-        )
+        self.link.send(Begin(sequence.slot, root, tokens, stream.end, sequence.sampling, seed))
 
     # What is heard
 
@@ -195,7 +251,7 @@ class Pearl(Drafter):
         expected = wait * self.pace.t_draft + self.pace.t_notice
         patience = max(_PATIENCE * expected, _LEAST_PATIENCE)
         start = perf_counter()
-        empty = any(not self._streams[s.slot].tokens for s in sequences)
+        empty = any(not self._streams[s.slot].chain() for s in sequences)
         while (left := start + patience - perf_counter()) > 0:
             if not any(self._lacks(sequence, wait) for sequence in sequences):
                 if empty:
@@ -206,91 +262,83 @@ class Pearl(Drafter):
 
     def _lacks(self, sequence: Sequencing, wait: int) -> bool:
         stream = self._streams[sequence.slot]
-        enough = len(stream.tokens) >= min(wait, sequence.room) or stream.paused
-        return not enough and self._knows(stream)
+        if not self._knows(stream):
+            return False
+        chain = stream.chain()
+        paused = bool(chain) and chain[-1].number == stream.paused
+        return len(chain) < min(wait, sequence.room) and not paused
 
     def _receive(self, timeout: float = 0.0) -> bool:
         """Take in what the draft has said. Whether it is there."""
+        start = perf_counter()
         for message in self.link.receive(timeout):
             match message:
                 case Drafted():
                     self._drafted(message)
                 case Pause():
-                    stream = self._streams.get(message.slot)
-                    if stream is not None and message.serial == stream.serial:
-                        stream.paused = True
+                    if stream := self._streams.get(message.slot):
+                        stream.paused = message.node
                 case Distribution():
                     self._answers.append(message)
+        if not timeout:
+            self._mark("talk", start, perf_counter())
         return self.link.connected
 
     def _drafted(self, message: Drafted) -> None:
-        seconds = (message.ended - message.began) / max(len(message.tokens), 1)
-        self.pace.drafted(seconds)
+        self.pace.drafted(message.ended - message.began)
         stream = self._streams.get(message.slot)
-        useless = True
-        if stream is not None and message.serial <= stream.serial:
-            stream.forwards += message.forwards
-            useless = not self._take(stream, message)
+        useful = False
+        if stream is not None:
+            stream.forwards += 1
+            stream.places += message.places
+            useful = any([stream.take(*sprout) for sprout in message.sprouts])
         began, ended = (time + self.link.offset for time in (message.began, message.ended))
-        self._mark("draft", began, ended, by="draft", useless=useless)
-
-    def _take(self, stream: _Stream, message: Drafted) -> bool:
-        """Whether the tokens continue the text, as far as it is known and drafted."""
-        if message.serial < stream.needs:
-            return False
-        text = stream.sequence.tokens
-        chances = message.probabilities or [None] * len(message.tokens)
-        for place, (token, chance) in enumerate(
-            zip(message.tokens, chances, strict=True), message.start
-        ):
-            if place < len(text):
-                # The target was first, and added this token itself.
-                if text[place] != token:
-                    stream.needs = stream.own[place]
-                    return False
-            elif place == len(text) + len(stream.tokens):
-                stream.tokens.append(token)
-                stream.probabilities.append(chance)
-            else:
-                raise RuntimeError(f"a candidate for place {place}, expected another")
-        return True
+        self._mark("draft", began, ended, by="draft", useless=not useful)
 
     # What is made of it
 
     def _tree(self, sequence: Sequencing) -> TokenTree:
         stream, tree = self._streams[sequence.slot], TokenTree()
-        if not self._knows(stream):
-            stream.clear()  # who drafted them cannot be asked about them any more
-        for place in range(min(len(stream.tokens), sequence.room, self.settings.window)):
-            self._add(tree, stream, place)
-        tree.draft_forwards = tree.draft_tokens = stream.forwards
-        stream.forwards = 0
+        # Who drafted them cannot be asked about them when the draft is another by now.
+        if self._knows(stream):
+            self._extend(tree, stream, min(sequence.room, self.settings.window))
+        tree.draft_forwards, tree.draft_tokens = stream.forwards, stream.places
+        stream.forwards = stream.places = 0
         return tree
 
-    def _add(self, tree: TokenTree, stream: _Stream, place: int) -> None:
-        chance, source = stream.probabilities[place], None
-        if chance is not None:
-            position = len(stream.sequence.tokens) + place
-            source = Elsewhere(chance, partial(self._fetch, stream, position, tree))
-        tree.add(stream.tokens[place], len(tree) - 1, Origin.DRAFT, source)
+    def _extend(self, tree: TokenTree, stream: _Stream, length: int) -> None:
+        """Make `tree` so long, where so much has come."""
+        parent = stream.anchor.number
+        for place, sprout in enumerate(stream.chain()[:length]):
+            if place >= len(tree):
+                self._add(tree, stream, parent, sprout)
+            parent = sprout.number
 
-    def _fetch(self, stream: _Stream, position: int, tree: TokenTree) -> Tensor:
-        """What the candidate for a position was drawn from. It was rejected: to go on without an
-        answer would not be exact, so a draft that has died is waited for, and asked anew."""
+    def _add(self, tree: TokenTree, stream: _Stream, parent: int, sprout: _Sprout) -> None:
+        source = None
+        if sprout.chance is not None:
+            fetch = partial(self._fetch, stream, stream.draft, parent, tree.tokens[:])
+            source = Elsewhere(sprout.chance, fetch)
+        tree.add(sprout.token, len(tree) - 1, Origin.DRAFT, source)
+
+    def _fetch(self, stream: _Stream, draft: int, node: int, before: Sequence[int]) -> Tensor:
+        """What `draft` drew the candidate behind this node from, `before` which there are others.
+        The candidate was rejected: to go on without an answer would not be exact, so a draft that
+        has died is waited for, and its successor asked."""
         slot, until = stream.sequence.slot, perf_counter() + _RETURN
         asked = 0
         while perf_counter() < until:
             if self.link.connected and asked != self.link.number:
-                if not self._knows(stream):
-                    behind = position - len(stream.sequence.tokens)
-                    stream.draft = self.link.number  # more of its text is told than of others
+                if draft != self.link.number:
+                    draft = self.link.number
                     self._meet()
-                    self._introduce(stream, tree.tokens[:behind])
-                self.link.send(Ask(slot, position))
+                    self._introduce(stream, before)
+                    node = stream.anchor.number
+                self.link.send(Ask(slot, node))
                 asked = self.link.number
             self._receive(0.05)
             for answer in self._answers:
-                if (answer.slot, answer.position) == (slot, position):
+                if (answer.slot, answer.node) == (slot, node):
                     self._answers.clear()
                     return answer.tensor()
         raise LinkLost("the draft has died and did not come back")

@@ -1,23 +1,27 @@
 """The draft's side: draft on and on, until told that the text is another.
 
-The draft takes its own candidates for the text until the target says what the text is. Whatever it
-drafts it sends at once; after every forward it looks whether a correction has come, and what that
-makes useless is not drafted.
+The draft takes its own candidates for the text until the target says what the text is, and beside
+them looks behind what the target may say instead (:mod:`specdec_core.pearl.canopy`). Whatever a
+forward brings is sent at once, and before every forward it is heard what the target has said.
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdec_core.drafters import Drafter, Resources, Sequencing, build_drafter
+from specdec_core.config import Sampling
 from specdec_core.pair import Pair
+from specdec_core.pearl.canopy import Canopy, Node
 from specdec_core.pearl.messages import (
     Ask,
     Begin,
@@ -27,177 +31,277 @@ from specdec_core.pearl.messages import (
     Drafted,
     End,
     Pause,
+    Sprout,
 )
+from specdec_core.policies import LengthPolicy, Signals, build_policy
 from specdec_core.runner import ModelRunner
-from specdec_core.sampling import RandomStream, distributions
-from specdec_core.token_tree import TokenTree
+from specdec_core.sampling import RandomStream, distributions, quantile
+
+_GUESSES = 2  # at what the target may say in place of a drawn token
+_AT_ONCE = 16  # tokens that a draft reads of a text that it is behind of
 
 
 @dataclass(slots=True)
 class _Slot:
-    sequence: Sequencing
-    text: list[int]  # what the target has confirmed, and the draft's own tokens behind it
-    confirmed: int
+    number: int
+    canopy: Canopy
     end: int
-    serial: int
-    probs: dict[int, Tensor] = field(default_factory=dict)  # by position of the text
+    sampling: Sampling
+    random: RandomStream
+    drafted: int = 0  # tokens that the policy has seen of the chain since it began anew
+
+
+@dataclass(slots=True)
+class _Look:
+    """What a forward says at places of several trees: `logits` (n, vocabulary), under sampling the
+    distributions `probs`, and `likely`, how confident the draft is in each token."""
+
+    slots: list[_Slot]
+    nodes: list[Node]
+    logits: Tensor
+    hidden: Tensor | None
+    probs: Tensor | None
+    likely: Tensor
 
 
 class Ahead:
     """Drafts ahead of the target for all slots.
 
-    `send` reaches the target's side and `mail` says what has come from there. `salt` makes this
-    draft's random numbers its own. Of the pair only the drafts are needed.
+    `send` reaches the target's side. `salt` makes this draft's random numbers its own. Of the pair
+    only the drafts are needed.
     """
 
-    def __init__(
-        self,
-        pair: Pair,
-        send: Callable[[Any], None],
-        mail: Callable[[], Iterable[Any]],
-        salt: str = "",
-    ) -> None:
-        self._pair, self._send, self._mail, self._salt = pair, send, mail, salt
+    def __init__(self, pair: Pair, send: Callable[[Any], None], salt: str = "") -> None:
+        self._pair, self._send, self._salt = pair, send, salt
         self._runners: dict[tuple[str, int], ModelRunner] = {}
         self._slots: dict[int, _Slot] = {}
-        self._ahead = 0
-        self._eos: frozenset[int] = frozenset()
-        # By slot that the drafter drafts for now, how much of its tree has been seen.
-        self._drafting: dict[int, int] = {}
-        self._since = 0.0
-        self.drafter: Drafter | None = None
+        self._numbers = count(1)
+        self._settings: Configure
+        self._runner: ModelRunner
+        self._policy: LengthPolicy
 
-    def handle(self, message: Any) -> bool:
-        """Heed a message. Whether what is being drafted now has become useless."""
+    def handle(self, message: Any) -> None:
+        """Heed what the target's side says."""
         match message:
             case Configure():
                 self._configure(message)
-                return True
             case Begin():
                 self._begin(message)
-                return True
             case Commit():
-                return self._commit(message)
+                self._commit(message)
             case Ask():
-                probs = self._distribution(message.slot, message.position)
-                self._send(Distribution.of(message.slot, message.position, probs))
+                self._answer(message)
             case End():
-                return self._slots.pop(message.slot, None) is not None
-        return False
+                self._slots.pop(message.slot, None)
 
-    @property
-    def busy(self) -> bool:
-        """Whether there is something to draft."""
-        return any(self._room(slot) > 0 for slot in self._slots.values())
+    @torch.inference_mode()
+    def draft(self) -> bool:
+        """Read what is worth it of all slots' trees, in one forward; whether there is any."""
+        picked = {}
+        for number, slot in self._slots.items():
+            if nodes := self._pick(slot):
+                picked[number] = nodes
+        if picked:
+            self._read(picked)
+        return bool(picked)
 
-    def draft(self) -> None:
-        """Draft for every slot with room until the policy would stop, the room is used up, or a
-        message makes it useless."""
-        own = [slot for slot in self._slots.values() if self._room(slot) > 0]
+    def _pick(self, slot: _Slot) -> list[Node]:
+        """What to read of a tree: the chain's end first."""
+        canopy, settings = slot.canopy, self._settings
+        end = min(canopy.root.position + 1 + settings.ahead, slot.end)
+        chain: list[Node] = []
+        if canopy.tip.position + 1 < end and not self._final(canopy):
+            chain = canopy.chain()[:_AT_ONCE]
+        final = settings.eos_token_ids
+        return chain + canopy.likely(settings.width - 1, settings.least, end, final)
+
+    def _final(self, canopy: Canopy) -> bool:
+        """Whether the chain ends a text. One that the target has confirmed goes on."""
+        return canopy.tip is not canopy.root and canopy.tip.token in self._settings.eos_token_ids
+
+    def _read(self, picked: Mapping[int, Sequence[Node]]) -> None:
+        """Feed the draft these nodes of these slots, and put behind them what it says."""
+        began = perf_counter()
+        slots = [self._slots[number] for number in picked]
+        tips = [slot.canopy.tip for slot in slots]
+        for slot, nodes in zip(slots, picked.values(), strict=True):
+            slot.canopy.enter(nodes)
+        look = self._look(slots, list(picked.values()))
+        sprouts = self._sprout(look)
+        ended = perf_counter()
+        for slot, nodes in zip(slots, picked.values(), strict=True):
+            self._send(Drafted(slot.number, sprouts[slot.number], len(nodes), began, ended))
+        self._ask_policy(look, tips)
+
+    def _look(self, slots: list[_Slot], nodes: list[Sequence[Node]]) -> _Look:
+        feed = [[node.token for node in own] for own in nodes]
+        parents = [slot.canopy.parents for slot in slots]
+        chains = all(own == list(range(-1, len(own) - 1)) for own in parents)
+        runner = self._runner
+        logits = runner.forward([s.number for s in slots], feed, None if chains else parents)
+        counts = [len(own) for own in nodes]
+        logits, hidden = _own(logits, counts), runner.hidden
+        owners = [slot for slot, own in zip(slots, nodes, strict=True) for _ in own]
+        flat = [node for own in nodes for node in own]
+        probs = distributions(logits, [slot.sampling for slot in owners])
+        likely = logits.float().softmax(dim=-1) if probs is None else probs
+        coupled = [n for n, s in enumerate(owners) if _coupled(s.sampling)]
+        if coupled:
+            likely = likely.clone()
+            size = self._settings.vocab_size
+            for n in coupled:
+                noise = owners[n].random.noise.at(flat[n].position + 1, size)
+                raced = likely[n] / noise[: likely.shape[-1]].to(likely.device)
+                likely[n] = raced / raced.sum()
+        return _Look(
+            owners, flat, logits, None if hidden is None else _own(hidden, counts), probs, likely
+        )
+
+    def _sprout(self, look: _Look) -> dict[int, list[Sprout]]:
+        """Put behind each node the token that the draft draws there, and guesses at others; all
+        that is new, by slot."""
+        guesses = _GUESSES if self._settings.width > 1 else 0
+        most = min(guesses + 1, look.likely.shape[-1])
+        best = look.likely.topk(most, dim=-1)
+        tokens, values = best.indices.tolist(), best.values.tolist()
+        drawn = {n: (tokens[n][0], values[n][0]) for n in range(len(look.nodes))}
+        drawn |= self._draws(look)
+        sprouts: dict[int, list[Sprout]] = {slot.number: [] for slot in look.slots}
+        for n, (slot, node) in enumerate(zip(look.slots, look.nodes, strict=True)):
+            new = sprouts[slot.number]
+            if not node.told:
+                new.append((node.number, node.parent.number, node.token, False, None))
+                node.told = True
+            if node.position < slot.canopy.root.position:
+                continue  # what comes behind it is known
+            token, chance = drawn[n]
+            # As if the target accepted what the draft is sure of, and else drew from the rest.
+            sure = min(values[n][0], 1.0)
+            rest = (1 - sure) / max(1 - chance, 1e-6)
+            others = [
+                self._node(guess, node, value * rest)
+                for guess, value in zip(tokens[n], values[n], strict=True)
+                if guess != token and value > 0
+            ]
+            first = self._node(token, node, sure)
+            slot.canopy.grow(node, first, others[:guesses])
+            exact = _rejection(slot.sampling)
+            if exact:
+                node.behind = look.probs[n]
+            new.append((first.number, node.number, token, True, chance if exact else None))
+            first.told = True
+        return sprouts
+
+    def _draws(self, look: _Look) -> dict[int, tuple[int, float]]:
+        """By place the tokens that are drawn there for rejection sampling, and their chances."""
+        places = [n for n, slot in enumerate(look.slots) if _rejection(slot.sampling)]
+        if not places:
+            return {}
+        own = look.probs[places]
+        uniforms = [look.slots[n].random.uniform() for n in places]
+        tokens = quantile(own, uniforms)
+        chances = own.gather(1, tokens[:, None])[:, 0].tolist()
+        return dict(zip(places, zip(tokens.tolist(), chances, strict=True), strict=True))
+
+    def _node(self, token: int, parent: Node, chance: float) -> Node:
+        score = parent.score + math.log(max(chance, 1e-9))
+        return Node(next(self._numbers), token, parent.position + 1, parent, score)
+
+    def _ask_policy(self, look: _Look, tips: Sequence[Node]) -> None:
+        """Where the policy would stop behind a chain's new token, say so; and begin anew."""
+        policy = self._policy
+        places = [n for n, node in enumerate(look.nodes) if node in tips]
+        own = [look.slots[n] for n in places]
+        for slot in own:
+            slot.drafted += 1
         if not own:
             return
-        for slot in own:
-            slot.sequence.tokens = list(slot.text)
-            slot.sequence.room, slot.sequence.batch = self._room(slot), len(own)
-        self._drafting = {slot.sequence.slot: 0 for slot in own}
-        self._since = perf_counter()
-        self.drafter.propose([slot.sequence for slot in own])
-        for number in self._drafting:
-            self._send(Pause(number, self._slots[number].serial))
-
-    def _room(self, slot: _Slot) -> int:
-        if len(slot.text) > slot.confirmed and slot.text[-1] in self._eos:
-            return 0
-        return min(slot.confirmed + self._ahead, slot.end) - len(slot.text)
-
-    def _heard(self, sequences: Sequence[Sequencing], trees: Sequence[TokenTree]) -> bool:
-        """Send what the drafter has drafted since the last call; whether it shall go on."""
-        now = perf_counter()
-        for sequence, tree in zip(sequences, trees, strict=True):
-            seen = self._drafting[sequence.slot]
-            if len(tree) == seen:
-                continue
-            slot = self._slots[sequence.slot]
-            start = len(slot.text)
-            tokens, probs = tree.tokens[seen:], tree.draft_probs[seen:]
-            chances = None
-            if not sequence.sampling.greedy:
-                slot.probs.update(zip(range(start, start + len(tokens)), probs, strict=True))
-                if sequence.sampling.coupling == "rejection":
-                    chances = [float(q[token]) for token, q in zip(tokens, probs, strict=True)]
-            slot.text += tokens
-            self._drafting[sequence.slot] = len(tree)
-            self._send(
-                Drafted(sequence.slot, slot.serial, start, tokens, chances, 1, self._since, now)
+        limits = [policy.limit(slot.number, len(self._slots)) for slot in own]
+        final = self._settings.eos_token_ids
+        ends = [
+            slot.drafted >= limit or slot.canopy.tip.token in final
+            for slot, limit in zip(own, limits, strict=True)
+        ]
+        shown = [n for n, end in enumerate(ends) if policy.learns or not end]
+        if shown:
+            signals = Signals(
+                [own[n].number for n in shown],
+                [look.nodes[places[n]].drawn.token for n in shown],
+                [own[n].drafted for n in shown],
+                look.logits,
+                look.likely if look.probs is None else look.probs,
+                look.hidden,
+                [places[n] for n in shown],
             )
-        useless = [self.handle(message) for message in self._mail()]
-        self._since = perf_counter()
-        if any(useless):
-            self._drafting = {}
-            return False
-        return True
+            signals.fetch(policy.reads)
+            for n, go in zip(shown, policy.go_on(signals), strict=True):
+                ends[n] = ends[n] or not go
+        for slot, end in zip(own, ends, strict=True):
+            if end:
+                self._send(Pause(slot.number, slot.canopy.tip.number))
+                slot.drafted = 0
 
     def _configure(self, message: Configure) -> None:
-        def runner(name: str | None) -> ModelRunner:
-            key = self._pair.draft_name(name), message.slots
-            if key not in self._runners:
-                self._runners[key] = self._pair.open_runner(*key)
-            return self._runners[key]
-
-        for own in self._runners.values():
-            own.watch_hidden(False)
-        resources = Resources(
-            runner,
-            self._pair.load_head,
-            message.vocab_size,
-            message.eos_token_ids,
-            slots=message.slots,
-            heard=self._heard,
-        )
-        self.drafter = build_drafter(message.drafter, resources)
-        self._runner = self.drafter.runner
-        self._ahead, self._eos = message.ahead, message.eos_token_ids
+        settings = message.drafter
+        key = self._pair.draft_name(settings.draft), message.slots
+        if key not in self._runners:
+            self._runners[key] = self._pair.open_runner(*key)
+        for runner in self._runners.values():
+            runner.watch_hidden(False)
+        load_head = partial(self._pair.load_head, settings.draft)
+        self._policy = build_policy(settings.policy, load_head)
+        self._runner, self._settings = self._runners[key], message
+        if self._policy.needs_hidden:
+            self._runner.watch_hidden(True)
         self._slots.clear()
 
     def _begin(self, message: Begin) -> None:
-        runner, number = self._runner, message.slot
-        runner.truncate(number, 0)
+        number, text = message.slot, message.tokens
         stream = RandomStream(message.seed)
         # Independent of the target's own uniform numbers; coupled noise must be the same.
-        stream.uniform = random.Random(f"{message.seed} {message.serial} {self._salt}").random
-        sequence = Sequencing(number, list(message.tokens), message.sampling, stream)
-        text = list(message.tokens)
-        self._slots[number] = _Slot(sequence, text, len(text), message.end, message.serial)
-        self.drafter.open([sequence])
+        stream.uniform = random.Random(f"{message.seed} {message.root} {self._salt}").random
+        canopy = Canopy(Node(message.root, text[-1], len(text) - 1, None, told=True))
+        self._slots[number] = _Slot(number, canopy, message.end, message.sampling, stream)
+        self._policy.reset(number)
+        self._runner.truncate(number, 0)
+        if text[:-1]:
+            self._runner.prefill([number], [text[:-1]])
 
-    def _commit(self, message: Commit) -> bool:
-        slot, length = self._slots[message.slot], message.length
-        slot.serial, slot.confirmed = message.serial, length
-        slot.probs = {place: q for place, q in slot.probs.items() if place >= length}
-        policy = getattr(self.drafter, "policy", None)
-        if policy is not None and message.drafted:
-            policy.observe(message.slot, message.drafted, message.accepted)
-        if message.own is None:
-            return False
-        slot.confirmed += 1
-        agreed = message.accepted == message.drafted
-        if agreed and len(slot.text) > length and slot.text[length] == message.own:
-            return False
-        slot.text[length:] = [message.own]
-        slot.probs.clear()
-        self._runner.truncate(message.slot, min(self._runner.lengths[message.slot], length))
-        return True
+    def _commit(self, message: Commit) -> None:
+        slot = self._slots[message.slot]
+        if message.drafted:
+            self._policy.observe(slot.number, message.drafted, message.accepted)
+        tip = slot.canopy.tip
+        self._keep(slot, slot.canopy.confirm(message.tokens, self._numbers))
+        if slot.canopy.tip is not tip:
+            slot.drafted = 0
+
+    def _keep(self, slot: _Slot, places: Sequence[int]) -> None:
+        """Of the tree in the cache only these places are kept: they are behind one another now."""
+        tree = slot.canopy
+        self._runner.keep(slot.number, tree.plain + len(tree.read) - len(places), places)
 
     @torch.inference_mode()
-    def _distribution(self, number: int, position: int) -> Tensor:
-        """What the token at a position is drawn from, (vocabulary,); made anew where another draft
-        drew it, of whom there was to learn."""
-        slot, runner = self._slots[number], self._runner
-        if position in slot.probs:
-            return slot.probs[position]
-        length = runner.lengths[number]
-        runner.truncate(number, 0)
-        runner.prefill([number], [slot.text[: position - 1]])
-        logits = runner.forward([number], [[slot.text[position - 1]]])
-        runner.truncate(number, min(length, position - 1))
-        return distributions(logits, [slot.sequence.sampling])[0, -1]
+    def _answer(self, message: Ask) -> None:
+        """Where another draft drew the token, of whom there was to learn, the distribution is made
+        anew."""
+        slot = self._slots[message.slot]
+        node = slot.canopy.find(message.node)
+        if node.behind is None:
+            self._read({slot.number: slot.canopy.chain()})
+        self._send(Distribution.of(slot.number, message.node, node.behind))
+
+
+def _own(states: Tensor, counts: Sequence[int]) -> Tensor:
+    """The first so many entries of each row of `states` (rows, width, …), one behind the other."""
+    if all(own == states.shape[1] for own in counts):
+        return states.flatten(0, 1)
+    return torch.cat([row[:own] for row, own in zip(states, counts, strict=True)])
+
+
+def _rejection(sampling: Sampling) -> bool:
+    return not sampling.greedy and sampling.coupling == "rejection"
+
+
+def _coupled(sampling: Sampling) -> bool:
+    return not sampling.greedy and sampling.coupling == "gumbel"

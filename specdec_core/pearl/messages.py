@@ -1,7 +1,8 @@
 """What the two sides of PEARL tell each other: tokens, and now and then a distribution.
 
-A slot's corrections are numbered. A draft answers with the number of the last one that it has
-heeded, so that what it drafted before it heard of a correction can be told from what it drafts now.
+Every token that a draft thinks of has a number, and is told with the number of the token that it
+follows. So both sides know a tree of what the text may become, and neither has to ask the other
+what a message was about: a token whose predecessor is not known any more is of no use.
 """
 
 from __future__ import annotations
@@ -12,27 +13,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec_core.config import DrafterSettings, Sampling
+from specdec_core.config import DraftModelDrafter, Sampling
 
 # Of a distribution's entries, so many at most may be above 0 for it to travel without its zeros.
 _SPARSE = 0.25
 
 
 class Configure(NamedTuple):
-    """Draft in this way from now on, up to `ahead` tokens beyond what the target has confirmed."""
+    """Draft in this way from now on, up to `ahead` tokens beyond what the target has confirmed,
+    at up to `width` places of a slot's tree in each forward, beside the candidates' end those that
+    the text comes to with a chance of at least `least`."""
 
-    drafter: DrafterSettings
+    drafter: DraftModelDrafter
     slots: int
     ahead: int
+    width: int
+    least: float
     vocab_size: int
     eos_token_ids: frozenset[int]
 
 
 class Begin(NamedTuple):
-    """A request enters a slot with its text; it ends with `end` tokens at the latest."""
+    """A slot's text, whose last token has the number `root`; it ends with `end` tokens at the
+    latest."""
 
     slot: int
-    serial: int
+    root: int
     tokens: list[int]
     end: int
     sampling: Sampling
@@ -40,13 +46,11 @@ class Begin(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """The target has confirmed the first `length` tokens of a slot's text, which its own token
-    follows where it has one. Of `drafted` candidates it accepted so many."""
+    """The target has confirmed that a slot's text goes on with these tokens. Of `drafted`
+    candidates it accepted so many."""
 
     slot: int
-    serial: int
-    length: int
-    own: int | None
+    tokens: list[int]
     drafted: int
     accepted: int
 
@@ -58,31 +62,34 @@ class End(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """From what was the token at this position of the slot's text drawn?"""
+    """From what was the token behind this one drawn?"""
 
     slot: int
-    position: int
+    node: int
+
+
+# A token: its number, that of the token before it, what it is, whether it was drawn from what the
+# draft says there (else it is a guess at what the target may say instead), and under rejection
+# sampling with what probability.
+Sprout = tuple[int, int, int, bool, float | None]
 
 
 class Drafted(NamedTuple):
-    """Tokens of a slot from position `start` on, by so many forwards, which took from `began` to
-    `ended` on the draft's clock; under sampling, with their own draft probabilities."""
+    """Tokens of a slot, by one forward, which took from `began` to `ended` on the draft's clock
+    and looked at so many places."""
 
     slot: int
-    serial: int
-    start: int
-    tokens: list[int]
-    probabilities: list[float] | None
-    forwards: int
+    sprouts: list[Sprout]
+    places: int
     began: float
     ended: float
 
 
 class Pause(NamedTuple):
-    """The draft's policy would have the slot's candidates verified now."""
+    """The draft's policy would have the candidates up to this one verified now."""
 
     slot: int
-    serial: int
+    node: int
 
 
 class Distribution(NamedTuple):
@@ -90,19 +97,19 @@ class Distribution(NamedTuple):
     at all of them."""
 
     slot: int
-    position: int
+    node: int
     size: int
     places: np.ndarray | None
     values: np.ndarray
 
     @classmethod
-    def of(cls, slot: int, position: int, probabilities: Tensor) -> Distribution:
+    def of(cls, slot: int, node: int, probabilities: Tensor) -> Distribution:
         """`probabilities` (vocabulary,), as small as they are without loss."""
         values = probabilities.float().cpu().numpy()
         places = values.nonzero()[0]
         if len(places) > _SPARSE * len(values):
-            return cls(slot, position, len(values), None, values)
-        return cls(slot, position, len(values), places.astype(np.int32), values[places])
+            return cls(slot, node, len(values), None, values)
+        return cls(slot, node, len(values), places.astype(np.int32), values[places])
 
     def tensor(self) -> Tensor:
         """(size,)"""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 _MEMORY = 0.02  # weight of the last time that was taken
 _JUDGED = 0.005  # weight of the last candidate
+_HOLDS = 16  # rounds for which an answer holds
 
 
 class Pace:
@@ -30,6 +31,7 @@ class Pace:
         self.most = most
         self.t_draft = self.t_target = self.t_notice = 0.0  # seconds
         self.acceptance = 0.7
+        self._wait, self._holds = most, 0
 
     def drafted(self, seconds: float) -> None:
         """A candidate took the draft so long."""
@@ -52,7 +54,10 @@ class Pace:
         """Candidates to wait for."""
         if not self.t_draft or not self.t_target:
             return self.most
-        return max(range(self.most + 1), key=self.rate)
+        if not self._holds:
+            self._wait, self._holds = max(range(self.most + 1), key=self.rate), _HOLDS
+        self._holds -= 1
+        return self._wait
 
     def rate(self, w: int) -> float:
         """Tokens a second when `w` candidates are waited for."""

@@ -12,24 +12,29 @@ from typing import Any
 
 from specdec_core.pair import Pair
 from specdec_core.pearl.ahead import Ahead
-from specdec_core.pearl.messages import Drafted
+from specdec_core.pearl.messages import Commit, Drafted, Pause
 from specdec_core.wire import PATIENCE, LinkLost, Listener, Wire, connect, dumps
 
-_TOKENS, _ANY = b"t", b"p"  # how a message is written
 # Clocks further apart than this are different clocks: processes of one machine share one.
 _SAME_CLOCK = 0.05  # seconds
 
+# Messages of numbers alone, by far the most frequent, are written in a quicker way than others.
+_PLAIN = (Drafted, Commit, Pause)
+_KINDS = {kind: bytes([number]) for number, kind in enumerate(_PLAIN)}
+_ANY = bytes([255])
+
 
 def _encode(message: Any) -> bytes:
-    # By far the most frequent: many come while the target is busy, and are read in its time.
-    if isinstance(message, Drafted):
-        return _TOKENS + marshal.dumps(tuple(message))
+    if (kind := _KINDS.get(type(message))) is not None:
+        return kind + marshal.dumps(tuple(message))
     return _ANY + dumps(message)
 
 
 def _decode(data: bytearray) -> Any:
     content = memoryview(data)[1:]
-    return Drafted._make(marshal.loads(content)) if data[:1] == _TOKENS else pickle.loads(content)
+    if data[0] < len(_PLAIN):
+        return _PLAIN[data[0]]._make(marshal.loads(content))
+    return pickle.loads(content)
 
 
 class WireLink:
@@ -96,11 +101,12 @@ def serve(host: str, port: int, key: bytes, pair: Pair) -> None:
     cannot be reached."""
     with closing(connect(host, port, key, _encode, _decode)) as wire, suppress(LinkLost):
         wire.send(perf_counter())
-        ahead = Ahead(pair, wire.send, wire.receive, salt=secrets.token_hex(8))
+        ahead = Ahead(pair, wire.send, salt=secrets.token_hex(8))
         # What is loaded by now stays: no target shall wait for it to be looked through.
         gc.collect()
         gc.freeze()
+        busy = False
         while True:
-            for message in wire.receive(0.0 if ahead.busy else None):
+            for message in wire.receive(0.0 if busy else None):
                 ahead.handle(message)
-            ahead.draft()
+            busy = ahead.draft()

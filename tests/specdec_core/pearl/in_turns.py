@@ -26,14 +26,14 @@ class InTurns:
         self.number, self.connected, self.configured = self.number + 1, True, None
         self.to_draft: deque[Any] = deque()
         self.to_target: deque[Any] = deque()
-        self.ahead = Ahead(self.pair, self.to_target.append, self._mail, str(self.number))
+        self.ahead = Ahead(self.pair, self.to_target.append, str(self.number))
 
     def send(self, message: Any) -> None:
         if self.connected:
             self.to_draft.append(message)
 
     def _mail(self) -> Iterator[Any]:
-        while self.to_draft and self.random.random() < 0.6:
+        while self.to_draft and self.random.random() < 0.75:
             yield self.to_draft.popleft()
 
     def receive(self, timeout: float = 0.0) -> list[Any]:
@@ -48,10 +48,11 @@ class InTurns:
         while not heard:
             for message in self._mail():
                 self.ahead.handle(message)
-            if self.ahead.busy and self.random.random() < 0.7:
-                self.ahead.draft()
+            busy = True
+            while busy and self.random.random() < 0.85:
+                busy = self.ahead.draft()
             waiting = len(self.to_target)
             heard = [self.to_target.popleft() for _ in range(self.random.randint(0, waiting))]
-            if not timeout or not (self.to_draft or self.to_target or self.ahead.busy):
+            if not timeout or not (self.to_draft or self.to_target or busy):
                 break
         return heard
