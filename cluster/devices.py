@@ -48,7 +48,7 @@ def claim_core() -> int | None:
     deadline = time.monotonic() + _LEAVING
     while True:
         if (core := next(filter(_lock, cores), None)) is not None:
-            for thread in os.listdir("/proc/self/task"):  # Ray's, too: one of them runs graphs
+            for thread in os.listdir("/proc/self/task"):  # Ray's, too
                 os.sched_setaffinity(int(thread), {core})
             return core
         if time.monotonic() > deadline:

@@ -11,7 +11,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayError
 from transformers import AutoConfig
 
 from cluster.placement import Placed
@@ -119,6 +119,7 @@ class TargetGroup:
 
     def rebuild(self) -> None:
         """Start all shards again and give every runner's rows their tokens back."""
+        reason: Exception | None = None
         for _ in range(ATTEMPTS):
             logger.warning("a shard of the target is gone; its group is built again")
             self.rebuilt += 1
@@ -128,9 +129,9 @@ class TargetGroup:
                 for runner in list(self._runners):
                     runner.restore()
                 return
-            except (ShardLost, RayActorError):
-                continue
-        raise RuntimeError(f"the target's shards were lost {ATTEMPTS} times in a row")
+            except (ShardLost, RayError) as error:
+                reason = error
+        raise RuntimeError(f"the target's shards were lost {ATTEMPTS} times in a row") from reason
 
     def close(self) -> None:
         """End the shards; the devices stay reserved."""
