@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
-from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
 from plotly.subplots import make_subplots
 from rich import box
@@ -18,10 +17,14 @@ from rich.table import Table
 
 from cluster.environment import environment
 from cluster.head_training import Finished, HeadObserver
+from cluster.observer import Observer
+from dashboards.delivery import Delivery
 from dashboards.drawings import Drawing, draw_heads, log_figures
 from dashboards.look import INK, MUTED, OTHER_COLOURS, base_figure, style
 from dashboards.progress import SweepProgress
 from dashboards.tracking import (
+    DeliveredRun,
+    Undelivered,
     as_metrics,
     as_params,
     connect,
@@ -32,6 +35,7 @@ from dashboards.tracking import (
 from specdec_core.config import FixedPolicy, PairSpec
 from specdec_core.heads.card import HeadCard
 from specdec_core.heads.evaluation import Modelled
+from specdec_core.heads.storage import CARD
 
 CARD_PARAMS = {"kind", "draft", "depth", "width", "w_acc", "w_rej", "settings", "sampling"}
 
@@ -193,72 +197,88 @@ def judged_table(judged: Mapping[str, Modelled]) -> Table:
 # MLflow
 
 
-class HeadsRun(HeadObserver):
+class HeadsRun(DeliveredRun, HeadObserver):
     """A parent run for a training of heads, in the pair's experiment, and a nested run for each
-    head. Runs are found by their tags: a head is logged once, however often the training is
-    repeated or resumed. Left by an exception, the parent ends as FAILED or KILLED."""
+    head: a head is logged once, however often the training is repeated or resumed."""
 
-    def __init__(self, pair: PairSpec, draft: str, params: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        pair: PairSpec,
+        draft: str,
+        params: Mapping[str, Any],
+        tell: Observer | None = None,
+    ) -> None:
         """`params` say what is trained, on what; the same ones take the same run up again."""
-        self.client: MlflowClient = connect()
+        super().__init__(tell)
         self.cards: dict[str, HeadCard] = {}
         self.judged: dict[str, Modelled] = {}  # by the heads' names, once a recording judged them
-        self.experiment_id = experiment_id_of(self.client, pair.name)
-        plan = hashlib.sha256(json.dumps([draft, params], sort_keys=True).encode()).hexdigest()
-        earlier = runs_where(self.client, self.experiment_id, f"tags.training_plan = '{plan}'")
-        if (run := next(earlier, None)) is None:
-            tags = {"training_plan": plan, "draft": draft, **_environment_tags()}
-            name = f"heads of {draft}"
-            run = self.client.create_run(self.experiment_id, tags=tags, run_name=name)
-            self.client.log_batch(run.info.run_id, params=as_params(params))
-        else:
-            self.client.update_run(run.info.run_id, "RUNNING")
-        self.run_id = run.info.run_id
-        query = f"tags.`mlflow.parentRunId` = '{self.run_id}'"
-        self.nested: dict[str, Run] = {
-            run.data.tags.get("training", ""): run
-            for run in runs_where(self.client, self.experiment_id, query)
-        }
-
-    def __enter__(self) -> HeadsRun:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        status = "FINISHED"
-        if kind is not None:
-            status = "FAILED" if issubclass(kind, Exception) else "KILLED"
-        elif self.cards:
-            log_figures(self.client, self.run_id, figures(self.cards, self.judged))
-        self.client.set_terminated(self.run_id, status)
+        self._tried: set[str] = set()
+        self.client = connect(patient=True)
+        self.delivery = Delivery()  # by one thread: a run is begun before what is in it
+        self._put(partial(self._begin, pair.name, draft, params))
 
     def head_finished(self, head: Finished) -> None:
         """Log a head as a finished nested run."""
+        self.cards[head.label] = head.card
+        self._put(partial(self._log, head))
+
+    def finish(self, out: Path) -> None:
+        """Log the figures and end the run. Raises :class:`Undelivered` where the store cannot be
+        reached; the heads are in `out`."""
+        self._put(self._finish)
+        if left := self._settle():
+            raise Undelivered(
+                f"{self._absent(left)}; the heads are in {out}, and the same command delivers them"
+            )
+        self.finished = True
+
+    def _begin(self, experiment: str, draft: str, params: Mapping[str, Any]) -> None:
+        self.experiment_id = experiment_id_of(self._client, experiment)
+        plan = hashlib.sha256(json.dumps([draft, params], sort_keys=True).encode()).hexdigest()
+        earlier = runs_where(self._client, self.experiment_id, f"tags.training_plan = '{plan}'")
+        if (run := next(earlier, None)) is None:
+            tags = {"training_plan": plan, "draft": draft, **_environment_tags()}
+            name = f"heads of {draft}"
+            run = self._client.create_run(self.experiment_id, tags=tags, run_name=name)
+        else:
+            self._client.update_run(run.info.run_id, "RUNNING")
+        self.run_id = run.info.run_id
+        if not run.data.params:
+            self._client.log_batch(self.run_id, params=as_params(params))
+        self.nested: dict[str, Run] = {
+            run.data.tags.get("training", ""): run for run in self._nested(self.run_id)
+        }
+
+    def _finish(self) -> None:
+        if self.cards:
+            log_figures(self._client, self.run_id, figures(self.cards, self.judged))
+        self._client.set_terminated(self.run_id)
+
+    def _log(self, head: Finished) -> None:
         card = head.card
-        self.cards[head.label] = card
         run = self.nested.get(card.training)
+        if head.label in self._tried:  # and the store may have made the run, unheard
+            query = f" and tags.training = '{card.training}'"
+            run = next(self._nested(self.run_id, query), None)
+        self._tried.add(head.label)
         if run is None:
             tags = {
                 "mlflow.parentRunId": self.run_id,
                 "training": card.training,
                 **_environment_tags(),
             }
-            run = self.client.create_run(self.experiment_id, run_name=head.label, tags=tags)
+            run = self._client.create_run(self.experiment_id, run_name=head.label, tags=tags)
         if run.info.status == "FINISHED":
             return
         run_id = run.info.run_id
-        now = int(time.time() * 1000)
+        trained = int((head.folder / CARD).stat().st_mtime * 1000)  # logged twice, it is the same
         curve = [
-            Metric(key, float(value), now, epoch.epoch)
+            Metric(key, float(value), trained, epoch.epoch)
             for epoch in card.curve
             for key, value in epoch.model_dump(exclude={"epoch"}).items()
         ]
         final = {f"kept_{key}": value for key, value in card.metrics.items()}
-        self.client.log_batch(
+        self._client.log_batch(
             run_id,
             metrics=[
                 *curve,
@@ -270,9 +290,9 @@ class HeadsRun(HeadObserver):
         # Its curves are the run's metrics, which MLflow draws itself.
         diagram = Drawing(reliability_diagram({head.label: card}))
         log_figures(self.client, run_id, {"reliability": diagram})
-        self.client.log_artifacts(run_id, str(head.folder), "head")
-        self.client.set_terminated(run_id)
-        self.nested[card.training] = self.client.get_run(run_id)
+        self._client.log_artifacts(run_id, str(head.folder), "head")
+        self._client.set_terminated(run_id)
+        self.nested[card.training] = self._client.get_run(run_id)
 
 
 def figures(

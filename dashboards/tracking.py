@@ -24,7 +24,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import mlflow
 import mlflow.data
@@ -37,10 +37,11 @@ from mlflow.exceptions import MlflowException
 
 from cluster.folder import SweepFolder
 from cluster.observer import Observer
-from dashboards.delivery import Delivery
+from dashboards.delivery import Delivery, unreachable
 from specdec_core.bandits import find_state
 from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.errors import UserError
+from specdec_core.files import needs_room
 from specdec_core.heads.storage import resolve_head
 from specdec_core.prompts import Prompt
 from specdec_core.results import PromptSet, SweepResult, Timing, Trial, by_estimate
@@ -67,9 +68,9 @@ def tracking_uri() -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{workspace() / 'mlflow.db'}"
 
 
-def connect() -> MlflowClient:
+def connect(patient: bool = False) -> MlflowClient:
     """A client of the tracking store, which is created where it is missing. Raises
-    :class:`UserError` when it cannot be reached."""
+    :class:`UserError` when it cannot be used; where `patient`, not when it may be had later."""
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
     # It logs whole tracebacks of errors that come out all the same and are told in a line.
@@ -78,25 +79,26 @@ def connect() -> MlflowClient:
         os.environ.setdefault(name, value)
     uri = tracking_uri()
     try:
-        client = MlflowClient(uri)
-        client.search_experiments(max_results=1)
+        with needs_room(uri):
+            client = MlflowClient(uri)
+            client.search_experiments(max_results=1)
     except MlflowException as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{uri} (MLFLOW_TRACKING_URI): cannot be used: {reason}") from None
+        if not (patient and unreachable(error)):
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{uri} (MLFLOW_TRACKING_URI): cannot be used: {reason}") from None
     return client
 
 
 class Undelivered(UserError):
-    """The store could not be reached at the end of a sweep, which is complete on disk."""
+    """The store could not be reached at the end of work that is complete on disk."""
 
 
-class SweepRun(Observer):
-    """A sweep's parent run, written while the sweep goes on.
+class DeliveredRun(Observer):
+    """A parent run that is written while the work that it is about goes on.
 
-    Use it around the sweep: left by an exception, the run ends as KILLED (interrupted) or FAILED,
-    and the next sweep in the same folder takes it up again. Runs are found by their tags, so
-    nothing is logged twice, however the process before ended. Runs of sweeps on this host whose
-    process was killed, and that nobody has taken up, are ended as KILLED by the pair's next sweep.
+    Use it around the work: left by an exception, the run ends as KILLED (interrupted) or FAILED,
+    and whoever repeats the work takes it up again. Runs are found by their tags, so nothing is
+    logged twice, however the process before ended.
 
     `tell` hears how the delivery to a slow store goes.
     """
@@ -104,15 +106,12 @@ class SweepRun(Observer):
     def __init__(self, tell: Observer | None = None) -> None:
         self.tell = tell or Observer()
         self.client: MlflowClient | None = None
+        self.experiment_id: str | None = None
         self.run_id: str | None = None
-        self.earlier: dict[str, Run] = {}  # nested runs of earlier processes, by config_id
-        self.logged: dict[str, str] = {}  # config_id -> run_id
         self.finished = False
         self.delivery: Delivery | None = None
-        self._tried: set[str] = set()
-        self._connecting: threading.Thread | None = None
 
-    def __enter__(self) -> SweepRun:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -126,11 +125,59 @@ class SweepRun(Observer):
         if not self.finished and not isinstance(error, Undelivered):
             status = "FAILED" if kind is None or issubclass(kind, Exception) else "KILLED"
             self.delivery.settle(LEAVING, LEAVING)
-            self.delivery.drop()  # the folder has it, and the next sweep in it logs it
-            self.delivery.put(partial(self._end, self.run_id, status))
+            self.delivery.drop()  # it is on disk, and logged when the work is taken up again
+            self.delivery.put(lambda: self._end(self.run_id, status))
             if self.delivery.settle(LEAVING, LEAVING) and error is not None:
                 error.add_note(f"{tracking_uri()} cannot be reached: its runs stay as they are")
         self.delivery.close()
+
+    @property
+    def _client(self) -> MlflowClient:
+        assert self.client is not None
+        return self.client
+
+    def _put(self, job: Callable[[], object]) -> None:
+        assert self.delivery is not None
+        self.delivery.put(job)
+
+    def _settle(self) -> int:
+        """Wait for the store; returns how many jobs it did not take."""
+        assert self.delivery is not None
+        step = Observer().step
+        if (left := self.delivery.left) > 1:
+            self.tell.stage("writing to MLflow", left)
+            step = self.tell.step
+        return self.delivery.settle(PATIENCE, step=step)
+
+    def _absent(self, left: int) -> str:
+        assert self.delivery is not None
+        reason = self.delivery.trouble or "no answer"
+        return f"{tracking_uri()} cannot be reached, {left} entries wait ({reason})"
+
+    def _nested(self, run_id: str | None, query: str = "") -> Iterator[Run]:
+        query = f"tags.`mlflow.parentRunId` = '{run_id}'{query}"
+        return runs_where(self._client, self.experiment_id, query)
+
+    def _end(self, run_id: str | None, status: str) -> None:
+        """End a run, if it was begun, and those nested in it that are still open."""
+        if run_id is None:
+            return
+        for run in list(self._nested(run_id, " and attributes.status = 'RUNNING'")):
+            self._client.set_terminated(run.info.run_id, status)
+        self._client.set_terminated(run_id, status)
+
+
+class SweepRun(DeliveredRun):
+    """A sweep's run. The next sweep in the same folder takes it up again. Runs of sweeps on this
+    host whose process was killed, and that nobody has taken up, are ended as KILLED by the pair's
+    next sweep."""
+
+    def __init__(self, tell: Observer | None = None) -> None:
+        super().__init__(tell)
+        self.earlier: dict[str, Run] = {}  # nested runs of earlier processes, by config_id
+        self.logged: dict[str, str] = {}  # config_id -> run_id
+        self._tried: set[str] = set()
+        self._connecting: threading.Thread | None = None
 
     def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
         if self._connecting is None:
@@ -142,6 +189,14 @@ class SweepRun(Observer):
         """Create the parent run, or take it up again and log what is missing."""
         if self._connecting is not None:
             self._connecting.join()
+        with needs_room(tracking_uri()):
+            self._begin(result, prompts, folder)
+        for trial in result.trials:
+            self.trial_finished(trial)
+        if result.champion is not None:  # only the end of an earlier process was missing
+            self.counted(result)
+
+    def _begin(self, result: SweepResult, prompts: Sequence[Prompt], folder: Path) -> None:
         self.client = self.client or connect()
         self.result = result
         self.experiment_id = experiment_id_of(self.client, result.pair.name)
@@ -167,10 +222,6 @@ class SweepRun(Observer):
             self.earlier[run.data.tags.get("config_id", "")] = run
         remote = tracking_uri().startswith("http")
         self.delivery = Delivery(_SENDERS if remote else 1)
-        for trial in result.trials:
-            self.trial_finished(trial)
-        if result.champion is not None:  # only the end of an earlier process was missing
-            self.counted(result)
 
     def trial_finished(self, trial: Trial) -> None:
         """Log a configuration as a finished nested run; the trial learns its id. Replayed ones wait
@@ -237,29 +288,6 @@ class SweepRun(Observer):
         client.set_terminated(self.run_id)
         return version
 
-    # Delivery
-
-    @property
-    def _client(self) -> MlflowClient:
-        assert self.client is not None
-        return self.client
-
-    def _put(self, job: Callable[[], object]) -> None:
-        assert self.delivery is not None
-        self.delivery.put(job)
-
-    def _settle(self) -> int:
-        """Wait for the store; returns how many jobs it did not take."""
-        assert self.delivery is not None
-        if (left := self.delivery.left) > 1:
-            self.tell.stage("writing to MLflow", left)
-        return self.delivery.settle(PATIENCE, step=self.tell.step)
-
-    def _absent(self, left: int) -> str:
-        assert self.delivery is not None
-        reason = self.delivery.trouble or "no answer"
-        return f"{tracking_uri()} cannot be reached, {left} entries wait ({reason})"
-
     def _log(self, trial: Trial) -> None:
         run = self.earlier.get(trial.id)
         if trial.id in self._tried:  # and the store may have made the run, unheard
@@ -282,10 +310,6 @@ class SweepRun(Observer):
                 return run
         return None
 
-    def _nested(self, run_id: str, query: str = "") -> Iterator[Run]:
-        query = f"tags.`mlflow.parentRunId` = '{run_id}'{query}"
-        return runs_where(self._client, self.experiment_id, query)
-
     def _end_abandoned(self, where: str) -> None:
         """End the runs of other folders of this host that no process sweeps in any more."""
         query = f"attributes.status = 'RUNNING' and tags.`{FOLDER}` LIKE '{_host()}%'"
@@ -293,12 +317,6 @@ class SweepRun(Observer):
             folder = run.data.tags[FOLDER]
             if folder != where and not SweepFolder(Path(folder.removeprefix(_host()))).running:
                 self._end(run.info.run_id, "KILLED")
-
-    def _end(self, run_id: str, status: str) -> None:
-        """End a sweep's run, and those nested in it that are still open."""
-        for run in list(self._nested(run_id, " and attributes.status = 'RUNNING'")):
-            self._client.set_terminated(run.info.run_id, status)
-        self._client.set_terminated(run_id, status)
 
     def _log_plan(self, result: SweepResult, prompts: Sequence[Prompt]) -> None:
         params = {

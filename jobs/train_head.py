@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cluster.head_training import Finished
+    from dashboards.tracking import Undelivered
     from specdec_core.heads import LoadedHead
     from specdec_core.heads.evaluation import Modelled
     from specdec_core.traces.schema import Recording
@@ -93,6 +96,7 @@ def main(
             each.draft_name(name)
     out = (out or workspace() / "heads").absolute()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    undelivered: list[Undelivered] = []
     try:
         with ray_session():
             for name in drafts:
@@ -108,7 +112,10 @@ def main(
                     "source": source,
                     "out": str(out),
                 }
-                with HeadsRun(recordings[0].header.pair, name, params) as tracking:
+                with (
+                    _noted(undelivered),
+                    HeadsRun(recordings[0].header.pair, name, params) as tracking,
+                ):
                     with HeadProgress(console) as progress:
                         observers = [tracking, progress]
                         heads = train_heads(specs, examples, settings, out, rates, observers)
@@ -116,10 +123,25 @@ def main(
                     if judge is not None:
                         tracking.judged = judge_heads(judge, name, heads, profile)
                         console.print(judged_table(tracking.judged))
+                    with console.status("writing to MLflow"):
+                        tracking.finish(out)
     except KeyboardInterrupt:
         console.print("interrupted; the same command resumes")
         sys.exit(130)
     console.print(f"heads     {out}", soft_wrap=True)
+    if undelivered:
+        raise undelivered[0]
+
+
+@contextmanager
+def _noted(undelivered: list[Undelivered]) -> Iterator[None]:
+    """Go on with the next draft's heads where the tracking server did not take this one's."""
+    from dashboards.tracking import Undelivered
+
+    try:
+        yield
+    except Undelivered as error:
+        undelivered.append(error)
 
 
 def grid(kinds: str, depths: tuple[int, ...], weights: tuple[float, ...], width: int) -> list[Any]:

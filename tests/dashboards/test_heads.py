@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 
 from cluster.head_training import Finished
+from dashboards import tracking
 from dashboards.heads import HeadsRun, heads_table, reliability_diagram, training_curves
-from dashboards.tracking import tracking_uri
+from dashboards.tracking import Undelivered, tracking_uri
 from specdec_core.config import PairSpec
 from specdec_core.heads import HeadSpec, TrainingSettings, save_head
 from specdec_core.heads.training import HeadTraining
+from tests.dashboards.test_delivery import server
 from tests.specdec_core.heads.examples import learnable
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, batch_size=256, epochs=3)
@@ -68,14 +71,16 @@ def test_the_table_marks_the_least_eval_kl(heads: list[Finished]) -> None:
 
 
 def test_each_head_is_one_run_with_its_curves_figures_and_files(
-    heads: list[Finished], store: MlflowClient
+    heads: list[Finished], store: MlflowClient, tmp_path: Path
 ) -> None:
     pair = PairSpec()
     with HeadsRun(pair, "small", PARAMS) as first:
         first.head_finished(heads[0])
+        first.finish(tmp_path)
     with HeadsRun(pair, "small", PARAMS) as again:  # resumed: one was logged, the other is new
         for head in heads:
             again.head_finished(head)
+        again.finish(tmp_path)
     assert again.run_id == first.run_id
     experiment = store.get_experiment_by_name(pair.name)
     runs = store.search_runs([experiment.experiment_id])
@@ -104,16 +109,94 @@ def test_each_head_is_one_run_with_its_curves_figures_and_files(
     }
 
 
-def test_other_settings_are_another_run(heads: list[Finished], store: MlflowClient) -> None:
+def test_other_settings_are_another_run(
+    heads: list[Finished], store: MlflowClient, tmp_path: Path
+) -> None:
     with HeadsRun(PairSpec(), "small", PARAMS) as first:
-        first.head_finished(heads[0])
+        first.finish(tmp_path)
     with HeadsRun(PairSpec(), "small", {**PARAMS, "source": "trajectory"}) as second:
-        second.head_finished(heads[0])
+        second.finish(tmp_path)
     assert first.run_id != second.run_id
 
 
-def test_a_training_that_breaks_off_is_marked(heads: list[Finished], store: MlflowClient) -> None:
-    run = HeadsRun(PairSpec(), "small", PARAMS)
-    run.head_finished(heads[0])
-    run.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert store.get_run(run.run_id).info.status == "KILLED"
+@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, "KILLED"), (OSError, "FAILED")])
+def test_a_training_that_breaks_off_is_marked(
+    heads: list[Finished],
+    store: MlflowClient,
+    error: type[BaseException],
+    status: str,
+) -> None:
+    def broken() -> None:
+        run.head_finished(heads[0])
+        raise error
+
+    with pytest.raises(error), HeadsRun(PairSpec(), "small", PARAMS) as run:
+        broken()
+    assert store.get_run(run.run_id).info.status == status
+
+
+def delivered(client: MlflowClient, heads: list[Finished]) -> bool:
+    """Whether `client` has one finished run for each head and one for all, and each head's curve
+    once."""
+    runs = client.search_runs([client.get_experiment_by_name(PairSpec().name).experiment_id])
+    nested = {run.data.tags["training"]: run for run in runs if "training" in run.data.tags}
+    histories = [client.get_metric_history(r.info.run_id, "eval_kl") for r in nested.values()]
+    return (
+        len(runs) == len(heads) + 1
+        and nested.keys() == {head.card.training for head in heads}
+        and {run.info.status for run in runs} == {"FINISHED"}
+        and all([m.step for m in history] == [1, 2, 3] for history in histories)
+    )
+
+
+def test_a_server_that_is_away_holds_no_training_up_and_gets_everything_later(
+    heads: list[Finished], store: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]  # nobody listens there afterwards
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setattr(tracking, "PATIENCE", 0.5)
+
+    def train() -> None:
+        with HeadsRun(PairSpec(), "small", PARAMS) as run:
+            for head in heads:
+                run.head_finished(head)
+            run.finish(tmp_path)
+
+    with monkeypatch.context() as away:
+        away.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+        with pytest.raises(Undelivered, match=rf"4 entries wait .* heads are in {tmp_path}, and"):
+            train()
+    monkeypatch.setattr(tracking, "PATIENCE", 60.0)
+    train()
+    assert delivered(store, heads)
+
+
+@pytest.mark.long
+def test_what_a_killed_server_missed_of_a_training_is_delivered_when_it_is_back(
+    heads: list[Finished], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setattr(tracking, "PATIENCE", 1.0)
+
+    def train() -> None:
+        with HeadsRun(PairSpec(), "small", PARAMS) as run:
+            with server(tmp_path, port):
+                run.head_finished(heads[0])
+                assert run.delivery.settle(60) == 0
+            run.head_finished(heads[1])
+            run.finish(tmp_path)
+
+    with pytest.raises(Undelivered, match=r"2 entries wait .* the same command delivers them"):
+        train()
+    with server(tmp_path, port):
+        monkeypatch.setattr(tracking, "PATIENCE", 60.0)
+        with HeadsRun(PairSpec(), "small", PARAMS) as again:
+            for head in heads:
+                again.head_finished(head)
+            again.finish(tmp_path)
+        assert delivered(MlflowClient(), heads)
