@@ -24,6 +24,7 @@ QUIET = {
     "RAY_AIR_NEW_OUTPUT": "0",  # Tune's older console output, which verbose=0 silences altogether
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "86400",  # our folders say what is done
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # they are told in one line, or mended
     # Ctrl-C ends a sweep at once: what is finished is on disk, Tune has nothing to save.
     "TUNE_DISABLE_SIGINT_HANDLER": "1",

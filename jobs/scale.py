@@ -24,10 +24,18 @@ from jobs.profile import sizes
 from specdec_core.errors import UserError
 
 if TYPE_CHECKING:
+    from cluster.observer import Observer
     from cluster.plan import Plan
     from specdec_core.cost import Profile
 
 ENOUGH = 0.9  # of what a part could do at most: it is what holds the rest up
+
+# Memory in MiB: a node's scheduler and agents, an idle trial's process, this process with Ray's
+# head, and a process that decodes with the bundled pair.
+NODE, IDLE, HEAD, DECODING = 140, 125, 1200, 700
+OBJECTS = 80 << 20  # bytes of a node's object store, the least that Ray takes
+# What this measurement does without: metrics, and processes started before their use is known.
+_LIGHT = {"RAY_enable_metrics_collection": "0", "RAY_enable_worker_prestart": "0"}
 FORWARDS = {"name": "unit", "target": 1.0, "drafts": {"*": 0.1}}  # rates do not depend on them
 
 
@@ -45,10 +53,13 @@ def main(
     this machine, and show trials a second, the driver's memory, MLflow's rate, and what holds the
     rest up. Run it on an otherwise idle machine."""
     counts = sizes(nodes, "--nodes")
+    check_memory(max(counts), slots, idle is not None)
+    from dashboards.progress import SweepProgress
+
     found = []
     for count in counts:
-        with console.status(f"{trials} trials on {count} nodes"):
-            found.append(measured(count, slots, trials, idle, prompts))
+        with SweepProgress(console) as progress:
+            found.append(measured(count, slots, trials, idle, prompts, progress))
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("nodes × slots")
     for count in counts:
@@ -58,13 +69,25 @@ def main(
     console.print(table)
 
 
+def check_memory(nodes: int, slots: int, idle: bool) -> None:
+    """Raises :class:`UserError` where this machine has not the memory for so many nodes."""
+    needed = HEAD + nodes * (NODE + slots * (IDLE if idle else DECODING))
+    there = _available()
+    if needed > there:
+        raise UserError(
+            f"--nodes {nodes}: with {slots} slots each they take about {needed / 1024:.1f} GiB of"
+            f" memory and {there / 1024:.1f} GiB are free; give fewer"
+        )
+
+
 def measured(
-    nodes: int, slots: int, trials: int, idle: float | None, prompts: int
+    nodes: int, slots: int, trials: int, idle: float | None, prompts: int, tell: Observer
 ) -> dict[str, str]:
     """A column of the table. Trials a second do not include starting nodes and loading models."""
     from cluster.counting import count_all
     from cluster.folder import SweepFolder
     from cluster.idle_trial import IdleTask, IdleTrial
+    from cluster.observer import Observers
     from cluster.trial import CountTrial
     from dashboards.tracking import SweepRun
     from specdec_core.results import PromptSet, SweepResult
@@ -74,7 +97,9 @@ def measured(
         task, trial = _decoding(plan, profile), CountTrial
     else:
         task, trial = IdleTask(idle), IdleTrial
-    with tempfile.TemporaryDirectory() as home, _workspace(home), _cluster(nodes, slots):
+    free, clock = _available(), time.perf_counter()
+    with tempfile.TemporaryDirectory() as home, _workspace(home), _cluster(nodes, slots, tell):
+        starting = time.perf_counter() - clock
         folder = SweepFolder(Path(home) / "sweeps" / "scale")
         result = SweepResult(
             name="scale",
@@ -84,11 +109,11 @@ def measured(
             max_new_tokens=plan.max_new_tokens,
             profile=profile,
         )
-        with SweepRun() as tracking, folder.lock(), _Memory() as memory:
+        with SweepRun(tell) as tracking, folder.lock(), _Memory() as memory:
             tracking.begun(result, [], folder.path)
             clock, busy, own = time.perf_counter(), time.process_time(), time.thread_time()
             finished: list[float] = []
-            heard = _Clock(finished, tracking)
+            heard = _Clock(finished, Observers([tracking, tell]))
             count_all(plan, task, {"CPU": 1}, result, folder, heard, trial)
             seconds, busy = time.perf_counter() - clock, time.process_time() - busy
             own = time.thread_time() - own
@@ -105,6 +130,8 @@ def measured(
     delivered = f"{trials / (seconds + more):.1f}" if behind else f"at least {trials / seconds:.1f}"
     return {
         "trials": f"{trials:,}",
+        "seconds to start the nodes": f"{starting:.0f}",
+        "memory of everything, GiB": f"{(free - memory.least) / 1024:.1f}",
         "seconds to count them": f"{seconds:.1f}",
         "trials a second": f"{rate:.2f}",
         "of what the workers could": "–" if share is None else f"{share:.0%}",
@@ -177,7 +204,7 @@ def _workspace(home: str) -> Iterator[None]:
 
 
 @contextmanager
-def _cluster(nodes: int, slots: int) -> Iterator[None]:
+def _cluster(nodes: int, slots: int, tell: Observer) -> Iterator[None]:
     """Ray nodes of this machine, and a head that does nothing else; this process is connected."""
     import ray
     from ray.cluster_utils import Cluster
@@ -186,14 +213,16 @@ def _cluster(nodes: int, slots: int) -> Iterator[None]:
 
     if ray.is_initialized() or os.environ.get("RAY_ADDRESS"):
         raise UserError("jobs.scale starts its own nodes: unset RAY_ADDRESS")
-    for name, value in QUIET.items():
+    for name, value in {**QUIET, **_LIGHT}.items():
         os.environ.setdefault(name, value)
+    tell.stage(f"starting {nodes} nodes", nodes)
     found = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
     )
     try:
         for _ in range(nodes):
-            found.add_node(wait=False, num_cpus=slots)
+            found.add_node(wait=False, num_cpus=slots, object_store_memory=OBJECTS)
+            tell.step()
         found.wait_for_nodes(timeout=60 + 10 * nodes)
         os.environ["RAY_ADDRESS"] = found.address
         with ray_session():
@@ -217,11 +246,19 @@ class _Clock:
         return getattr(self.then, name)
 
 
+def _available() -> float:
+    """Memory in MiB that the machine has free."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) / 1024
+
+
 class _Memory:
-    """This process's memory in MiB, before the block and at most in it."""
+    """This process's memory in MiB, before the block and at most in it, and the least that was
+    free."""
 
     def __enter__(self) -> _Memory:
         self.before = self.most = self._now()
+        self.least = _available()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -234,6 +271,7 @@ class _Memory:
     def _watch(self) -> None:
         while not self._over.wait(0.5):
             self.most = max(self.most, self._now())
+            self.least = min(self.least, _available())
 
     @staticmethod
     def _now() -> float:
