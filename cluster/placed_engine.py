@@ -28,7 +28,7 @@ def placed_engine(
     with ExitStack() as stack:
         placed = place(placement)
         stack.callback(placed.remove)
-        pair = load_sharded(spec, placed)
+        pair = load_sharded(spec, placed, drafts=not configuration.beside)
         stack.callback(pair.group.close)
         open_link = no_link
         if configuration.beside:

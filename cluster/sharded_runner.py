@@ -308,8 +308,9 @@ def sharded_pair(spec: PairSpec, placement: Placement) -> Iterator[ShardedPair]:
         placed.remove()
 
 
-def load_sharded(spec: PairSpec, placed: Placed) -> ShardedPair:
-    """The pair with its drafts in this process and its target on the devices of `placed`."""
+def load_sharded(spec: PairSpec, placed: Placed, drafts: bool = True) -> ShardedPair:
+    """The pair with its target on the devices of `placed` and its `drafts` in this process, or
+    nowhere but for their configurations."""
     torch.set_num_threads(spec.runner.threads)
     tokenizer = check_pair(spec)
     if placed.kind == "GPU" and spec.runner.target_dtype == "auto":
@@ -318,7 +319,8 @@ def load_sharded(spec: PairSpec, placed: Placed) -> ShardedPair:
         runner = spec.runner.model_copy(update={"target_dtype": str(dtype).removeprefix("torch.")})
         spec = spec.model_copy(update={"runner": runner})
     spec = resolve_dtypes(spec)
-    pair = ShardedPair(spec, tokenizer, load_skeleton(spec.target), load_drafts(spec))
+    own = load_drafts(spec) if drafts else {n: load_skeleton(m) for n, m in spec.drafts.items()}
+    pair = ShardedPair(spec, tokenizer, load_skeleton(spec.target), own)
     runner = spec.runner.model_copy(update={"max_length": pair.max_length})
     pair.group = TargetGroup(placed, spec.model_copy(update={"runner": runner}))
     return pair
