@@ -8,16 +8,23 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
+import openai
 import pytest
 import ray
 import ray.serve
 import yaml
+from ray.serve import Application
+from ray.serve._private.build_app import build_app
 
 from jobs import serve
 from jobs.console import run
 from specdec_core.config import PairSpec
+from specdec_core.engine import Engine, Request
+from specdec_core.errors import UserError
+from specdec_core.pair import Pair
 
 ROOT = Path(__file__).parents[2]
 
@@ -91,6 +98,99 @@ def test_serves_until_ctrl_c(config, tmp_path):
             os.killpg(process.pid, signal.SIGKILL)
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"http://127.0.0.1:{port}/health")
+
+
+def served_beside(config: Path) -> Path:
+    """`config` with a draft that drafts beside the target."""
+    content = yaml.safe_load(config.read_text())
+    content["configuration"] = {"drafter": {"kind": "pearl"}}
+    config.write_text(yaml.safe_dump(content))
+    return config
+
+
+def rayservice(config: Path) -> tuple[dict[str, Any], Application]:
+    """What KubeRay's manifest says of its application, and this built with the arguments there, a
+    configuration and a placement."""
+    manifest = yaml.safe_load((ROOT / "cluster" / "kuberay" / "ray-service.yaml").read_text())
+    (described,) = yaml.safe_load(manifest["spec"]["serveConfigV2"])["applications"]
+    files = {"config": str(config), "cluster": str(ROOT / "cluster" / "local-2.yaml")}
+    return described, serve.application({**described["args"], **files})
+
+
+def test_the_rayservices_application_is_built_from_its_arguments(
+    config: Path, tiny_spec: PairSpec
+) -> None:
+    described, built = rayservice(served_beside(config))
+    application = build_app(built, name=described["name"])
+    (deployment,) = application.deployments
+    assert deployment.name == described["deployments"][0]["name"]
+    spec, configuration, slots, _, _, placement = deployment.init_args
+    assert (spec, slots) == (tiny_spec, described["args"]["slots"])
+    assert configuration.beside
+    assert (placement.draft.devices, placement.target.devices) == (1, 1)
+    with pytest.raises(UserError, match="args: slot: "):
+        serve.application({"slot": 4})
+
+
+@pytest.mark.long
+def test_the_rayservices_application_serves_a_draft_beside_the_target(
+    config: Path, tiny_pair: Pair
+) -> None:
+    described, built = rayservice(served_beside(config))
+    port = free_port()
+    try:
+        ray.serve.start(proxy_location="HeadOnly", http_options={"port": port})
+        ray.serve.run(built, name=described["name"], route_prefix=described["route_prefix"])
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
+        (model,) = (model.id for model in client.models.list())
+        answers = [
+            client.completions.create(model=model, prompt=prompt, max_tokens=60)
+            for prompt in ("def main(", "import", "def main(")
+        ]
+        engine = Engine(tiny_pair)
+        for answer, prompt in zip(answers, ("def main(", "import", "def main("), strict=True):
+            (expected,) = engine.generate([Request("", engine.encode(prompt), 60)])
+            assert answer.choices[0].text == expected.text
+    finally:
+        ray.serve.shutdown()
+
+
+@pytest.mark.long
+def test_serves_a_draft_beside_the_target_until_ctrl_c(config: Path, tiny_pair: Pair) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "jobs.serve", "--config", str(served_beside(config))]
+    command += ["--cluster", "cluster/local-2.yaml", "--port", str(port)]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {"COLUMNS": "80"},
+    ) as process:
+        try:
+            output = ""
+            for line in process.stdout:
+                output += line
+                if "Ctrl-C" in line:
+                    break
+            assert f"http://127.0.0.1:{port}" in output, output
+            client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
+            model = client.models.list().data[0].id
+            engine = Engine(tiny_pair)
+            (expected,) = engine.generate([Request("", engine.encode("def main("), 60)])
+            for _ in range(200):  # until the draft is ready
+                answer = client.completions.create(model=model, prompt="def main(", max_tokens=60)
+                assert answer.choices[0].text == expected.text
+                if answer.specdec["accepted"]:
+                    break
+            assert answer.specdec["accepted"]
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.wait(120) == 0
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_weights_that_cannot_be_loaded_are_one_line(config, refused, tmp_path):

@@ -175,6 +175,53 @@ def test_a_recorded_sweep_is_replayed_and_says_what_that_saved(
     assert (folder / "report.html").exists()
 
 
+@pytest.fixture
+def with_pearl(tiny_pair: Pair, tmp_path: Path) -> Path:
+    """A sweep file whose configurations draft in turns with the target, and beside it."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": "def main():"}))
+    plan = {
+        "pair": tiny_pair.spec.model_dump(),
+        "prompts": {"source": str(prompts)},
+        "max_new_tokens": 16,
+        "finalists": 1,
+        "repeats": 1,
+        "profile": {"widths": [1, 3], "contexts": [16], "batches": [1], "repeats": 2},
+        "search": [
+            {"drafter": {"kind": "draft_model"}},
+            {"drafter": {"kind": "pearl", "drafter": {"kind": "draft_model"}}},
+        ],
+    }
+    config = tmp_path / "sweep.yaml"
+    config.write_text(json.dumps(plan))
+    return config
+
+
+def test_devices_that_the_cluster_lacks_are_one_line_before_anything_is_counted(
+    command: Command, ray_running: None, with_pearl: Path, tmp_path: Path
+) -> None:
+    placement = tmp_path / "placement.yaml"
+    placement.write_text("target: {devices: 64}")
+    home = tmp_path / "home"
+    done = command(sweep.main, home, "--config", with_pearl, "--cluster", placement)
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: 65 CPU cores needed .*, but the cluster has .*\n", done.stderr)
+    assert not (home / "sweeps").exists()
+
+
+@pytest.mark.long
+def test_a_sweep_on_placed_devices_times_a_draft_beside_the_target(
+    command: Command, ray_running: None, with_pearl: Path, tmp_path: Path
+) -> None:
+    home, placement = tmp_path / "home", ROOT / "cluster" / "local-2.yaml"
+    done = command(sweep.main, home, "--config", with_pearl, "--cluster", placement)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = (home / "sweeps").iterdir()
+    result = SweepResult.load(folder)
+    assert any(result.trial(t.config_id).configuration.beside for t in result.timings)
+    assert all(timing.differing_outputs == 0 for timing in result.timings)
+
+
 def test_drafts_are_named_by_the_option_or_by_their_model() -> None:
     assert parse_drafts(["org/small", "m=bundled:draft-medium", "bundled:draft-small"]) == {
         "small": "org/small",
