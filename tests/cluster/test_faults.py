@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
 
@@ -70,8 +72,11 @@ from pathlib import Path
 
 from cluster.plan import load_plan
 from cluster.sweep import run_sweep
+from dashboards.tracking import SweepRun
 
-run_sweep(load_plan(sys.argv[1]), Path(sys.argv[2]))
+with SweepRun() as tracking:
+    result, folder = run_sweep(load_plan(sys.argv[1]), Path(sys.argv[2]), observers=[tracking])
+    tracking.finish(result, folder.path)
 """
 
 
@@ -92,8 +97,11 @@ def test_a_sweep_loses_nothing_with_a_killed_actor_and_a_lost_node(
     config = tmp_path / "sweep.yaml"
     config.write_text(json.dumps(plan))  # JSON is YAML
 
+    def times() -> dict[Path, int]:
+        return {f: f.stat().st_mtime_ns for f in tmp_path.glob("sweeps/*/trials/*.json")}
+
     def finished() -> int:
-        return len(list(tmp_path.glob("sweeps/*/trials/*.json")))
+        return len(times())
 
     with subprocess.Popen(
         [sys.executable, "-c", SWEEP, str(config), str(tmp_path)],
@@ -108,13 +116,64 @@ def test_a_sweep_loses_nothing_with_a_killed_actor_and_a_lost_node(
         os.kill(actors(first)[TRIAL], signal.SIGKILL)
         killed_at = finished()
         wait_for(lambda: finished() > killed_at + 1 and TRIAL in actors(second), driver)
-        lost_at = finished()
+        before = times()
         cluster.remove_node(second, allow_graceful=False)
         output = driver.communicate(timeout=120)[0]
     assert driver.returncode == 0, output
-    assert lost_at < CONFIGURATIONS, output
+    assert len(before) < CONFIGURATIONS, output
+    assert times().items() >= before.items()  # nothing that was finished was counted again
     (folder,) = tmp_path.glob("sweeps/*")
     result = SweepResult.load(folder)
     found = [t.configuration.drafter.max_tokens for t in result.trials if t.configuration.drafter]
     assert sorted(found) == lengths
     assert all(trial.counts["requests"] == 12 for trial in result.trials)
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    nested = [run.data.tags["config_id"] for run in runs if "config_id" in run.data.tags]
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    assert len(runs) == 1 + len(nested)
+    assert sorted(nested) == sorted(trial.id for trial in result.trials)
+
+
+CHECK = """
+import sys
+
+import ray
+
+from cluster.ray_session import check_nodes, ray_session
+from jobs.console import run
+from specdec_core.config import PairSpec
+
+def main() -> None:
+    with ray_session():
+        check_nodes(PairSpec(target="~/target", drafts={}))
+        print("fits")
+
+run(main)
+"""
+
+
+@pytest.mark.long
+def test_a_folder_that_a_node_does_not_have_is_named_before_anything_is_loaded(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = Path("~/.ray/auth_token").expanduser()
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))  # with another home, too
+    homes = [tmp_path / "here", tmp_path / "there"]
+    (homes[0] / "target").mkdir(parents=True)
+    homes[1].mkdir()
+
+    def check() -> subprocess.CompletedProcess:
+        environment = {**os.environ, "RAY_ADDRESS": cluster.address, "HOME": str(homes[0])}
+        command = [sys.executable, "-c", CHECK]
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+    for node in list(cluster.worker_nodes):
+        cluster.remove_node(node)
+    cluster.add_node(num_cpus=1, env_vars={"HOME": str(homes[1])})
+    done = check()
+    assert done.returncode == 2, done.stderr
+    assert re.search(r"^error: ~/target: not on the cluster's node [\d.]+; give", done.stderr)
+    (homes[1] / "target").mkdir()
+    done = check()
+    assert (done.returncode, done.stdout.strip()) == (0, "fits"), done.stderr
