@@ -139,13 +139,16 @@ def compare_overlap(
     repeats: int,
     on_step: Callable[[str, int, int], Any] = lambda what, done, total: None,
 ) -> Overlap:
-    """Time `chains` in processes of one and of two threads and `overlapping` configurations on the
-    devices of `placement`, request by request in turns. Ray must be running."""
+    """Time `chains` in a process of one thread, on the target's own core, and in one of two, and
+    `overlapping` configurations on the devices of `placement`, request by request in turns. Ray
+    must be running."""
     on_step("loading the pair, three times", 0, 1)
     with placed_bench(spec, placement) as (pearl, _):
         resolved = get(pearl.spec.remote())
         one = ray.remote(num_cpus=0)(Bench).remote(resolved)
         two_threads = resolved.runner.model_copy(update={"threads": 2})
+        # One core is as good as another only where nobody else uses them.
+        get(one.stay_on.remote(get(pearl.cores.remote())))
         two = ray.remote(num_cpus=0)(Bench).remote(
             resolved.model_copy(update={"runner": two_threads})
         )

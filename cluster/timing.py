@@ -6,6 +6,7 @@ Times depend on load, so nothing else of a sweep runs while these are taken.
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -50,6 +51,15 @@ class Bench:
     def node(self) -> str:
         """The id of the cluster's node that this runs on."""
         return ray.get_runtime_context().get_node_id()
+
+    def cores(self) -> list[int]:
+        """The CPU cores that this process may run on."""
+        return sorted(os.sched_getaffinity(0))
+
+    def stay_on(self, cores: Sequence[int]) -> None:
+        """Run on these CPU cores only."""
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), cores)
 
     def spec(self) -> PairSpec:
         """The pair with its device and data types as they were found best here."""

@@ -81,13 +81,15 @@ class Wire:
             gone = False
         except OSError as error:
             raise LinkLost(str(error)) from error
-        while len(self._read) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._read)
-            end = _LENGTH.size + length
-            if len(self._read) < end:
+        start, size = 0, len(self._read)
+        while size - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._read, start)
+            end = start + _LENGTH.size + length
+            if size < end:
                 break
-            found.append(self._decode(self._read[_LENGTH.size : end]))
-            del self._read[:end]
+            found.append(self._decode(self._read[start + _LENGTH.size : end]))
+            start = end
+        del self._read[:start]
         if gone and not found:
             raise LinkLost("the other end has closed")
         return found

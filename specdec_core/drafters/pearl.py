@@ -292,8 +292,9 @@ class Pearl(Drafter):
             stream.forwards += 1
             stream.places += message.places
             useful = any([stream.take(*sprout) for sprout in message.sprouts])
-        began, ended = (time + self.link.offset for time in (message.began, message.ended))
-        self._mark("draft", began, ended, by="draft", useless=not useful)
+        if self.timeline is not None:
+            began, ended = (time + self.link.offset for time in (message.began, message.ended))
+            self._mark("draft", began, ended, by="draft", useless=not useful)
 
     # What is made of it
 

@@ -18,9 +18,20 @@ it was in. PEARL's pre-verification is w = 0, without t_notice.
 
 from __future__ import annotations
 
-_MEMORY = 0.02  # weight of the last time that was taken
-_JUDGED = 0.005  # weight of the last candidate
+_FORWARDS, _CANDIDATES = 50, 200  # of the last that were seen, about so many count
 _HOLDS = 16  # rounds for which an answer holds
+
+
+class _Mean:
+    """The mean of the last values, of about `memory`; of all while there are fewer. It begins at
+    `start`, as if that had been seen `times`."""
+
+    def __init__(self, memory: int, start: float = 0.0, times: int = 0) -> None:
+        self.value, self.count, self._memory = start, times, memory
+
+    def add(self, value: float) -> None:
+        self.count = min(self.count + 1, self._memory)
+        self.value += (value - self.value) / self.count
 
 
 class Pace:
@@ -29,26 +40,46 @@ class Pace:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.t_draft = self.t_target = self.t_notice = 0.0  # seconds
-        self.acceptance = 0.7
+        self._draft, self._target, self._notice = (_Mean(_FORWARDS) for _ in range(3))
+        self._acceptance = _Mean(_CANDIDATES, 0.7, 8)
         self._wait, self._holds = most, 0
+
+    @property
+    def t_draft(self) -> float:
+        """Seconds that the draft takes for a candidate."""
+        return self._draft.value
+
+    @property
+    def t_target(self) -> float:
+        """Seconds of a forward of the target."""
+        return self._target.value
+
+    @property
+    def t_notice(self) -> float:
+        """Seconds that pass behind a rejection beside drafting."""
+        return self._notice.value
+
+    @property
+    def acceptance(self) -> float:
+        """The chance that a candidate is accepted."""
+        return self._acceptance.value
 
     def drafted(self, seconds: float) -> None:
         """A candidate took the draft so long."""
-        self.t_draft = _mixed(self.t_draft, seconds)
+        self._draft.add(seconds)
 
     def verified(self, seconds: float) -> None:
         """A forward of the target took so long."""
-        self.t_target = _mixed(self.t_target, seconds)
+        self._target.add(seconds)
 
     def waited(self, candidates: int, seconds: float) -> None:
         """So many candidates came behind a rejection after so long."""
-        self.t_notice = _mixed(self.t_notice, max(seconds - candidates * self.t_draft, 0.0))
+        self._notice.add(max(seconds - candidates * self.t_draft, 0.0))
 
     def judged(self, accepted: int, rejected: bool) -> None:
         """So many candidates of a round were accepted before one was rejected, or none was."""
         for value in [1.0] * accepted + [0.0] * rejected:
-            self.acceptance += _JUDGED * (value - self.acceptance)
+            self._acceptance.add(value)
 
     def wait(self) -> int:
         """Candidates to wait for."""
@@ -73,7 +104,3 @@ class Pace:
 def _tokens(alpha: float, fed: int) -> float:
     """E(fed)."""
     return (1 - alpha ** (fed + 1)) / (1 - alpha)
-
-
-def _mixed(mean: float, value: float) -> float:
-    return value if not mean else mean + _MEMORY * (value - mean)

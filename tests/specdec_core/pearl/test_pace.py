@@ -8,8 +8,10 @@ from specdec_core.pearl.timeline import Timeline, busy
 
 def pace(t_draft: float, t_target: float, acceptance: float, t_notice: float = 0.0) -> Pace:
     found = Pace(12)
-    found.t_draft, found.t_target, found.t_notice = t_draft, t_target, t_notice
-    found.acceptance = acceptance
+    found.drafted(t_draft)
+    found.verified(t_target)
+    found.waited(0, t_notice)
+    found._acceptance.value = acceptance
     return found
 
 
