@@ -94,6 +94,11 @@ class ModelRunner:
         self.lazy = False  # a draft that reads a text only when asked what follows it
         self._watch: RemovableHandle | None = None
 
+    def widen(self, width: int) -> None:
+        """Pad forwards to so many tokens a row at least. Where forwards of one token and of several
+        take turns, this is worth it if graphs of their own run them: each has its own copy of the
+        weights, and the processor's cache holds one sooner than both."""
+
     def watch_hidden(self, wanted: bool) -> None:
         """Whether forwards leave behind, in `hidden` (rows, width, dimension), what the output
         layer read: the model's last hidden states."""

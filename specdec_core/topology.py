@@ -52,49 +52,54 @@ def below_text(parents: Iterable[int]) -> list[int]:
 
 
 class Topology:
-    """A shape of tree: its `parents`, the `depths` (nodes,) of its nodes, and its masks."""
+    """A shape of tree: its `parents`, the `depths` (nodes,) of its nodes, and its masks. With the
+    topology that it begins with, only what is new is looked at."""
 
     def __init__(
         self,
         parents: Sequence[int],
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        begins: Topology | None = None,
     ) -> None:
         self.parents, self.dtype, self.device = tuple(parents), dtype, device
-        depths = np.zeros(len(self), dtype=np.int64)
-        sees = np.eye(len(self), dtype=bool)
-        for node, parent in enumerate(self.parents):
+        known = 0 if begins is None else len(begins)
+        self.depth_list: list[int] = [] if begins is None else begins.depth_list[:]
+        sees = self._sees = np.zeros((len(self), len(self)), dtype=bool)
+        if begins is not None:
+            sees[:known, :known] = begins._sees
+        for node, parent in enumerate(self.parents[known:], known):
+            self.depth_list.append(0 if parent == ROOT else self.depth_list[parent] + 1)
             if parent != ROOT:
-                depths[node] = depths[parent] + 1
-                sees[node] |= sees[parent]
-        self.depths, self._sees = torch.from_numpy(depths), torch.from_numpy(sees)
-        self.depth_list: list[int] = depths.tolist()
-        self._masks: dict[int | None, Tensor] = {}
+                sees[node] = sees[parent]
+            sees[node, node] = True
         self._slices: dict[tuple[int | None, int, int], Tensor] = {}
 
     def __len__(self) -> int:
         return len(self.parents)
 
+    @cached_property
+    def depths(self) -> Tensor:
+        return torch.tensor(self.depth_list, dtype=torch.long)
+
     def mask(self, window: int | None) -> Tensor:
         """The big additive mask (nodes, 1 + nodes + 1), within a sliding window or without one: who
         sees the text, in column 0, and node i, in column 1 + i. The last column is what lies behind
         the tree, which nobody sees. Which of the text is outside the window is not said here."""
-        mask = self._masks.get(window)
-        if mask is None:
-            sees = self._sees
-            if window is not None:
-                sees = sees & (self.depths[:, None] - self.depths < window)
-            mask = torch.full((len(self), len(self) + 2), torch.finfo(self.dtype).min)
-            mask[:, 0] = 0
-            mask[:, 1:-1].masked_fill_(sees, 0)
-            mask = self._masks[window] = mask.to(self.device, self.dtype)
-        return mask
+        return self.rows(window, 0, len(self))[0]
 
     def rows(self, window: int | None, first: int, count: int) -> Tensor:
         """Rows of :meth:`mask`, (1, count, columns)."""
         found = self._slices.get((window, first, count))
         if found is None:
-            found = self.mask(window)[None, first : first + count]
+            sees = self._sees[first : first + count]
+            if window is not None:
+                depths = np.array(self.depth_list)
+                sees = sees & (depths[first : first + count, None] - depths < window)
+            mask = np.full((1, len(sees), len(self) + 2), torch.finfo(self.dtype).min, np.float32)
+            mask[..., 0] = 0
+            mask[0, :, 1:-1][sees] = 0
+            found = torch.from_numpy(mask).to(self.device, self.dtype)
             self._slices[window, first, count] = found
         return found
 
@@ -118,14 +123,17 @@ class Topologies:
                 self._known[topology.parents[:node]] = topology
         return topology
 
-    def find(self, parents: Sequence[int]) -> Topology:
-        """A topology that begins with `parents`."""
+    def find(self, parents: Sequence[int], new: int = 0) -> Topology:
+        """A topology that begins with `parents`, of which the last `new` may not have been met."""
         key = tuple(parents)
         topology = self._known.get(key)
         if topology is None:
+            begins = self._known.get(key[: len(key) - new])
+            if begins is not None and len(begins) != len(key) - new:
+                begins = None  # it goes on in another way
             if len(self._known) >= _KEPT:
                 self._known.clear()
-            topology = self._known[key] = Topology(key, *self._made_for)
+            topology = self._known[key] = Topology(key, *self._made_for, begins)
         return topology
 
     def chain(self, width: int) -> Topology:
@@ -144,7 +152,7 @@ class Topologies:
             rows = [(self.chain(width), 0, count) for count in counts]
         else:
             found = zip(parents, counts, strict=True)
-            rows = [(self.find(own), len(own) - count, count) for own, count in found]
+            rows = [(self.find(own, count), len(own) - count, count) for own, count in found]
         return Slices(rows, width, self._columns)
 
 
@@ -201,10 +209,10 @@ class Slices:
         if self._alike:
             topology, first, _ = rows[0]
             return topology.rows(window, first, width).expand(len(rows), -1, -1)
-        own = [topology.mask(window) for topology, _, _ in rows]
+        own = [topology.rows(window, first, count)[0] for topology, first, count in rows]
         most = max(mask.shape[1] for mask in own)
         blocked = torch.finfo(own[0].dtype).min
         together = own[0].new_full((len(rows), width, most), blocked)
-        for row, (mask, (_, first, count)) in enumerate(zip(own, rows, strict=True)):
-            together[row, :count, : mask.shape[1]] = mask[first : first + count]
+        for row, mask in enumerate(own):
+            together[row, : mask.shape[0], : mask.shape[1]] = mask
         return together

@@ -47,6 +47,7 @@ class CompiledRunner(ModelRunner):
         self._stores: dict[tuple[int, int], tuple[list[Tensor], list[Tensor]]] = {}
         self._chosen: Tensor | None = None
         self._watched = False
+        self._width = 1
         with torch.no_grad():
             super()._run([0], [[0]])  # the model makes the cache's layers
         self._prepare()
@@ -55,6 +56,9 @@ class CompiledRunner(ModelRunner):
         self._watched = wanted
         super().watch_hidden(wanted and self._graphs is None)
         self.hidden = None
+
+    def widen(self, width: int) -> None:
+        self._width = width
 
     @torch.inference_mode()
     def _prepare(self) -> None:
@@ -90,7 +94,7 @@ class CompiledRunner(ModelRunner):
         tokens: Sequence[Sequence[int]],
         parents: Sequence[Sequence[int]] | None,
     ) -> Tensor:
-        width = self._graphs.width(max(map(len, tokens)))
+        width = self._graphs.width(max(self._width, *map(len, tokens)))
         first, count = self._graphs.cover(rows, self.cache.slots)
         end = max(self.lengths[row] for row in rows) + width
         if end >= self.cache.positions:

@@ -160,7 +160,7 @@ class Ahead:
     def _sprout(self, look: _Look) -> dict[int, list[Sprout]]:
         """Put behind each node the token that the draft draws there, and guesses at others; all
         that is new, by slot."""
-        guesses = _GUESSES if self._settings.width > 1 else 0
+        guesses, least = _GUESSES if self._settings.width > 1 else 0, self._settings.least
         most = min(guesses + 1, look.likely.shape[-1])
         best = look.likely.topk(most, dim=-1)
         tokens, values = best.indices.tolist(), best.values.tolist()
@@ -181,7 +181,7 @@ class Ahead:
             others = [
                 self._node(guess, node, value * rest)
                 for guess, value in zip(tokens[n], values[n], strict=True)
-                if guess != token and value > 0
+                if guess != token and value * rest > least
             ]
             first = self._node(token, node, sure)
             slot.canopy.grow(node, first, others[:guesses])
@@ -248,6 +248,7 @@ class Ahead:
             self._runners[key] = self._pair.open_runner(*key)
         for runner in self._runners.values():
             runner.watch_hidden(False)
+            runner.widen(min(message.width, 2))
         load_head = partial(self._pair.load_head, settings.draft)
         self._policy = build_policy(settings.policy, load_head)
         self._runner, self._settings = self._runners[key], message
