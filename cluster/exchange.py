@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import closing
+from functools import reduce
 from typing import Protocol
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from specdec_core.wire import PATIENCE, LinkLost, Listener, Wire, connect
 
 COMING = 60.0  # seconds that others may take to connect, once all know where
+SMALL = 32 << 10  # bytes that a socket takes whole, whether or not the other end reads
 
 
 class Exchange(Protocol):
@@ -70,7 +72,7 @@ class SocketExchange:
     def __init__(self, host: str, rank: int, parts: int) -> None:
         self.rank, self.parts = rank, parts
         self._wires: dict[int, Wire] = {}
-        # The next forward's may come while this one's are awaited.
+        # More may come at once than is asked for.
         self._arrived: list[deque[bytearray]] = [deque() for _ in range(parts)]
         as_it_is = {"encode": lambda data: data, "decode": lambda data: data, "patience": None}
         with closing(Listener(**as_it_is)) as listener:
@@ -82,14 +84,18 @@ class SocketExchange:
             while len(self._wires) < parts - 1:
                 if (wire := listener.accept(COMING)) is None:
                     raise LinkLost(f"rank {rank}: not all other ranks have come")
-                (other,) = wire.receive(PATIENCE)
-                self._wires[int(other)] = wire
+                name, *first = wire.receive(PATIENCE)
+                self._wires[int(name)] = wire
+                self._arrived[int(name)] += first
 
     def sum(self, tensor: Tensor) -> None:
-        # By way of the first: two that send at once, more than a socket holds, would both wait.
-        if self.rank == 0:
+        if tensor.nbytes <= SMALL:
             for other in self._wires:
-                tensor += self._next(other, tensor)
+                self.send(tensor, other)
+            tensor.copy_(reduce(torch.add, self._everybodys(tensor)))
+        # By way of the first: two that send more at once would both wait.
+        elif self.rank == 0:
+            tensor.copy_(reduce(torch.add, self._everybodys(tensor)))
             for other in self._wires:
                 self.send(tensor, other)
         else:
@@ -98,7 +104,7 @@ class SocketExchange:
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         if self.rank == 0:
-            return [tensor, *(self._next(other, tensor) for other in range(1, self.parts))]
+            return self._everybodys(tensor)
         self.send(tensor, 0)
         return []
 
@@ -107,6 +113,11 @@ class SocketExchange:
 
     def receive(self, into: Tensor, by: int) -> None:
         into.copy_(self._next(by, into))
+
+    def _everybodys(self, own: Tensor) -> list[Tensor]:
+        """By rank, so that all who add them up find the same."""
+        ranks = range(self.parts)
+        return [own if rank == self.rank else self._next(rank, own) for rank in ranks]
 
     def _next(self, by: int, like: Tensor) -> Tensor:
         arrived = self._arrived[by]
