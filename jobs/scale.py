@@ -34,8 +34,14 @@ ENOUGH = 0.9  # of what a part could do at most: it is what holds the rest up
 # head, and a process that decodes with the bundled pair.
 NODE, IDLE, HEAD, DECODING = 140, 125, 1200, 700
 OBJECTS = 80 << 20  # bytes of a node's object store, the least that Ray takes
-# What this measurement does without: metrics, and processes started before their use is known.
-_LIGHT = {"RAY_enable_metrics_collection": "0", "RAY_enable_worker_prestart": "0"}
+# What many nodes on one machine do without: looks at its state, one for each of them, and processes
+# that are started before their use is known.
+_LIGHT = {
+    "RAY_enable_metrics_collection": "0",
+    "RAY_enable_worker_prestart": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "REPORTER_UPDATE_INTERVAL_MS": "60000",
+}
 FORWARDS = {"name": "unit", "target": 1.0, "drafts": {"*": 0.1}}  # rates do not depend on them
 
 
