@@ -41,6 +41,9 @@ _LIGHT = {
     "RAY_enable_worker_prestart": "0",
     "RAY_memory_monitor_refresh_ms": "0",
     "REPORTER_UPDATE_INTERVAL_MS": "60000",
+    # Many processes starting at once on few cores are slow, not lost.
+    "RAY_worker_register_timeout_seconds": "600",
+    "RAY_health_check_failure_threshold": "40",
 }
 FORWARDS = {"name": "unit", "target": 1.0, "drafts": {"*": 0.1}}  # rates do not depend on them
 
