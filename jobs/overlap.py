@@ -69,7 +69,7 @@ def main(
             sampling=sampling,
         )
         for draft in spec.drafts
-        for settings in ({}, {"width": 1}, {"width": 1, "wait": 0})
+        for settings in ({}, {"wait": 0}, {"width": 4})
     ]
 
     # Ray, torch and MLflow take seconds to import.

@@ -630,11 +630,12 @@ class PearlDrafter(DrafterSettings):
         " pre-verification; unset: as many as pay, by the forwards' times",
     )
     width: int = Field(
-        default=4,
+        default=1,
         ge=1,
         le=16,
         description="places that a forward of the draft looks at: the candidates' end, and so many"
-        " less 1 behind what the target may say instead of one of them; 1 is PEARL as published",
+        " less 1 behind what the target may say instead of one of them. For where a forward of a"
+        " few tokens takes as long as one of a single token; 1 is PEARL as published",
     )
     least: float = Field(
         default=0.1,
@@ -650,7 +651,7 @@ class PearlDrafter(DrafterSettings):
     @property
     def label(self) -> str:
         wait = "" if self.wait is None else f" wait {self.wait}"
-        width = "" if self.width == 4 else f" width {self.width}"
+        width = "" if self.width == 1 else f" width {self.width}"
         if self.width > 1 and self.least != 0.1:
             width += f" from {self.least:g}"
         return f"PEARL · {self.drafter.label} ≤{self.window}{wait}{width}"

@@ -27,7 +27,8 @@ POLICIES = [
 
 def pearl(**settings: object) -> Configuration:
     # The models here are unsure of everything: look behind whatever the target may say.
-    return Configuration.model_validate({"drafter": {"kind": "pearl", "least": 0, **settings}})
+    settings = {"width": 4, "least": 0, **settings}
+    return Configuration.model_validate({"drafter": {"kind": "pearl", **settings}})
 
 
 def _same(link: InTurns) -> InTurns:
@@ -56,7 +57,7 @@ def test_greedy_output_is_the_targets_whoever_is_early(
     expected = Engine(tiny_pair).generate(requests(tiny_pair))
     inner = {"kind": "draft_model", "policy": policy}
     for seed in range(2):
-        configuration = pearl(drafter=inner, wait=wait, window=5)
+        configuration = pearl(drafter=inner, wait=wait, window=5, width=1 if wait == 0 else 4)
         engine = Engine(
             tiny_pair, configuration, slots, open_link=partial(InTurns, tiny_pair, seed)
         )
