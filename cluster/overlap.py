@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -13,20 +12,19 @@ import pandas as pd
 import ray
 
 from cluster.devices import claim_device
-from cluster.pearl import PlacedDraft
+from cluster.pearl import LOADING, PlacedDraft
 from cluster.placement import Placed, Placement, place
 from cluster.ray_session import get
 from cluster.sharded_runner import load_sharded
 from cluster.timing import Bench
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
 from specdec_core.engine import Engine, Request
+from specdec_core.errors import UserError
 from specdec_core.pair import load_pair
 from specdec_core.pearl.link import no_link
 from specdec_core.pearl.timeline import Span, Timeline
 from specdec_core.profiling import PARTS
-from specdec_core.stats import Counts, Generation, Origin, Ratio, paired_ratio
-
-DRAFT_SECONDS = 600  # that a draft may take to get ready
+from specdec_core.stats import Counts, Generation, Ratio, paired_ratio
 
 
 class Overlapping(Bench):
@@ -45,13 +43,12 @@ class Overlapping(Bench):
 
     def warm_up(self, configurations: Sequence[Configuration], request: Request) -> None:
         """Also wait for the draft to have its graphs: until then decoding is autoregressive."""
-        super().warm_up(configurations, request)
-        until = perf_counter() + DRAFT_SECONDS
         for configuration in configurations:
-            drafts = not configuration.beside
-            while not drafts and perf_counter() < until:
-                _, generation = self.decode(configuration, request)
-                drafts = Origin.DRAFT in generation.origins
+            if configuration.beside:
+                self.engine.configure(configuration)
+                if not self.engine.drafter.prepare(LOADING):
+                    raise UserError(f"{configuration.label}: the draft did not get ready")
+        super().warm_up(configurations, request)
 
     def record(self, configuration: Configuration, request: Request) -> list[Span]:
         """Who did what when while `request` was decoded."""

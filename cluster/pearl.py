@@ -18,7 +18,7 @@ from specdec_core.pearl.wire import WireLink, serve
 from specdec_core.wire import LinkLost
 
 logger = logging.getLogger(__name__)
-_LOADING = 600.0  # seconds that a draft may take to come
+LOADING = 600.0  # seconds that a draft may take to come
 
 
 class Draft:
@@ -72,7 +72,7 @@ class PlacedDraft:
             ready, _ = ray.wait([self._served], timeout=0)
             if ready:
                 get(ready)
-            if ready or waited > _LOADING:
+            if ready or waited > LOADING:
                 raise UserError("the draft's process did not come")
         return self.link
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from cluster.pearl import PlacedDraft
+from cluster.pearl import LOADING, PlacedDraft
 from cluster.placement import place
 from cluster.sharded_runner import load_sharded
 from specdec_core.config import Configuration, PairSpec, Placement
@@ -35,7 +35,10 @@ def placed_engine(
             draft = PlacedDraft(placed, pair.spec)
             stack.callback(draft.close)
             open_link = draft.wait
-        yield Engine(pair, configuration, slots, open_link)
+        engine = Engine(pair, configuration, slots, open_link)
+        if engine.drafter is not None:
+            engine.drafter.prepare(LOADING)
+        yield engine
 
 
 def check_models(

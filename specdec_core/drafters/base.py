@@ -47,6 +47,11 @@ class Drafter:
     target_width = 0  # tokens that the target shall draw to begin each tree with
     shapes: Sequence[Sequence[int]] = ()  # the parents of trees that it grows, whole or cut
 
+    def prepare(self, seconds: float) -> bool:
+        """Wait for a part of it that is elsewhere to be ready, so long at most; whether it is.
+        Nobody has to: what is not ready proposes nothing."""
+        return True
+
     def open(self, sequences: Sequence[Sequencing]) -> None:
         """Requests enter their slots."""
 

@@ -35,6 +35,7 @@ from specdec_core.pearl.messages import (
     Drafted,
     End,
     Pause,
+    Ready,
 )
 from specdec_core.pearl.pace import Pace
 from specdec_core.pearl.timeline import Timeline
@@ -154,6 +155,17 @@ class Pearl(Drafter):
         self._answers: list[Distribution] = []
         self._fed_at = 0.0
         self._judging = False  # trees are at the target, or being judged
+        self._ready = False
+        self._meet()
+
+    def prepare(self, seconds: float) -> bool:
+        until = perf_counter() + seconds
+        self._receive()
+        self._meet()
+        while not (ready := self._is_ready()) and (left := until - perf_counter()) > 0:
+            self._receive(min(left, 1.0))
+            self._meet()
+        return ready
 
     def open(self, sequences: Sequence[Sequencing]) -> None:
         for sequence in sequences:
@@ -213,6 +225,9 @@ class Pearl(Drafter):
         link = self.link
         return link.connected and link.configured is self and stream.draft == link.number
 
+    def _is_ready(self) -> bool:
+        return self._ready and self.link.connected and self.link.configured is self
+
     def _meet(self) -> None:
         """Tell a draft that has come all that it has to know."""
         link = self.link
@@ -223,7 +238,7 @@ class Pearl(Drafter):
             shape = resources.slots, settings.ahead, settings.width, settings.least
             facts = resources.vocab_size, resources.eos_token_ids
             link.send(Configure(settings.drafter, *shape, *facts))
-            link.configured = self
+            link.configured, self._ready = self, False
         for stream in self._streams.values():
             if stream.draft != link.number:
                 self._introduce(stream)
@@ -280,6 +295,8 @@ class Pearl(Drafter):
                         stream.paused = message.node
                 case Distribution():
                     self._answers.append(message)
+                case Ready():
+                    self._ready = True
         if not timeout:
             self._mark("talk", start, perf_counter())
         return self.link.connected

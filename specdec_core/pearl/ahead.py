@@ -31,6 +31,7 @@ from specdec_core.pearl.messages import (
     Drafted,
     End,
     Pause,
+    Ready,
     Sprout,
 )
 from specdec_core.policies import LengthPolicy, Signals, build_policy
@@ -255,6 +256,7 @@ class Ahead:
         if self._policy.needs_hidden:
             self._runner.watch_hidden(True)
         self._slots.clear()
+        self._send(Ready())
 
     def _begin(self, message: Begin) -> None:
         number, text = message.slot, message.tokens

@@ -33,6 +33,10 @@ class Configure(NamedTuple):
     eos_token_ids: frozenset[int]
 
 
+class Ready(NamedTuple):
+    """The answer to :class:`Configure`: whatever it takes is loaded."""
+
+
 class Begin(NamedTuple):
     """A slot's text, whose last token has the number `root`; it ends with `end` tokens at the
     latest."""

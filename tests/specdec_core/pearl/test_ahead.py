@@ -8,7 +8,16 @@ import torch
 from specdec_core.config import DraftModelDrafter, FixedPolicy, Sampling
 from specdec_core.pair import Pair
 from specdec_core.pearl.ahead import Ahead
-from specdec_core.pearl.messages import Ask, Begin, Commit, Configure, Distribution, Drafted, Pause
+from specdec_core.pearl.messages import (
+    Ask,
+    Begin,
+    Commit,
+    Configure,
+    Distribution,
+    Drafted,
+    Pause,
+    Ready,
+)
 
 PROMPT = "def main():\n    return"
 GREEDY, COUPLED = Sampling(), Sampling(temperature=1.0, coupling="gumbel")
@@ -24,6 +33,7 @@ class Told:
         self.ahead.handle(
             Configure(drafter, 1, 9, width, 1e-4, pair.target.config.vocab_size, frozenset())
         )
+        assert self.sent == [Ready()]
         self.text = list(pair.tokenizer(PROMPT)["input_ids"])
         self.ahead.handle(Begin(0, -1, self.text, 400, sampling, 0))
         self.texts = {-1: tuple(self.text)}
