@@ -45,7 +45,7 @@ class PidTrial(IdleTrial):
 
 
 def count(folder: Path, tell: Observer, trial: type[IdleTrial] = IdleTrial) -> SweepResult:
-    """Count what `folder` does not hold, with trials that take no time."""
+    """Count what `folder` does not hold, with trials that take next to no time."""
     own = SweepFolder(folder / "sweeps" / "idle")
     result = SweepResult(
         name="idle",
@@ -56,10 +56,11 @@ def count(folder: Path, tell: Observer, trial: type[IdleTrial] = IdleTrial) -> S
         profile=Hardware(target=0.1, drafts={"*": 0.01}, name="h").profile(list(PLAN.pair.drafts)),
         trials=own.trials(),
     )
-    count_all(PLAN, IdleTask(0.0), {"CPU": 1}, result, own, tell, trial)
+    count_all(PLAN, IdleTask(0.1), {"CPU": 1}, result, own, tell, trial)
     return result
 
 
+@pytest.mark.long
 def test_every_process_counts_and_none_is_started_in_vain(
     ray_running: None, tmp_path: Path
 ) -> None:

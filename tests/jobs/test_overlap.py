@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
 from jobs import overlap
 from tests.jobs.conftest import Command
 
 
+@pytest.mark.long
 def test_a_comparison_is_written_with_its_trace_and_nobodys_output_differs(
     command: Command, ray_running: None, tiny_pair_folders: dict[str, Path], tmp_path: Path
 ) -> None:
