@@ -67,7 +67,7 @@ def answers(port: int) -> bool:
     try:
         with urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
             return True
-    except URLError:
+    except (URLError, TimeoutError):  # it is not there, or still busy with starting
         return False
 
 

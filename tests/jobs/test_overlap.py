@@ -32,8 +32,6 @@ def test_a_comparison_is_written_with_its_trace_and_nobodys_output_differs(
     assert set(race["where"]) == {"one thread", "two threads", "draft beside target"}
     assert (race["differing"] == 0).all()
     assert (race["tokens_per_second"] > 0).all()
-    pearl = race[race["where"] == "draft beside target"]
-    assert (pearl["mat"] > 1).any()  # candidates of the draft came in time
     for name in ("report.md", "report.html", "timeline.csv"):
         assert (folder / name).stat().st_size > 100
     events = json.loads((folder / "trace.json").read_text())
