@@ -14,7 +14,7 @@ import ray
 from cluster.devices import claim_device
 from cluster.pearl import LOADING, PlacedDraft
 from cluster.placement import Placed, Placement, place
-from cluster.ray_session import get
+from cluster.ray_session import get, on_node
 from cluster.sharded_runner import load_sharded
 from cluster.timing import Bench
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
@@ -142,13 +142,12 @@ def compare_overlap(
     on_step("loading the pair, three times", 0, 1)
     with placed_bench(spec, placement) as (pearl, _):
         resolved = get(pearl.spec.remote())
-        one = ray.remote(num_cpus=0)(Bench).remote(resolved)
+        here = on_node(get(pearl.node.remote()))
+        one = ray.remote(**here)(Bench).remote(resolved)
         two_threads = resolved.runner.model_copy(update={"threads": 2})
         # One core is as good as another only where nobody else uses them.
         get(one.stay_on.remote(get(pearl.cores.remote())))
-        two = ray.remote(num_cpus=0)(Bench).remote(
-            resolved.model_copy(update={"runner": two_threads})
-        )
+        two = ray.remote(**here)(Bench).remote(resolved.model_copy(update={"runner": two_threads}))
         everybody = [
             Contestant(ONE, one, AUTOREGRESSIVE.model_copy(update={"sampling": chains[0].sampling}))
         ]

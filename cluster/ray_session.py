@@ -110,7 +110,8 @@ def check_nodes(pair: PairSpec) -> None:
     here = ray.get_runtime_context().get_node_id()
     nodes = [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) >= 1]
     others = {n["NodeID"]: n["NodeManagerAddress"] for n in nodes if n["NodeID"] != here}
-    looks = [_missing.options(**_on(node)).remote(folders) for node in others] if folders else []
+    asked = others if folders else {}
+    looks = [_missing.options(**on_node(node)).remote(folders) for node in asked]
     for address, missing in zip(others.values(), get(looks), strict=False):
         if missing:
             raise UserError(
@@ -119,7 +120,8 @@ def check_nodes(pair: PairSpec) -> None:
             )
 
 
-def _on(node: str) -> dict[str, Any]:
+def on_node(node: str) -> dict[str, Any]:
+    """For `.options(...)`: on that node, beside whatever it does."""
     return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
 
 
