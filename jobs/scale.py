@@ -10,8 +10,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +34,7 @@ ENOUGH = 0.9  # of what a part could do at most: it is what holds the rest up
 # Memory in MiB: a node's scheduler and agents, an idle trial's process, this process with Ray's
 # head, and a process that decodes with the bundled pair.
 NODE, IDLE, HEAD, DECODING = 140, 125, 1200, 700
+NODES_NICE = 10  # niceness of the nodes that are played here
 OBJECTS = 80 << 20  # bytes of a node's object store, the least that Ray takes
 # What many nodes on one machine do without: looks at its state, one for each of them, and processes
 # that are started before their use is known.
@@ -233,12 +235,25 @@ def _cluster(nodes: int, slots: int, tell: Observer) -> Iterator[None]:
             found.add_node(wait=False, num_cpus=slots, object_store_memory=OBJECTS)
             tell.step()
         found.wait_for_nodes(timeout=60 + 10 * nodes)
+        for node in found.worker_nodes:
+            for process in chain.from_iterable(node.all_processes.values()):
+                _give_way(process.process.pid)
         os.environ["RAY_ADDRESS"] = found.address
         with ray_session():
             yield
     finally:
         os.environ.pop("RAY_ADDRESS", None)
         found.shutdown()
+
+
+def _give_way(pid: int) -> None:
+    """Let this process's driver go before another process, all that it has started and all that
+    it will: on a cluster the two share no cores."""
+    with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), NODES_NICE)
+            for child in (thread / "children").read_text().split():
+                _give_way(int(child))
 
 
 class _Clock:
