@@ -28,7 +28,7 @@ def placed_engine(
     with ExitStack() as stack:
         placed = place(placement)
         stack.callback(placed.remove)
-        pair = load_sharded(spec, placed, drafts=not configuration.beside)
+        pair = load_sharded(spec, placed, drafts=configuration.drafts_itself)
         stack.callback(pair.group.close)
         open_link = no_link
         if configuration.beside:

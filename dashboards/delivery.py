@@ -25,13 +25,13 @@ def unreachable(error: BaseException) -> bool:
 
 
 class Delivery:
-    """Jobs that each log something, done by `threads` of their own.
+    """Jobs that each log something, done by threads of their own, at first one.
 
     What the store could not take is kept and tried again, so a job must be one that may be done
     twice. Any other error comes out of :meth:`settle`.
     """
 
-    def __init__(self, threads: int = 1) -> None:
+    def __init__(self) -> None:
         self.done = 0
         self.trouble: str | None = None  # why the store took nothing at the last try
         self._jobs: deque[Job] = deque()
@@ -39,7 +39,11 @@ class Delivery:
         self._error: Exception | None = None
         self._state = threading.Condition()
         self._open, self._running = True, True
-        for _ in range(threads):
+        self.employ(1)
+
+    def employ(self, more: int) -> None:
+        """From now on so many more jobs may be under way at a time."""
+        for _ in range(more):
             threading.Thread(target=self._work, daemon=True).start()
 
     @property

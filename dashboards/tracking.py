@@ -189,15 +189,23 @@ class SweepRun(DeliveredRun):
         """Create the parent run, or take it up again and log what is missing."""
         if self._connecting is not None:
             self._connecting.join()
-        with needs_room(tracking_uri()):
-            self._begin(result, prompts, folder)
+        self.delivery = Delivery()  # by one thread: a run is begun before what is in it
+        begin = partial(self._begin, result, prompts, folder)
+        try:
+            with needs_room(tracking_uri()):
+                begin()
+        except (MlflowException, OSError) as error:
+            if not unreachable(error):
+                raise
+            self.tell.warned(f"{tracking_uri()} cannot be reached; it is told of all later")
+            self._put(begin)
         for trial in result.trials:
             self.trial_finished(trial)
         if result.champion is not None:  # only the end of an earlier process was missing
             self.counted(result)
 
     def _begin(self, result: SweepResult, prompts: Sequence[Prompt], folder: Path) -> None:
-        self.client = self.client or connect()
+        self.client = self.client or connect(patient=True)
         self.result = result
         self.experiment_id = experiment_id_of(self.client, result.pair.name)
         where = f"{_host()}{folder.resolve()}".replace("'", "_")  # it is quoted below
@@ -220,8 +228,8 @@ class SweepRun(DeliveredRun):
         result.mlflow_run_id = self.run_id
         for run in self._nested(self.run_id):
             self.earlier[run.data.tags.get("config_id", "")] = run
-        remote = tracking_uri().startswith("http")
-        self.delivery = Delivery(_SENDERS if remote else 1)
+        if tracking_uri().startswith("http"):
+            self.delivery.employ(_SENDERS - 1)
 
     def trial_finished(self, trial: Trial) -> None:
         """Log a configuration as a finished nested run; the trial learns its id. Replayed ones wait

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +15,12 @@ from jobs.console import console, run
 from jobs.profile import chosen_pair, sizes
 from jobs.sweep import given
 from specdec_core.config import (
+    CascadeDrafter,
     Configuration,
+    Drafter,
     DraftModelDrafter,
     FixedPolicy,
+    HybridDrafter,
     PairSpec,
     PearlDrafter,
     Sampling,
@@ -45,6 +50,9 @@ def main(
     dtype: Annotated[
         str | None, Option(help="data type of all models: auto, float32, bfloat16, float16")
     ] = None,
+    lookups: Annotated[
+        bool, Option("--lookups", help="also chains that lookups speed up, on either side")
+    ] = False,
     name: Annotated[str | None, Option(help="name of the result's folder")] = None,
 ) -> None:
     """Decode the same prompts with chains of each K in a process of one thread and in one of two,
@@ -58,19 +66,13 @@ def main(
     types = given(compile=compile, target_dtype=dtype, draft_dtype=dtype)
     spec = spec.model_copy(update={"runner": spec.runner.model_copy(update=types)})
     sampling = Sampling(temperature=temperature)
-    chains = [
-        Configuration(drafter=_chain(draft, k), sampling=sampling)
-        for draft in spec.drafts
-        for k in sizes(lengths, "--lengths")
-    ]
-    pearl = [
-        Configuration(
-            drafter=PearlDrafter(drafter=_chain(draft, window), window=window, **settings),
-            sampling=sampling,
+    chains, pearl = (
+        [Configuration(drafter=drafter, sampling=sampling) for drafter in drafters]
+        for drafters in (
+            _chains(spec.drafts, sizes(lengths, "--lengths"), lookups),
+            _beside(spec.drafts, window, lookups),
         )
-        for draft in spec.drafts
-        for settings in ({}, {"wait": 0}, {"width": 4})
-    ]
+    )
 
     # Ray, torch and MLflow take seconds to import.
     from cluster.overlap import compare_overlap
@@ -126,8 +128,32 @@ def main(
     console.print(f"report    {folder / 'report.html'}", soft_wrap=True)
 
 
-def _chain(draft: str, tokens: int) -> DraftModelDrafter:
-    return DraftModelDrafter(draft=draft, policy=FixedPolicy(max_tokens=tokens))
+def _chains(drafts: Iterable[str], lengths: Iterable[int], lookups: bool) -> Iterator[Drafter]:
+    """Drafting and verifying in turns."""
+    for draft, length in product(drafts, lengths):
+        policy = FixedPolicy(max_tokens=length)
+        chain = DraftModelDrafter(draft=draft, policy=policy)
+        yield from _with_lookups(chain, CascadeDrafter(draft=draft, policy=policy), lookups)
+
+
+def _beside(drafts: Iterable[str], window: int, lookups: bool) -> Iterator[Drafter]:
+    """Drafting while the target verifies."""
+    for draft in drafts:
+        policy = FixedPolicy(max_tokens=window)
+        chain = DraftModelDrafter(draft=draft, policy=policy)
+        cascade = CascadeDrafter(draft=draft, policy=policy)
+        alone, sped_up = (PearlDrafter(drafter=own, window=window) for own in (chain, cascade))
+        yield from _with_lookups(alone, sped_up, lookups)
+        yield PearlDrafter(drafter=chain, window=window, wait=0)
+        yield PearlDrafter(drafter=chain, window=window, width=4)
+
+
+def _with_lookups(chain: Drafter, sped_up: Drafter, lookups: bool) -> Iterator[Drafter]:
+    """A chain by itself; and the same by a draft that a lookup speeds up, and both where the
+    target's text does not repeat itself."""
+    yield chain
+    if lookups:
+        yield from (sped_up, HybridDrafter(otherwise=chain), HybridDrafter(otherwise=sped_up))
 
 
 if __name__ == "__main__":

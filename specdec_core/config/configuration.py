@@ -16,7 +16,7 @@ import yaml
 from pydantic import model_validator
 
 from specdec_core.config.base import Value
-from specdec_core.config.drafters import Drafter
+from specdec_core.config.drafters import Drafter, DrafterSettings
 from specdec_core.config.sampling import Sampling
 
 
@@ -76,7 +76,12 @@ class Configuration(Value):
     def beside(self) -> bool:
         """Whether it drafts on a device of its own while the target verifies, so that also its
         counts depend on time."""
-        return self.drafter is not None and self.drafter.kind == "pearl"
+        return self.drafter is not None and any(p.kind == "pearl" for p in self.drafter.walk())
+
+    @property
+    def drafts_itself(self) -> bool:
+        """Whether the target's process has a draft model to run."""
+        return self.drafter is not None and _runs_draft(self.drafter)
 
     @property
     def lossless(self) -> bool:
@@ -91,6 +96,12 @@ class Configuration(Value):
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def _runs_draft(drafter: DrafterSettings) -> bool:
+    if drafter.kind == "pearl":
+        return False
+    return hasattr(drafter, "draft") or any(map(_runs_draft, drafter.parts))
 
 
 def _sampling_of_arms(drafter: Any) -> Iterator[Any]:

@@ -78,10 +78,10 @@ def _check_guesses(kind: str, nodes: int) -> None:
         )
 
 
-def _refuse_pearl(kind: str, *parts: DrafterSettings) -> None:
-    """A draft that drafts ahead has to see every round of a text."""
-    if any(part.kind == "pearl" for own in parts for part in own.walk()):
-        raise ValueError(f"{kind}: pearl drafts by itself, not as a part of another drafter")
+def _check_one_ahead(settings: DrafterSettings) -> None:
+    """There is one draft beside the target, and it drafts in one way."""
+    if sum(part.kind == "pearl" for part in settings.walk()) > 1:
+        raise ValueError(f"{settings.kind}: has more than one pearl; only one draft can draft on")
 
 
 def _shape(branching: tuple[Any, ...]) -> str:
@@ -525,7 +525,6 @@ class HybridDrafter(DrafterSettings):
 
     def model_post_init(self, _: Any) -> None:
         self._check_nodes()
-        _refuse_pearl(self.kind, self.otherwise)
         if any(part.kind == "target_tree" for part in self.otherwise.walk()):
             raise ValueError(
                 "hybrid: a target_tree begins with the target's tokens, what is looked up does not"
@@ -584,8 +583,10 @@ class BanditDrafter(DrafterSettings):
     def _enough(cls, arms: tuple[Drafter, ...]) -> tuple[Drafter, ...]:
         if len(set(arms)) < 2 or len(set(arms)) < len(arms):
             raise ValueError("a bandit chooses among at least two arms, each given once")
-        _refuse_pearl("bandit", *arms)
         return arms
+
+    def model_post_init(self, _: Any) -> None:
+        _check_one_ahead(self)
 
     @property
     def title(self) -> str:
@@ -617,11 +618,15 @@ class BanditDrafter(DrafterSettings):
         return self.arms
 
 
+ChainDrafter = Annotated[DraftModelDrafter | CascadeDrafter, Field(discriminator="kind")]
+
+
 class PearlDrafter(DrafterSettings):
-    """A draft model drafts on, on a device of its own, while the target verifies (PEARL)."""
+    """A draft model, by itself or sped up by a lookup, drafts on, on a device of its own, while the
+    target verifies (PEARL)."""
 
     kind: Literal["pearl"] = "pearl"
-    drafter: DraftModelDrafter = DraftModelDrafter()
+    drafter: ChainDrafter = DraftModelDrafter()
     window: MaxTokens = Field(default=12, description="candidates verified at once at most")
     wait: int | None = Field(
         default=None,

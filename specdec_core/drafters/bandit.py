@@ -63,6 +63,10 @@ class BanditSpec(Drafter):
         self._chosen: dict[int, int] = {}  # by slot
         self._seconds: dict[int, float] = {}  # by slot: beyond the drafting of its own arm
 
+    def prepare(self, seconds: float) -> bool:
+        until = perf_counter() + seconds
+        return all([arm.prepare(max(until - perf_counter(), 0.0)) for arm in self.arms])
+
     def open(self, sequences: Sequence[Sequencing]) -> None:
         for drafter in dict.fromkeys(self._drafters):
             drafter.open(sequences)
@@ -95,6 +99,13 @@ class BanditSpec(Drafter):
             self._seconds[sequence.slot] = start - began - seconds
         return trees
 
+    def arrived(self, sequences: Sequence[Sequencing], trees: Sequence[TokenTree]) -> None:
+        groups: dict[Drafter, list[int]] = {}
+        for place, sequence in enumerate(sequences):
+            groups.setdefault(self._drafters[self._chosen[sequence.slot]], []).append(place)
+        for drafter, places in groups.items():
+            drafter.arrived([sequences[p] for p in places], [trees[p] for p in places])
+
     def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
         slot = sequence.slot
         arm = self._chosen[slot]  # an arm that is a bandit has noted its own choice in the tree
@@ -102,7 +113,15 @@ class BanditSpec(Drafter):
         if added:  # else the target began the first tree, whoever drafts
             seconds = outcome.seconds - self._seconds[slot]
             self.of(slot).update(arm, added, seconds, slot)
-        self._drafters[arm].observe(sequence, outcome)
+        for drafter in dict.fromkeys(self._drafters):
+            if drafter is self._drafters[arm]:
+                drafter.observe(sequence, outcome)
+            else:
+                drafter.missed(sequence)
+
+    def missed(self, sequence: Sequencing) -> None:
+        for drafter in dict.fromkeys(self._drafters):
+            drafter.missed(sequence)
 
     def close(self, sequence: Sequencing) -> None:
         for drafter in dict.fromkeys(self._drafters):

@@ -67,6 +67,9 @@ class Drafter:
         """The round is committed, and it was not the request's last: `sequence.tokens` now ends in
         the path's tokens and, unless the target begins the trees, one of the target's own."""
 
+    def missed(self, sequence: Sequencing) -> None:
+        """The same, of a round that another drafter has proposed for."""
+
     def close(self, sequence: Sequencing) -> None:
         """The request has ended: `sequence.tokens` is its whole text."""
 

@@ -32,6 +32,9 @@ class Hybrid(Drafter):
         self.lookup, self.otherwise = lookup, build(settings.otherwise, resources)
         self._drafted: dict[int, TokenTree] = {}  # the other drafter's own tree of a slot's round
 
+    def prepare(self, seconds: float) -> bool:
+        return self.otherwise.prepare(seconds)
+
     def open(self, sequences: Sequence[Sequencing]) -> None:
         self.lookup.open(sequences)
         self.otherwise.open(sequences)
@@ -56,11 +59,31 @@ class Hybrid(Drafter):
             trees.append(tree)
         return trees
 
+    def arrived(self, sequences: Sequence[Sequencing], trees: Sequence[TokenTree]) -> None:
+        asked = [n for n, sequence in enumerate(sequences) if sequence.slot in self._drafted]
+        if not asked:
+            return
+        drafted = [self._drafted[sequences[n].slot] for n in asked]
+        self.otherwise.arrived([sequences[n] for n in asked], drafted)
+        for n, own in zip(asked, drafted, strict=True):
+            tree = trees[n]
+            if own is not tree and own.fed is not None:
+                tree.fed = len(tree)
+                for node in range(own.fed, len(own)):
+                    what = own.tokens[node], own.parents[node], own.origins[node]
+                    tree.add(*what, own.draft_probs[node])
+
     def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
         self.lookup.observe(sequence, outcome)
         drafted = self._drafted.get(sequence.slot)
-        if drafted is not None:
+        if drafted is None:
+            self.otherwise.missed(sequence)
+        else:
             self.otherwise.observe(*_part(sequence, outcome, drafted))
+
+    def missed(self, sequence: Sequencing) -> None:
+        self.lookup.missed(sequence)
+        self.otherwise.missed(sequence)
 
     def close(self, sequence: Sequencing) -> None:
         self.lookup.close(sequence)
@@ -106,12 +129,15 @@ def merged(drafted: TokenTree, *found: tuple[int, TokenTree]) -> TokenTree:
 
 
 def _part(sequence: Sequencing, outcome: Outcome, drafted: TokenTree) -> tuple[Sequencing, Outcome]:
-    """The round as it was for `drafted` alone, whose nodes are the tree's first: where the accepted
-    path leaves it the target chose a token of its own."""
+    """The round as it was for `drafted` alone, whose nodes are the tree's first of those that were
+    fed, and of those that came later: where the accepted path leaves it the target chose a token of
+    its own."""
     if outcome.tree is drafted:
         return sequence, outcome
-    own = [node for node in outcome.path if node < len(drafted)]
+    fed, apart = drafted.read, outcome.tree.read - drafted.read
+    own = [node for node in outcome.path if node < fed]
+    own += [node - apart for node in outcome.path if node >= outcome.tree.read]
     behind = len(outcome.path) - len(own)
     text = sequence.tokens[: len(sequence.tokens) - behind]
-    choices = outcome.choices[: len(drafted) + 1]
+    choices = outcome.choices[: fed + 1]
     return replace(sequence, tokens=text), Outcome(drafted, own, choices, outcome.seconds)

@@ -199,25 +199,18 @@ class Pearl(Drafter):
                 self._extend(tree, stream, fed + 1)
 
     def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
-        stream, accepted, judged = self._streams[sequence.slot], outcome.accepted, len(outcome.tree)
+        accepted, judged = outcome.accepted, len(outcome.tree)
         self.pace.judged(accepted, rejected=accepted < judged)
-        if self._knows(stream):
-            if stream.outdated:
-                self._introduce(stream)
-            else:
-                new = sequence.tokens[stream.told :]
-                start = perf_counter()
-                self.link.send(Commit(sequence.slot, new, judged, accepted))
-                self._mark("talk", start, perf_counter())
-                stream.told, stream.paused = len(sequence.tokens), None
-                stream.follow()
-        self._meet()
-        stream.outdated = False
+        self._tell(sequence.slot, judged, accepted, outcome.choices[: outcome.tree.read + 1])
+
+    def missed(self, sequence: Sequencing) -> None:
+        self._tell(sequence.slot)
 
     def close(self, sequence: Sequencing) -> None:
         stream = self._streams.pop(sequence.slot)
         if self._knows(stream):
-            self.link.send(End(sequence.slot))
+            new = [] if stream.outdated else sequence.tokens[stream.told :]
+            self.link.send(End(sequence.slot, new))
 
     # What is said
 
@@ -242,6 +235,25 @@ class Pearl(Drafter):
         for stream in self._streams.values():
             if stream.draft != link.number:
                 self._introduce(stream)
+
+    def _tell(
+        self, slot: int, judged: int = 0, accepted: int = 0, choices: Sequence[int] = ()
+    ) -> None:
+        """Tell the draft how a slot's text goes on."""
+        stream = self._streams[slot]
+        if self._knows(stream):
+            if stream.outdated:
+                self._introduce(stream)
+            else:
+                # All of it: of a round that it has proposed a part of it may be shown less.
+                text = stream.sequence.tokens
+                start = perf_counter()
+                self.link.send(Commit(slot, text[stream.told :], judged, accepted, list(choices)))
+                self._mark("talk", start, perf_counter())
+                stream.told, stream.paused = len(text), None
+                stream.follow()
+        self._meet()
+        stream.outdated = False
 
     def _introduce(self, stream: _Stream, candidates: Sequence[int] = ()) -> None:
         """Tell the draft a slot's text, and the `candidates` behind it."""
@@ -280,7 +292,7 @@ class Pearl(Drafter):
         if not self._knows(stream):
             return False
         chain = stream.chain()
-        paused = bool(chain) and chain[-1].number == stream.paused
+        paused = any(sprout.number == stream.paused for sprout in chain)
         return len(chain) < min(wait, sequence.room) and not paused
 
     def _receive(self, timeout: float = 0.0) -> bool:
@@ -302,7 +314,8 @@ class Pearl(Drafter):
         return self.link.connected
 
     def _drafted(self, message: Drafted) -> None:
-        self.pace.drafted(message.ended - message.began)
+        if message.candidates:
+            self.pace.drafted((message.ended - message.began) / message.candidates)
         stream = self._streams.get(message.slot)
         useful = False
         if stream is not None:

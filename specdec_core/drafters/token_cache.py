@@ -93,10 +93,9 @@ def useful_phrases(outcome: Outcome, before: int, length: int) -> list[tuple[int
     Its key is the token before it, `before` for what follows the text.
     """
     tree, choices = outcome.tree, outcome.choices
+    read = zip(tree.tokens[: tree.read], tree.parents, strict=False)
     follower = {
-        parent: node
-        for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True))
-        if token == choices[parent + 1]
+        parent: node for node, (token, parent) in enumerate(read) if token == choices[parent + 1]
     }
     accepted = set(outcome.path)
     phrases = []

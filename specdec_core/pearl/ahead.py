@@ -3,13 +3,18 @@
 The draft takes its own candidates for the text until the target says what the text is, and beside
 them looks behind what the target may say instead (:mod:`specdec_core.pearl.canopy`). Whatever a
 forward brings is sent at once, and before every forward it is heard what the target has said.
+
+A lookup, if there is one, guesses how the chain goes on. The draft reads the guesses behind the
+chain's end and draws a token at each of them, as far as these are what was guessed: as many tokens
+of the chain then come of one forward (a cascade). So each of them is drawn from the draft's own
+distribution, guessed or not.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -19,7 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_core.config import Sampling
+from specdec_core.config import CascadeDrafter, Sampling
+from specdec_core.drafters import build_drafter
+from specdec_core.drafters.base import Lookup, Outcome, Resources, Sequencing
 from specdec_core.pair import Pair
 from specdec_core.pearl.canopy import Canopy, Node
 from specdec_core.pearl.messages import (
@@ -37,19 +44,25 @@ from specdec_core.pearl.messages import (
 from specdec_core.policies import LengthPolicy, Signals, build_policy
 from specdec_core.runner import ModelRunner
 from specdec_core.sampling import RandomStream, distributions, quantile
+from specdec_core.stats import Origin
+from specdec_core.token_tree import ROOT, TokenTree
 
 _GUESSES = 2  # at what the target may say in place of a drawn token
 _AT_ONCE = 16  # tokens that a draft reads of a text that it is behind of
+_TRIED = 32  # guesses of a lookup that are tried at once
+_READ = 96  # nodes of a tree in the cache, guesses that are tried among them
 
 
 @dataclass(slots=True)
 class _Slot:
-    number: int
+    sequence: Sequencing  # its tokens are what the target has confirmed
     canopy: Canopy
     end: int
-    sampling: Sampling
-    random: RandomStream
     drafted: int = 0  # tokens that the policy has seen of the chain since it began anew
+
+    @property
+    def number(self) -> int:
+        return self.sequence.slot
 
 
 @dataclass(slots=True)
@@ -80,6 +93,7 @@ class Ahead:
         self._settings: Configure
         self._runner: ModelRunner
         self._policy: LengthPolicy
+        self._lookup: Lookup | None = None
 
     def handle(self, message: Any) -> None:
         """Heed what the target's side says."""
@@ -93,48 +107,77 @@ class Ahead:
             case Ask():
                 self._answer(message)
             case End():
-                self._slots.pop(message.slot, None)
+                self._end(message)
 
     @torch.inference_mode()
     def draft(self) -> bool:
         """Read what is worth it of all slots' trees, in one forward; whether there is any."""
-        picked = {}
+        picked, tried = {}, {}
         for number, slot in self._slots.items():
             if nodes := self._pick(slot):
                 picked[number] = nodes
+                tried[number] = self._guesses(slot, nodes)
         if picked:
-            self._read(picked)
+            self._read(picked, tried)
         return bool(picked)
 
     def _pick(self, slot: _Slot) -> list[Node]:
         """What to read of a tree: the chain's end first."""
-        canopy, settings = slot.canopy, self._settings
-        end = min(canopy.root.position + 1 + settings.ahead, slot.end)
+        canopy, settings, end = slot.canopy, self._settings, self._end_of(slot)
         chain: list[Node] = []
         if canopy.tip.position + 1 < end and not self._final(canopy):
             chain = canopy.chain()[:_AT_ONCE]
         final = settings.eos_token_ids
         return chain + canopy.likely(settings.width - 1, settings.least, end, final)
 
+    def _end_of(self, slot: _Slot) -> int:
+        """The position before which there may be tokens now."""
+        return min(slot.canopy.root.position + 1 + self._settings.ahead, slot.end)
+
+    def _guesses(self, slot: _Slot, nodes: Sequence[Node]) -> list[Node]:
+        """What a lookup says comes behind the chain's end, if that is to be read: nodes that may
+        be read with it."""
+        canopy, tried = slot.canopy, []
+        # A token comes from the draft model itself.
+        room = self._end_of(slot) - canopy.tip.position - 2
+        if self._lookup is None or room <= 0 or canopy.tip not in nodes:
+            return tried
+        tree = self._lookup.find(slot.sequence, canopy.drawn(), room).tree
+        most = min(_TRIED, _READ - len(canopy.read) - len(nodes))
+        for token, parent in zip(tree.tokens[: max(most, 0)], tree.parents, strict=False):
+            before = canopy.tip if parent == ROOT else tried[parent]
+            node = Node(next(self._numbers), token, before.position + 1, before)
+            before.guesses.append(node)
+            tried.append(node)
+        return tried
+
     def _final(self, canopy: Canopy) -> bool:
         """Whether the chain ends a text. One that the target has confirmed goes on."""
         return canopy.tip is not canopy.root and canopy.tip.token in self._settings.eos_token_ids
 
-    def _read(self, picked: Mapping[int, Sequence[Node]]) -> None:
-        """Feed the draft these nodes of these slots, and put behind them what it says."""
+    def _read(
+        self, picked: Mapping[int, Sequence[Node]], tried: Mapping[int, Sequence[Node]]
+    ) -> None:
+        """Feed the draft these nodes of these slots, and behind them those `tried`; and put behind
+        them what it says."""
         began = perf_counter()
         slots = [self._slots[number] for number in picked]
-        tips = [slot.canopy.tip for slot in slots]
-        for slot, nodes in zip(slots, picked.values(), strict=True):
+        fed = [[*nodes, *tried.get(number, ())] for number, nodes in picked.items()]
+        for slot, nodes in zip(slots, fed, strict=True):
             slot.canopy.enter(nodes)
-        look = self._look(slots, list(picked.values()))
-        sprouts = self._sprout(look)
+        look = self._look(slots, fed)
+        sprouts, grown = self._sprout(look, {node for own in tried.values() for node in own})
         ended = perf_counter()
-        for slot, nodes in zip(slots, picked.values(), strict=True):
-            self._send(Drafted(slot.number, sprouts[slot.number], len(nodes), began, ended))
-        self._ask_policy(look, tips)
+        for slot, nodes in zip(slots, fed, strict=True):
+            number, new = slot.number, grown.get(slot.number, ())
+            self._send(Drafted(number, sprouts[number], len(nodes), len(new), began, ended))
+            if guessed := tried.get(number):
+                self._keep(slot, slot.canopy.settle(guessed))
+        while grown:
+            self._ask_policy(look, [places[0] for places in grown.values()])
+            grown = {number: places[1:] for number, places in grown.items() if places[1:]}
 
-    def _look(self, slots: list[_Slot], nodes: list[Sequence[Node]]) -> _Look:
+    def _look(self, slots: list[_Slot], nodes: list[list[Node]]) -> _Look:
         feed = [[node.token for node in own] for own in nodes]
         parents = [slot.canopy.parents for slot in slots]
         chains = all(own == list(range(-1, len(own) - 1)) for own in parents)
@@ -144,23 +187,26 @@ class Ahead:
         logits, hidden = _own(logits, counts), runner.hidden
         owners = [slot for slot, own in zip(slots, nodes, strict=True) for _ in own]
         flat = [node for own in nodes for node in own]
-        probs = distributions(logits, [slot.sampling for slot in owners])
+        probs = distributions(logits, [slot.sequence.sampling for slot in owners])
         likely = logits.float().softmax(dim=-1) if probs is None else probs
-        coupled = [n for n, s in enumerate(owners) if _coupled(s.sampling)]
+        coupled = [n for n, slot in enumerate(owners) if _coupled(slot.sequence.sampling)]
         if coupled:
             likely = likely.clone()
             size = self._settings.vocab_size
             for n in coupled:
-                noise = owners[n].random.noise.at(flat[n].position + 1, size)
+                noise = owners[n].sequence.random.noise.at(flat[n].position + 1, size)
                 raced = likely[n] / noise[: likely.shape[-1]].to(likely.device)
                 likely[n] = raced / raced.sum()
         return _Look(
             owners, flat, logits, None if hidden is None else _own(hidden, counts), probs, likely
         )
 
-    def _sprout(self, look: _Look) -> dict[int, list[Sprout]]:
-        """Put behind each node the token that the draft draws there, and guesses at others; all
-        that is new, by slot."""
+    def _sprout(
+        self, look: _Look, tried: Set[Node]
+    ) -> tuple[dict[int, list[Sprout]], dict[int, list[int]]]:
+        """Put behind each node the token that the draft draws there, and guesses at others; behind
+        nodes that are `tried` only if the chain comes to them. All that is new, by slot, and the
+        places where the chain has grown."""
         guesses, least = _GUESSES if self._settings.width > 1 else 0, self._settings.least
         most = min(guesses + 1, look.likely.shape[-1])
         best = look.likely.topk(most, dim=-1)
@@ -168,7 +214,10 @@ class Ahead:
         drawn = {n: (tokens[n][0], values[n][0]) for n in range(len(look.nodes))}
         drawn |= self._draws(look)
         sprouts: dict[int, list[Sprout]] = {slot.number: [] for slot in look.slots}
+        grown: dict[int, list[int]] = {}
         for n, (slot, node) in enumerate(zip(look.slots, look.nodes, strict=True)):
+            if node in tried and (node is not slot.canopy.tip or self._final(slot.canopy)):
+                continue
             new = sprouts[slot.number]
             if not node.told:
                 new.append((node.number, node.parent.number, node.token, False, None))
@@ -185,49 +234,54 @@ class Ahead:
                 if guess != token and value * rest > least
             ]
             first = self._node(token, node, sure)
+            if node is slot.canopy.tip:
+                grown.setdefault(slot.number, []).append(n)
             slot.canopy.grow(node, first, others[:guesses])
-            exact = _rejection(slot.sampling)
+            exact = _rejection(slot.sequence.sampling)
             if exact:
                 node.behind = look.probs[n]
             new.append((first.number, node.number, token, True, chance if exact else None))
             first.told = True
-        return sprouts
+        return sprouts, grown
 
     def _draws(self, look: _Look) -> dict[int, tuple[int, float]]:
         """By place the tokens that are drawn there for rejection sampling, and their chances."""
-        places = [n for n, slot in enumerate(look.slots) if _rejection(slot.sampling)]
+        places = [n for n, slot in enumerate(look.slots) if _rejection(slot.sequence.sampling)]
         if not places:
             return {}
         own = look.probs[places]
-        uniforms = [look.slots[n].random.uniform() for n in places]
+        uniforms = [look.slots[n].sequence.random.uniform() for n in places]
         tokens = quantile(own, uniforms)
         chances = own.gather(1, tokens[:, None])[:, 0].tolist()
         return dict(zip(places, zip(tokens.tolist(), chances, strict=True), strict=True))
 
     def _node(self, token: int, parent: Node, chance: float) -> Node:
-        score = parent.score + math.log(max(chance, 1e-9))
-        return Node(next(self._numbers), token, parent.position + 1, parent, score)
+        """A token behind `parent`: the node that is tried there with that token, or a new one."""
+        node = parent.child(token)
+        if node is None:
+            node = Node(next(self._numbers), token, parent.position + 1, parent)
+        node.score = parent.score + math.log(max(chance, 1e-9))
+        return node
 
-    def _ask_policy(self, look: _Look, tips: Sequence[Node]) -> None:
-        """Where the policy would stop behind a chain's new token, say so; and begin anew."""
+    def _ask_policy(self, look: _Look, places: Sequence[int]) -> None:
+        """Where the policy would stop behind a chain's new token, one of each slot, say so; and
+        begin anew."""
         policy = self._policy
-        places = [n for n, node in enumerate(look.nodes) if node in tips]
         own = [look.slots[n] for n in places]
+        new = [look.nodes[n].drawn for n in places]
         for slot in own:
             slot.drafted += 1
-        if not own:
-            return
         limits = [policy.limit(slot.number, len(self._slots)) for slot in own]
         final = self._settings.eos_token_ids
         ends = [
-            slot.drafted >= limit or slot.canopy.tip.token in final
-            for slot, limit in zip(own, limits, strict=True)
+            slot.drafted >= limit or node.token in final
+            for slot, node, limit in zip(own, new, limits, strict=True)
         ]
         shown = [n for n, end in enumerate(ends) if policy.learns or not end]
         if shown:
             signals = Signals(
                 [own[n].number for n in shown],
-                [look.nodes[places[n]].drawn.token for n in shown],
+                [new[n].token for n in shown],
                 [own[n].drafted for n in shown],
                 look.logits,
                 look.likely if look.probs is None else look.probs,
@@ -237,24 +291,36 @@ class Ahead:
             signals.fetch(policy.reads)
             for n, go in zip(shown, policy.go_on(signals), strict=True):
                 ends[n] = ends[n] or not go
-        for slot, end in zip(own, ends, strict=True):
+        for slot, node, end in zip(own, new, ends, strict=True):
             if end:
-                self._send(Pause(slot.number, slot.canopy.tip.number))
+                self._send(Pause(slot.number, node.number))
                 slot.drafted = 0
 
     def _configure(self, message: Configure) -> None:
         settings = message.drafter
+        cascade = isinstance(settings, CascadeDrafter)
         key = self._pair.draft_name(settings.draft), message.slots
         if key not in self._runners:
             self._runners[key] = self._pair.open_runner(*key)
         for runner in self._runners.values():
             runner.watch_hidden(False)
-            runner.widen(min(message.width, 2))
+            runner.widen(2 if cascade or message.width > 1 else 1)
         load_head = partial(self._pair.load_head, settings.draft)
         self._policy = build_policy(settings.policy, load_head)
         self._runner, self._settings = self._runners[key], message
         if self._policy.needs_hidden:
             self._runner.watch_hidden(True)
+        self._lookup = None
+        if cascade:
+            resources = Resources(
+                lambda name: self._runner,
+                self._pair.load_head,
+                message.vocab_size,
+                message.eos_token_ids,
+                lambda: self._pair.tokenizer_digest,
+                slots=message.slots,
+            )
+            self._lookup = build_drafter(settings.proposer, resources)
         self._slots.clear()
         self._send(Ready())
 
@@ -264,8 +330,11 @@ class Ahead:
         # Independent of the target's own uniform numbers; coupled noise must be the same.
         stream.uniform = random.Random(f"{message.seed} {message.root} {self._salt}").random
         canopy = Canopy(Node(message.root, text[-1], len(text) - 1, None, told=True))
-        self._slots[number] = _Slot(number, canopy, message.end, message.sampling, stream)
+        sequence = Sequencing(number, list(text), message.sampling, stream)
+        self._slots[number] = _Slot(sequence, canopy, message.end)
         self._policy.reset(number)
+        if self._lookup is not None:
+            self._lookup.open([sequence])
         self._runner.truncate(number, 0)
         if text[:-1]:
             self._runner.prefill([number], [text[:-1]])
@@ -274,10 +343,28 @@ class Ahead:
         slot = self._slots[message.slot]
         if message.drafted:
             self._policy.observe(slot.number, message.drafted, message.accepted)
+        self._learn(slot, message)
         tip = slot.canopy.tip
         self._keep(slot, slot.canopy.confirm(message.tokens, self._numbers))
         if slot.canopy.tip is not tip:
             slot.drafted = 0
+
+    def _learn(self, slot: _Slot, message: Commit) -> None:
+        """Let the lookup know what became of the chain."""
+        text, own = slot.sequence.tokens, message.accepted + 1
+        text += message.tokens[:own]
+        if self._lookup is not None and message.drafted:
+            read = len(message.choices) - 1
+            tree = TokenTree.chain(slot.canopy.drawn()[: message.drafted][:read], Origin.DRAFT)
+            path = list(range(min(message.accepted, len(tree))))
+            self._lookup.observe(slot.sequence, Outcome(tree, path, message.choices, 0.0))
+        text += message.tokens[own:]
+
+    def _end(self, message: End) -> None:
+        slot = self._slots.pop(message.slot, None)
+        if slot is not None and self._lookup is not None:
+            slot.sequence.tokens += message.tokens
+            self._lookup.close(slot.sequence)
 
     def _keep(self, slot: _Slot, places: Sequence[int]) -> None:
         """Of the tree in the cache only these places are kept: they are behind one another now."""
@@ -291,7 +378,7 @@ class Ahead:
         slot = self._slots[message.slot]
         node = slot.canopy.find(message.node)
         if node.behind is None:
-            self._read({slot.number: slot.canopy.chain()})
+            self._read({slot.number: slot.canopy.chain()}, {})
         self._send(Distribution.of(slot.number, message.node, node.behind))
 
 

@@ -99,6 +99,16 @@ class Canopy:
         else:
             self.open.append(drawn)
 
+    def settle(self, tried: Sequence[Node]) -> list[int]:
+        """Of the nodes that were read last, `tried`, those stay that the chain goes on behind.
+        Returns which of them to keep in the cache."""
+        taken = [n for n, node in enumerate(tried) if node.drawn is not None]
+        del self.read[len(self.read) - len(tried) :]
+        for node in tried:
+            node.place = None
+        self.enter([tried[n] for n in taken])
+        return taken
+
     def confirm(self, tokens: Sequence[int], numbers: Iterator[int]) -> list[int]:
         """The text goes on like this; tokens that nobody thought of are new nodes, with new
         `numbers`. Returns which of the nodes that were read to keep in the cache."""
@@ -134,6 +144,15 @@ class Canopy:
             self.tip = self.tip.drawn
         self.open = [n for n in self.open if n.parent in alive and n is not self.tip]
         return places
+
+    def drawn(self) -> list[int]:
+        """The chain's tokens."""
+        tokens = []
+        node = self.tip
+        while node is not self.root:
+            tokens.append(node.token)
+            node = node.parent
+        return tokens[::-1]
 
     def find(self, number: int) -> Node:
         """A node of the chain or of the text before it. Raises :class:`KeyError`."""

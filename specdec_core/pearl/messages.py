@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec_core.config import DraftModelDrafter, Sampling
+from specdec_core.config import CascadeDrafter, DraftModelDrafter, Sampling
 
 # Of a distribution's entries, so many at most may be above 0 for it to travel without its zeros.
 _SPARSE = 0.25
@@ -24,7 +24,7 @@ class Configure(NamedTuple):
     at up to `width` places of a slot's tree in each forward, beside the candidates' end those that
     the text comes to with a chance of at least `least`."""
 
-    drafter: DraftModelDrafter
+    drafter: DraftModelDrafter | CascadeDrafter
     slots: int
     ahead: int
     width: int
@@ -51,18 +51,21 @@ class Begin(NamedTuple):
 
 class Commit(NamedTuple):
     """The target has confirmed that a slot's text goes on with these tokens. Of `drafted`
-    candidates it accepted so many."""
+    candidates it accepted so many; `choices` are its own behind the text before and behind those
+    that it has read."""
 
     slot: int
     tokens: list[int]
     drafted: int
     accepted: int
+    choices: list[int]
 
 
 class End(NamedTuple):
-    """The slot's request is over."""
+    """The slot's request is over; its text has gone on with these tokens."""
 
     slot: int
+    tokens: list[int]
 
 
 class Ask(NamedTuple):
@@ -79,12 +82,13 @@ Sprout = tuple[int, int, int, bool, float | None]
 
 
 class Drafted(NamedTuple):
-    """Tokens of a slot, by one forward, which took from `began` to `ended` on the draft's clock
-    and looked at so many places."""
+    """Tokens of a slot, by one forward, which took from `began` to `ended` on the draft's clock,
+    looked at so many places and brought so many new `candidates`."""
 
     slot: int
     sprouts: list[Sprout]
     places: int
+    candidates: int
     began: float
     ended: float
 

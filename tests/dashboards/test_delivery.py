@@ -120,6 +120,35 @@ def test_what_a_killed_server_missed_is_delivered_when_it_is_back(
     assert champion == result.champion_trial.configuration
 
 
+@pytest.mark.long
+def test_a_server_that_comes_after_the_sweep_has_begun_misses_nothing(
+    swept: tuple[SweepResult, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, folder = swept[0].model_copy(deep=True), swept[1]
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    heard = Heard()
+    counting = result.model_copy(update={"trials": [], "champion": None, "mlflow_run_id": None})
+    with SweepRun(heard) as run:
+        run.begun(counting, PROMPTS, folder)
+        assert "cannot be reached" in heard.warnings[0]
+        counting.trials = result.trials
+        for trial in result.trials:
+            run.trial_finished(trial)
+        with server(tmp_path, port):
+            run.counted(counting)
+            counting.champion = result.champion
+            assert run.finish(counting, folder) == 1
+            client = MlflowClient()
+            runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    assert len(heard.warnings) == 1
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    assert len(runs) == 1 + len(result.trials)
+
+
 def test_a_job_that_the_store_did_not_take_is_done_again_and_any_other_error_is_raised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -11,6 +11,7 @@ from specdec_core.drafters import Pearl
 from specdec_core.engine import Engine, Request
 from specdec_core.errors import UserError
 from specdec_core.pair import Pair
+from specdec_core.pearl.ahead import Ahead
 from specdec_core.stats import Origin
 from specdec_core.token_tree import Elsewhere, TokenTree
 from tests.specdec_core.pearl.in_turns import InTurns
@@ -25,10 +26,25 @@ POLICIES = [
 ]
 
 
+LOOKUPS = [
+    {"kind": "prompt_lookup", "max_tokens": 4},
+    {"kind": "suffix", "tree": True, "memory": "all"},
+    {"kind": "token_cache", "from_prompt": True},
+]
+
+
+# Of a prompt of few tokens, too, there is something to guess by.
+SHORT = {"kind": "token_cache", "phrases": 2, "phrase_length": 1, "from_prompt": True}
+
+
 def pearl(**settings: object) -> Configuration:
     # The models here are unsure of everything: look behind whatever the target may say.
     settings = {"width": 4, "least": 0, **settings}
     return Configuration.model_validate({"drafter": {"kind": "pearl", **settings}})
+
+
+def cascade(proposer: dict = LOOKUPS[0], **settings: object) -> dict:
+    return {"kind": "cascade", "proposer": proposer, **settings}
 
 
 def _same(link: InTurns) -> InTurns:
@@ -72,6 +88,67 @@ def test_greedy_output_is_the_targets_whoever_is_early(
         assert any(r.generated and r.generated == r.accepted == r.drafted for r in rounds)
 
 
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("proposer", LOOKUPS, ids=lambda own: own["kind"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_that_lookups_speed_up_changes_no_token(
+    tiny_pair: Pair, temperature: float, proposer: dict, slots: int
+) -> None:
+    sampling = Sampling(temperature=temperature, coupling="gumbel")
+    asked = requests(tiny_pair, sampling=sampling, seed=3)
+    expected = Engine(tiny_pair).generate(asked)
+    policy = {"kind": "confidence", "threshold": 0.1, "max_tokens": 6}
+    for width in (1, 3):
+        configuration = pearl(drafter=cascade(proposer, policy=policy), window=5, width=width)
+        link = partial(InTurns, tiny_pair, width, 0.01)
+        found = Engine(tiny_pair, configuration, slots, open_link=link).generate(asked)
+        assert [g.tokens for g in found] == [g.tokens for g in expected]
+        rounds = [r for g in found for r in g.rounds]
+        assert sum(r.accepted for r in rounds) > 20
+        assert sum(r.draft_tokens for r in rounds) > sum(r.draft_forwards for r in rounds)
+
+
+def wholes(window: int) -> list[dict]:
+    """Drafters of which PEARL is a part."""
+    part = {"kind": "pearl", "window": window, "width": 2, "least": 0}
+    lookup = {"kind": "suffix", "max_tokens": 2}
+    cache = {"kind": "token_cache", "phrases": 1, "phrase_length": 2}
+    return [
+        {"kind": "hybrid", "lookup": lookup, "otherwise": part},
+        {"kind": "hybrid", "lookup": cache, "otherwise": part, "merge": True, "extend": True},
+        {"kind": "bandit", "arms": [lookup, part, {"kind": "draft_model"}]},
+    ]
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("drafter", wholes(5), ids=["else", "merge", "bandit"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_others_may_propose_for_some_rounds_or_some_candidates(
+    tiny_pair: Pair, temperature: float, drafter: dict, slots: int
+) -> None:
+    sampling = Sampling(temperature=temperature, coupling="gumbel")
+    asked = requests(tiny_pair, sampling=sampling, seed=3)
+    expected = Engine(tiny_pair).generate(asked)
+    configuration = Configuration.model_validate({"drafter": drafter})
+    assert configuration.beside
+    for seed in range(2):
+        link = partial(InTurns, tiny_pair, seed, 0.01)
+        found = Engine(tiny_pair, configuration, slots, open_link=link).generate(asked)
+        assert [g.tokens for g in found] == [g.tokens for g in expected]
+        accepted = {origin for g in found for origin in g.origins}
+        assert Origin.DRAFT in accepted
+        assert temperature or accepted & {Origin.LOOKUP, Origin.CACHE}
+
+
+def test_of_a_whole_with_pearl_the_late_candidate_is_judged(tiny_pair: Pair) -> None:
+    [_, drafter, _] = wholes(3)
+    configuration = Configuration.model_validate({"drafter": drafter})
+    link = partial(InTurns, tiny_pair, 0)
+    found = Engine(tiny_pair, configuration, open_link=link).generate(requests(tiny_pair))
+    rounds = [r for g in found for r in g.rounds]
+    assert any(r.generated == r.accepted > 0 for r in rounds)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_drafts_may_die_at_any_time(tiny_pair: Pair, temperature: float) -> None:
     # Coupled, so that a seed has one output whatever is drafted.
@@ -88,8 +165,17 @@ def test_drafts_may_die_at_any_time(tiny_pair: Pair, temperature: float) -> None
     assert deaths > 10
 
 
-def samples(link: InTurns, sampling: Sampling, count: int, **settings: object) -> np.ndarray:
-    configuration = pearl(**{"window": 2, **settings}).model_copy(update={"sampling": sampling})
+def samples(
+    link: InTurns,
+    sampling: Sampling,
+    count: int,
+    whole: dict | None = None,
+    **settings: object,
+) -> np.ndarray:
+    configuration = pearl(**{"window": 2, **settings})
+    if whole is not None:
+        configuration = Configuration.model_validate({"drafter": whole})
+    configuration = configuration.model_copy(update={"sampling": sampling})
     engine = Engine(link.pair, configuration, slots=16, open_link=partial(_same, link))
     return counted(engine, count)
 
@@ -110,6 +196,35 @@ def test_samples_have_the_targets_joint_distribution(
     counts = samples(link, sampling, 5_000)
     assert p_value(counts, joint(toy_pair, sampling)) > 1e-3
     assert bool(link.deaths) == bool(dies)
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [{"kind": "pearl", "window": 3, "drafter": cascade(SHORT)}, wholes(2)[1]],
+    ids=["cascade", "merge"],
+)
+def test_samples_have_it_where_lookups_take_part(toy_pair: Pair, whole: dict) -> None:
+    sampling = Sampling(temperature=0.8)
+    counts = samples(InTurns(toy_pair, 0), sampling, 5_000, whole)
+    assert p_value(counts, joint(toy_pair, sampling)) > 1e-3
+
+
+def test_the_test_notices_guesses_that_were_not_drawn(
+    toy_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(self: Ahead, look: object) -> dict:
+        drawn = rightly(self, look)
+        for n in drawn:
+            if guesses := look.nodes[n].guesses:
+                drawn[n] = guesses[0].token, float(look.probs[n, guesses[0].token])
+        return drawn
+
+    rightly = Ahead._draws
+    monkeypatch.setattr(Ahead, "_draws", wrong)
+    sampling = Sampling(temperature=0.8)
+    whole = {"kind": "pearl", "window": 3, "drafter": cascade(SHORT)}
+    counts = samples(InTurns(toy_pair, 0), sampling, 3_000, whole)
+    assert p_value(counts, joint(toy_pair, sampling)) < 1e-9
 
 
 @pytest.mark.parametrize("bug", ["certain", "late"])
@@ -137,11 +252,11 @@ def test_without_a_device_for_the_draft_there_is_no_pearl(tiny_pair: Pair) -> No
 @pytest.mark.parametrize(
     "drafter",
     [
-        {"kind": "hybrid", "otherwise": {"kind": "pearl"}},
-        {"kind": "bandit", "arms": [{"kind": "pearl"}, {"kind": "suffix"}]},
+        {"kind": "bandit", "arms": [{"kind": "pearl"}, {"kind": "pearl", "window": 3}]},
+        {"kind": "pearl", "drafter": {"kind": "tree"}},
         {"kind": "pearl", "window": 3, "wait": 4},
     ],
-    ids=["hybrid", "bandit", "wait"],
+    ids=["two", "tree", "wait"],
 )
 def test_settings_that_make_no_sense_are_refused(drafter: dict) -> None:
     with pytest.raises(UserError, match="pearl"):

@@ -5,7 +5,16 @@ import random
 import pytest
 import torch
 
-from specdec_core.config import DraftModelDrafter, FixedPolicy, Sampling
+from specdec_core.config import (
+    CascadeDrafter,
+    Drafter,
+    DraftModelDrafter,
+    FixedPolicy,
+    PromptLookupDrafter,
+    Sampling,
+    SuffixDrafter,
+    TokenCacheDrafter,
+)
 from specdec_core.pair import Pair
 from specdec_core.pearl.ahead import Ahead
 from specdec_core.pearl.messages import (
@@ -20,16 +29,24 @@ from specdec_core.pearl.messages import (
 )
 
 PROMPT = "def main():\n    return"
+POLICY = FixedPolicy(max_tokens=4)
+PLAIN = DraftModelDrafter(policy=POLICY)
+LOOKUPS = [
+    PromptLookupDrafter(max_tokens=5),
+    SuffixDrafter(tree=True, max_tokens=8, memory="all"),
+    TokenCacheDrafter(from_prompt=True),
+]
 GREEDY, COUPLED = Sampling(), Sampling(temperature=1.0, coupling="gumbel")
 
 
 class Told:
     """Texts by the numbers of their last tokens, as a target's side may know them."""
 
-    def __init__(self, pair: Pair, width: int, sampling: Sampling = GREEDY) -> None:
+    def __init__(
+        self, pair: Pair, width: int, sampling: Sampling = GREEDY, drafter: Drafter = PLAIN
+    ) -> None:
         self.sent: list = []
         self.ahead = Ahead(pair, self.sent.append)
-        drafter = DraftModelDrafter(policy=FixedPolicy(max_tokens=4))
         self.ahead.handle(
             Configure(drafter, 1, 9, width, 1e-4, pair.target.config.vocab_size, frozenset())
         )
@@ -39,10 +56,12 @@ class Told:
         self.texts = {-1: tuple(self.text)}
         self.drawn: dict[tuple[int, ...], int] = {}
         self.guessed: set[tuple[int, ...]] = set()
+        self.most = 0  # candidates by one forward
 
     def hear(self) -> None:
         for message in self.sent:
             if isinstance(message, Drafted):
+                self.most = max(self.most, message.candidates)
                 for number, parent, token, drawn, _ in message.sprouts:
                     before = self.texts[parent]
                     self.texts[number] = (*before, token)
@@ -59,16 +78,22 @@ class Told:
         return found
 
     def say(self, tokens: list[int]) -> None:
+        # The target has read all candidates: those that it accepted and the one that it did not.
+        drafted = min(len(tokens), len(self.chain()))
         self.text += tokens
-        self.ahead.handle(Commit(0, tokens, len(tokens), len(tokens) - 1))
+        choices = [*tokens, *[0] * (drafted + 1 - len(tokens))]
+        self.ahead.handle(Commit(0, tokens, drafted, len(tokens) - 1, choices))
 
 
 @pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("lookup", [None, *LOOKUPS], ids=lambda own: own.kind if own else "alone")
 def test_candidates_are_the_drafts_own_whatever_the_target_says(
-    tiny_pair: Pair, width: int
+    tiny_pair: Pair, width: int, lookup: Drafter | None
 ) -> None:
-    """Also after the cache has lost and kept parts of the tree many times."""
-    told, chance = Told(tiny_pair, width), random.Random(0)
+    """Also after the cache has lost and kept parts of the tree many times, and whatever a lookup
+    has guessed."""
+    drafter = PLAIN if lookup is None else CascadeDrafter(proposer=lookup, policy=POLICY)
+    told, chance = Told(tiny_pair, width, drafter=drafter), random.Random(0)
     [draft] = tiny_pair.drafts.values()
     ready = 0
     for _ in range(30):
@@ -82,6 +107,7 @@ def test_candidates_are_the_drafts_own_whatever_the_target_says(
         told.say([*agreed, own])
         ready += bool(told.chain())
     assert bool(ready) == (width > 1)
+    assert (told.most > 1) == (lookup is not None)
     assert len(told.drawn) > 50
     for text, token in told.drawn.items():
         with torch.inference_mode():
@@ -89,8 +115,9 @@ def test_candidates_are_the_drafts_own_whatever_the_target_says(
         assert logits[token] >= logits.max() - 1e-4
 
 
-def test_no_more_is_drafted_ahead_than_was_asked_for(tiny_pair: Pair) -> None:
-    told = Told(tiny_pair, 3)
+@pytest.mark.parametrize("drafter", [PLAIN, CascadeDrafter(policy=POLICY)], ids=lambda d: d.kind)
+def test_no_more_is_drafted_ahead_than_was_asked_for(tiny_pair: Pair, drafter: Drafter) -> None:
+    told = Told(tiny_pair, 3, drafter=drafter)
     while told.ahead.draft():
         told.hear()
     assert len(told.chain()) == 9
@@ -100,8 +127,10 @@ def test_no_more_is_drafted_ahead_than_was_asked_for(tiny_pair: Pair) -> None:
     assert told.ahead.draft()
 
 
-def test_the_policy_is_asked_about_the_chain_alone(tiny_pair: Pair) -> None:
-    told = Told(tiny_pair, 4)
+@pytest.mark.parametrize("drafter", [PLAIN, CascadeDrafter(policy=POLICY)], ids=lambda d: d.kind)
+def test_the_policy_is_asked_about_the_chain_alone(tiny_pair: Pair, drafter: Drafter) -> None:
+    """One of its tokens after the other, however many came of one forward."""
+    told = Told(tiny_pair, 4, drafter=drafter)
     paused = []
     while told.ahead.draft():
         paused += [m.node for m in told.sent if isinstance(m, Pause)]
@@ -128,8 +157,13 @@ def test_a_distribution_is_what_the_token_behind_was_drawn_from(tiny_pair: Pair)
 
 
 def test_coupled_candidates_are_those_that_the_shared_noise_chooses(tiny_pair: Pair) -> None:
-    first, second = Told(tiny_pair, 4, COUPLED), Told(tiny_pair, 1, COUPLED)
-    for told in (first, second):
+    cascade = CascadeDrafter(proposer=LOOKUPS[2], policy=POLICY)
+    first, *others = (
+        Told(tiny_pair, 1, COUPLED),
+        Told(tiny_pair, 4, COUPLED),
+        Told(tiny_pair, 1, COUPLED, cascade),
+    )
+    for told in (first, *others):
         while told.ahead.draft():
             told.hear()
-    assert first.chain() == second.chain()
+    assert all(told.chain() == first.chain() for told in others)
