@@ -149,11 +149,13 @@ def _beside(drafts: Iterable[str], window: int, lookups: bool) -> Iterator[Draft
 
 
 def _with_lookups(chain: Drafter, sped_up: Drafter, lookups: bool) -> Iterator[Drafter]:
-    """A chain by itself; and the same by a draft that a lookup speeds up, and both where the
-    target's text does not repeat itself."""
+    """A chain by itself; and by a draft that a lookup speeds up, that one only where the target's
+    text does not repeat itself, and with what is found there as a branch."""
     yield chain
     if lookups:
-        yield from (sped_up, HybridDrafter(otherwise=chain), HybridDrafter(otherwise=sped_up))
+        yield sped_up
+        for merge in (False, True):
+            yield HybridDrafter(otherwise=sped_up, merge=merge)
 
 
 if __name__ == "__main__":

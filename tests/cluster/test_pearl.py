@@ -51,6 +51,7 @@ def test_a_killed_draft_costs_no_token_and_comes_back(ray_running: None, tiny_pa
         placed.remove()
 
 
+CASCADE = {"kind": "cascade"}
 SWEEP = {
     "max_new_tokens": 16,
     "repeats": 1,
@@ -59,6 +60,7 @@ SWEEP = {
     "search": [
         {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 2}}},
         {"drafter": {"kind": "pearl", "drafter": {"kind": "draft_model"}, "wait": [0, None]}},
+        {"drafter": {"kind": "hybrid", "otherwise": {"kind": "pearl", "drafter": CASCADE}}},
     ],
 }
 
@@ -72,10 +74,10 @@ def test_a_sweep_times_pearl_on_its_devices(
     plan = Plan.model_validate({**SWEEP, "pair": pair, "prompts": source, "cluster": Placement()})
     result, _ = run_sweep(plan, tmp_path)
     timed = {result.trial(t.config_id).configuration: t for t in result.timings}
-    assert sum(configuration.beside for configuration in timed) == 2
-    assert len(timed) == 3
+    assert sum(configuration.beside for configuration in timed) == 3
+    assert len(timed) == 4
     assert all(timing.differing_outputs == 0 for timing in timed.values())
-    assert len(result.trials) == 4
+    assert len(result.trials) == 5
 
 
 @pytest.mark.parametrize(

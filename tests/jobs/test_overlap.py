@@ -24,7 +24,7 @@ def test_a_comparison_is_written_with_its_trace_and_nobodys_output_differs(
         *("--target", tiny_pair_folders["target"]),
         *("--draft", f"draft={tiny_pair_folders['draft']}"),
         *("--prompts", prompts, "--limit", 1, "--repeats", 1, "--max-new-tokens", 200),
-        *("--lengths", "3", "--no-compile", "--dtype", "float32", "--name", "mine"),
+        *("--lengths", "3", "--no-compile", "--dtype", "float32", "--name", "mine", "--lookups"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "overlap" / "mine"
