@@ -244,6 +244,13 @@ def test_the_test_notices_wrong_probabilities(
     assert p_value(counts, joint(toy_pair, sampling)) < 1e-9
 
 
+def test_a_targets_process_has_the_drafts_that_it_runs_itself() -> None:
+    hybrid, _, bandit = (Configuration.model_validate({"drafter": own}) for own in wholes(2))
+    assert (hybrid.beside, hybrid.drafts_itself) == (True, False)
+    assert (bandit.beside, bandit.drafts_itself) == (True, True)
+    assert not pearl(drafter=cascade()).drafts_itself
+
+
 def test_without_a_device_for_the_draft_there_is_no_pearl(tiny_pair: Pair) -> None:
     with pytest.raises(UserError, match="--cluster"):
         Engine(tiny_pair, pearl())

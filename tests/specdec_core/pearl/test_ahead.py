@@ -24,6 +24,7 @@ from specdec_core.pearl.messages import (
     Configure,
     Distribution,
     Drafted,
+    End,
     Pause,
     Ready,
 )
@@ -137,6 +138,23 @@ def test_the_policy_is_asked_about_the_chain_alone(tiny_pair: Pair, drafter: Dra
         told.hear()
     lengths = [len(told.texts[node]) - len(told.text) for node in paused]
     assert lengths == [4, 8]
+
+
+def test_a_lookup_learns_what_became_of_the_chain_and_how_the_text_ended(tiny_pair: Pair) -> None:
+    cache = TokenCacheDrafter(phrase_length=3, memory="all")
+    told = Told(tiny_pair, 1, drafter=CascadeDrafter(proposer=cache, policy=POLICY))
+    for _ in range(3):
+        told.ahead.draft()
+    told.hear()
+    first, second, third = told.chain()[:3]
+    # The first was rejected; behind it the target would have said the second and then the third.
+    told.ahead.handle(Commit(0, [7], 3, 0, [7, second, third, 9]))
+    told.ahead.handle(End(0, [30, 31, 32]))
+    told.ahead.handle(Begin(0, -2, told.text, 400, GREEDY, 0))
+    sequence = told.ahead._slots[0].sequence
+    known = told.ahead._lookup.phrases(sequence, first, 20)
+    assert (second, third, 9)[: len(known[0])] == known[0]
+    assert (30, 31, 32) in told.ahead._lookup.phrases(sequence, 7, 20)
 
 
 def test_a_distribution_is_what_the_token_behind_was_drawn_from(tiny_pair: Pair) -> None:
