@@ -19,6 +19,7 @@ from specdec_core.wire import LinkLost
 
 logger = logging.getLogger(__name__)
 LOADING = 600.0  # seconds that a draft may take to come
+ENDING = 5.0  # seconds that it may take to notice that it is not needed any more
 
 
 class Draft:
@@ -77,5 +78,7 @@ class PlacedDraft:
         return self.link
 
     def close(self) -> None:
-        ray.kill(self.actor)
+        # Without its engine it ends by itself. Of a call that is cut off Ray would tell the user.
         self.link.close()
+        ray.wait([self._served], timeout=ENDING)
+        ray.kill(self.actor)

@@ -108,9 +108,9 @@ def test_a_draft_that_lookups_speed_up_changes_no_token(
         assert sum(r.draft_tokens for r in rounds) > sum(r.draft_forwards for r in rounds)
 
 
-def wholes(window: int) -> list[dict]:
+def wholes(window: int, **more: object) -> list[dict]:
     """Drafters of which PEARL is a part."""
-    part = {"kind": "pearl", "window": window, "width": 2, "least": 0}
+    part = {"kind": "pearl", "window": window, "width": 2, "least": 0, **more}
     lookup = {"kind": "suffix", "max_tokens": 2}
     cache = {"kind": "token_cache", "phrases": 1, "phrase_length": 2}
     return [
@@ -200,12 +200,12 @@ def test_samples_have_the_targets_joint_distribution(
 
 @pytest.mark.parametrize(
     "whole",
-    [{"kind": "pearl", "window": 3, "drafter": cascade(SHORT)}, wholes(2)[1]],
+    [{"kind": "pearl", "window": 3, "wait": 1, "drafter": cascade(SHORT)}, wholes(2, wait=1)[1]],
     ids=["cascade", "merge"],
 )
 def test_samples_have_it_where_lookups_take_part(toy_pair: Pair, whole: dict) -> None:
     sampling = Sampling(temperature=0.8)
-    counts = samples(InTurns(toy_pair, 0), sampling, 5_000, whole)
+    counts = samples(InTurns(toy_pair, 0), sampling, 2_000, whole)
     assert p_value(counts, joint(toy_pair, sampling)) > 1e-3
 
 
@@ -222,8 +222,8 @@ def test_the_test_notices_guesses_that_were_not_drawn(
     rightly = Ahead._draws
     monkeypatch.setattr(Ahead, "_draws", wrong)
     sampling = Sampling(temperature=0.8)
-    whole = {"kind": "pearl", "window": 3, "drafter": cascade(SHORT)}
-    counts = samples(InTurns(toy_pair, 0), sampling, 3_000, whole)
+    whole = {"kind": "pearl", "window": 3, "wait": 1, "drafter": cascade(SHORT)}
+    counts = samples(InTurns(toy_pair, 0), sampling, 2_000, whole)
     assert p_value(counts, joint(toy_pair, sampling)) < 1e-9
 
 
