@@ -284,7 +284,8 @@ def choose_champion(
 ) -> str:
     """The fastest contestant, but autoregressive decoding, which comes first, where nothing is
     shown to beat it. Among those that cannot be told from the fastest, the one whose counts
-    promise most: counts carry no noise. Marks in `result` who is tied with the champion."""
+    promise most: counts carry no noise, but for those of drafts beside the target, of which the
+    estimate knows nothing. Marks in `result` who is tied with the champion."""
     baseline = contestants[0]
 
     def speedup(configuration: Configuration) -> float:
@@ -297,8 +298,11 @@ def choose_champion(
     equals = [c for c in contestants if tied(fastest, c)]
     if baseline in equals:
         champion = baseline
+    elif fastest.beside:
+        champion = fastest
     else:
-        champion = max(equals, key=lambda c: result.trial(c.id).metrics[METRIC])
+        counted = [c for c in equals if not c.beside]
+        champion = max(counted, key=lambda c: result.trial(c.id).metrics[METRIC])
     timed: list[Timing] = [t for t in (result.autoregressive, *result.timings) if t is not None]
     for timing in timed:
         other = result.trial(timing.config_id).configuration

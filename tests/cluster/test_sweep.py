@@ -21,7 +21,9 @@ from specdec_core.config import (
     Configuration,
     DraftModelDrafter,
     FixedPolicy,
+    HybridDrafter,
     PairSpec,
+    PearlDrafter,
     PromptLookupDrafter,
     TargetTreeDrafter,
 )
@@ -286,6 +288,18 @@ def test_the_fastest_is_champion_and_what_cannot_be_told_from_it_is_marked() -> 
     assert ties[FIXED[0].id].tied_with_champion
     assert not ties[LOOKUP.id].tied_with_champion
     assert not ties[CONFIDENT.id].tied_with_champion
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_what_drafts_beside_the_target_is_judged_by_its_time_alone(faster: bool) -> None:
+    beside = Configuration(drafter=HybridDrafter(otherwise=PearlDrafter()))
+    seconds, estimate = (0.495, 1.5) if faster else (0.505, 9.0)
+    contestants, watch, result = timed(
+        {AUTOREGRESSIVE: 1.0, CONFIDENT: 0.5, beside: seconds},
+        {AUTOREGRESSIVE: 1.0, CONFIDENT: 2.0, beside: estimate},
+    )
+    assert choose_champion(contestants, watch, result) == (beside if faster else CONFIDENT).id
+    assert sum(timing.tied_with_champion for timing in result.timings) == 1
 
 
 def test_autoregressive_decoding_is_champion_where_nothing_is_faster() -> None:
