@@ -210,6 +210,7 @@ def test_a_replay_that_was_interrupted_goes_on(
     assert result.replay.configurations == replayed[0].replay.configurations
 
 
+@pytest.mark.long
 def test_optuna_is_answered_by_replay_too(
     recorded: tuple, tiny_spec: PairSpec, prompts_file: Path
 ) -> None:
@@ -223,6 +224,7 @@ def test_optuna_is_answered_by_replay_too(
     assert all(t.replayed and t.finished for t in drafted)
 
 
+@pytest.mark.long
 def test_another_machine_ranks_without_timing_anything(
     recorded: tuple, tiny_spec: PairSpec, prompts_file: Path
 ) -> None:

@@ -71,16 +71,22 @@ def answers(port: int) -> bool:
         return False
 
 
+@pytest.fixture
+def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Where a tracking server is expected, though none is there yet."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        found = probe.getsockname()[1]
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{found}")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    return found
+
+
 @pytest.mark.long
 def test_what_a_killed_server_missed_is_delivered_when_it_is_back(
-    swept: tuple[SweepResult, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    swept: tuple[SweepResult, Path], port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result, folder = swept[0].model_copy(deep=True), swept[1]
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setattr(tracking, "PATIENCE", 1.0)
     trials = result.trials
     counting = result.model_copy(update={"trials": trials[:2], "champion": None})
@@ -122,14 +128,9 @@ def test_what_a_killed_server_missed_is_delivered_when_it_is_back(
 
 @pytest.mark.long
 def test_a_server_that_comes_after_the_sweep_has_begun_misses_nothing(
-    swept: tuple[SweepResult, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    swept: tuple[SweepResult, Path], port: int, tmp_path: Path
 ) -> None:
     result, folder = swept[0].model_copy(deep=True), swept[1]
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     heard = Heard()
     counting = result.model_copy(update={"trials": [], "champion": None, "mlflow_run_id": None})
     with SweepRun(heard) as run:

@@ -70,6 +70,7 @@ def test_compiled_engines_write_the_eager_engines_tokens(
     assert len(made) <= 4, "at most four graphs of a model, whatever the sizes"
 
 
+@pytest.mark.long
 def test_a_second_start_compiles_nothing(
     compiled_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
