@@ -49,7 +49,8 @@ class Drafter:
 
     def prepare(self, seconds: float) -> bool:
         """Wait for a part of it that is elsewhere to be ready, so long at most; whether it is.
-        Nobody has to: what is not ready proposes nothing."""
+        Nobody has to: what is not ready proposes nothing. Raises :class:`UserError` where it will
+        never be."""
         return True
 
     def open(self, sequences: Sequence[Sequencing]) -> None:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from specdec_core.config import PearlDrafter
 from specdec_core.drafters.base import Drafter, Outcome, Resources, Sequencing
+from specdec_core.errors import UserError
 from specdec_core.pearl.messages import (
     Ask,
     Begin,
@@ -36,6 +37,7 @@ from specdec_core.pearl.messages import (
     End,
     Pause,
     Ready,
+    Refused,
 )
 from specdec_core.pearl.pace import Pace
 from specdec_core.pearl.timeline import Timeline
@@ -156,6 +158,7 @@ class Pearl(Drafter):
         self._fed_at = 0.0
         self._judging = False  # trees are at the target, or being judged
         self._ready = False
+        self._refused: str | None = None  # why the draft cannot do what it was told to
         self._meet()
 
     def prepare(self, seconds: float) -> bool:
@@ -163,6 +166,8 @@ class Pearl(Drafter):
         self._receive()
         self._meet()
         while not (ready := self._is_ready()) and (left := until - perf_counter()) > 0:
+            if self._refused is not None:
+                raise UserError(self._refused)
             self._receive(min(left, 1.0))
             self._meet()
         return ready
@@ -231,7 +236,7 @@ class Pearl(Drafter):
             shape = resources.slots, settings.ahead, settings.width, settings.least
             facts = resources.vocab_size, resources.eos_token_ids
             link.send(Configure(settings.drafter, *shape, *facts))
-            link.configured, self._ready = self, False
+            link.configured, self._ready, self._refused = self, False, None
         for stream in self._streams.values():
             if stream.draft != link.number:
                 self._introduce(stream)
@@ -309,6 +314,8 @@ class Pearl(Drafter):
                     self._answers.append(message)
                 case Ready():
                     self._ready = True
+                case Refused():
+                    self._refused = message.reason
         if not timeout:
             self._mark("talk", start, perf_counter())
         return self.link.connected

@@ -27,6 +27,7 @@ from torch import Tensor
 from specdec_core.config import CascadeDrafter, Sampling
 from specdec_core.drafters import build_drafter
 from specdec_core.drafters.base import Lookup, Outcome, Resources, Sequencing
+from specdec_core.errors import UserError
 from specdec_core.pair import Pair
 from specdec_core.pearl.canopy import Canopy, Node
 from specdec_core.pearl.messages import (
@@ -39,6 +40,7 @@ from specdec_core.pearl.messages import (
     End,
     Pause,
     Ready,
+    Refused,
     Sprout,
 )
 from specdec_core.policies import LengthPolicy, Signals, build_policy
@@ -94,12 +96,24 @@ class Ahead:
         self._runner: ModelRunner
         self._policy: LengthPolicy
         self._lookup: Lookup | None = None
+        self._able = False  # to draft in the way that it was last told to
 
     def handle(self, message: Any) -> None:
         """Heed what the target's side says."""
-        match message:
-            case Configure():
+        if isinstance(message, Configure):
+            self._slots.clear()
+            try:
                 self._configure(message)
+                self._able = True
+                self._send(Ready())
+            except UserError as error:
+                self._able = False
+                self._send(Refused(str(error)))
+        elif self._able:
+            self._heed(message)
+
+    def _heed(self, message: Any) -> None:
+        match message:
             case Begin():
                 self._begin(message)
             case Commit():
@@ -321,8 +335,6 @@ class Ahead:
                 slots=message.slots,
             )
             self._lookup = build_drafter(settings.proposer, resources)
-        self._slots.clear()
-        self._send(Ready())
 
     def _begin(self, message: Begin) -> None:
         number, text = message.slot, message.tokens

@@ -37,6 +37,12 @@ class Ready(NamedTuple):
     """The answer to :class:`Configure`: whatever it takes is loaded."""
 
 
+class Refused(NamedTuple):
+    """The other answer to :class:`Configure`: why it cannot be done."""
+
+    reason: str
+
+
 class Begin(NamedTuple):
     """A slot's text, whose last token has the number `root`; it ends with `end` tokens at the
     latest."""

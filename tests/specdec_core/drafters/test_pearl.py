@@ -251,6 +251,24 @@ def test_a_targets_process_has_the_drafts_that_it_runs_itself() -> None:
     assert not pearl(drafter=cascade()).drafts_itself
 
 
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        cascade({"kind": "retrieval", "datastore": "nowhere"}),
+        {"kind": "draft_model", "policy": {"kind": "specdecpp", "head": "nowhere"}},
+    ],
+    ids=["datastore", "head"],
+)
+def test_what_the_draft_does_not_have_is_said_by_name_and_costs_no_token(
+    tiny_pair: Pair, drafter: dict
+) -> None:
+    engine = Engine(tiny_pair, pearl(drafter=drafter), open_link=partial(InTurns, tiny_pair, 0))
+    with pytest.raises(UserError, match="nowhere"):
+        engine.drafter.prepare(60)
+    expected = Engine(tiny_pair).generate(requests(tiny_pair))
+    assert [g.tokens for g in engine.generate(requests(tiny_pair))] == [g.tokens for g in expected]
+
+
 def test_without_a_device_for_the_draft_there_is_no_pearl(tiny_pair: Pair) -> None:
     with pytest.raises(UserError, match="--cluster"):
         Engine(tiny_pair, pearl())
