@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from ray import tune
 
-from cluster.observer import Observer, Observers
-from cluster.ray_session import ray_session, resources
-from specdec_core.errors import UserError
-from specdec_core.files import needs_room
-from specdec_core.heads.card import HeadCard, HeadSpec, TrainingSettings
-from specdec_core.heads.data import Examples, training_digest
-from specdec_core.heads.modules import HeadKind
-from specdec_core.heads.storage import WEIGHTS, load_card, save_head
-from specdec_core.heads.training import HeadTraining
+from cluster.session import ray_session, resources
+from specdec_core.base.errors import UserError
+from specdec_core.base.files import needs_room
+from specdec_core.drafting.heads.card import HeadCard, HeadSpec, TrainingSettings
+from specdec_core.drafting.heads.modules import HeadKind
+from specdec_core.drafting.heads.storage import WEIGHTS, load_card, save_head
+from specdec_core.search.observer import Observer, Observers
+from specdec_core.training.heads.examples import Examples, training_digest
+from specdec_core.training.heads.training import HeadTraining
 
 # Tune tries a lost trial again, but not one whose kept actor died before it began.
 ATTEMPTS = 3

@@ -12,19 +12,19 @@ import pandas as pd
 import ray
 
 from cluster.devices import claim_device
-from cluster.pearl import LOADING, PlacedDraft
+from cluster.draft_actor import LOADING, PlacedDraft
 from cluster.placement import Placed, Placement, place
-from cluster.ray_session import get, on_node
-from cluster.sharded_runner import load_sharded
-from cluster.timing import Bench
+from cluster.session import get, on_node
+from cluster.sharded_target.sharded_runner import load_sharded
+from cluster.sweep.timing import Bench
+from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
-from specdec_core.engine import Engine, Request
-from specdec_core.errors import UserError
-from specdec_core.pair import load_pair
-from specdec_core.pearl.link import no_link
-from specdec_core.pearl.timeline import Span, Timeline
-from specdec_core.profiling import PARTS
-from specdec_core.stats import Counts, Generation, Ratio, paired_ratio
+from specdec_core.drafting.pearl.link import no_link
+from specdec_core.drafting.pearl.timeline import Span, Timeline
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.pair import load_pair
+from specdec_core.studies.time_shares import PARTS
+from specdec_core.tokens.statistics import Counts, Generation, Ratio, paired_ratio
 
 
 class Overlapping(Bench):

@@ -25,19 +25,19 @@ from pathlib import Path
 import ray
 from pydantic import Field, TypeAdapter
 
-from cluster.folder import SweepFolder
-from cluster.observer import Observer
-from cluster.paper_inputs import load_sets, with_datastores
-from cluster.paper_plan import PaperPlan, Quantity, Table
-from cluster.ray_session import get, ray_session, resources
-from cluster.timing import Stopwatch, alone, start_bench
+from cluster.session import get, ray_session, resources
+from cluster.sweep.timing import Stopwatch, alone, start_bench
+from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration, PairSpec
-from specdec_core.engine import Request
-from specdec_core.files import write_atomically
-from specdec_core.pair import check_pair
-from specdec_core.prompts import digest
-from specdec_core.results import Document, PromptSet, Timing
-from specdec_core.stats import Counts, Generation, path_rate
+from specdec_core.engine.engine import Request
+from specdec_core.models.pair import check_pair
+from specdec_core.prompts.prompt_sets import digest
+from specdec_core.search.folder import SweepFolder
+from specdec_core.search.observer import Observer
+from specdec_core.search.results import Document, PromptSet, Timing
+from specdec_core.studies.papers.inputs import load_sets, with_datastores
+from specdec_core.studies.papers.plan import PaperPlan, Quantity, Table
+from specdec_core.tokens.statistics import Counts, Generation, path_rate
 
 _STOPWATCH = TypeAdapter(Stopwatch)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from cluster.pearl import LOADING, PlacedDraft
+from cluster.draft_actor import LOADING, PlacedDraft
 from cluster.placement import place
-from cluster.sharded_runner import load_sharded
+from cluster.sharded_target.sharded_runner import load_sharded
+from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement
-from specdec_core.engine import Engine
-from specdec_core.errors import UserError
-from specdec_core.pearl.link import no_link
+from specdec_core.drafting.pearl.link import no_link
+from specdec_core.engine.engine import Engine
 
 
 @contextmanager

@@ -10,8 +10,8 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from specdec_core.base.errors import UserError
 from specdec_core.config import Placement
-from specdec_core.errors import UserError
 
 # Ray makes a group in milliseconds where its resources are free; somebody may be just leaving.
 WAIT = 20.0

@@ -21,20 +21,17 @@ import ray
 from pydantic import Field, PositiveInt
 from transformers import AutoConfig
 
-from cluster.observer import Observer
-from cluster.plan import PromptSource
-from cluster.ray_session import check_nodes, get, ray_session, resources, room
+from cluster.session import check_nodes, get, ray_session, resources, room
+from specdec_core.base.errors import UserError
+from specdec_core.base.files import NoRoom, locked, needs_room
 from specdec_core.config import PairSpec, Sampling, Value
-from specdec_core.engine import Request
-from specdec_core.errors import UserError
-from specdec_core.files import NoRoom, locked, needs_room
-from specdec_core.pair import Pair, check_pair, fingerprints, load_pair, resolve_path
-from specdec_core.prompts import Prompt, digest, load_prompts
-from specdec_core.results import PromptSet
-from specdec_core.runner import context_length
-from specdec_core.traces.find import FINISHED, finish, finished
-from specdec_core.traces.record import Recorder
-from specdec_core.traces.schema import (
+from specdec_core.engine.engine import Request
+from specdec_core.models.pair import Pair, check_pair, fingerprints, load_pair, resolve_path
+from specdec_core.models.runner import context_length
+from specdec_core.prompts.prompt_sets import Prompt, digest, load_prompts
+from specdec_core.recordings.find import FINISHED, finish, finished
+from specdec_core.recordings.record import Recorder
+from specdec_core.recordings.schema import (
     DRAFTS,
     EXAMPLES,
     HEADER,
@@ -48,6 +45,9 @@ from specdec_core.traces.schema import (
     shards,
     write_shard,
 )
+from specdec_core.search.observer import Observer
+from specdec_core.search.plan import PromptSource
+from specdec_core.search.results import PromptSet
 
 SHARD = 8  # prompts; what a killed recording loses at most, an actor
 _RETRIES = 3  # starts of an actor after it died, and runs of the shard that it had

@@ -13,12 +13,12 @@ from plotly.offline import get_plotlyjs
 from rich import box
 from rich.table import Table
 
-from cluster.environment import environment
 from dashboards import look
 from dashboards.drawings import Drawing, embed, log_figures, template
 from dashboards.figures.regret import arm_shares, regret_curves, regret_table
 from dashboards.tracking import as_metrics, as_params, connect, experiment_id_of, user_name
-from specdec_core.arms import ArmComparison
+from specdec_core.base.environment import environment
+from specdec_core.studies.bandits import ArmComparison
 
 _SHOWN = {
     "name": "method",

@@ -25,9 +25,11 @@ from dashboards.tracking import (
     log_prompts,
     user_name,
 )
-from specdec_core.bench import spec_bench
-from specdec_core.bench.limits import Split, draft_of, of_oracle, split
-from specdec_core.bench.result import (
+from specdec_core.base.files import write_atomically
+from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.studies.bench import spec_bench
+from specdec_core.studies.bench.limits import Split, draft_of, of_oracle, split
+from specdec_core.studies.bench.result import (
     OURS,
     BenchResult,
     Row,
@@ -35,9 +37,7 @@ from specdec_core.bench.result import (
     summary_frame,
     times_frame,
 )
-from specdec_core.files import write_atomically
-from specdec_core.prompts import Prompt
-from specdec_core.stats import Ratio
+from specdec_core.tokens.statistics import Ratio
 
 MOST_FUNCTIONS = 15
 BESIDE = "of a round, no forward"

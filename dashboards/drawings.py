@@ -18,15 +18,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from plotly.offline import get_plotlyjs
 
 from dashboards import figures, look
-from specdec_core.errors import UserError
-from specdec_core.results import SweepResult
+from specdec_core.base.errors import UserError
+from specdec_core.search.results import SweepResult
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
     from dashboards.evidence import Evidence
-    from specdec_core.heads import HeadCard
-    from specdec_core.heads.evaluation import Modelled
+    from specdec_core.drafting.heads.card import HeadCard
+    from specdec_core.training.heads.evaluation import Modelled
 
 
 class Drawing(NamedTuple):
@@ -69,7 +69,7 @@ def draw_heads(
     judged: Mapping[str, Modelled] | None = None,
 ) -> dict[str, Drawing]:
     """Table 3 of SpecDec++ for trained heads; with the best thresholds where a sweep used them or
-    they were judged on a recording (:func:`specdec_core.heads.evaluation.evaluate`)."""
+    they were judged on a recording (:func:`specdec_core.training.heads.evaluation.evaluate`)."""
     if not any(card.kind == "specdecpp" for card in cards.values()):
         return {}
     frame = figures.heads_frame(cards, result, judged)
@@ -102,7 +102,7 @@ def cards(result: SweepResult) -> dict[str, HeadCard]:
     """The cards of the heads in a sweep that are still there."""
     found: dict[str, HeadCard] = {}
     if names := figures.head_names(result):
-        from specdec_core.heads import load_card  # torch takes seconds to import
+        from specdec_core.drafting.heads.storage import load_card  # torch takes seconds to import
 
         for name in names:
             with suppress(UserError):

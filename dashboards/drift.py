@@ -10,8 +10,8 @@ import pandas as pd
 from rich import box
 from rich.table import Table
 
-from cluster.environment import environment
 from dashboards.tracking import as_metrics, as_params, connect, experiment_id_of, user_name
+from specdec_core.base.environment import environment
 
 _TOY = {
     "draft": "draft",

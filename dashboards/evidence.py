@@ -14,18 +14,13 @@ import pandas as pd
 from dashboards.figures.heads import head_names
 from dashboards.look import evenly
 from dashboards.ranking import best_of, champion, draft_of, family, label, ranked
-from specdec_core.config import (
-    Configuration,
-    DraftModelDrafter,
-    FixedPolicy,
-    Policy,
-    PreCutPolicy,
-)
-from specdec_core.errors import UserError
-from specdec_core.policies.pre_cut import PreCut
-from specdec_core.results import SweepResult, Trial
-from specdec_core.traces import Recording, Replay
-from specdec_core.traces.track import Track
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, DraftModelDrafter, FixedPolicy, Policy, PreCutPolicy
+from specdec_core.drafting.policies.pre_cut import PreCut
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.schema import Recording
+from specdec_core.recordings.track import Track
+from specdec_core.search.results import SweepResult, Trial
 
 MOST_STARTS = 40_000  # of drafts, whose prefixes are looked at
 LONGEST_PREFIX = 10

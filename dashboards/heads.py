@@ -15,9 +15,7 @@ from plotly.subplots import make_subplots
 from rich import box
 from rich.table import Table
 
-from cluster.environment import environment
 from cluster.head_training import Finished, HeadObserver
-from cluster.observer import Observer
 from dashboards.delivery import Delivery
 from dashboards.drawings import Drawing, draw_heads, log_figures
 from dashboards.look import INK, MUTED, OTHER_COLOURS, base_figure, style
@@ -32,10 +30,12 @@ from dashboards.tracking import (
     runs_where,
     user_name,
 )
+from specdec_core.base.environment import environment
 from specdec_core.config import FixedPolicy, PairSpec
-from specdec_core.heads.card import HeadCard
-from specdec_core.heads.evaluation import Modelled
-from specdec_core.heads.storage import CARD
+from specdec_core.drafting.heads.card import HeadCard
+from specdec_core.drafting.heads.storage import CARD
+from specdec_core.search.observer import Observer
+from specdec_core.training.heads.evaluation import Modelled
 
 CARD_PARAMS = {"kind", "draft", "depth", "width", "w_acc", "w_rej", "settings", "sampling"}
 

@@ -7,7 +7,7 @@ import pandas as pd
 from cluster.overlap import ONE, PEARL, TWO, Overlap
 from dashboards.figures.timeline import timeline_figure
 from dashboards.sections import Section
-from specdec_core.pearl.timeline import busy
+from specdec_core.drafting.pearl.timeline import busy
 
 
 def race_section(result: Overlap) -> Section:

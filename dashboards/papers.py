@@ -22,10 +22,10 @@ from dashboards.tracking import (
     runs_where,
     user_name,
 )
+from specdec_core.base.files import write_atomically
 from specdec_core.config import BanditDrafter, DrafterSettings
-from specdec_core.files import write_atomically
-from specdec_core.results import Timing
-from specdec_core.stats import Ratio
+from specdec_core.search.results import Timing
+from specdec_core.tokens.statistics import Ratio
 
 TITLE = "The papers' tables in our terms"
 

@@ -11,9 +11,9 @@ import pandas as pd
 from rich import box
 from rich.table import Table
 
-from cluster.environment import environment
 from dashboards.tracking import as_metrics, as_params, connect, experiment_id_of, user_name
-from specdec_core.comparison import ADAPTIVE, FIXED
+from specdec_core.base.environment import environment
+from specdec_core.studies.policies import ADAPTIVE, FIXED
 
 _SHOWN = {
     "family": "family",
@@ -36,7 +36,7 @@ _MOVED = ("draft", "family", "chosen_on", "used_on", "configuration")
 
 def families_table(best: pd.DataFrame, recording: str, draft: str) -> Table:
     """The best of each family on a recording with a draft (see
-    :func:`specdec_core.comparison.best_of_families`), the fastest that is no oracle bold."""
+    :func:`specdec_core.studies.policies.best_of_families`), the fastest that is no oracle bold."""
     table = _table(f"{recording} · {draft or 'no draft model'}")
     for name in _NARROW:
         numeric = name != "configuration"

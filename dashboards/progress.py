@@ -21,9 +21,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from cluster.observer import Observer
-from specdec_core.prompts import Prompt
-from specdec_core.results import SweepResult, Trial
+from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.search.observer import Observer
+from specdec_core.search.results import SweepResult, Trial
 
 
 class _Count(MofNCompleteColumn):

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from specdec_core.config import AUTOREGRESSIVE, HeuristicPolicy
-from specdec_core.results import SweepResult, Timing, Trial
+from specdec_core.search.results import SweepResult, Timing, Trial
 
 
 @dataclass(frozen=True)

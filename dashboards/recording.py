@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.table import Table
 
 from cluster.recording import RecordingObserver
-from specdec_core.traces.schema import Recording
+from specdec_core.recordings.schema import Recording
 
 
 class RecordingProgress(RecordingObserver):

@@ -23,10 +23,10 @@ from dashboards.ranking import (
     ranked,
     speedup,
 )
-from specdec_core.errors import UserError
-from specdec_core.files import write_atomically
-from specdec_core.results import SweepResult, Timing, Trial
-from specdec_core.stats import Ratio, paired_ratio
+from specdec_core.base.errors import UserError
+from specdec_core.base.files import write_atomically
+from specdec_core.search.results import SweepResult, Timing, Trial
+from specdec_core.tokens.statistics import Ratio, paired_ratio
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -79,7 +79,7 @@ def _read(
 
 def render(result: SweepResult, rounds: pd.DataFrame, evidence: Evidence | None = None) -> str:
     """The report as HTML. `rounds` has the columns config_id, request_id, round and those of
-    :class:`specdec_core.stats.Round`."""
+    :class:`specdec_core.tokens.statistics.Round`."""
     return template("report.jinja").render(
         result=result,
         headline=headline(result),

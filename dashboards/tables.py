@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich import box
 from rich.table import Table
 
-from specdec_core.results import SweepResult, Timing, Trial
+from specdec_core.search.results import SweepResult, Timing, Trial
 
 MOST_ROWS = 40
 

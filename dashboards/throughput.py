@@ -12,16 +12,16 @@ import pandas as pd
 from mlflow.entities import Metric
 from plotly.offline import get_plotlyjs
 
-from cluster.environment import environment
 from dashboards import look
 from dashboards.bench import Section
 from dashboards.drawings import Drawing, embed, log_figures, template
 from dashboards.figures.throughput import context_figure, throughput_figure
 from dashboards.papers import allowed
 from dashboards.tracking import as_params, connect, experiment_id_of, user_name
+from specdec_core.base.environment import environment
 from specdec_core.config import Configuration
-from specdec_core.long_context import Line
-from specdec_core.throughput import Throughput, stops_paying
+from specdec_core.studies.long_context import Line
+from specdec_core.studies.throughput import Throughput, stops_paying
 
 _PARTS = {
     "target_1": "target n=1",

@@ -35,17 +35,17 @@ from mlflow.data.code_dataset_source import CodeDatasetSource
 from mlflow.entities import DatasetInput, InputTag, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
-from cluster.folder import SweepFolder
-from cluster.observer import Observer
 from dashboards.delivery import Delivery, unreachable
-from specdec_core.bandits import find_state
+from specdec_core.base.errors import UserError
+from specdec_core.base.files import needs_room
+from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec, parse
-from specdec_core.errors import UserError
-from specdec_core.files import needs_room
-from specdec_core.heads.storage import resolve_head
-from specdec_core.prompts import Prompt
-from specdec_core.results import PromptSet, SweepResult, Timing, Trial, by_estimate
-from specdec_core.workspace import workspace
+from specdec_core.drafting.bandits import find_state
+from specdec_core.drafting.heads.storage import resolve_head
+from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.search.folder import SweepFolder
+from specdec_core.search.observer import Observer
+from specdec_core.search.results import PromptSet, SweepResult, Timing, Trial, by_estimate
 
 CHAMPION = "champion"
 PROMOTED = "specdec.promoted"  # tag of a registered model: when its champion was last set

@@ -12,11 +12,11 @@ from plotly.offline import get_plotlyjs
 from rich import box
 from rich.table import Table
 
-from cluster.environment import environment
 from dashboards import figures, look
 from dashboards.drawings import Drawing, embed, log_figures, template
 from dashboards.tracking import as_metrics, as_params, connect, experiment_id_of, user_name
-from specdec_core.tree_comparison import GRID, KINDS, PLANNED, TreeComparison
+from specdec_core.base.environment import environment
+from specdec_core.studies.trees import GRID, KINDS, PLANNED, TreeComparison
 
 _HEADINGS = {
     "budget": "nodes\nat most",

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jobs.console import console, run
-from specdec_core.errors import UserError
-from specdec_core.workspace import workspace
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
 
 if TYPE_CHECKING:
-    from specdec_core.arms import ArmComparison, ArmsPlan
-    from specdec_core.prompts import Prompt
+    from specdec_core.prompts.prompt_sets import Prompt
+    from specdec_core.studies.bandits import ArmComparison, ArmsPlan
 
 BANDITS = Path(__file__).with_name("sweeps") / "bandits.yaml"
 
@@ -64,9 +64,9 @@ def main(
 
     # torch and MLflow take seconds to import.
     from dashboards import bandits as shown
-    from specdec_core.arms import ArmsPlan, state_name
+    from specdec_core.base.files import atomic_path, write_atomically
     from specdec_core.config import load_yaml, parse
-    from specdec_core.files import atomic_path, write_atomically
+    from specdec_core.studies.bandits import ArmsPlan, state_name
 
     plan = parse(ArmsPlan, load_yaml(config), str(config))
     if learned is not None:
@@ -120,9 +120,9 @@ def raced(
     """Decoded live, and what there is to say about it."""
     from rich.progress import Progress
 
-    from specdec_core.arms import race
-    from specdec_core.pair import load_pair
-    from specdec_core.prompts import load_prompts
+    from specdec_core.models.pair import load_pair
+    from specdec_core.prompts.prompt_sets import load_prompts
+    from specdec_core.studies.bandits import race
 
     with console.status(f"loading {plan.pair.name}"):
         pair = load_pair(plan.pair)
@@ -153,10 +153,10 @@ def replayed(
     """From a recording, and what there is to say about it; the plan on what was recorded."""
     from rich.progress import Progress
 
-    from cluster.replaying import find_named
     from jobs.times import forward_times
-    from specdec_core.arms import replay_all
-    from specdec_core.traces import Replay
+    from specdec_core.recordings.replay import Replay
+    from specdec_core.search.replaying import find_named
+    from specdec_core.studies.bandits import replay_all
 
     recording = find_named(traces, workspace())
     header = recording.header

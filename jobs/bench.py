@@ -13,9 +13,9 @@ from typer import Option
 from jobs.choice import Choice
 from jobs.console import console, errors, program, run
 from jobs.sweep import given, parse_drafts
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec, load_yaml, parse
-from specdec_core.errors import UserError
-from specdec_core.workspace import workspace
 
 ROWS = Path(__file__).with_name("bench.yaml")
 QUICK = {"max_new_tokens": 32, "repeats": 1, "prompts": {"limit": 4}}
@@ -81,7 +81,7 @@ def main(
         peers=_peers(peers),
         chosen=[configuration.model_dump(mode="json") for configuration in chosen],
     )
-    from cluster.bench import load_bench_plan
+    from specdec_core.studies.bench.benchmark import load_bench_plan
 
     plan = load_bench_plan(rows, **_merged(QUICK if quick else {}, asked))
     name = name or f"{plan.pair.name}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -93,14 +93,14 @@ def main(
 
     with console.status(f"loading {plan.pair.name}"):
         # torch, transformers and MLflow take seconds to import.
-        from cluster.bench import open_others, run_bench
         from dashboards.bench import findings, log_bench, sections, write_bench
         from dashboards.progress import RaceProgress
         from dashboards.tracking import tracking_uri
-        from specdec_core.bench.spec_bench import read_answers
-        from specdec_core.files import atomic_folder
-        from specdec_core.pair import load_pair
-        from specdec_core.prompts import load_prompts
+        from specdec_core.base.files import atomic_folder
+        from specdec_core.models.pair import load_pair
+        from specdec_core.prompts.prompt_sets import load_prompts
+        from specdec_core.studies.bench.benchmark import open_others, run_bench
+        from specdec_core.studies.bench.spec_bench import read_answers
 
         answers = read_answers(baseline) if baseline is not None else None
         pair = load_pair(plan.pair)
@@ -171,7 +171,7 @@ def _chosen(
 def _peers(names: list[str] | None) -> list[str] | None:
     if names is None:
         return None
-    from specdec_core.peers import NAMES
+    from specdec_core.studies.peers.choose import NAMES
 
     for own in names:
         if own not in (*NAMES, NOBODY):

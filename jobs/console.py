@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from specdec_core.errors import UserError
+from specdec_core.base.errors import UserError
 
 # Names may hold colons; `bundled:x:` is no emoji.
 console = Console(highlight=False, emoji=False)

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from jobs.console import console, run
+from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec
-from specdec_core.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from specdec_core.retrieval import DatastoreCard
-    from specdec_core.retrieval.corpus import Observer
-    from specdec_core.traces.schema import Recording
+    from specdec_core.drafting.datastores.card import DatastoreCard
+    from specdec_core.recordings.schema import Recording
+    from specdec_core.training.datastores.corpus import Observer
 
 
 def main(
@@ -50,10 +50,10 @@ def main(
 
     # transformers takes seconds to import.
     from jobs.train_head import find_recording
-    from specdec_core.fingerprint import tokenizer_digest
-    from specdec_core.pair import load_tokenizer
-    from specdec_core.retrieval import write_datastore
-    from specdec_core.traces.schema import Recording
+    from specdec_core.models.fingerprints import tokenizer_digest
+    from specdec_core.models.pair import load_tokenizer
+    from specdec_core.recordings.schema import Recording
+    from specdec_core.training.datastores.build import write_datastore
 
     recordings = [Recording.open(find_recording(own)) for own in recording or []]
     if target is None:
@@ -73,7 +73,7 @@ def main(
 
 def folder_of(name: str) -> Path:
     """Where the datastore `name` belongs."""
-    from specdec_core.retrieval import resolve_datastore
+    from specdec_core.drafting.datastores.datastore import resolve_datastore
 
     if not name or name in (".", ".."):
         raise UserError(f"{name!r}: expected a name for the datastore")
@@ -84,7 +84,7 @@ def documents(
     sources: Sequence[str], recordings: Sequence[Recording], tokenizer: object, tell: Observer
 ) -> Iterator[Sequence[int]]:
     """The tokens of all texts, source by source."""
-    from specdec_core.retrieval.corpus import encode, read_texts, recorded
+    from specdec_core.training.datastores.corpus import encode, read_texts, recorded
 
     for source in sources:
         yield from encode(read_texts(source), tokenizer, tell)

@@ -9,22 +9,16 @@ from typer import Option
 
 from jobs.console import console, run
 from jobs.profile import chosen_pair, sizes
-from specdec_core.config import (
-    Configuration,
-    PairSpec,
-    Sampling,
-    TargetTreeDrafter,
-    parse,
-)
-from specdec_core.errors import UserError
-from specdec_core.workspace import workspace
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
+from specdec_core.config import Configuration, PairSpec, Sampling, TargetTreeDrafter, parse
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.progress import Progress
 
-    from specdec_core.drift import Written
-    from specdec_core.pair import Pair
+    from specdec_core.models.pair import Pair
+    from specdec_core.studies.drift import Written
 
 TOY_SAMPLING = Sampling(temperature=1.0)
 TOY_BRANCHING = (2, 2)  # behind the target's tokens: the toy's texts have few tokens
@@ -75,9 +69,9 @@ def main(
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from dashboards import drift as shown
-    from specdec_core.files import write_atomically
-    from specdec_core.pair import load_pair
-    from specdec_core.prompts import digest, load_prompts
+    from specdec_core.base.files import write_atomically
+    from specdec_core.models.pair import load_pair
+    from specdec_core.prompts.prompt_sets import digest, load_prompts
 
     with console.status(f"loading {spec.name}"):
         pair = load_pair(spec)
@@ -124,9 +118,9 @@ def measure_toy(
     (`p_value`) and the enumerated one (`p_value_enumerated`)."""
     import pandas as pd
 
-    from specdec_core.drift import divergence, goodness_of_fit
-    from specdec_core.exact_drift import exact_divergence, written_distribution
-    from specdec_core.toy import FAR, NEAR, exact_distribution, sample_counts, toy_pair
+    from specdec_core.studies.drift import divergence, goodness_of_fit
+    from specdec_core.studies.exact_drift import exact_divergence, written_distribution
+    from specdec_core.studies.toy_pair import FAR, NEAR, exact_distribution, sample_counts, toy_pair
 
     if not samples:
         return pd.DataFrame()
@@ -172,7 +166,7 @@ def measure_texts(
     under the target, its change against the first, and MAT, the tokens a target forward gave."""
     import pandas as pd
 
-    from specdec_core.drift import write
+    from specdec_core.studies.drift import write
 
     tokens = [tuple(pair.tokenizer(text)["input_ids"]) for text in prompts]
     task = progress.add_task("", total=(len(trees) + 1) * len(tokens) * texts)

@@ -16,12 +16,12 @@ from typer import Argument, Option
 
 from jobs.choice import Choice, choose
 from jobs.console import console, run
+from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, DraftModelDrafter, PairSpec, Placement
-from specdec_core.errors import UserError
-from specdec_core.stats import Generation, Origin
+from specdec_core.tokens.statistics import Generation, Origin
 
 if TYPE_CHECKING:
-    from specdec_core.engine import Engine
+    from specdec_core.engine.engine import Engine
 
 DEFAULT = Configuration(drafter=DraftModelDrafter())
 STYLES = {
@@ -83,15 +83,15 @@ def _engine(
     # torch, transformers and Ray take seconds to import
     with console.status(f"loading {pair.name}") as status:
         if placement is None:
-            from specdec_core.engine import Engine
-            from specdec_core.pair import load_pair
+            from specdec_core.engine.engine import Engine
+            from specdec_core.models.pair import load_pair
 
             engine = Engine(load_pair(pair), configuration)
             status.stop()
             yield engine
             return
         from cluster.placed_engine import placed_engine
-        from cluster.ray_session import ray_session
+        from cluster.session import ray_session
 
         with ray_session(), placed_engine(pair, configuration, 1, placement) as engine:
             status.stop()
@@ -106,8 +106,8 @@ def _complete(
     seed: int,
     stop: tuple[str, ...],
 ) -> None:
-    from specdec_core.detokenize import StreamDecoder
-    from specdec_core.engine import Request
+    from specdec_core.engine.engine import Request
+    from specdec_core.tokens.detokenising import StreamDecoder
 
     request = Request("generate", engine.encode(prompt), max_new_tokens, seed=seed, stop=stop)
     # The engine's chunks hold tokens of several origins; this decoder tells their texts apart.

@@ -14,6 +14,8 @@ from typer import Option
 from jobs.console import console, run
 from jobs.profile import chosen_pair, sizes
 from jobs.sweep import given
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
 from specdec_core.config import (
     CascadeDrafter,
     Configuration,
@@ -25,8 +27,6 @@ from specdec_core.config import (
     PearlDrafter,
     Sampling,
 )
-from specdec_core.errors import UserError
-from specdec_core.workspace import workspace
 
 PLACEMENT = Path(__file__).parents[1] / "cluster" / "local-2.yaml"
 
@@ -77,13 +77,13 @@ def main(
     # Ray, torch and MLflow take seconds to import.
     from cluster.overlap import compare_overlap
     from cluster.placement import Placement
-    from cluster.ray_session import get, ray_session
+    from cluster.session import get, ray_session
     from dashboards.overlap import findings, race_section, timeline_section
     from dashboards.throughput import document, page
-    from specdec_core.files import write_atomically
-    from specdec_core.pair import check_pair
-    from specdec_core.pearl.timeline import Timeline
-    from specdec_core.prompts import load_prompts
+    from specdec_core.base.files import write_atomically
+    from specdec_core.drafting.pearl.timeline import Timeline
+    from specdec_core.models.pair import check_pair
+    from specdec_core.prompts.prompt_sets import load_prompts
 
     placement = Placement.load(cluster)
     found = load_prompts(prompts, limit, check_pair(spec))

@@ -12,8 +12,8 @@ from typer import Option
 
 from jobs.console import console, program, run
 from jobs.sweep import given, parse_drafts
-from specdec_core.errors import UserError
-from specdec_core.workspace import workspace
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
 
 PAPERS = Path(__file__).with_name("sweeps") / "papers.yaml"
 QUICK = {"limit": 3, "max_new_tokens": 32, "repeats": 1}
@@ -46,7 +46,7 @@ def main(
     Every method is decoded in turn with the others on the same prompts. Run it on an otherwise
     idle machine. Interrupted, the same command goes on where it stopped.
     """
-    from cluster.paper_plan import load_paper_plan
+    from specdec_core.studies.papers.plan import load_paper_plan
 
     asked = given(limit=limit, max_new_tokens=max_new_tokens, repeats=repeats)
     drafts = parse_drafts(draft) if draft or target is not None else None

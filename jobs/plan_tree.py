@@ -9,9 +9,9 @@ import typer
 
 from jobs.console import console, run
 from jobs.times import forward_times
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
 from specdec_core.config import MOST_NODES
-from specdec_core.errors import UserError
-from specdec_core.workspace import workspace
 
 MOST_DEPTH = 16  # deeper, there are hundreds of thousands of k-configurations
 
@@ -49,11 +49,11 @@ def main(
     # torch and MLflow take seconds to import.
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from cluster.replaying import find_named
     from dashboards import trees as shown
-    from specdec_core.files import write_atomically
-    from specdec_core.traces import Replay
-    from specdec_core.tree_comparison import compare_trees
+    from specdec_core.base.files import write_atomically
+    from specdec_core.recordings.replay import Replay
+    from specdec_core.search.replaying import find_named
+    from specdec_core.studies.trees import compare_trees
 
     recording = find_named(traces, workspace())
     header = recording.header

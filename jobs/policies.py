@@ -11,18 +11,19 @@ import typer
 
 from jobs.console import console, run
 from jobs.times import forward_times
-from specdec_core.errors import UserError
-from specdec_core.workspace import workspace
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.progress import Progress
 
-    from specdec_core.comparison import Compared
     from specdec_core.config import Configuration
     from specdec_core.cost import Profile
-    from specdec_core.traces import Recording, Replay
+    from specdec_core.recordings.replay import Replay
+    from specdec_core.recordings.schema import Recording
+    from specdec_core.studies.policies import Compared
 
 POLICIES = Path(__file__).with_name("sweeps") / "policies.yaml"
 
@@ -57,9 +58,9 @@ def main(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from dashboards import policies as shown
-    from specdec_core.comparison import best_of_families, everything, transfers
-    from specdec_core.files import write_atomically
-    from specdec_core.traces import Replay
+    from specdec_core.base.files import write_atomically
+    from specdec_core.recordings.replay import Replay
+    from specdec_core.studies.policies import best_of_families, everything, transfers
 
     recordings = open_recordings(traces)
     searches = [configurations(search, recording) for recording in recordings.values()]
@@ -125,7 +126,7 @@ def main(
 def open_recordings(names: Sequence[str]) -> dict[str, Recording]:
     """The recordings by their prompts; raises :class:`UserError` unless they are of the
     same models."""
-    from cluster.replaying import find_named
+    from specdec_core.search.replaying import find_named
 
     found: dict[str, Recording] = {}
     for name in names:
@@ -147,7 +148,7 @@ def open_recordings(names: Sequence[str]) -> dict[str, Recording]:
 
 def configurations(search: Path, recording: Recording) -> list[Configuration]:
     """What `search` asks for, on what was recorded."""
-    from cluster.plan import load_plan
+    from specdec_core.search.plan import load_plan
 
     header = recording.header
     plan = load_plan(
@@ -170,8 +171,8 @@ def replay_all(
     progress: Progress,
 ) -> Compared:
     """Replay `wanted`; what the recording does not tell is left out, with a word."""
-    from cluster.trial import context_of, replayed
-    from specdec_core.comparison import Compared
+    from cluster.sweep.trial import context_of, replayed
+    from specdec_core.studies.policies import Compared
 
     can = [configuration for configuration in wanted if replay.can(configuration)]
     if len(can) < len(wanted):

@@ -11,9 +11,9 @@ from typer import Option
 
 from jobs.console import console, run
 from jobs.sweep import parse_drafts
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
 from specdec_core.config import PairSpec
-from specdec_core.errors import UserError
-from specdec_core.workspace import workspace
 
 if TYPE_CHECKING:
     from specdec_core.cost import ForwardCost, Profile
@@ -44,7 +44,7 @@ def main(
     them, and write the fit as JSON."""
     spec, settings = PairSpec(), {}
     if config is not None:
-        from cluster.plan import load_plan
+        from specdec_core.search.plan import load_plan
 
         plan = load_plan(config)
         spec, settings = plan.pair, plan.profile.model_dump(exclude_none=True)
@@ -57,8 +57,8 @@ def main(
 
     with console.status(f"loading {spec.name}"):
         # torch and transformers take seconds to import
-        from specdec_core.cost import profile_pair
-        from specdec_core.pair import load_pair
+        from specdec_core.models.pair import load_pair
+        from specdec_core.studies.profiling import profile_pair
 
         pair = load_pair(spec)
     columns = (TextColumn("measuring forwards"), BarColumn(), TimeElapsedColumn())

@@ -17,9 +17,9 @@ def main(
     ] = None,
 ) -> None:
     """Move the alias `champion` to a configuration of a finished sweep."""
-    from cluster.folder import find_trial
     from dashboards.tracking import register
-    from specdec_core.workspace import workspace
+    from specdec_core.base.workspace import workspace
+    from specdec_core.search.folder import find_trial
 
     result, trial = find_trial(workspace() / "sweeps", config_id, sweep)
     version = register(result, trial.id)

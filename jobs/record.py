@@ -13,11 +13,11 @@ from typer import Option
 from jobs.console import console, program, run
 from jobs.profile import chosen_pair
 from jobs.sweep import given
+from specdec_core.base.workspace import workspace
 from specdec_core.config import Sampling, parse
-from specdec_core.workspace import workspace
 
 if TYPE_CHECKING:
-    from specdec_core.traces.schema import Recording
+    from specdec_core.recordings.schema import Recording
 
 
 def main(
@@ -60,7 +60,7 @@ def main(
     """
     base: dict[str, Any] = {}
     if config is not None:
-        from cluster.plan import load_plan
+        from specdec_core.search.plan import load_plan
 
         plan = load_plan(config)
         base = {key: getattr(plan, key) for key in ("pair", "prompts", "max_new_tokens")}

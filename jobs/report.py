@@ -9,10 +9,10 @@ import typer
 from pydantic import ValidationError
 
 from jobs.console import console, run
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
 from specdec_core.config import describe
-from specdec_core.errors import UserError
-from specdec_core.results import SweepResult
-from specdec_core.workspace import workspace
+from specdec_core.search.results import SweepResult
 
 
 def main(

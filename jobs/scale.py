@@ -22,12 +22,12 @@ from typer import Option
 
 from jobs.console import console, run
 from jobs.profile import sizes
-from specdec_core.errors import UserError
+from specdec_core.base.errors import UserError
 
 if TYPE_CHECKING:
-    from cluster.observer import Observer
-    from cluster.plan import Plan
     from specdec_core.cost import Profile
+    from specdec_core.search.observer import Observer
+    from specdec_core.search.plan import Plan
 
 ENOUGH = 0.9  # of what a part could do at most: it is what holds the rest up
 
@@ -95,13 +95,13 @@ def measured(
     nodes: int, slots: int, trials: int, idle: float | None, prompts: int, tell: Observer
 ) -> dict[str, str]:
     """A column of the table. Trials a second do not include starting nodes and loading models."""
-    from cluster.counting import count_all
-    from cluster.folder import SweepFolder
-    from cluster.idle_trial import IdleTask, IdleTrial
-    from cluster.observer import Observers
-    from cluster.trial import CountTrial
+    from cluster.sweep.counting import count_all
+    from cluster.sweep.idle_trial import IdleTask, IdleTrial
+    from cluster.sweep.trial import CountTrial
     from dashboards.tracking import SweepRun
-    from specdec_core.results import PromptSet, SweepResult
+    from specdec_core.search.folder import SweepFolder
+    from specdec_core.search.observer import Observers
+    from specdec_core.search.results import PromptSet, SweepResult
 
     plan, profile = _plan(trials, prompts)
     if idle is None:
@@ -168,8 +168,8 @@ def _bottleneck(share: float | None, load: float, own: float, behind: int, trial
 
 def _plan(trials: int, prompts: int) -> tuple[Plan, Profile]:
     """Confidence thresholds, all different, and forward times that nobody measured."""
-    from cluster.plan import Plan
     from specdec_core.cost import Hardware
+    from specdec_core.search.plan import Plan
 
     thresholds = [round((i + 1) / (trials + 1), 6) for i in range(trials)]
     policy = {"kind": "confidence", "threshold": thresholds}
@@ -187,10 +187,10 @@ def _plan(trials: int, prompts: int) -> tuple[Plan, Profile]:
 
 def _decoding(plan: Plan, profile: Profile) -> Any:
     """The prompts, to be decoded."""
-    from cluster.trial import Task
-    from specdec_core.engine import Request
-    from specdec_core.pair import check_pair
-    from specdec_core.prompts import load_prompts
+    from cluster.sweep.trial import Task
+    from specdec_core.engine.engine import Request
+    from specdec_core.models.pair import check_pair
+    from specdec_core.prompts.prompt_sets import load_prompts
 
     tokenizer = check_pair(plan.pair)
     found = load_prompts(plan.prompts.source, plan.prompts.limit, tokenizer)
@@ -220,7 +220,7 @@ def _cluster(nodes: int, slots: int, tell: Observer) -> Iterator[None]:
     import ray
     from ray.cluster_utils import Cluster
 
-    from cluster.ray_session import QUIET, ray_session
+    from cluster.session import QUIET, ray_session
 
     if ray.is_initialized() or os.environ.get("RAY_ADDRESS"):
         raise UserError("jobs.scale starts its own nodes: unset RAY_ADDRESS")

@@ -32,7 +32,7 @@ def application(args: dict[str, Any]) -> Application:
     :class:`UserError` as the command does."""
     given = parse(Arguments, args, "args")
     choice, _ = choose(given.config)
-    from cluster.serving import application as build  # Ray takes seconds to import
+    from cluster.serving.deployment import application as build  # Ray takes seconds to import
 
     placement = None if given.cluster is None else Placement.load(given.cluster)
     return build(choice.pair, choice.configuration, given.slots, placement=placement)
@@ -54,7 +54,7 @@ def main(
     """Serve completions over HTTP (OpenAI's protocol) with Ray Serve until Ctrl-C."""
     choice, source = choose(config)
     placement = None if cluster is None else Placement.load(cluster)
-    from cluster.serving import serving  # Ray takes seconds to import
+    from cluster.serving.deployment import serving  # Ray takes seconds to import
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as Ctrl-C
     try:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cluster.plan import load_plan
 from jobs.console import console, program, run
-from specdec_core.errors import UserError
-from specdec_core.workspace import workspace
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
+from specdec_core.search.plan import load_plan
 
 if TYPE_CHECKING:
-    from specdec_core.results import ReplaySummary
+    from specdec_core.search.results import ReplaySummary
 
 QUICK = Path(__file__).with_name("sweeps") / "quick.yaml"
 
@@ -77,7 +77,7 @@ def main(
     plan = load_plan(config, **overrides)
 
     # Ray, torch and MLflow take seconds to import.
-    from cluster.sweep import run_sweep
+    from cluster.sweep.run import run_sweep
     from dashboards.progress import SweepProgress
     from dashboards.report import write_report
     from dashboards.tables import sweep_table

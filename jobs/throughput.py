@@ -13,6 +13,8 @@ from typer import Option
 from jobs.choice import Choice
 from jobs.console import console, run
 from jobs.profile import chosen_pair, sizes
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
 from specdec_core.config import (
     Configuration,
     DraftModelDrafter,
@@ -21,15 +23,13 @@ from specdec_core.config import (
     load_yaml,
     parse,
 )
-from specdec_core.errors import UserError
-from specdec_core.workspace import workspace
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from specdec_core.cost import Profile
-    from specdec_core.pair import Pair
-    from specdec_core.throughput import Throughput, Tokens
+    from specdec_core.models.pair import Pair
+    from specdec_core.studies.throughput import Throughput, Tokens
 
 NONE = "none"
 _WIDTHS = (1, 2, 3, 5, 9, 17)  # of a profile that is measured here: chains of up to 16 candidates
@@ -82,10 +82,10 @@ def main(
 
     # torch and MLflow take seconds to import.
     from dashboards import throughput as shown
+    from specdec_core.base.files import write_atomically
     from specdec_core.cost import Profile
-    from specdec_core.files import write_atomically
-    from specdec_core.pair import load_pair
-    from specdec_core.prompts import digest, load_prompts
+    from specdec_core.models.pair import load_pair
+    from specdec_core.prompts.prompt_sets import digest, load_prompts
 
     times = Profile.load(profile) if profile is not None else None
     with console.status(f"loading {spec.name}"):
@@ -150,7 +150,7 @@ def main(
 
 def measured_profile(pair: Pair, slots: Sequence[int], progress: Progress) -> Profile:
     """What forwards of the shapes that chains have cost at the batch sizes `slots`."""
-    from specdec_core.cost import profile_pair
+    from specdec_core.studies.profiling import profile_pair
 
     task = progress.add_task("measuring forwards", total=None)
     return profile_pair(
@@ -173,7 +173,8 @@ def planned(
     """What the profile expects of every K at every number of requests up to the largest of `slots`,
     the best K of each, and the configuration that follows them; all with the draft that is best on
     average. None where nothing should be drafted."""
-    from specdec_core.batch_plan import (
+    from specdec_core.engine.engine import Engine, Request
+    from specdec_core.search.batch_plan import (
         LENGTHS,
         agreement,
         batch_policy,
@@ -181,7 +182,6 @@ def planned(
         chain_counts,
         predict,
     )
-    from specdec_core.engine import Engine, Request
 
     task = progress.add_task("reading the target's own text", total=len(prompts))
     requests = [Request(str(n), own, new_tokens) for n, own in enumerate(prompts)]
@@ -235,7 +235,7 @@ def raced(
     progress: Progress,
 ) -> Throughput:
     """Everybody on the same queues, in turns."""
-    from specdec_core.throughput import measure_throughput
+    from specdec_core.studies.throughput import measure_throughput
 
     total = (len({c.id for c in wanted}) + 1) * len(set(slots)) * repeats * queues
     task = progress.add_task("", total=total)
@@ -256,7 +256,7 @@ def by_context(
 ) -> pd.DataFrame:
     """Forwards and rounds at the contexts `asked`, or at as many of the usual ones as the models
     hold."""
-    from specdec_core.long_context import CONTEXTS, measure_contexts, room_for
+    from specdec_core.studies.long_context import CONTEXTS, measure_contexts, room_for
 
     room = room_for(asked or CONTEXTS)
     runner = pair.spec.runner

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobs.console import console
-from specdec_core.errors import UserError
-from specdec_core.workspace import workspace
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,15 +25,9 @@ def forward_times(
     """Another machine's times, a saved profile, or the workspace's, where what is missing is
     measured now, the policies' own time included. Raises :class:`UserError` for a profile that
     lacks a draft."""
-    from specdec_core.cost import (
-        Profile,
-        load_hardware,
-        measure_policies,
-        policies_of,
-        policy_key,
-        profile_pair,
-    )
-    from specdec_core.pair import load_pair
+    from specdec_core.cost import Profile, load_hardware, policies_of, policy_key
+    from specdec_core.models.pair import load_pair
+    from specdec_core.studies.profiling import measure_policies, profile_pair
 
     if hardware is not None:
         return load_hardware(hardware).profile(list(pair.drafts))

@@ -13,17 +13,17 @@ import typer
 
 from jobs.console import console, run
 from jobs.times import forward_times
-from specdec_core.errors import UserError
-from specdec_core.workspace import workspace
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cluster.head_training import Finished
     from dashboards.tracking import Undelivered
-    from specdec_core.heads import LoadedHead
-    from specdec_core.heads.evaluation import Modelled
-    from specdec_core.traces.schema import Recording
+    from specdec_core.drafting.heads.loaded import LoadedHead
+    from specdec_core.recordings.schema import Recording
+    from specdec_core.training.heads.evaluation import Modelled
 
 T = TypeVar("T", int, float, str)
 
@@ -72,12 +72,12 @@ def main(
 
     # Ray, torch and MLflow take seconds to import.
     from cluster.head_training import train_heads
-    from cluster.ray_session import ray_session
+    from cluster.session import ray_session
     from dashboards.heads import HeadProgress, HeadsRun, heads_table, judged_table
     from specdec_core.config import parse
-    from specdec_core.heads import TrainingSettings
-    from specdec_core.heads.data import load_examples
-    from specdec_core.traces.schema import Recording
+    from specdec_core.drafting.heads.card import TrainingSettings
+    from specdec_core.recordings.schema import Recording
+    from specdec_core.training.heads.examples import load_examples
 
     given = {
         "learning_rate": rates[0],
@@ -147,7 +147,7 @@ def _noted(undelivered: list[Undelivered]) -> Iterator[None]:
 def grid(kinds: str, depths: tuple[int, ...], weights: tuple[float, ...], width: int) -> list[Any]:
     """specdecpp for every depth and weight, the other kinds once."""
     from specdec_core.config import parse
-    from specdec_core.heads import HeadSpec
+    from specdec_core.drafting.heads.card import HeadSpec
 
     specs: list[HeadSpec] = []
     for kind in dict.fromkeys(kinds.split(",")):
@@ -180,9 +180,9 @@ def judge_heads(
     """The best threshold of every head, and of the rules that need no training, by replay."""
     from specdec_core.config import Configuration, DraftModelDrafter
     from specdec_core.cost import policy_key
-    from specdec_core.heads import load_head
-    from specdec_core.heads.evaluation import evaluate, training_free, with_thresholds
-    from specdec_core.traces.replay import Replay
+    from specdec_core.drafting.heads.storage import load_head
+    from specdec_core.recordings.replay import Replay
+    from specdec_core.training.heads.evaluation import evaluate, training_free, with_thresholds
 
     own = recording.header.fingerprints
     folders = {head.label: head.folder for head in heads}

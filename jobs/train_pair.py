@@ -19,9 +19,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Column, Table
 
 from jobs.console import console, run
-from specdec_core.bundled.card import write_card
-from specdec_core.bundled.training import SMOKE, Settings, train_pair
-from specdec_core.errors import UserError
+from specdec_core.base.errors import UserError
+from specdec_core.training.bundled_pair.card import write_card
+from specdec_core.training.bundled_pair.training import SMOKE, Settings, train_pair
 
 SECONDS_BETWEEN_METRICS = 5.0
 

@@ -6,17 +6,17 @@ from datetime import UTC, datetime
 
 import pytest
 
-from cluster.bench import profiled
-from specdec_core.bench.conversation import conversations
-from specdec_core.bench.limits import ForwardClock, oracle_limits, widths_of
-from specdec_core.bench.race import Other, Own, race
-from specdec_core.bench.result import BenchResult, Row
 from specdec_core.config import AUTOREGRESSIVE, Configuration, DraftModelDrafter, Sampling
-from specdec_core.engine import Engine
-from specdec_core.pair import Pair
-from specdec_core.peers import peers_of
-from specdec_core.prompts import Prompt
-from specdec_core.results import PromptSet
+from specdec_core.engine.engine import Engine
+from specdec_core.models.pair import Pair
+from specdec_core.prompts.conversation import conversations
+from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.search.results import PromptSet
+from specdec_core.studies.bench.benchmark import profiled
+from specdec_core.studies.bench.limits import ForwardClock, oracle_limits, widths_of
+from specdec_core.studies.bench.race import Other, Own, race
+from specdec_core.studies.bench.result import BenchResult, Row
+from specdec_core.studies.peers.choose import peers_of
 
 NEW_TOKENS = 10
 CHAIN = Configuration(drafter=DraftModelDrafter())

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdec_core.config import PairSpec, RunnerSettings
-from specdec_core.pair import Pair, load_pair
+from specdec_core.models.pair import Pair, load_pair
 from tests.bench_race import bench_prompts, bench_result  # noqa: F401 (fixtures)
 from tests.full_disk import small_disk  # noqa: F401 (a fixture)
 
@@ -98,7 +98,7 @@ def tiny_llama(seed: int, hidden: int, layers: int, vocab: int) -> LlamaForCausa
 def ray_running() -> Iterator[None]:
     """One local Ray for all tests that run it in this process: a start and its end take longer
     than most of them."""
-    from cluster.ray_session import ray_session  # it takes seconds to import
+    from cluster.session import ray_session  # it takes seconds to import
 
     with ray_session():
         yield

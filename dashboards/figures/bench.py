@@ -9,7 +9,7 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 
 from dashboards.look import INK, MUTED, OTHER_COLOURS, PAPER, base_figure
-from specdec_core.bench.result import OURS, BenchResult, over
+from specdec_core.studies.bench.result import OURS, BenchResult, over
 
 COLOURS = {OURS: "#1272b4", "transformers": "#e6860f", "vllm": "#2fb074"}
 

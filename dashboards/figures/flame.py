@@ -8,19 +8,19 @@ from collections.abc import Callable, Mapping
 import plotly.graph_objects as go
 
 from dashboards.look import DRAFT_COLOURS, MUTED, OTHER_COLOURS, TARGET_COLOUR, base_figure
-from specdec_core.profiling import Stack, sample_stacks
+from specdec_core.studies.time_shares import Stack, sample_stacks
 
 # What is narrower than this share of the whole could not be read.
 LEAST = 0.002
 
 # Whose functions they are, by the beginning of their module's name; the first that fits counts.
 OWNERS = {
-    "specdec_core.runner": TARGET_COLOUR,
-    "specdec_core.compiled": TARGET_COLOUR,
+    "specdec_core.models.runner": TARGET_COLOUR,
+    "specdec_core.models.compiled": TARGET_COLOUR,
     "torch": DRAFT_COLOURS[0],
     "transformers": DRAFT_COLOURS[1],
-    "specdec_core.drafters": OTHER_COLOURS[0],
-    "specdec_core.policies": OTHER_COLOURS[1],
+    "specdec_core.drafting.build": OTHER_COLOURS[0],
+    "specdec_core.drafting.policies.build": OTHER_COLOURS[1],
     "specdec_core": OTHER_COLOURS[4],
 }
 
@@ -31,7 +31,8 @@ def flame_graph(run: Callable[[], object], what: str = "decoding") -> go.Figure:
 
 
 def draw_stacks(stacks: Mapping[Stack, float], what: str = "decoding") -> go.Figure:
-    """The figure of what :func:`specdec_core.profiling.sample_stacks` saw. A click on a function
+    """The figure of what :func:`specdec_core.studies.time_shares.sample_stacks` saw. A click on a
+    function
     shows it alone."""
     total = sum(stacks.values())
     seconds: dict[Stack, float] = defaultdict(float)

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from dashboards.look import MUTED, PAPER, base_figure, family_order, style
 from dashboards.ranking import champion, draft_of, family, label, ranked, speedup
 from specdec_core.cost import Profile, latency
-from specdec_core.results import SweepResult, Trial
+from specdec_core.search.results import SweepResult, Trial
 
 CROWD = 10  # more fronts than this cannot be told apart
 

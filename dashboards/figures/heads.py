@@ -14,11 +14,11 @@ from plotly.subplots import make_subplots
 from dashboards.look import INK, MUTED, base_figure
 from dashboards.ranking import draft_of
 from specdec_core.config import DecisionPolicy, SpecDecPlusPlusPolicy
-from specdec_core.results import SweepResult
+from specdec_core.search.results import SweepResult
 
 if TYPE_CHECKING:
-    from specdec_core.heads.card import HeadCard
-    from specdec_core.heads.evaluation import Modelled
+    from specdec_core.drafting.heads.card import HeadCard
+    from specdec_core.training.heads.evaluation import Modelled
 
 # from slow to fast, readable with dark and with light text on it
 FAST_TO_SLOW = [[0.0, "#2c5fae"], [0.5, "#8fb4dd"], [1.0, "#f0ece4"]]
@@ -37,7 +37,8 @@ def heads_frame(
     judged: Mapping[str, Modelled] | None = None,
 ) -> pd.DataFrame:
     """One row a head: what it is, how it fits, and its best threshold and modelled latency, where
-    `judged` has it (:func:`specdec_core.heads.evaluation.evaluate`) or `result` configurations with
+    `judged` has it (:func:`specdec_core.training.heads.evaluation.evaluate`) or `result`
+    configurations with
     it.
 
     Columns head, kind, draft, w_rej, depth, train_kl, eval_kl (nats; of another loss for other

@@ -11,8 +11,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboards.look import ARM_COLOURS, DASHES, INK, MUTED, base_figure, evenly
-from specdec_core.arms import ArmComparison, Entrant
-from specdec_core.regret import exp3_bound, hardness, ucb_bound
+from specdec_core.studies.bandits import ArmComparison, Entrant
+from specdec_core.studies.regret import exp3_bound, hardness, ucb_bound
 
 MOST_POINTS = 600
 BOUNDS = {"ucb": "H L² log E[len]", "exp3": "L √(ST K log K)"}

@@ -34,7 +34,7 @@ from dashboards.ranking import (
     speedup,
 )
 from specdec_core.config import AUTOREGRESSIVE
-from specdec_core.results import SweepResult, Trial
+from specdec_core.search.results import SweepResult, Trial
 
 # ----------------------------------------------------------------------------------- speedup bars
 

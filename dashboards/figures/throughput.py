@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboards.look import ARM_COLOURS, DRAFT_COLOURS, INK, MUTED, TARGET_COLOUR, base_figure
-from specdec_core.long_context import Line
+from specdec_core.studies.long_context import Line
 
 
 def throughput_figure(table: pd.DataFrame, title: str) -> go.Figure:

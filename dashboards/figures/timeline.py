@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from dashboards.look import OTHER_COLOURS, PARTS, TARGET_COLOUR, base_figure
-from specdec_core.pearl.timeline import Span
+from specdec_core.drafting.pearl.timeline import Span
 
 SHOWN = 0.12  # seconds that are in view at first
 _KEPT, _LOST = PARTS["draft forwards, kept"], PARTS["draft forwards, thrown away"]

@@ -17,7 +17,7 @@ from dashboards.look import (
 )
 from dashboards.ranking import draft_of, family
 from specdec_core.cost import ForwardTimes, regress_forward_times
-from specdec_core.results import SweepResult
+from specdec_core.search.results import SweepResult
 
 
 def forward_times(result: SweepResult) -> go.Figure:

@@ -21,7 +21,7 @@ def entropy_table(tokens: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     `tokens`, by draft, has a row for each position of the target's output with `entropy` and
     `accepted` (the token drafted there is the target's).
     """
-    from specdec_core.heads.metrics import auc  # torch takes seconds to import
+    from specdec_core.drafting.heads.metrics import auc  # torch takes seconds to import
 
     rows = []
     for draft, own in tokens.items():

@@ -12,8 +12,8 @@ from plotly.subplots import make_subplots
 from dashboards.look import DRAFT_COLOURS, INK, MUTED, OTHER_COLOURS, base_figure, style
 from dashboards.ranking import draft_of, drafting
 from specdec_core.config import TreeDrafter
-from specdec_core.results import METRIC, SweepResult
-from specdec_core.tree_comparison import CHAIN, GRID, PLANNED, PLANNED_K, TreeComparison
+from specdec_core.search.results import METRIC, SweepResult
+from specdec_core.studies.trees import CHAIN, GRID, PLANNED, PLANNED_K, TreeComparison
 
 HEAD = 2  # levels of a tree that name its row, the others name its column
 MOST_ROWS, MOST_COLUMNS = 24, 30

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from specdec_core.errors import UserError
+from specdec_core.base.errors import UserError
 
 T = TypeVar("T")
 

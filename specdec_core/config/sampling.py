@@ -18,7 +18,7 @@ class Sampling(Value):
     coupling: Literal["rejection", "gumbel"] = Field(
         default="rejection",
         description="the acceptance rule when sampling, both lossless: rejection sampling, or draft"
-        " and target choosing with the same noise (specdec_core.coupling)",
+        " and target choosing with the same noise (specdec_core.tokens.coupling)",
     )
 
     @property

@@ -28,13 +28,9 @@ from specdec_core.cost.equations import (
 from specdec_core.cost.fitting import nonnegative_least_squares, r_squared
 from specdec_core.cost.forward import ForwardCost, Kind, Measurement, Terms
 from specdec_core.cost.hardware import Hardware, load_hardware
-from specdec_core.cost.measuring import BATCHES, CONTEXTS, WIDTHS, measure_policies, profile_pair
 from specdec_core.cost.profile import Profile, policies_of, policy_key
 
 __all__ = [
-    "BATCHES",
-    "CONTEXTS",
-    "WIDTHS",
     "ForwardCost",
     "ForwardTimes",
     "Hardware",
@@ -56,14 +52,12 @@ __all__ = [
     "improvement_factor",
     "latency",
     "load_hardware",
-    "measure_policies",
     "nonnegative_least_squares",
     "oracle_bound",
     "oracle_counts",
     "policies_of",
     "policy_key",
     "post_use_speedup",
-    "profile_pair",
     "r_squared",
     "ratio_bound",
     "regress_forward_times",

@@ -13,7 +13,7 @@ from dataclasses import asdict
 import numpy as np
 import pandas as pd
 
-from specdec_core.stats import Round
+from specdec_core.tokens.statistics import Round
 
 CONTINUE, STOP = "continue", "stop"
 
@@ -39,7 +39,8 @@ def immediate_costs(
       single stop that draws no candidate and costs c2.
 
     Args:
-        rounds: the run's :class:`~specdec_core.stats.Round` values or their columns `drafted`,
+        rounds: the run's :class:`~specdec_core.tokens.statistics.Round` values or their columns
+        `drafted`,
             `accepted`, `generated` and `draft_forwards`, in any order. Chains with one draft
             forward a candidate.
         t_draft: seconds of a draft forward.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specdec_core.cost.fitting import nonnegative_least_squares, r_squared
-from specdec_core.stats import Counts
+from specdec_core.tokens.statistics import Counts
 
 
 def latency(

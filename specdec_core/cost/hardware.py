@@ -21,10 +21,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, PrivateAttr, field_validator
 
+from specdec_core.base.errors import UserError
 from specdec_core.config import Value, load_yaml, parse
 from specdec_core.cost.forward import ForwardCost
 from specdec_core.cost.profile import Profile
-from specdec_core.errors import UserError
 
 ANY = "*"
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
+from specdec_core.base.errors import UserError
+from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration, Policy, Value, describe
 from specdec_core.cost.equations import latency, oracle_counts
 from specdec_core.cost.forward import ForwardCost
-from specdec_core.errors import UserError
-from specdec_core.files import write_atomically
-from specdec_core.stats import Counts
+from specdec_core.tokens.statistics import Counts
 
 
 class Profile(Value):

@@ -94,7 +94,7 @@ def test_the_ray_service_serves_this_application() -> None:
     module, name = application.import_path.split(":")
     assert callable(getattr(importlib.import_module(module), name))
     assert parse(Arguments, application.args, "args").slots == 4
-    from cluster.serving import CompletionServer
+    from cluster.serving.deployment import CompletionServer
 
     assert [deployment.name for deployment in application.deployments] == [CompletionServer.name]
 

@@ -23,7 +23,7 @@ from ray._private.node import Node
 from ray.cluster_utils import Cluster
 
 from specdec_core.config import PairSpec
-from specdec_core.results import SweepResult
+from specdec_core.search.results import SweepResult
 
 ROOT = Path(__file__).parents[2]
 CONFIGURATIONS = 16
@@ -34,7 +34,7 @@ TRIAL = "ResourceTrainable"  # what Tune calls a trial that says what it needs
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """A head that gives no work a core, and two nodes with one each."""
     # As every command sets them; `ray start` would have them from the README.
-    from cluster.ray_session import QUIET
+    from cluster.session import QUIET
 
     for name, value in {**QUIET, "SPECDEC_HOME": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
@@ -70,8 +70,8 @@ SWEEP = """
 import sys
 from pathlib import Path
 
-from cluster.plan import load_plan
-from cluster.sweep import run_sweep
+from specdec_core.search.plan import load_plan
+from cluster.sweep.run import run_sweep
 from dashboards.tracking import SweepRun
 
 with SweepRun() as tracking:
@@ -140,7 +140,7 @@ import sys
 
 import ray
 
-from cluster.ray_session import check_nodes, ray_session
+from cluster.session import check_nodes, ray_session
 from jobs.console import run
 from specdec_core.config import PairSpec
 

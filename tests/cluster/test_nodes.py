@@ -13,11 +13,11 @@ from ray.cluster_utils import Cluster
 
 from cluster.placed_engine import placed_engine
 from cluster.placement import Placement
-from cluster.ray_session import QUIET, ray_session
+from cluster.session import QUIET, ray_session
 from specdec_core.config import Configuration, PairSpec, Sampling
-from specdec_core.engine import Engine, Request
-from specdec_core.pair import load_pair
-from specdec_core.stats import Origin
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.pair import load_pair
+from specdec_core.tokens.statistics import Origin
 
 PEARL = Configuration.model_validate({"drafter": {"kind": "pearl", "window": 4, "wait": 2}})
 

@@ -9,7 +9,7 @@ import ray
 
 from cluster.devices import claim_device
 from cluster.placement import Placement, place
-from specdec_core.errors import UserError
+from specdec_core.base.errors import UserError
 
 FILES = sorted((Path(__file__).parents[2] / "cluster").glob("*-[0-9]*.yaml"))
 

@@ -14,16 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cluster.plan import PromptSource
 from cluster.recording import SHARD, RecordingObserver, RecordingPlan, _writing, run_recording
+from specdec_core.base.errors import UserError
+from specdec_core.base.files import locked
 from specdec_core.config import PairSpec, Sampling
-from specdec_core.engine import Request
-from specdec_core.errors import UserError
-from specdec_core.files import locked
-from specdec_core.pair import Pair
-from specdec_core.traces.find import find_recording
-from specdec_core.traces.record import Recorder
-from specdec_core.traces.schema import Recording, shard_file
+from specdec_core.engine.engine import Request
+from specdec_core.models.pair import Pair
+from specdec_core.recordings.find import find_recording
+from specdec_core.recordings.record import Recorder
+from specdec_core.recordings.schema import Recording, shard_file
+from specdec_core.search.plan import PromptSource
 
 pytestmark = pytest.mark.usefixtures("ray_running")
 

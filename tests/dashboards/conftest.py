@@ -23,13 +23,16 @@ from specdec_core.config import (
     SpecDecPlusPlusPolicy,
     SvipPolicy,
 )
-from specdec_core.cost import profile_pair
-from specdec_core.engine import Engine, Request
-from specdec_core.heads import HeadCard, build_head, save_head
-from specdec_core.pair import Pair
-from specdec_core.results import OraclePoint, PromptSet, SweepResult, Timing, Trial
-from specdec_core.stats import Counts, paired_ratio, rounds_frame
-from specdec_core.traces import Header, Recorder, save_header, write_shard
+from specdec_core.drafting.heads.card import HeadCard
+from specdec_core.drafting.heads.modules import build_head
+from specdec_core.drafting.heads.storage import save_head
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.recordings.record import Recorder
+from specdec_core.recordings.schema import Header, save_header, write_shard
+from specdec_core.search.results import OraclePoint, PromptSet, SweepResult, Timing, Trial
+from specdec_core.studies.profiling import profile_pair
+from specdec_core.tokens.statistics import Counts, paired_ratio, rounds_frame
 
 NEW_TOKENS = 24
 CONFIGURATIONS = [

@@ -11,9 +11,9 @@ from mlflow import MlflowClient
 
 from dashboards.bench import document, findings, log_bench, sections, write_bench
 from dashboards.figures.bench import bars, bench_svg
-from specdec_core.bench.result import BenchResult
-from specdec_core.bench.spec_bench import read_answers
-from specdec_core.prompts import Prompt
+from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.studies.bench.result import BenchResult
+from specdec_core.studies.bench.spec_bench import read_answers
 
 
 def test_the_report_has_every_row_and_says_who_wins(
@@ -83,7 +83,7 @@ def test_what_is_not_lossless_is_said(bench_result: BenchResult) -> None:
 
 def test_the_functions_of_our_best_are_told_apart(bench_result: BenchResult) -> None:
     (section,) = (own for own in sections(bench_result) if own.key == "functions")
-    assert section.frame["stack"].str.contains("specdec_core.engine:Engine.step").any()
+    assert section.frame["stack"].str.contains("specdec_core.engine.engine:Engine.step").any()
     assert section.frame["seconds"].sum() > 0
     assert section.figure.data[0].type in {"icicle", "treemap", "sunburst"}
 

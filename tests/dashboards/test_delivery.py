@@ -17,12 +17,12 @@ from urllib.request import urlopen
 import pytest
 from mlflow import MlflowClient
 
-from cluster.observer import Observer
 from dashboards import tracking
 from dashboards.delivery import Delivery
 from dashboards.tracking import SweepRun, Undelivered, load_champion
-from specdec_core.prompts import Prompt
-from specdec_core.results import SweepResult
+from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.search.observer import Observer
+from specdec_core.search.results import SweepResult
 
 PROMPTS = [Prompt("a", "def f(x):")]
 

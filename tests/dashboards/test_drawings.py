@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 from dashboards.drawings import Drawing, cards, draw, draw_heads, page
 from dashboards.evidence import gather
 from dashboards.report import log_report_figures
-from specdec_core.results import SweepResult
+from specdec_core.search.results import SweepResult
 from tests.dashboards import browser
 
 

@@ -10,11 +10,12 @@ import torch
 
 from dashboards.evidence import gather, oracle_distances, prefixes, trajectory
 from specdec_core.config import Configuration, DraftModelDrafter, FixedPolicy
-from specdec_core.engine import Engine
-from specdec_core.pair import Pair
-from specdec_core.results import SweepResult
-from specdec_core.stats import Counts
-from specdec_core.traces import Recording, Replay
+from specdec_core.engine.engine import Engine
+from specdec_core.models.pair import Pair
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.schema import Recording
+from specdec_core.search.results import SweepResult
+from specdec_core.tokens.statistics import Counts
 from tests.dashboards.conftest import NEW_TOKENS, REQUESTS, record
 
 LONGEST = 4

@@ -25,7 +25,7 @@ from specdec_core.config import (
     Policy,
     SvipPolicy,
 )
-from specdec_core.results import SweepResult, Trial
+from specdec_core.search.results import SweepResult, Trial
 
 
 @pytest.fixture

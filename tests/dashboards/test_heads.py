@@ -13,10 +13,11 @@ from dashboards import tracking
 from dashboards.heads import HeadsRun, heads_table, reliability_diagram, training_curves
 from dashboards.tracking import Undelivered, tracking_uri
 from specdec_core.config import PairSpec
-from specdec_core.heads import HeadSpec, TrainingSettings, save_head
-from specdec_core.heads.training import HeadTraining
+from specdec_core.drafting.heads.card import HeadSpec, TrainingSettings
+from specdec_core.drafting.heads.storage import save_head
+from specdec_core.training.heads.training import HeadTraining
 from tests.dashboards.test_delivery import server
-from tests.specdec_core.heads.examples import learnable
+from tests.specdec_core.drafting.heads.examples import learnable
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, batch_size=256, epochs=3)
 PARAMS = {"recordings": ["training"], "settings": SETTINGS.model_dump()}

@@ -8,18 +8,18 @@ import mlflow
 import pytest
 from mlflow import MlflowClient
 
-from cluster.openai_protocol import SpecDec
+from cluster.serving.openai_protocol import SpecDec
 from dashboards.ranking import headliners
 from dashboards.report import write_report
 from dashboards.tables import sweep_table
 from dashboards.tracking import SweepRun, register, tracking_uri
 from jobs.console import console
 from specdec_core.config import Configuration, TargetTreeDrafter
-from specdec_core.engine import Engine, Request
-from specdec_core.pair import Pair
-from specdec_core.prompts import Prompt
-from specdec_core.results import SweepResult, Trial
-from specdec_core.stats import Counts
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.search.results import SweepResult, Trial
+from specdec_core.tokens.statistics import Counts
 
 LOSSY = Configuration(drafter=TargetTreeDrafter(draft="draft", branching=(2, 2, 1)))
 

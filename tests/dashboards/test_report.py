@@ -9,19 +9,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dashboards.report import (
-    caveats,
-    facts,
-    headline,
-    render,
-    table,
-    tiles,
-    write_report,
-)
+from dashboards.report import caveats, facts, headline, render, table, tiles, write_report
 from jobs import report as job
+from specdec_core.base.errors import UserError
 from specdec_core.cost import Hardware
-from specdec_core.errors import UserError
-from specdec_core.results import ReplaySummary, SweepResult, Timing
+from specdec_core.search.results import ReplaySummary, SweepResult, Timing
 from tests.dashboards import browser
 
 FIGURES = {"frontier", "speedups", "time", "accepted", "lengths", "forwards", "regression"}

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dashboards.tables import sweep_table
-from specdec_core.results import SweepResult
+from specdec_core.search.results import SweepResult
 
 
 def shown(result: SweepResult, most: int = 40) -> list[str]:

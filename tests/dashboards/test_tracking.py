@@ -11,9 +11,8 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from cluster.folder import SweepFolder
 from dashboards.tracking import SweepRun, load_champion, register, tracking_uri
-from specdec_core.bandits import build_bandit
+from specdec_core.base.errors import UserError
 from specdec_core.config import (
     BanditDrafter,
     Configuration,
@@ -21,9 +20,10 @@ from specdec_core.config import (
     DraftModelDrafter,
     FixedPolicy,
 )
-from specdec_core.errors import UserError
-from specdec_core.prompts import Prompt
-from specdec_core.results import SweepResult
+from specdec_core.drafting.bandits import build_bandit
+from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.search.folder import SweepFolder
+from specdec_core.search.results import SweepResult
 
 PROMPTS = [Prompt("a", "def f(x):"), Prompt("b", "import os")]
 

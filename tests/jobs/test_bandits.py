@@ -15,10 +15,10 @@ from mlflow import MlflowClient
 
 from jobs import bandits
 from jobs.console import run
-from specdec_core.bandits import build_bandit
 from specdec_core.config import BanditDrafter, PairSpec, load_yaml, parse
-from specdec_core.pair import Pair
-from specdec_core.traces.find import FINISHED
+from specdec_core.drafting.bandits import build_bandit
+from specdec_core.models.pair import Pair
+from specdec_core.recordings.find import FINISHED
 from tests.dashboards.conftest import record
 
 ARMS = [1, 4, {"kind": "prompt_lookup"}]
@@ -168,7 +168,7 @@ def test_a_plan_that_cannot_be_is_one_line(
 
 
 def test_the_plans_that_come_along_are_read() -> None:
-    from specdec_core.arms import ArmsPlan
+    from specdec_core.studies.bandits import ArmsPlan
 
     for name in ("bandits.yaml", "lengths.yaml"):
         path = bandits.BANDITS.with_name(name)

@@ -10,13 +10,13 @@ import pandas as pd
 import pytest
 import yaml
 
-from cluster.bench import BenchPlan, load_bench_plan
 from jobs import bench
 from jobs.bench import ROWS
 from jobs.console import run
-from specdec_core.bench.result import BenchResult
+from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec
-from specdec_core.errors import UserError
+from specdec_core.studies.bench.benchmark import BenchPlan, load_bench_plan
+from specdec_core.studies.bench.result import BenchResult
 
 DRAFTED = "fixed K=2"
 
@@ -100,8 +100,8 @@ def test_what_is_wrong_is_one_line(
 def test_a_peer_that_was_asked_for_must_be_there(
     files: dict[str, Path], tiny_pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cluster.bench import open_others
-    from cluster.observer import Observer
+    from specdec_core.search.observer import Observer
+    from specdec_core.studies.bench.benchmark import open_others
 
     class Told(Observer):
         said: str | None = None
@@ -109,7 +109,7 @@ def test_a_peer_that_was_asked_for_must_be_there(
         def warned(self, message: str) -> None:
             self.said = message
 
-    monkeypatch.setattr("specdec_core.peers.vllm.VENV", files["home"] / "nowhere")
+    monkeypatch.setattr("specdec_core.studies.peers.vllm.VENV", files["home"] / "nowhere")
     with pytest.raises(UserError, match="make bench-peers"), open_others(tiny_pair, ["vllm"], True):
         pass
     told = Told()

@@ -11,11 +11,11 @@ import pytest
 
 from jobs.console import run
 from jobs.datastore import main
-from specdec_core.bundled import corpus
-from specdec_core.pair import Pair, load_tokenizer
-from specdec_core.retrieval import open_datastore
-from specdec_core.retrieval.corpus import read_texts
-from tests.specdec_core.test_traces import record
+from specdec_core.drafting.datastores.datastore import open_datastore
+from specdec_core.models.pair import Pair, load_tokenizer
+from specdec_core.prompts import stdlib as corpus
+from specdec_core.training.datastores.corpus import read_texts
+from tests.specdec_core.recordings.test_record import record
 
 Command = Callable[..., tuple[int, str, str]]
 

@@ -16,16 +16,16 @@ import pandas as pd
 import pytest
 from mlflow import MlflowClient
 
-from cluster.paper_inputs import load_sets, with_datastores
-from cluster.paper_plan import load_paper_plan
 from cluster.papers import PapersResult
 from jobs import papers
 from jobs.papers import PAPERS, parse_sources
+from specdec_core.base.errors import UserError
 from specdec_core.config import BanditDrafter, Configuration, PairSpec
-from specdec_core.errors import UserError
-from specdec_core.fingerprint import tokenizer_digest
-from specdec_core.pair import load_tokenizer
-from specdec_core.retrieval import open_datastore
+from specdec_core.drafting.datastores.datastore import open_datastore
+from specdec_core.models.fingerprints import tokenizer_digest
+from specdec_core.models.pair import load_tokenizer
+from specdec_core.studies.papers.inputs import load_sets, with_datastores
+from specdec_core.studies.papers.plan import load_paper_plan
 from tests.jobs.conftest import Command
 
 ROOT = Path(__file__).parents[2]

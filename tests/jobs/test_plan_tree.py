@@ -10,15 +10,16 @@ import pandas as pd
 import pytest
 from mlflow import MlflowClient
 
-from cluster.plan import load_plan
 from jobs import plan_tree
 from specdec_core.config import Configuration, Sampling, TreeDrafter, load_yaml
 from specdec_core.cost import load_hardware
-from specdec_core.engine import Engine, Request
-from specdec_core.pair import Pair
-from specdec_core.stats import Counts
-from specdec_core.traces import Recording, Replay
-from specdec_core.tree_comparison import GRID, PLANNED, TreeComparison, compare_trees
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.schema import Recording
+from specdec_core.search.plan import load_plan
+from specdec_core.studies.trees import GRID, PLANNED, TreeComparison, compare_trees
+from specdec_core.tokens.statistics import Counts
 from tests.jobs.conftest import Command, record_prompts
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import pytest
 from mlflow import MlflowClient
 
 from jobs import policies
-from specdec_core.pair import Pair
+from specdec_core.models.pair import Pair
 from tests.jobs.conftest import Command, record_prompts
 
 SETS = {"sums": [f"x{i} = {i} + " for i in range(5)], "loops": [f"for i in {i}:" for i in "abc"]}

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from jobs.profile import chosen_pair, main, sizes
+from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec
 from specdec_core.cost import Profile
-from specdec_core.errors import UserError
 
 
 def test_a_pairs_profile_is_shown_and_saved(command, tiny_pair_folders, tmp_path):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from jobs import record
-from specdec_core.traces.schema import Recording
+from specdec_core.recordings.schema import Recording
 from tests.jobs.conftest import Command
 
 ROOT = Path(__file__).parents[2]

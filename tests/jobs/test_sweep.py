@@ -16,9 +16,9 @@ from mlflow import MlflowClient
 
 from jobs import sweep
 from jobs.sweep import parse_drafts
-from specdec_core.errors import UserError
-from specdec_core.pair import Pair
-from specdec_core.results import SweepResult
+from specdec_core.base.errors import UserError
+from specdec_core.models.pair import Pair
+from specdec_core.search.results import SweepResult
 from tests.jobs.conftest import Command, record_prompts
 
 ROOT = Path(__file__).parents[2]

@@ -14,9 +14,9 @@ import pytest
 from mlflow import MlflowClient
 
 from jobs.throughput import main
+from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, load_yaml, parse
 from specdec_core.cost import ForwardCost, Measurement, Profile
-from specdec_core.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 
@@ -105,6 +105,6 @@ def test_what_is_wrong_is_said_before_anything_is_loaded(
     def loaded(*_: object) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("specdec_core.pair.load_pair", loaded)
+    monkeypatch.setattr("specdec_core.models.pair.load_pair", loaded)
     with pytest.raises(UserError, match=said):
         main(**options)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from jobs.train_head import grid, main, numbers
-from specdec_core.cost import profile_pair
-from specdec_core.errors import UserError
-from specdec_core.heads import load_card
-from specdec_core.pair import Pair
+from specdec_core.base.errors import UserError
+from specdec_core.drafting.heads.storage import load_card
+from specdec_core.models.pair import Pair
+from specdec_core.studies.profiling import profile_pair
 from tests.jobs.conftest import Command
-from tests.specdec_core.heads.test_data import PROMPTS, record
+from tests.specdec_core.training.heads.test_examples import PROMPTS, record
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ import pytest
 from dashboards.figures.flame import draw_stacks, flame_graph
 
 STACKS = {
-    ("m:run", "specdec_core.engine:Engine.step"): 1.0,
-    ("m:run", "specdec_core.engine:Engine.step", "torch.nn:Linear.forward"): 3.0,
-    ("m:run", "specdec_core.engine:Engine.step", "json:dumps"): 0.001,
+    ("m:run", "specdec_core.engine.engine:Engine.step"): 1.0,
+    ("m:run", "specdec_core.engine.engine:Engine.step", "torch.nn:Linear.forward"): 3.0,
+    ("m:run", "specdec_core.engine.engine:Engine.step", "json:dumps"): 0.001,
 }
 
 

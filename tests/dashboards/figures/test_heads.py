@@ -10,9 +10,9 @@ import pytest
 
 from dashboards.figures.heads import head_names, heads_frame, heads_heatmap, heads_table
 from specdec_core.config import Configuration, DraftModelDrafter, Sampling, SpecDecPlusPlusPolicy
-from specdec_core.heads.card import HeadCard
-from specdec_core.heads.evaluation import Modelled
-from specdec_core.results import SweepResult, Trial
+from specdec_core.drafting.heads.card import HeadCard
+from specdec_core.search.results import SweepResult, Trial
+from specdec_core.training.heads.evaluation import Modelled
 
 THRESHOLDS = (0.3, 0.5, 0.7)
 

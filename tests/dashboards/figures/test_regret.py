@@ -9,10 +9,10 @@ import pytest
 
 from dashboards.bandits import bandits_table, drawings, headline, markdown, page
 from dashboards.figures.regret import arm_shares, bound_of, regret_curves, regret_table
-from specdec_core.arms import ArmComparison, ArmsPlan, race
 from specdec_core.config import parse
-from specdec_core.pair import Pair
-from specdec_core.regret import exp3_bound, hardness
+from specdec_core.models.pair import Pair
+from specdec_core.studies.bandits import ArmComparison, ArmsPlan, race
+from specdec_core.studies.regret import exp3_bound, hardness
 from tests.dashboards.conftest import NEW_TOKENS, REQUESTS
 
 PLAN = parse(

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from dashboards.figures.times import generation_times, regression_table, time_regression
-from specdec_core.results import SweepResult
+from specdec_core.search.results import SweepResult
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from dashboards.figures.trees import (
 )
 from specdec_core.config import Configuration, PairSpec, TreeDrafter
 from specdec_core.cost import Hardware
-from specdec_core.results import PromptSet, SweepResult, Trial
-from specdec_core.stats import Counts
-from specdec_core.tree_comparison import KINDS, TreeComparison
-from specdec_core.tree_plan import k_configurations
+from specdec_core.search.results import PromptSet, SweepResult, Trial
+from specdec_core.search.tree_plan import k_configurations
+from specdec_core.studies.trees import KINDS, TreeComparison
+from specdec_core.tokens.statistics import Counts
 
 PROFILE = Hardware(name="made up", target=0.01, drafts={"*": 0.001}).profile(["small", "medium"])
 

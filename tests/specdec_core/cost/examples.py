@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from specdec_core.cost import Kind, Measurement, Terms
-from specdec_core.stats import Counts
+from specdec_core.tokens.statistics import Counts
 
 TOKEN = Terms(fixed=3e-3, per_token=0, per_cached=2e-6, per_pair=0)
 ROWS = Terms(fixed=4e-3, per_token=3e-4, per_cached=4e-6, per_pair=0)

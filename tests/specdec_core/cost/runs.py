@@ -18,9 +18,9 @@ from specdec_core.config import (
     Sampling,
     SvipPolicy,
 )
-from specdec_core.engine import Engine, Request
-from specdec_core.pair import Pair
-from specdec_core.stats import Generation
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.tokens.statistics import Generation
 
 POLICIES = [
     FixedPolicy(max_tokens=1),

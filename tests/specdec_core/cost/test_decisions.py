@@ -7,7 +7,7 @@ import pytest
 
 from specdec_core.config import Configuration, PromptLookupDrafter
 from specdec_core.cost import immediate_costs, implied_delta, stopping_threshold
-from specdec_core.stats import Counts, Generation, Round, rounds_frame
+from specdec_core.tokens.statistics import Counts, Generation, Round, rounds_frame
 from tests.specdec_core.cost.runs import POLICIES, decode, drafting, frequent_token
 
 # Whole numbers, so that sums are exact.

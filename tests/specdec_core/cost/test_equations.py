@@ -16,7 +16,7 @@ from specdec_core.cost import (
     post_use_speedup,
     regress_forward_times,
 )
-from specdec_core.stats import Counts
+from specdec_core.tokens.statistics import Counts
 from tests.specdec_core.cost.examples import TOKEN, counts
 from tests.specdec_core.cost.runs import POLICIES, decode, drafting
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import jobs
+from specdec_core.base.errors import UserError
 from specdec_core.cost import Hardware, Profile, load_hardware
-from specdec_core.errors import UserError
 from tests.specdec_core.cost.examples import counts
 
 SHIPPED = sorted((Path(jobs.__file__).parent / "hardware").glob("*.yaml"))

@@ -6,7 +6,7 @@ import pytest
 
 from specdec_core.config import Configuration, PromptLookupDrafter
 from specdec_core.cost import identity_gap
-from specdec_core.stats import Counts
+from specdec_core.tokens.statistics import Counts
 from tests.specdec_core.cost.runs import POLICIES, decode, drafting, frequent_token
 
 

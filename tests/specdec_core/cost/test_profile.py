@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from specdec_core.base.errors import UserError
 from specdec_core.config import (
     BanditDrafter,
     CascadeDrafter,
@@ -18,8 +19,7 @@ from specdec_core.config import (
     TreeDrafter,
 )
 from specdec_core.cost import ForwardCost, Measurement, Profile, identity_gap, policies_of
-from specdec_core.errors import UserError
-from specdec_core.stats import Counts
+from specdec_core.tokens.statistics import Counts
 from tests.specdec_core.cost.examples import WIDE, counts
 
 

@@ -1,0 +1,84 @@
+"""PEARL on a cluster: the draft is an actor on a device of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+import ray
+
+from cluster.devices import claim_device
+from cluster.placement import Placed
+from cluster.session import get
+from specdec_core.base.errors import UserError
+from specdec_core.base.wire import LinkLost
+from specdec_core.config import PairSpec
+from specdec_core.drafting.pearl.socket_link import WireLink, serve
+from specdec_core.models.pair import Pair, load_drafts, load_skeleton, load_tokenizer
+
+logger = logging.getLogger(__name__)
+LOADING = 600.0  # seconds that a draft may take to come
+ENDING = 5.0  # seconds that it may take to notice that it is not needed any more
+
+
+class Draft:
+    """The draft's process. Ray starts it again when it dies, and the call of :meth:`serve` with
+    it, so that it connects to its engine anew."""
+
+    def __init__(self, spec: PairSpec) -> None:
+        claim_device()
+        self.pair = Pair(
+            spec, load_tokenizer(spec.target), load_skeleton(spec.target), load_drafts(spec)
+        )
+
+    def pid(self) -> int:
+        """The number of this process on its node."""
+        return os.getpid()
+
+    def serve(self, host: str, port: int, key: bytes) -> None:
+        """Draft for the engine at that address until it is gone. What goes wrong is logged, and
+        the draft comes to its engine anew, as it would if its process had died."""
+        while True:
+            try:
+                return serve(host, port, key, self.pair)
+            except LinkLost:
+                raise
+            except Exception:
+                logger.exception("drafting failed; it begins anew")
+                time.sleep(1)
+
+
+class PlacedDraft:
+    """A link to a draft on the device that `placed` has for it. `spec` has its device and data
+    types resolved. Made, and used, in the engine's process."""
+
+    def __init__(self, placed: Placed, spec: PairSpec) -> None:
+        self.link = WireLink()
+        restarts = {"max_restarts": -1, "max_task_retries": -1}
+        self.actor = ray.remote(Draft).options(**placed.options("draft"), **restarts).remote(spec)
+        self.pid: int = ray.get(self.actor.pid.remote())
+        host = ray.util.get_node_ip_address()
+        self._served = self.actor.serve.remote(host, self.link.port, self.link.key)
+
+    def wait(self) -> WireLink:
+        """The link, once the draft has loaded its models and come.
+
+        Raises:
+            UserError: it could not.
+        """
+        waited = 0.0
+        while not self.link.wait(1.0):
+            waited += 1.0
+            ready, _ = ray.wait([self._served], timeout=0)
+            if ready:
+                get(ready)
+            if ready or waited > LOADING:
+                raise UserError("the draft's process did not come")
+        return self.link
+
+    def close(self) -> None:
+        # Without its engine it ends by itself. Of a call that is cut off Ray would tell the user.
+        self.link.close()
+        ray.wait([self._served], timeout=ENDING)
+        ray.kill(self.actor)

@@ -1,0 +1,1 @@
+"""A pair served over HTTP."""

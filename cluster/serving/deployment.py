@@ -1,0 +1,193 @@
+"""Serve a pair under one configuration over HTTP with Ray Serve."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from fastapi import FastAPI
+from ray import serve
+
+from cluster.placed_engine import check_models, placed_engine
+from cluster.serving.http_app import CompletionService, build_app
+from cluster.session import ray_session, resources
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
+from specdec_core.config import BanditDrafter, Configuration, PairSpec, Placement
+from specdec_core.drafting.bandits import build_bandit
+from specdec_core.engine.engine import Engine
+from specdec_core.models.pair import check_pair, load_pair
+
+# On a busy laptop the proxy takes longer to start than the 5 s that the controller grants it.
+os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "30")
+
+APPLICATION = "specdec"
+MAX_ONGOING_REQUESTS = 256  # at a replica; those without a slot wait in the engine
+
+
+@serve.deployment(
+    name="completions",
+    max_ongoing_requests=MAX_ONGOING_REQUESTS,
+    max_constructor_retry_count=1,
+    graceful_shutdown_timeout_s=5,
+)
+@serve.ingress()
+class CompletionServer:
+    """A replica: one pair, one engine, one HTTP application."""
+
+    def __init__(
+        self,
+        spec: PairSpec,
+        configuration: Configuration,
+        slots: int,
+        model: str,
+        learned: Path | None = None,
+        placement: Placement | None = None,
+    ) -> None:
+        if placement is None:
+            engine = Engine(load_pair(spec), configuration, slots)
+        else:
+            self._devices = ExitStack()  # the replica's until it ends
+            engine = self._devices.enter_context(
+                placed_engine(spec, configuration, slots, placement)
+            )
+        self._service = CompletionService(engine, model, learned)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return build_app(self._service)
+
+    def check_health(self) -> None:
+        """Ray Serve replaces a replica whose engine failed."""
+        if self._service.loop.failure:
+            raise self._service.loop.failure
+
+
+def check_servable(
+    spec: PairSpec, configuration: Configuration, placement: Placement | None = None
+) -> None:
+    """Check, before anything is started, that the pair can be loaded and has the draft that the
+    configuration names, and a device for it where it asks for one. Raises :class:`UserError`."""
+    check_pair(spec)
+    check_models(spec, configuration, placement)
+
+
+def learned_state(spec: PairSpec, configuration: Configuration) -> Path | None:
+    """Where what a bandit learns while serving is kept: one file of the workspace for each pair and
+    configuration. None where nothing is learned across requests. Raises :class:`UserError` when
+    what is there, or what the configuration starts from, is no state of this bandit."""
+    drafter = configuration.drafter
+    if not isinstance(drafter, BanditDrafter) or drafter.memory != "all":
+        return None
+    path = workspace() / "bandits" / f"serve-{spec.name}-{configuration.id}.json"
+    bandit = build_bandit(drafter)
+    if path.exists():
+        bandit.load(path)
+    return path
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises :class:`UserError` when nothing can listen there, for instance because something
+    already does (Ray Serve itself would share the port without a word)."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"cannot listen on {host}:{port}: {reason.lower()}") from None
+
+
+def application(
+    spec: PairSpec,
+    configuration: Configuration,
+    slots: int = 4,
+    model: str | None = None,
+    placement: Placement | None = None,
+) -> serve.Application:
+    """What Ray Serve runs, for the cluster that this process is connected to. `slots` requests are
+    decoded together; `model` is the name that clients give, the pair's when unset; `placement` says
+    on which devices the models are, otherwise the replica has them.
+
+    Raises :class:`UserError` where the pair or the configuration cannot be used.
+    """
+    check_servable(spec, configuration, placement)
+    learned = learned_state(spec, configuration)
+    return _bound(spec, configuration, slots, model, learned, placement)
+
+
+def _bound(
+    spec: PairSpec,
+    configuration: Configuration,
+    slots: int,
+    model: str | None,
+    learned: Path | None,
+    placement: Placement | None,
+) -> serve.Application:
+    needs = {"CPU": 0.0, "GPU": 0.0}
+    if placement is None:
+        needs = resources(spec.runner.threads, spec.runner.device)
+    deployment = CompletionServer.options(
+        ray_actor_options={"num_cpus": needs["CPU"], "num_gpus": needs["GPU"]}
+    )
+    return deployment.bind(spec, configuration, slots, model or spec.name, learned, placement)
+
+
+@contextmanager
+def serving(
+    spec: PairSpec,
+    configuration: Configuration,
+    *,
+    slots: int = 4,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    model: str | None = None,
+    placement: Placement | None = None,
+) -> Iterator[str]:
+    """Serve while the block runs; yields the base URL once requests are answered. A bandit over
+    drafters goes on adapting meanwhile, and from where it was when it was served last.
+
+    Args:
+        spec: the pair; every replica loads it.
+        configuration: how requests are decoded; its sampling is their default.
+        slots: requests decoded together; more wait.
+        model: the name that clients give; the pair's name when unset.
+        placement: the devices that the models are on; unset, every replica has them.
+
+    Raises:
+        UserError: the pair, the configuration or the port cannot be used, or the replica failed.
+    """
+    check_servable(spec, configuration, placement)
+    learned = learned_state(spec, configuration)
+    if not os.environ.get("RAY_ADDRESS"):
+        check_port(host, port)
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    with ray_session():
+        bound = _bound(spec, configuration, slots, model, learned, placement)
+        try:
+            serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
+        except TimeoutError as error:
+            raise UserError(f"the server did not start: {error}") from None
+        try:
+            try:
+                serve.run(bound, name=APPLICATION, route_prefix="/")
+            except RuntimeError:
+                raise UserError(f"the server did not start: {_failure()}") from None
+            yield f"http://{host}:{port}"
+        finally:
+            serve.delete(APPLICATION)
+
+
+def _failure() -> str:
+    """Why the application failed: the last line of its replica's traceback."""
+    application = serve.status().applications[APPLICATION]
+    messages = [deployment.message for deployment in application.deployments.values()]
+    lines = "\n".join([application.message, *messages]).strip().splitlines()
+    return lines[-1].strip()

@@ -1,0 +1,153 @@
+"""One engine, many asyncio callers: requests share the batch's slots.
+
+All calls into the engine run on one thread, in order, so they fall between steps without a lock
+and the event loop stays free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+from specdec_core.engine.engine import Chunk, Engine, Request
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class EngineFailed(RuntimeError):
+    """A step of the engine raised; its requests are lost and its state is not to be trusted."""
+
+
+class Submission:
+    """Requests in the engine: an asynchronous iterator over (index of the request, chunk) that
+    ends with the last request.
+
+    Closing it before the end, or losing it, frees the slots.
+    """
+
+    def __init__(self, loop: EngineLoop, requests: Sequence[Request]) -> None:
+        self._loop = loop
+        self._indices = {request.id: index for index, request in enumerate(requests)}
+        self.chunks: asyncio.Queue[Chunk | EngineFailed] = asyncio.Queue()
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk]]:
+        unfinished = len(self._indices)
+        while unfinished:
+            chunk = await self.chunks.get()
+            if isinstance(chunk, EngineFailed):
+                raise chunk
+            unfinished -= chunk.finished is not None
+            yield self._indices[chunk.request_id], chunk
+
+    def close(self) -> None:
+        """Cancel what is not finished."""
+        for request_id in self._indices:
+            self._loop.cancel(request_id)
+
+    __del__ = close
+
+
+class EngineLoop:
+    """Steps an engine while it has requests. Use as `async with EngineLoop(engine) as loop`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.failure: EngineFailed | None = None
+        self.cancelled = 0  # requests given up by their clients
+        self._chunks: dict[str, asyncio.Queue[Chunk | EngineFailed]] = {}  # of unfinished requests
+        self._thread = ThreadPoolExecutor(
+            max_workers=1,
+            thread_name_prefix="engine",
+            # OpenMP counts threads for each thread that starts them.
+            initializer=torch.set_num_threads,
+            initargs=(engine.pair.spec.runner.threads,),
+        )
+        self._stepping = False  # whether a step is queued; known to the engine's thread only
+
+    async def __aenter__(self) -> EngineLoop:
+        self._loop = asyncio.get_running_loop()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._chunks.clear()
+        self._thread.shutdown(cancel_futures=True)
+
+    @property
+    def running(self) -> int:
+        """Requests that are waiting or being decoded."""
+        return len(self._chunks)
+
+    async def submit(self, requests: Sequence[Request]) -> Submission:
+        """Hand all requests to the engine, or none.
+
+        Raises:
+            UserError: what the engine finds wrong with a request.
+            EngineFailed: the engine is broken.
+        """
+        if self.failure:
+            raise self.failure
+        submission = Submission(self, requests)
+        try:
+            for request in requests:
+                self._chunks[request.id] = submission.chunks
+                await self._loop.run_in_executor(self._thread, self._add, request)
+        except BaseException:
+            submission.close()
+            raise
+        return submission
+
+    async def between_steps(self, call: Callable[[], T]) -> T:
+        """What `call` returns; it is made on the engine's thread, where nobody else is."""
+        return await self._loop.run_in_executor(self._thread, call)
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a request; nothing happens for one that is finished."""
+        if self._chunks.pop(request_id, None) is not None:
+            self.cancelled += 1
+            self._thread.submit(self.engine.cancel, request_id)
+
+    # On the engine's thread. Steps follow each other without waiting for the event loop; what
+    # was submitted during a step comes before the next one.
+
+    def _add(self, request: Request) -> None:
+        self.engine.add(request)
+        if not self._stepping:
+            self._stepping = True
+            self._thread.submit(self._step)
+
+    def _step(self) -> None:
+        try:
+            chunks = self.engine.step()
+        except Exception as error:
+            logger.exception("the engine failed")
+            self._loop.call_soon_threadsafe(self._fail, f"the engine failed: {error!r}")
+            return
+        self._loop.call_soon_threadsafe(self._deliver, chunks)
+        if self.engine.idle:
+            self._stepping = False
+        else:
+            self._thread.submit(self._step)
+
+    # On the event loop.
+
+    def _deliver(self, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            queue = self._chunks.get(chunk.request_id)
+            if queue is None:  # cancelled during the step
+                continue
+            queue.put_nowait(chunk)
+            if chunk.finished:
+                del self._chunks[chunk.request_id]
+
+    def _fail(self, reason: str) -> None:
+        self.failure = EngineFailed(reason)
+        for queue in set(self._chunks.values()):
+            queue.put_nowait(self.failure)
+        self._chunks.clear()

@@ -1,0 +1,294 @@
+"""The HTTP face of an engine: OpenAI's completions protocol as a FastAPI application.
+
+It needs an :class:`EngineLoop` and nothing of Ray, so it runs under any ASGI server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+
+from cluster.serving.engine_loop import EngineFailed, EngineLoop, Submission
+from cluster.serving.openai_protocol import (
+    MAX_BODY_BYTES,
+    ApiError,
+    Choice,
+    Completion,
+    CompletionRequest,
+    ModelCard,
+    ModelList,
+    SpecDec,
+    Usage,
+)
+from specdec_core.base.errors import UserError
+from specdec_core.drafting.bandit import BanditSpec
+from specdec_core.drafting.bandits import Bandit
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.tokens.statistics import Generation
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+KEEP_SECONDS = 60  # between copies of what was learned while serving
+
+
+class CompletionService:
+    """Answers completion requests under one model name.
+
+    A bandit with memory of all requests goes on learning from them. Where `learned` is given it
+    starts from that file, if it is there, and leaves there what it has learned.
+    """
+
+    def __init__(self, engine: Engine, model: str, learned: Path | None = None) -> None:
+        self.engine, self.model = engine, model
+        self.loop = EngineLoop(engine)
+        self.started = int(time.time())
+        self.learned = learned
+        self._kept = 0  # selections in the file
+        if self.bandit is not None and learned is not None and learned.exists():
+            self.bandit.load(learned)
+            self._kept = self.bandit.selections
+
+    @property
+    def bandit(self) -> Bandit | None:
+        """What chooses the drafter for all requests, if anything does."""
+        drafter = self.engine.drafter
+        return drafter.bandit if isinstance(drafter, BanditSpec) and drafter.shared else None
+
+    def keep_learned(self) -> None:
+        """Save what the bandit has learned since it was saved last."""
+        bandit = self.bandit
+        if bandit is None or self.learned is None or bandit.selections == self._kept:
+            return
+        try:
+            bandit.save(self.learned)
+        except OSError as error:
+            logger.warning("%s: what was learned is not saved: %s", self.learned, error.strerror)
+        self._kept = bandit.selections
+
+    async def keep_learning(self) -> None:
+        """Save it again and again, so that little is lost however the server ends."""
+        while True:
+            await asyncio.sleep(KEEP_SECONDS)
+            await self.loop.between_steps(self.keep_learned)
+
+    def arms(self) -> list[dict[str, Any]] | None:
+        """What is known of each of the bandit's arms; None without a bandit."""
+        if self.bandit is None:
+            return None
+        rows = self.bandit.frame().drop(columns="preference").to_dict("records")
+        return [{k: None if v != v else v for k, v in row.items()} for row in rows]
+
+    def check_model(self, name: str | None) -> None:
+        """Raises :class:`ApiError` (404) for a model that is not served here."""
+        if name not in (None, self.model):
+            raise ApiError(
+                f"the model {name!r} does not exist; {self.model!r} is served here",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+
+    def requests(self, body: CompletionRequest) -> list[Request]:
+        """One engine request for each prompt. Raises :class:`ApiError`."""
+        max_new_tokens = body.max_tokens or DEFAULT_MAX_TOKENS
+        seed = secrets.randbits(63) if body.seed is None else body.seed
+        requests = []
+        for prompt in body.prompt:
+            tokens = self.engine.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
+            if len(tokens) + max_new_tokens > self.engine.max_length:
+                raise ApiError(
+                    f"this model's context holds {self.engine.max_length} tokens, but the prompt"
+                    f" has {len(tokens)} and max_tokens is {max_new_tokens}",
+                    param="prompt" if len(tokens) >= self.engine.max_length else "max_tokens",
+                    code="context_length_exceeded",
+                )
+            requests.append(
+                Request(
+                    id=uuid.uuid4().hex,
+                    tokens=tokens,
+                    max_new_tokens=max_new_tokens,
+                    sampling=body.sampling(self.engine.configuration.sampling),
+                    seed=seed,
+                    stop=body.stop or (),
+                    ignore_eos=bool(body.ignore_eos),
+                )
+            )
+        return requests
+
+    async def submit(self, body: CompletionRequest) -> Submission:
+        """Put the request's prompts into the engine. Raises :class:`ApiError`."""
+        self.check_model(body.model)
+        # Encoding a long prompt takes a while: not on the event loop.
+        requests = await asyncio.to_thread(self.requests, body)
+        try:
+            return await self.loop.submit(requests)
+        except UserError as error:
+            raise ApiError(str(error), param="prompt") from None
+
+    def echoed(self, body: CompletionRequest) -> list[str]:
+        """What each choice's text starts with."""
+        if not body.echo:
+            return [""] * len(body.prompt)
+        decode = self.engine.pair.tokenizer.decode
+        return [p if isinstance(p, str) else decode(p) for p in body.prompt]
+
+    def completion(self, **fields: Any) -> Completion:
+        return Completion(
+            id=f"cmpl-{uuid.uuid4().hex}",
+            created=int(time.time()),
+            model=self.model,
+            system_fingerprint=self.engine.configuration.id,
+            **fields,
+        )
+
+    def specdec(self, generations: list[Generation]) -> SpecDec:
+        return SpecDec.of(generations, self.engine.configuration)
+
+    async def complete(self, body: CompletionRequest, submission: Submission) -> Completion:
+        """The whole answer at once."""
+        with closing(submission):
+            done = {index: chunk.finished async for index, chunk in submission if chunk.finished}
+        generations = [done[index] for index in sorted(done)]
+        echoed = self.echoed(body)
+        return self.completion(
+            choices=[
+                Choice(index=i, text=echoed[i] + g.text, finish_reason=g.finish_reason)
+                for i, g in enumerate(generations)
+            ],
+            usage=Usage.of(generations),
+            specdec=self.specdec(generations),
+        )
+
+    async def events(self, body: CompletionRequest, submission: Submission) -> AsyncIterator[str]:
+        """The answer as server-sent events, the choices' chunks as they come. The last chunk of
+        text carries `specdec`; usage follows if it was asked for."""
+        answer = self.completion(choices=[])
+        generations: list[Generation] = []
+
+        def event(choices: list[Choice], **fields: Any) -> str:
+            part = answer.model_copy(update={"choices": choices, **fields})
+            return f"data: {part.model_dump_json()}\n\n"
+
+        with closing(submission):
+            try:
+                for index, text in enumerate(self.echoed(body)):
+                    if text:
+                        yield event([Choice(index=index, text=text)])
+                async for index, chunk in submission:
+                    choice = Choice(index=index, text=chunk.text)
+                    fields = {}
+                    if chunk.finished:
+                        choice.finish_reason = chunk.finished.finish_reason
+                        generations.append(chunk.finished)
+                        if len(generations) == len(body.prompt):
+                            fields["specdec"] = self.specdec(generations)
+                    if chunk.text or chunk.finished:
+                        yield event([choice], **fields)
+                if body.stream_options and body.stream_options.include_usage:
+                    yield event([], usage=Usage.of(generations))
+                yield "data: [DONE]\n\n"
+            except EngineFailed:
+                yield f"data: {json.dumps(SERVER_ERROR.body)}\n\n"
+
+
+SERVER_ERROR = ApiError("the server failed to answer", status=500, type="server_error")
+
+
+def build_app(service: CompletionService) -> FastAPI:
+    """Routes and error shapes; the application's lifespan runs the engine."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with service.loop:
+            keeping = asyncio.create_task(service.keep_learning())
+            try:
+                yield
+            finally:
+                keeping.cancel()
+        service.keep_learned()
+
+    app = FastAPI(title="specdec", lifespan=lifespan)
+
+    @app.exception_handler(ApiError)
+    async def refuse(_: HttpRequest, error: ApiError) -> JSONResponse:
+        return JSONResponse(error.body, error.status)
+
+    @app.exception_handler(HTTPException)
+    async def refuse_route(request: HttpRequest, error: HTTPException) -> JSONResponse:
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return JSONResponse(ApiError(message).body, error.status_code, error.headers)
+
+    @app.exception_handler(Exception)
+    async def fail(_: HttpRequest, error: Exception) -> JSONResponse:
+        logger.error("a request failed", exc_info=error)
+        return JSONResponse(SERVER_ERROR.body, SERVER_ERROR.status)
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        """Whether requests are answered, and by what."""
+        ready = service.loop.failure is None
+        configuration = service.engine.configuration
+        status = {
+            "ready": ready,
+            "model": service.model,
+            "configuration": configuration.id,
+            "label": configuration.label,
+            "lossless": configuration.lossless,
+            "slots": service.engine.slots,
+            "max_length": service.engine.max_length,
+            "running": service.loop.running,
+            "cancelled": service.loop.cancelled,
+        }
+        if (arms := service.arms()) is not None:
+            status["arms"] = arms
+        return JSONResponse(status, 200 if ready else 503)
+
+    @app.get("/v1/models")
+    async def models() -> ModelList:
+        return ModelList(data=[ModelCard(id=service.model, created=service.started)])
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> ModelCard:
+        service.check_model(name)
+        return ModelCard(id=service.model, created=service.started)
+
+    schema = {"content": {"application/json": {"schema": CompletionRequest.model_json_schema()}}}
+
+    @app.post("/v1/completions", response_model=Completion, openapi_extra={"requestBody": schema})
+    async def completions(request: HttpRequest) -> Any:
+        # The body is read here so that curl without a content type works and errors are OpenAI's.
+        body = CompletionRequest.from_body(await read_body(request))
+        submission = await service.submit(body)
+        if not body.stream:
+            return await service.complete(body, submission)
+        return StreamingResponse(
+            service.events(body, submission),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache"},
+        )
+
+    return app
+
+
+async def read_body(request: HttpRequest) -> bytes:
+    """The body, up to a limit. Raises :class:`ApiError` (413)."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            raise ApiError(f"the body is larger than {MAX_BODY_BYTES} bytes", status=413)
+    return bytes(body)

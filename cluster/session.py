@@ -1,0 +1,130 @@
+"""One way to be connected to Ray: the cluster that is there, or a quiet local one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import PairSpec
+
+# Ray and Tune read these when they start, and a local cluster hands them to its workers.
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",  # Tune's older console output, which verbose=0 silences altogether
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "86400",  # our folders say what is done
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # they are told in one line, or mended
+    # Ctrl-C ends a sweep at once: what is finished is on disk, Tune has nothing to save.
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # models may be given as relative folders
+    "RAY_worker_niceness": "0",  # else 15, and times are those of a process that others displace
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+@contextmanager
+def ray_session() -> Iterator[None]:
+    """Connect to the cluster that `RAY_ADDRESS` names (set inside a Ray job), else start a local
+    one and stop it at the end. A connection that is already there is used and left alone."""
+    for name in ("ray.tune", "ray.train", "ray.data"):
+        # What they log as errors is told in one line where it is dealt with.
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    if ray.is_initialized():
+        yield
+        return
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    address = os.environ.get("RAY_ADDRESS") or "local"
+    if address == "local":
+        options: dict[str, Any] = {"num_cpus": os.cpu_count(), "include_dashboard": False}
+    else:
+        options = {"runtime_env": {"env_vars": _handed_on()}}
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        try:
+            ray.init(address=address, **options, **quiet)
+        except (ConnectionError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"no Ray cluster at {address} (RAY_ADDRESS): {reason}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _handed_on() -> dict[str, str]:
+    """What workers on a cluster's nodes read of this process's environment, where heads and
+    datastores are, unless their job tells them already. A local cluster's have all of it."""
+    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
+    told = job.get("runtime_env", {}).get("env_vars", {})
+    return {n: os.environ[n] for n in ("SPECDEC_HOME",) if n in os.environ and n not in told}
+
+
+def get(references: Any) -> Any:
+    """`ray.get`, with bad input found by a worker as the :class:`UserError` that it is."""
+    try:
+        return ray.get(references)
+    except RayTaskError as error:
+        if isinstance(error.cause, UserError):
+            raise UserError(str(error.cause)) from None
+        raise
+
+
+def resources(threads: int, device: str) -> dict[str, float]:
+    """What a process that decodes asks of the cluster: its threads, and a GPU where there are any
+    and it may use one. Raises :class:`UserError` for more threads than any cluster node has."""
+    has_gpu = device != "cpu" and ray.cluster_resources().get("GPU", 0) >= 1
+    most = max(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])
+    if threads > most:
+        raise UserError(f"runner.threads: {threads} asked for, the cluster's nodes have {most:g}")
+    return {"CPU": threads, "GPU": int(has_gpu)}
+
+
+def room(needs: dict[str, float]) -> int:
+    """How many processes with these needs all nodes can hold."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return sum(
+        min(int(node.get(kind, 0) // amount) for kind, amount in needs.items() if amount)
+        for node in nodes
+    )
+
+
+def check_nodes(pair: PairSpec) -> None:
+    """Raises :class:`UserError` where a node that may get work does not have a folder of `pair`'s:
+    models given by their folders have to be on all nodes, at the same place."""
+    models = [pair.target, *pair.drafts.values()]
+    folders = [model for model in models if Path(model).expanduser().is_dir()]
+    here = ray.get_runtime_context().get_node_id()
+    nodes = [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) >= 1]
+    others = {n["NodeID"]: n["NodeManagerAddress"] for n in nodes if n["NodeID"] != here}
+    asked = others if folders else {}
+    looks = [_missing.options(**on_node(node)).remote(folders) for node in asked]
+    for address, missing in zip(others.values(), get(looks), strict=False):
+        if missing:
+            raise UserError(
+                f"{missing[0]}: not on the cluster's node {address}; give a hub id, or put the "
+                "folder where all nodes see it"
+            )
+
+
+def on_node(node: str) -> dict[str, Any]:
+    """For `.options(...)`: on that node, beside whatever it does."""
+    return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
+
+
+@ray.remote
+def _missing(folders: Sequence[str]) -> list[str]:
+    return [folder for folder in folders if not Path(folder).expanduser().is_dir()]

@@ -1,0 +1,1 @@
+"""A target model split over several devices."""

@@ -1,0 +1,238 @@
+"""A shard: the actor on one of the target's devices, with its part of the weights and caches."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import traceback
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import ray
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from cluster.devices import claim_device
+from cluster.sharded_target.exchange import Exchange, NcclExchange, SocketExchange
+from cluster.sharded_target.shard_weights import load_heads, load_layers
+from specdec_core.base.bundled import resolve_path
+from specdec_core.base.wire import LinkLost, connect
+from specdec_core.config import PairSpec
+from specdec_core.models.packing import PackedLinear, pack_linear_layers
+from specdec_core.models.pair import load_pair
+from specdec_core.models.runner import ModelRunner
+
+# What a shard is asked: the number of a runner, a method of :class:`Shard` and its arguments.
+Call = tuple[int, str, tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What a shard answers when a call raised something."""
+
+    error: Exception
+
+    @classmethod
+    def by(cls, error: Exception) -> Failed:
+        """`error`, with where it was raised as a note."""
+        error.add_note("".join(traceback.format_exception(error)))
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # some cannot travel, or not be made again from what they say
+            return cls(RuntimeError("".join(traceback.format_exception(error))))
+        return cls(error)
+
+
+@dataclass(frozen=True)
+class ShardFacts:
+    """What a shard is and holds."""
+
+    rank: int
+    node: str
+    pid: int
+    device: str
+    parameters: int
+    weight_bytes: int
+
+
+class Shard:
+    """Rank `rank` of `parts`. Every rank is sent the same calls in the same order.
+
+    With one part it runs the whole model as a process of its own would, packed or compiled.
+    """
+
+    def __init__(self, spec: PairSpec, split: str, rank: int, parts: int) -> None:
+        self.spec, self.split, self.rank, self.parts = spec, split, rank, parts
+        self.device = claim_device()
+        # Where logits come out: everybody has them with split heads, the last with split layers.
+        self.answers = rank == (parts - 1 if split == "layers" else 0)
+        self.runners: dict[int, ModelRunner] = {}
+        self._store: dist.TCPStore | None = None
+
+    def address(self) -> tuple[str, int]:
+        """Where the group meets; only rank 0 is asked."""
+        host = ray.util.get_node_ip_address()
+        self._store = dist.TCPStore(host, 0, self.parts, is_master=True, wait_for_workers=False)
+        return host, self._store.port
+
+    def load(self, address: tuple[str, int] | None) -> ShardFacts:
+        """Join the group and load this rank's part."""
+        spec = self.spec
+        name, dtype = resolve_path(spec.target), spec.runner.target_dtype
+        if address is None:
+            device = spec.runner.model_copy(update={"device": self.device.type})
+            pair = load_pair(spec.model_copy(update={"drafts": {}, "runner": device}))
+            self.model, self._open = pair.target, lambda slots: pair.open_runner(None, slots)
+        else:
+            exchange = self._join(address)
+            kind = dtype if dtype == "auto" else getattr(torch, dtype)
+            load = load_heads if self.split == "heads" else load_layers
+            self.model = load(name, kind, exchange)
+            if spec.runner.pack and self.device.type == "cpu":
+                pack_linear_layers(self.model)
+            self._open = lambda slots: PartRunner(self.model, slots, spec.runner.max_length)
+        own = _weights(self.model)
+        return ShardFacts(
+            rank=self.rank,
+            node=ray.get_runtime_context().get_node_id(),
+            pid=os.getpid(),
+            device=str(self.device),
+            parameters=sum(p.numel() for p in own),
+            weight_bytes=sum(p.numel() * p.element_size() for p in own),
+        )
+
+    def _join(self, address: tuple[str, int]) -> Exchange:
+        os.environ["LOCAL_RANK"] = "0"  # of the devices that this process sees, it has the first
+        store = self._store or dist.TCPStore(*address, self.parts, is_master=False)
+        gpu = self.device.type == "cuda"
+        host = ray.util.get_node_ip_address()
+        if not gpu and (interface := _interface(host)):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        dist.init_process_group(
+            "nccl" if gpu else "gloo",
+            store=store,
+            rank=self.rank,
+            world_size=self.parts,
+            device_id=self.device if gpu else None,
+        )
+        own = self.rank, self.parts
+        return NcclExchange(*own) if gpu else SocketExchange(host, *own)
+
+    def serve(self, host: str, port: int, key: bytes) -> None:
+        """Do what the group at that address asks until it is gone. The rank that has the logits
+        answers; the others only tell what fails. Raises :class:`LinkLost` where it cannot be
+        reached."""
+        with closing(connect(host, port, key, patience=None)) as wire, suppress(LinkLost):
+            while True:
+                for calls in wire.receive(None):
+                    answer = self._do(calls)
+                    if self.answers or isinstance(answer, Failed):
+                        wire.send(answer)
+
+    def _do(self, calls: Sequence[Call]) -> Any:
+        """What the last of `calls` returns."""
+        answer = None
+        try:
+            for runner, name, arguments in calls:
+                answer = getattr(self, name)(runner, *arguments)
+        except Exception as error:
+            return Failed.by(error)
+        return answer
+
+    def alive(self) -> bool:
+        return True
+
+    # What can be asked of a runner. The words are those of :class:`ModelRunner`.
+
+    def open(self, number: int, slots: int) -> None:
+        self.runners[number] = self._open(slots)
+
+    def close(self, number: int) -> None:
+        self.runners.pop(number, None)
+
+    def expect(self, number: int, parents: Sequence[int]) -> None:
+        self.runners[number].expect(parents)
+
+    def watch_hidden(self, number: int, wanted: bool) -> None:
+        if self.answers:
+            self.runners[number].watch_hidden(wanted)
+
+    def truncate(self, number: int, row: int, length: int) -> None:
+        self.runners[number].truncate(row, length)
+
+    def keep(self, number: int, row: int, start: int, kept: Sequence[int]) -> None:
+        self.runners[number].keep(row, start, kept)
+
+    def prefill(self, number: int, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
+        self.runners[number].prefill(rows, tokens)
+
+    def forward(
+        self,
+        number: int,
+        rows: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]] | None,
+        logits: bool,
+    ) -> tuple[list[list[int]], Packed | None, Packed | None] | None:
+        """The choices; the logits if they are wanted at once; hidden states if they are watched."""
+        runner = self.runners[number]
+        runner.forward(rows, tokens, parents)
+        if not self.answers:
+            return None
+        hidden = None if runner.hidden is None else pack(runner.hidden)
+        return runner.choices(), self.logits(number) if logits else None, hidden
+
+    def logits(self, number: int) -> Packed | None:
+        """Those of the last forward."""
+        return pack(self.runners[number]._logits) if self.answers else None
+
+
+def _weights(model: nn.Module) -> list[Tensor]:
+    """What this process holds of a model: tied weights once, packed layers as they are packed."""
+    local = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
+    packed = [m._packed for m in model.modules() if isinstance(m, PackedLinear)]
+    return [*{p.data_ptr(): p for p in local}.values(), *packed]
+
+
+class PartRunner(ModelRunner):
+    """A runner of a part of a model, which may have no logits."""
+
+    def _run(
+        self, rows: Sequence[int], tokens: Sequence[Sequence[int]], *args: Any, **kwargs: Any
+    ) -> Tensor:
+        logits = super()._run(rows, tokens, *args, **kwargs)
+        if logits is None:
+            nothing = torch.zeros((), dtype=self.dtype, device=self.device)
+            return nothing.expand(len(rows), max(map(len, tokens)), self.vocab_size)
+        return logits
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A tensor in a message."""
+
+    content: bytearray
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def tensor(self, device: torch.device) -> Tensor:
+        return torch.frombuffer(self.content, dtype=self.dtype).view(self.shape).to(device)
+
+
+def pack(tensor: Tensor) -> Packed:
+    """`tensor` for a message; copied from its device."""
+    content = tensor.cpu().contiguous().view(torch.uint8).numpy()
+    return Packed(bytearray(content), tuple(tensor.shape), tensor.dtype)
+
+
+def _interface(address: str) -> str | None:
+    """The network interface that has this address: gloo would take what the host's name says."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if address in (own.address for own in addresses):
+            return name
+    return None

@@ -1,0 +1,254 @@
+"""A part of a model: some heads of every layer, or some whole layers. Only the part is loaded.
+
+Heads are split by transformers' own tensor parallelism. Layers are split for any decoder whose
+layers are one list: each process has the model's own code, with the layers that are elsewhere
+passed over, and hands the hidden states on. An :class:`Exchange` connects the parts.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.distributed import DistributedConfig
+from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from cluster.sharded_target.exchange import Exchange
+from specdec_core.base.errors import UserError
+
+
+def check_split(config: Any, name: str, split: str, parts: int) -> None:
+    """Refuse, in one line, a split that the model does not allow."""
+    config = config.get_text_config(decoder=True)
+    if parts == 1:
+        return
+    if split == "layers":
+        if parts > config.num_hidden_layers:
+            raise UserError(
+                f"{name}: target.devices: {parts} asked for, but the model has only"
+                f" {config.num_hidden_layers} layers to split"
+            )
+        return
+    if getattr(config, "base_model_tp_plan", None) is None:
+        raise UserError(
+            f"{name}: transformers has no tensor-parallel plan for {config.model_type};"
+            " use target.split: layers"
+        )
+    heads = config.num_attention_heads
+    shared = getattr(config, "num_key_value_heads", None) or heads
+    if heads % parts or shared % parts:
+        possible = [n for n in range(1, shared + 1) if heads % n == 0 and shared % n == 0]
+        raise UserError(
+            f"{name}: {heads} attention heads and {shared} key-value heads cannot be split evenly"
+            f" among {parts} devices; use target.devices: {' or '.join(map(str, possible))}, or"
+            " target.split: layers"
+        )
+
+
+def own_layers(layers: int, rank: int, parts: int) -> range:
+    """The layers of one rank: consecutive, as many as the others' or one more."""
+    return range(layers * rank // parts, layers * (rank + 1) // parts)
+
+
+def load_heads(path: str, dtype: torch.dtype | str, exchange: Exchange) -> PreTrainedModel:
+    """This rank's heads of every layer, by the default process group. Only the first rank's logits
+    are whole."""
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=dtype, distributed_config=DistributedConfig(tp_size=exchange.parts)
+    )
+    _lighten(model, exchange)
+    return model.eval()
+
+
+def _lighten(model: PreTrainedModel, exchange: Exchange) -> None:
+    """Do what transformers' plan says without its hooks, which wrap every call of a layer in
+    distributed tensors and take longer than a small product."""
+    lighter = {
+        "colwise": _own_columns,
+        "rowwise": lambda linear: _SummedLinear(linear, exchange),
+        "colwise_gather_output": lambda linear: _GatheredLinear(linear, exchange),
+        "embedding_rowwise": lambda embedding: _SummedEmbedding(embedding, exchange),
+    }
+    for name, module in list(model.named_modules()):
+        style = model.tp_plan.get(replace_layer_number_by_wildcard(name))
+        # A subclass may do more than a product or a look-up.
+        if style in lighter and type(module) in (nn.Linear, nn.Embedding):
+            for key, value in module.named_parameters(recurse=False):
+                local = value.to_local() if isinstance(value, DTensor) else value
+                module._parameters[key] = nn.Parameter(local.detach(), requires_grad=False)
+            del module.forward  # the hook; below it is the class's own
+            model.set_submodule(name, lighter[style](module))
+
+
+def _own_columns(linear: nn.Linear) -> nn.Linear:
+    """Some of the outputs: an ordinary layer."""
+    linear.out_features, linear.in_features = linear.weight.shape
+    return linear
+
+
+class _SummedLinear(nn.Module):
+    """A layer of which each rank has some of the inputs."""
+
+    def __init__(self, linear: nn.Linear, exchange: Exchange) -> None:
+        super().__init__()
+        self.exchange = exchange
+        self.bias, linear.bias = linear.bias, None  # added once, to the sum
+        self.own = _own_columns(linear)
+
+    def forward(self, x: Tensor) -> Tensor:
+        product = self.own(x)
+        self.exchange.sum(product)
+        return product if self.bias is None else product + self.bias
+
+
+class _GatheredLinear(nn.Module):
+    """The output layer, of which each rank has some tokens: the first rank gets all logits, the
+    others return their own."""
+
+    def __init__(self, linear: nn.Linear, exchange: Exchange) -> None:
+        super().__init__()
+        self.exchange = exchange
+        size = -(-linear.out_features // exchange.parts)  # the last ranks may have fewer
+        self.missing = size - linear.weight.shape[0]
+        self.vocab_size = linear.out_features
+        self.own = _own_columns(linear)
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = nn.functional.pad(self.own(x), (0, self.missing))
+        pieces = self.exchange.gather(own)
+        return torch.cat(pieces, dim=-1)[..., : self.vocab_size] if pieces else own
+
+
+class _SummedEmbedding(nn.Module):
+    """Of the vocabulary each rank has a slice."""
+
+    def __init__(self, embedding: nn.Embedding, exchange: Exchange) -> None:
+        super().__init__()
+        self.exchange = exchange
+        self.start = exchange.rank * -(-embedding.num_embeddings // exchange.parts)
+        self.weight = embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        place = tokens - self.start
+        elsewhere = (place < 0) | (place >= self.weight.shape[0])
+        own = nn.functional.embedding(place.masked_fill(elsewhere, 0), self.weight)
+        own = own.masked_fill(elsewhere[..., None], 0)
+        self.exchange.sum(own)
+        return own
+
+
+def load_layers(path: str, dtype: torch.dtype | str, exchange: Exchange) -> PreTrainedModel:
+    """This rank's layers; its forward takes part in everybody's. Only the last rank's returns
+    logits, the others' None."""
+    config = AutoConfig.from_pretrained(path)
+    whole: Any = AutoModelForCausalLM._model_mapping[type(config)]
+
+    def build(self: PreTrainedModel, *args: Any, **kwargs: Any) -> None:
+        whole.__init__(self, *args, **kwargs)
+        _leave_out(self, exchange.rank, exchange.parts)
+
+    # from_pretrained reads what the model has, and the rest of the checkpoint is not missed.
+    overrides = {"__init__": build, "_keys_to_ignore_on_load_unexpected": [".*"]}
+    model = type(whole.__name__, (whole,), overrides).from_pretrained(path, dtype=dtype)
+    model = model.to("cuda" if dist.get_backend() == "nccl" else "cpu").eval()
+    _connect(model, exchange)
+    return model
+
+
+class _Passed:
+    """What a layer that is elsewhere returns: nothing but the shape that hidden states have here.
+    Some models take the first of what a layer returns; that is this again."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.like = like
+
+    def __getitem__(self, item: Any) -> _Passed:
+        return self
+
+
+class _Elsewhere(nn.Module):
+    """A layer that another rank has."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        # What a model's loop over its layers may ask of one, as the kind of its attention.
+        plain = {k: v for k, v in vars(layer).items() if isinstance(v, str | int | None)}
+        vars(self).update({k: v for k, v in plain.items() if not k.startswith("_")})
+
+    def forward(self, hidden: Tensor | _Passed, *args: Any, **kwargs: Any) -> _Passed:
+        return hidden if isinstance(hidden, _Passed) else _Passed(hidden)
+
+
+class _NoEmbedding(nn.Module):
+    """An embedding that another rank has: the shape without the numbers."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.width = embedding.embedding_dim
+        self.register_buffer("_like", torch.zeros(()), persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self._like.new_zeros((*tokens.shape, self.width))
+
+
+class _HandedOn(Exception):
+    """The rest of the forward is another rank's."""
+
+
+def _layer_list(model: PreTrainedModel) -> nn.ModuleList:
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise UserError(f"{model.config.model_type}: found no list of {count} layers to split")
+
+
+def _leave_out(model: PreTrainedModel, rank: int, parts: int) -> None:
+    """Put placeholders in the places of what other ranks have."""
+    layers = _layer_list(model)
+    own, first, last = own_layers(len(layers), rank, parts), rank == 0, rank == parts - 1
+    for number, layer in enumerate(layers):
+        if number not in own:
+            layers[number] = _Elsewhere(layer)
+    tied = model.config.get_text_config(decoder=True).tie_word_embeddings
+    if not first and not (last and tied):
+        model.set_input_embeddings(_NoEmbedding(model.get_input_embeddings()))
+    if not last:
+        model.set_output_embeddings(nn.Identity())
+        model.all_tied_weights_keys = {}
+
+
+def _connect(model: PreTrainedModel, exchange: Exchange) -> None:
+    """Receive hidden states in front of this rank's first layer, and send them behind its last."""
+    layers, rank, parts = _layer_list(model), exchange.rank, exchange.parts
+    own = own_layers(len(layers), rank, parts)
+
+    def receive(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden = torch.empty_like(args[0].like).contiguous()
+        exchange.receive(hidden, rank - 1)
+        return hidden, *args[1:]
+
+    def send(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        hidden = output[0] if isinstance(output, tuple) else output
+        exchange.send(hidden.contiguous(), rank + 1)
+        raise _HandedOn
+
+    if rank > 0:
+        layers[own[0]].register_forward_pre_hook(receive)
+    if rank < parts - 1:
+        layers[own[-1]].register_forward_hook(send)
+        whole = model.forward
+
+        def forward(*args: Any, **kwargs: Any) -> CausalLMOutputWithPast:
+            try:
+                return whole(*args, **kwargs)
+            except _HandedOn:
+                return CausalLMOutputWithPast()
+
+        model.forward = functools.wraps(whole)(forward)

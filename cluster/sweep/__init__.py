@@ -1,0 +1,1 @@
+"""A sweep: counting in parallel, timing alone."""

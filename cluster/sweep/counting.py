@@ -1,0 +1,274 @@
+"""Counting: what every configuration of a sweep drafts, verifies and discards, by Ray Tune."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+from ray.exceptions import RayActorError
+from ray.tune.schedulers import ASHAScheduler, TrialScheduler
+from ray.tune.search import Searcher
+
+from cluster.session import room
+from cluster.sweep.starting import NOTHING, Gathering
+from cluster.sweep.trial import PROMPTS_DONE, CountTrial, Task, counted, group, grouped
+from specdec_core.base.files import needs_room, no_room
+from specdec_core.config import Configuration
+from specdec_core.search.folder import SweepFolder
+from specdec_core.search.observer import Observer
+from specdec_core.search.plan import Plan
+from specdec_core.search.replaying import split
+from specdec_core.search.results import METRIC, ORACLE, ReplaySummary, SweepResult
+from specdec_core.search.round_tables import Rounds
+from specdec_core.search.space import Search, Suggester
+
+GROUP = 64  # configurations that a Tune trial replays: fewer take longer to start than to replay
+ATTEMPTS = 3  # at a configuration whose trial was lost with its process or node
+
+
+def count_all(
+    plan: Plan,
+    task: Task,
+    needs: dict[str, float],
+    result: SweepResult,
+    folder: SweepFolder,
+    tell: Observer,
+    trial: type[CountTrial] = CountTrial,
+) -> None:
+    """Count every configuration that `folder` does not hold yet; fills `result.trials` and
+    `.replay`. A `trial` of another class may do so in another way."""
+    done = {trial.id for trial in result.trials}
+    record = _Record(result, folder, tell)
+    tuning = _Tuning(plan, task, trial, record)
+    known = plan.configurations()
+    started, before = time.perf_counter(), _replayed(result)
+    if known is None:
+        search_alg, told = _optuna(plan, folder)
+        total = plan.trials or 0
+        tell.stage("counting", total, done=len(done - {plan.autoregressive.id}))
+        if total > told:
+            tuning.run(needs, {}, search_alg=search_alg, num_samples=total - told)
+        replay_seconds = time.perf_counter() - started
+        if plan.hardware is not None and plan.autoregressive.id not in done:
+            tuning.each([[plan.autoregressive]], needs)
+    else:
+        counted = [c for c in known if not c.beside]
+        replayable, others = split(_wanted(plan, counted, task, tell), task.replay)
+        pending = [c for c in replayable if c.id not in done]
+        if replayable:
+            tell.stage("replaying", len(replayable), done=len(replayable) - len(pending))
+            tuning.each(_groups(pending), {"CPU": 1})
+        replay_seconds = time.perf_counter() - started
+        if others or not replayable:
+            pending = [c for c in others if c.id not in done]
+            tell.stage("counting", len(others), done=len(others) - len(pending))
+            tuning.each([[c] for c in pending], needs)
+    if task.replay is not None:
+        result.replay = _summary(task, result, replay_seconds, before)
+    if not result.trials:
+        raise RuntimeError(f"no configuration could be counted: {record.error}")
+
+
+def _groups(configurations: Sequence[Configuration]) -> list[Sequence[Configuration]]:
+    """As many for every process, slow kinds spread evenly."""
+    processes = int(ray.cluster_resources()["CPU"])
+    size = max(1, min(GROUP, math.ceil(len(configurations) / (4 * processes))))
+    number = math.ceil(len(configurations) / size)
+    return [configurations[i::number] for i in range(number)]
+
+
+def _wanted(
+    plan: Plan, known: Sequence[Configuration], task: Task, tell: Observer
+) -> list[Configuration]:
+    """What to count, once each. Autoregressive decoding is counted where it is timed."""
+    wanted = {c.id: c for c in known if c != plan.autoregressive}
+    if plan.hardware is not None:
+        wanted[plan.autoregressive.id] = plan.autoregressive
+    oracles = [c for c in wanted.values() if c.family == ORACLE and not task.replays(c)]
+    if oracles:
+        tell.warned(f"{oracles[0].label} left out: only a replay of a recording can follow it")
+    return [c for c in wanted.values() if c not in oracles]
+
+
+@dataclass(frozen=True)
+class _Tuning:
+    """How a sweep's trials are run."""
+
+    plan: Plan
+    task: Task
+    trial: type[CountTrial]
+    record: _Record
+
+    def each(self, groups: Sequence[Sequence[Configuration]], needs: dict[str, float]) -> None:
+        """A Tune trial for each group."""
+        trials, processes = [group(g) for g in groups], room(needs)
+        if 1 < processes < len(trials):
+            trials = [NOTHING] * processes + trials
+        if trials:
+            self.run(needs, {"configurations": tune.grid_search(trials)})
+
+    def run(self, needs: dict[str, float], space: dict[str, Any], **tuning: Any) -> None:
+        """Run trials, and again those that were lost: Tune itself tries a trial once more, but not
+        one whose kept actor was gone before it began."""
+        self._fit(needs, space, **tuning)
+        for _ in range(ATTEMPTS - 1):
+            if lost := self.record.take_lost():
+                again = tune.grid_search([group([configuration]) for configuration in lost])
+                self._fit(needs, {"configurations": again})
+        for configuration in self.record.take_lost():
+            self.record.failed(configuration.label, "the process that counted it was lost")
+
+    def _fit(self, needs: dict[str, float], space: dict[str, Any], **tuning: Any) -> None:
+        scheduler: TrialScheduler | None = None
+        if self.plan.early_stopping:
+            scheduler = ASHAScheduler(
+                time_attr=PROMPTS_DONE,
+                max_t=len(self.task.requests),
+                grace_period=self.task.chunk,
+                reduction_factor=2,  # a few prompts are noisy: let the better half go on
+            )
+        trial = tune.with_parameters(self.trial, task=self.task)
+        with (
+            tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch,
+            needs_room(self.record.folder.path, others=True),
+        ):
+            tune.Tuner(
+                tune.with_resources(trial, needs),
+                param_space=space,
+                tune_config=tune.TuneConfig(
+                    metric=METRIC,
+                    mode="max",
+                    scheduler=scheduler,
+                    reuse_actors=True,
+                    trial_dirname_creator=lambda trial: trial.trial_id,
+                    **tuning,
+                ),
+                run_config=tune.RunConfig(
+                    name="counts",
+                    # Tune's own state is not kept: the sweep's folder says what is done.
+                    storage_path=scratch,
+                    stop=Gathering(room(needs)),
+                    callbacks=[self.record],
+                    checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+                    failure_config=tune.FailureConfig(max_failures=1),
+                    verbose=0,
+                ),
+            ).fit()
+
+
+class _Record(tune.Callback):
+    """Writes each configuration down as its trial finishes. What goes wrong in doing so ends the
+    sweep."""
+
+    def __init__(self, result: SweepResult, folder: SweepFolder, tell: Observer) -> None:
+        self.result, self.folder, self.tell = result, folder, tell
+        self.known = {trial.id for trial in result.trials}
+        self.rounds: dict[str, list[Rounds]] = {}
+        self.lost: list[Configuration] = []
+        self.error: str | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tune pickles its callbacks to restore them; this one lives in the driver alone.
+        return {}
+
+    def on_trial_result(
+        self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        if result["training_iteration"] == 1:  # also when the trial had to start again
+            self.rounds[trial.trial_id] = []
+        if (rounds := result.pop("rounds", None)) is not None:
+            self.rounds[trial.trial_id].append(rounds)
+        # Not in on_trial_complete, whose errors Tune takes for the trial's.
+        if result["done"]:
+            self._finished(result, Rounds.joined(self.rounds.pop(trial.trial_id)))
+
+    def _finished(self, result: dict[str, Any], rounds: Rounds | None) -> None:
+        for finished in counted(result):
+            if finished.id not in self.known:  # Optuna may propose the same one twice
+                self.known.add(finished.id)
+                self.tell.trial_finished(finished)
+                self.folder.add_trial(finished, rounds)
+                self.result.trials.append(finished)
+            self.tell.step()
+        for label, reason in result.get("failed", ()):
+            self.failed(label, reason)
+
+    def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        if trial.run_metadata.pickled_error_filename is not None:
+            error = pickle.loads(Path(trial.pickled_error_file).read_bytes())
+            if isinstance(error, RayActorError):
+                self.lost += grouped(trial.config)
+                return
+            if full := no_room(getattr(error, "cause", error), "a trial's files", others=True):
+                raise full
+        reason = Path(trial.error_file).read_text().strip().splitlines()[-1]
+        for configuration in grouped(trial.config):
+            self.failed(configuration.label, reason)
+
+    def take_lost(self) -> list[Configuration]:
+        """What was being counted by processes that ended; each is told once."""
+        lost, self.lost = self.lost, []
+        return lost
+
+    def failed(self, label: str, reason: str) -> None:
+        self.error = reason
+        self.tell.warned(f"{label} failed: {reason}")
+        self.tell.step()
+
+
+def _replayed(result: SweepResult) -> int:
+    return sum(trial.replayed for trial in result.trials)
+
+
+def _summary(task: Task, result: SweepResult, seconds: float, before: int) -> ReplaySummary:
+    """`before` configurations had been replayed `seconds` ago."""
+    assert task.replay is not None
+    counts = [trial.counts for trial in result.trials if trial.replayed]
+    return ReplaySummary(
+        recording=str(task.replay.recording.folder.resolve()),
+        configurations=len(counts),
+        seconds=seconds,
+        per_second=(len(counts) - before) / seconds,
+        n_draft=sum(own["n_draft"] for own in counts),
+        n_target=sum(own["n_target"] for own in counts),
+    )
+
+
+@dataclass(frozen=True)
+class _Suggest:
+    """What Optuna proposes, as the configuration that a trial reads."""
+
+    search: Search
+
+    def __call__(self, trial: Suggester) -> dict[str, str]:
+        return {"configurations": group([self.search.suggest(trial)])}
+
+
+def _optuna(plan: Plan, folder: SweepFolder) -> tuple[Searcher, int]:
+    """The searcher, and how many trials it has been told of before."""
+    import optuna
+    from ray.tune.search.optuna import OptunaSearch
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    storage = optuna.storages.RDBStorage(f"sqlite:///{folder.path / 'optuna.db'}")
+    told = 0
+    if optuna.get_all_study_names(storage):
+        study = optuna.load_study(study_name=None, storage=storage)
+        told = sum(trial.state.is_finished() for trial in study.trials)
+    searcher = OptunaSearch(
+        _Suggest(plan.space()),
+        metric=METRIC,
+        mode="max",
+        # Resumed with the same seed it would draw the same points again.
+        sampler=optuna.samplers.TPESampler(seed=plan.seed + told),
+        storage=storage,
+    )
+    return searcher, told

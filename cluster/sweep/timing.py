@@ -1,0 +1,266 @@
+"""One process that measures alone: forward times, finalists against each other, the oracle.
+
+Times depend on load, so nothing else of a sweep runs while these are taken.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from ray.exceptions import RayActorError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from cluster.session import get
+from specdec_core.base.environment import environment
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, PairSpec
+from specdec_core.cost import Profile
+from specdec_core.drafting.drafter import Drafter
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.alignment import Trajectory, measure_alignment
+from specdec_core.models.pair import load_pair
+from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.search.observer import Observer
+from specdec_core.search.results import OraclePoint, Timing
+from specdec_core.studies.profiling import measure_policies, profile_pair
+from specdec_core.tokens.statistics import Generation, Ratio, paired_ratio
+
+WARM_UP_TOKENS = 8
+AT_ONCE = 5.0  # seconds in which a node that nobody uses is to be had
+ALONE_SECONDS = 600.0  # that a measurement waits for others to leave its node
+
+
+class Bench:
+    """The measuring process. Run as a Ray actor (:func:`start_bench`), so that it gets the hardware
+    that trials get and no thread of the driver disturbs it."""
+
+    def __init__(self, spec: PairSpec) -> None:
+        self.pair = load_pair(spec)
+        self.engine = Engine(self.pair)
+        self.drafters: dict[str, Drafter | None] = {}  # by configuration id
+
+    def node(self) -> str:
+        """The id of the cluster's node that this runs on."""
+        return ray.get_runtime_context().get_node_id()
+
+    def cores(self) -> list[int]:
+        """The CPU cores that this process may run on."""
+        return sorted(os.sched_getaffinity(0))
+
+    def stay_on(self, cores: Sequence[int]) -> None:
+        """Run on these CPU cores only."""
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), cores)
+
+    def spec(self) -> PairSpec:
+        """The pair with its device and data types as they were found best here."""
+        return self.pair.spec
+
+    def requests(self, prompts: Sequence[Prompt], max_new_tokens: int) -> tuple[Request, ...]:
+        """Encode the prompts; raises :class:`UserError` for one that the pair cannot take."""
+        found = []
+        for seed, prompt in enumerate(prompts):
+            tokens = self.engine.encode(prompt.text)
+            request = Request(prompt.id, tokens, max_new_tokens, seed=seed)
+            try:
+                self.engine.add(request)
+            except UserError as error:
+                raise UserError(f"prompt {prompt.id}: {error}") from None
+            self.engine.cancel(request.id)
+            found.append(request)
+        return tuple(found)
+
+    def fingerprints(self) -> dict[str, str]:
+        """The digest of each model's weights."""
+        return self.pair.fingerprints
+
+    def environment(self) -> dict[str, str]:
+        """Code, hardware and library versions here."""
+        return environment()
+
+    def profile(self, configurations: Sequence[Configuration], **options: Any) -> Profile:
+        """Measure what forwards cost, and what the policies of `configurations` add to them."""
+        profile = profile_pair(self.pair, **options)
+        policies = measure_policies(self.pair, configurations)
+        return profile.model_copy(update={"policies": policies})
+
+    def warm_up(self, configurations: Sequence[Configuration], request: Request) -> None:
+        """Run each configuration for a moment, untimed."""
+        tokens = min(WARM_UP_TOKENS, request.max_new_tokens)
+        short = Request("warm-up", request.tokens, tokens)
+        for configuration in configurations:
+            self.decode(configuration, short)
+        gc.collect()
+        gc.freeze()
+
+    def forget(self) -> None:
+        """What policies have learned from earlier requests."""
+        self.drafters.clear()
+
+    def decode(self, configuration: Configuration, request: Request) -> tuple[float, Generation]:
+        """One request, alone, and the seconds that it took. A policy that learns goes on from what
+        the configuration's earlier requests have taught it."""
+        self.engine.configure(configuration)
+        self.engine.drafter = self.drafters.setdefault(configuration.id, self.engine.drafter)
+        start = perf_counter()
+        (generation,) = self.engine.generate([request])
+        return perf_counter() - start, generation
+
+    def oracles(
+        self, profile: Profile, requests: Sequence[Request], outputs: Sequence[Sequence[int]]
+    ) -> list[OraclePoint]:
+        """The oracle of each draft (SpecDec++, Thm 4.1) on the target's own greedy `outputs`: one
+        teacher-forced pass finds the positions where the draft would have been rejected."""
+        device = self.pair.target.device
+        trajectories = [
+            Trajectory(torch.tensor([*request.tokens, *output], device=device), len(request.tokens))
+            for request, output in zip(requests, outputs, strict=True)
+        ]
+        points = []
+        for name, draft in self.pair.drafts.items():
+            disagreements = [
+                measure_alignment(self.pair.target, draft, [trajectory]).disagreements
+                for trajectory in trajectories
+            ]
+            counts, speedup = profile.oracle(disagreements, [len(o) for o in outputs], name)
+            rate = counts.metrics()["verification_rate"]
+            points.append(OraclePoint(draft=name, verification_rate=rate, speedup=speedup))
+        return points
+
+
+def start_bench(spec: PairSpec, gpus: float, node: str | None = None) -> ray.actor.ActorHandle:
+    """The bench, loaded, on `node` if that is still there. It asks for no CPU: it is idle while
+    trials hold them, and :func:`alone` keeps them for it when it is not."""
+    node = node or (None if gpus else _bench_node(spec.runner.threads))
+    where = NodeAffinitySchedulingStrategy(node, soft=True) if node else "DEFAULT"
+    options = {"num_cpus": 0, "num_gpus": gpus, "scheduling_strategy": where}
+    actor = ray.remote(**options)(Bench).remote(spec)
+    get(actor.spec.remote())
+    return actor
+
+
+def lost(bench: ray.actor.ActorHandle) -> bool:
+    """Whether the bench is gone, with its process or its node."""
+    try:
+        ray.get(bench.node.remote())
+    except RayActorError:
+        return True
+    return False
+
+
+def _bench_node(threads: int) -> str | None:
+    """A node with as many cores, the driver's if it has them: a head often has none to give."""
+    fits = {n["NodeID"] for n in _nodes() if n["Resources"].get("CPU", 0) >= threads}
+    own = ray.get_runtime_context().get_node_id()
+    return own if own in fits else min(fits, default=None)
+
+
+def _nodes() -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+@contextmanager
+def alone(
+    bench: ray.actor.ActorHandle, gpus: float, tell: Observer, held: float = 0
+) -> Iterator[None]:
+    """Keep every core of the bench's node, but the `held` that are the caller's, while the block
+    measures, so that nothing else runs there that asks Ray for one: another sweep's trials, a
+    recording, a training. Waits for what is there, ten minutes at most, and says so. A bench on a
+    GPU has that to itself already."""
+    node = get(bench.node.remote())
+    (own,) = (n for n in _nodes() if n["NodeID"] == node)
+    cores = own["Resources"].get("CPU", 0) - held
+    if gpus or cores <= 0:
+        yield
+        return
+    where = [{"ray.io/node-id": node}]
+    hold = placement_group([{"CPU": cores}], bundle_label_selector=where)
+    try:
+        if not hold.wait(AT_ONCE):
+            address = own["NodeManagerAddress"]
+            tell.stage(f"waiting for others to leave {address}")
+            if not hold.wait(ALONE_SECONDS):
+                tell.warned(f"times are taken beside other work on {address}")
+        yield
+    finally:
+        remove_placement_group(hold)
+
+
+@dataclass
+class Stopwatch:
+    """Interleaved times of some configurations: seconds [repeat][prompt] and the first repeat's
+    generations [prompt], by configuration id."""
+
+    seconds: dict[str, list[list[float]]] = field(default_factory=dict)
+    generations: dict[str, list[Generation]] = field(default_factory=dict)
+    turns: int = 0
+
+    def outputs(self, configuration: Configuration) -> list[list[int]]:
+        """What `configuration` wrote: tokens [prompt][position]."""
+        return [generation.tokens for generation in self.generations[configuration.id]]
+
+    def take(
+        self,
+        bench: ray.actor.ActorHandle,
+        configurations: Sequence[Configuration],
+        request: Request,
+        repeat: int,
+    ) -> None:
+        """Time `request` under every configuration, one after the other. Each turn begins with
+        another one, so that none always runs on a machine that another has just warmed."""
+        shift = self.turns % len(configurations)
+        self.turns += 1
+        for configuration in [*configurations[shift:], *configurations[:shift]]:
+            seconds, generation = get(bench.decode.remote(configuration, request))
+            rows = self.seconds.setdefault(configuration.id, [])
+            if len(rows) == repeat:
+                rows.append([])
+            rows[repeat].append(seconds)
+            if repeat == 0:
+                self.generations.setdefault(configuration.id, []).append(generation)
+
+    def timing(self, configuration: Configuration, baseline: Configuration) -> Timing:
+        """What was measured of `configuration`, as a speedup over `baseline`."""
+        outputs = self.outputs(configuration)
+        seconds = np.array(self.seconds[configuration.id])
+        tokens = [len(output) for output in outputs]
+        if configuration == baseline:
+            ratio = Ratio(1.0, 1.0, 1.0)
+        else:
+            ratio = self.compare(baseline, configuration)
+        differing = 0
+        if configuration.sampling.greedy:
+            pairs = zip(outputs, self.outputs(baseline), strict=True)
+            differing = sum(output != expected for output, expected in pairs)
+        return Timing(
+            config_id=configuration.id,
+            seconds=seconds.tolist(),
+            tokens=tokens,
+            speedup=ratio.value,
+            low=ratio.low,
+            high=ratio.high,
+            tokens_per_second=sum(tokens) / float(np.median(seconds, axis=0).sum()),
+            differing_outputs=differing,
+        )
+
+    def compare(self, baseline: Configuration, candidate: Configuration) -> Ratio:
+        """How many times faster `candidate` is. Where outputs differ in length (sampling, or a
+        near-tie that flipped), times are those of as many tokens as the baseline wrote."""
+        ours, theirs = (
+            np.array([max(len(output), 1) for output in self.outputs(c)])
+            for c in (candidate, baseline)
+        )
+        return paired_ratio(
+            np.array(self.seconds[baseline.id]),
+            np.array(self.seconds[candidate.id]) * (theirs / ours),
+        )

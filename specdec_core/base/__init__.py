@@ -1,0 +1,1 @@
+"""What everything stands on: errors, files, the workspace, messages over sockets."""

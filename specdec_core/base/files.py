@@ -1,0 +1,131 @@
+"""Files are written whole or not at all, and a full disk is told in one line."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from specdec_core.base.errors import UserError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SQLITE_FULL = "database or disk is full"  # SQLite's errors come without a number
+
+
+class NoRoom(UserError, OSError):
+    """There is no room for a file. What was written before it is whole."""
+
+
+@contextmanager
+def needs_room(what: object, others: bool = False) -> Iterator[None]:
+    """Raises :class:`NoRoom` where the block found no room for `what`, or for `others` of its
+    files, however many libraries have wrapped the error meanwhile. Other errors come out as they
+    are."""
+    try:
+        yield
+    except NoRoom:
+        raise
+    except Exception as error:
+        found = no_room(error, what, others)
+        if found is None:
+            raise
+        raise found from error
+
+
+def no_room(error: BaseException, what: object, others: bool = False) -> NoRoom | None:
+    """What `error` says of a disk that was too full for `what`, if it comes from one."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, NoRoom):
+            return cause
+        number = cause.errno if isinstance(cause, OSError) else None
+        if number in _FULL or _SQLITE_FULL in str(cause):
+            reason = os.strerror(number or errno.ENOSPC).lower()
+            file = cause.filename if others and isinstance(cause, OSError) else None
+            return NoRoom(
+                f"{file or what}: cannot be written, {reason}; make room and give the same command,"
+                " which goes on from what is finished"
+            )
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`, renamed onto it when the block succeeds. Raises
+    :class:`NoRoom` where the disk is full."""
+    path = Path(path)
+    with needs_room(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(
+            dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix
+        )
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            temporary.chmod(0o666 & ~_umask())  # mkstemp's are for their owner alone
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, text: str) -> Path:
+    """Write `text` to `path` as one step; returns `path`."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text)
+    return Path(path)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder beside `path`, which takes its place when the block succeeds. What was
+    at `path` is gone then, and untouched otherwise. Raises :class:`NoRoom` where the disk is
+    full."""
+    path = Path(path)
+    with needs_room(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(
+            dir=path.parent, prefix=f".{path.name}.", ignore_cleanup_errors=True
+        ) as own:
+            new, old = Path(own) / "new", Path(own) / "old"
+            new.mkdir()
+            yield new
+            if path.exists():
+                path.replace(old)
+            new.replace(path)
+
+
+@contextmanager
+def locked(folder: Path, what: str) -> Iterator[None]:
+    """Make `folder` and keep a second process out of it; the lock goes with the process, however
+    it ends. Raises :class:`UserError` where another process has it."""
+    with needs_room(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{folder}: this {what} is running in another process") from None
+        yield
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a process of this machine keeps others out of `folder` (:func:`locked`)."""
+    if not (folder / ".lock").exists():
+        return False
+    try:
+        with locked(folder, ""):
+            return False
+    except UserError:
+        return True
+
+
+def _umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask

@@ -1,0 +1,160 @@
+"""A bandit chooses who drafts, anew for every round of a slot (BanditSpec, Hou et al., 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from time import perf_counter
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import BanditDrafter
+from specdec_core.config import Drafter as DrafterSettings
+from specdec_core.drafting.bandits import Bandit, build_bandit
+from specdec_core.drafting.draft_model import DraftModel
+from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafting.policies.per_slot import PerSlot
+from specdec_core.models.runner import ModelRunner
+from specdec_core.tokens.token_tree import TokenTree
+
+
+class BanditSpec(Drafter):
+    """Drafts by the arm that the bandit selects, and tells the bandit of the tokens that the round
+    added and of its time.
+
+    Slots with the same arm draft together; so do all arms that are chains of one draft model,
+    whatever their length policies, a K for each request among them (the paper's second setting).
+    An arm learns from its own rounds alone. A draft model that not all arms need reads a text, and
+    what it missed of it, when an arm that needs it is chosen: that is part of the round's time.
+
+    With memory "all" one bandit, `bandit`, serves all slots and all requests, else each request has
+    its own.
+
+    A round's seconds are those of the target's forward, which the slots of a batch share, and of
+    drafting by the slot's own arm; of arms that drafted together each counts its share by forwards.
+    """
+
+    def __init__(
+        self,
+        settings: BanditDrafter,
+        resources: Resources,
+        build: Callable[[DrafterSettings, Resources], Drafter],
+    ) -> None:
+        self.bandit = build_bandit(settings)
+        self.shared = settings.memory == "all"
+        self.arms, asked = [], []
+        for arm in settings.arms:
+            runners: dict[int, ModelRunner] = {}
+            self.arms.append(build(arm, _noting(resources, runners)))
+            asked.append(runners)
+        for number, runner in {n: r for runners in asked for n, r in runners.items()}.items():
+            # Nobody waits for a draft model to read a text that it is not asked about.
+            runner.lazy = runner.lazy or not all(number in runners for runners in asked)
+        self.target_width = self.arms[0].target_width
+        for arm, own in zip(self.arms, settings.arms, strict=True):
+            if arm.target_width != self.target_width:
+                raise UserError(
+                    f"bandit: {own.label} begins its trees with {arm.target_width} of the target's"
+                    f" tokens, {settings.arms[0].label} with {self.target_width}; arms must agree"
+                )
+        self.shapes = [shape for arm in self.arms for shape in arm.shapes]
+        self._drafters, self._policies = _joined(self.arms)
+        self._bandits: dict[int, Bandit] = {}  # by slot, of those with one of their own
+        self._chosen: dict[int, int] = {}  # by slot
+        self._seconds: dict[int, float] = {}  # by slot: beyond the drafting of its own arm
+
+    def prepare(self, seconds: float) -> bool:
+        until = perf_counter() + seconds
+        return all([arm.prepare(max(until - perf_counter(), 0.0)) for arm in self.arms])
+
+    def open(self, sequences: Sequence[Sequencing]) -> None:
+        for drafter in dict.fromkeys(self._drafters):
+            drafter.open(sequences)
+        if not self.shared:
+            for sequence in sequences:
+                self._bandits[sequence.slot] = deepcopy(self.bandit)
+
+    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
+        chosen = [self.of(s.slot).select(s.slot) for s in sequences]
+        groups: dict[Drafter, list[int]] = {}
+        for place, arm in enumerate(chosen):
+            self._chosen[sequences[place].slot] = arm
+            groups.setdefault(self._drafters[arm], []).append(place)
+            if (policy := self._policies[arm]) is not None:
+                policy.chosen[sequences[place].slot] = arm
+        trees: list[TokenTree] = [TokenTree()] * len(sequences)
+        own = [0.0] * len(sequences)
+        began = start = perf_counter()
+        for drafter, places in groups.items():
+            drafted = drafter.propose([sequences[place] for place in places])
+            now = perf_counter()
+            most = max(tree.draft_forwards for tree in drafted)
+            for place, tree in zip(places, drafted, strict=True):
+                tree.arm = chosen[place]
+                trees[place] = tree
+                share = tree.draft_forwards / most if most else 1.0
+                own[place] = share * (now - start)
+            start = now
+        for sequence, seconds in zip(sequences, own, strict=True):
+            self._seconds[sequence.slot] = start - began - seconds
+        return trees
+
+    def arrived(self, sequences: Sequence[Sequencing], trees: Sequence[TokenTree]) -> None:
+        groups: dict[Drafter, list[int]] = {}
+        for place, sequence in enumerate(sequences):
+            groups.setdefault(self._drafters[self._chosen[sequence.slot]], []).append(place)
+        for drafter, places in groups.items():
+            drafter.arrived([sequences[p] for p in places], [trees[p] for p in places])
+
+    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+        slot = sequence.slot
+        arm = self._chosen[slot]  # an arm that is a bandit has noted its own choice in the tree
+        added = outcome.accepted + (0 if self.target_width else 1)
+        if added:  # else the target began the first tree, whoever drafts
+            seconds = outcome.seconds - self._seconds[slot]
+            self.of(slot).update(arm, added, seconds, slot)
+        for drafter in dict.fromkeys(self._drafters):
+            if drafter is self._drafters[arm]:
+                drafter.observe(sequence, outcome)
+            else:
+                drafter.missed(sequence)
+
+    def missed(self, sequence: Sequencing) -> None:
+        for drafter in dict.fromkeys(self._drafters):
+            drafter.missed(sequence)
+
+    def close(self, sequence: Sequencing) -> None:
+        for drafter in dict.fromkeys(self._drafters):
+            drafter.close(sequence)
+
+    def of(self, slot: int) -> Bandit:
+        """The bandit that chooses for `slot`."""
+        return self.bandit if self.shared else self._bandits[slot]
+
+
+def _noting(resources: Resources, runners: dict[int, ModelRunner]) -> Resources:
+    """`resources` that note in `runners` which draft models are asked for."""
+
+    def draft_runner(name: str | None) -> ModelRunner:
+        runner = resources.draft_runner(name)
+        runners[id(runner)] = runner
+        return runner
+
+    return replace(resources, draft_runner=draft_runner)
+
+
+def _joined(arms: Sequence[Drafter]) -> tuple[list[Drafter], list[PerSlot | None]]:
+    """Who drafts for each arm, and the policies that it is one of: chains of one draft model have
+    one drafter, with a policy for each slot."""
+    drafters, policies = list(arms), [None] * len(arms)
+    chains: dict[int, list[int]] = {}
+    for number, arm in enumerate(arms):
+        if isinstance(arm, DraftModel):
+            chains.setdefault(id(arm.runner), []).append(number)
+    for numbers in chains.values():
+        if len(numbers) > 1:
+            joint = arms[numbers[0]]
+            joint.policy = PerSlot({number: arms[number].policy for number in numbers})
+            for number in numbers:
+                drafters[number], policies[number] = joint, joint.policy
+    return drafters, policies

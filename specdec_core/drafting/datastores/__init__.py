@@ -1,0 +1,1 @@
+"""The datastore of retrieval-based speculative decoding (REST, He et al., 2024)."""

@@ -1,0 +1,191 @@
+"""Look up a datastore: the longest suffix of a text that is in it, and what follows there."""
+
+from __future__ import annotations
+
+import os
+import struct
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
+from specdec_core.config import Configuration, RetrievalDrafter, describe
+from specdec_core.drafting.datastores.card import (
+    CARD,
+    STARTS,
+    SUFFIXES,
+    TOKENS,
+    VERSION,
+    DatastoreCard,
+    token_type,
+)
+from specdec_core.models.fingerprints import tokenizer_digest
+
+DATASTORES = "datastores"  # their folder in the workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """The suffixes `first` … `end` − 1 begin with the last `length` tokens of a text and something
+    behind them."""
+
+    length: int = 0
+    first: int = 0
+    end: int = 0
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+
+class Datastore:
+    """A datastore's files, mapped into memory: what is never looked up is never read."""
+
+    def __init__(
+        self, card: DatastoreCard, tokens: np.ndarray, suffixes: np.ndarray, starts: np.ndarray
+    ) -> None:
+        self.card = card
+        self.tokens, self.suffixes = tokens, suffixes
+        self._bytes = memoryview(tokens.view(np.uint8))
+        self._begins, self._starts = memoryview(suffixes), memoryview(starts)
+        self._size = tokens.dtype.itemsize
+        self._letter = "H" if self._size == 2 else "I"
+
+    def longest(self, text: Sequence[int], least: int, most: int) -> Matches:
+        """Where the longest suffix of `text`, of `least` … `most` tokens, is followed by something;
+        no matches where there is none."""
+        end = text[-most:]
+        for place in range(len(end) - 1, -1, -1):
+            if end[place] >= self.card.separator:  # a model may have more entries than tokens
+                end = end[place + 1 :]
+                break
+        if len(end) < least:
+            return Matches()
+        phrase = struct.pack(f">{len(end)}{self._letter}", *end)
+        # What follows a phrase also follows its end: the lengths that are found are the first ones.
+        found, at = 0, -1
+        low, high = least, len(end)
+        while low <= high:
+            length = (low + high) // 2
+            first = self._first(end[-length], phrase[-length * self._size :])
+            if first >= 0:
+                found, at, low = length, first, length + 1
+            else:
+                high = length - 1
+        if not found:
+            return Matches()
+        ended = phrase[-found * self._size :] + self._packed(self.card.separator)
+        return Matches(found, at, self._bisect(end[-found], ended))
+
+    def continuations(self, matches: Matches, depth: int, most: int) -> list[list[int]]:
+        """What follows at `matches`: for each of `depth` places behind them the tokens there, in
+        the order of the suffixes. Of more than `most` matches as many, evenly spread: in sorted
+        order that keeps the shares of what follows. Nothing behind a separator means anything."""
+        if len(matches) <= most:
+            chosen = self.suffixes[matches.first : matches.end]
+        else:
+            chosen = self.suffixes[
+                np.arange(most, dtype=np.int64) * len(matches) // most + matches.first
+            ]
+        behind = chosen + (np.arange(depth)[:, None] + matches.length)
+        return self.tokens[np.minimum(behind, len(self.tokens) - 1)].tolist()
+
+    def _first(self, token: int, phrase: bytes) -> int:
+        """The first suffix that begins with `phrase` (whose first token is `token`) and something
+        behind it; −1 where there is none."""
+        first = self._bisect(token, phrase)
+        if first == self._starts[token + 1]:
+            return -1
+        begin = self._begins[first] * self._size
+        end = begin + len(phrase)
+        if self._bytes[begin:end] != phrase:
+            return -1
+        # The separator is the largest token: where it follows first, nothing else does.
+        if self._bytes[end : end + self._size] == self._packed(self.card.separator):
+            return -1
+        return first
+
+    def _bisect(self, token: int, phrase: bytes) -> int:
+        """The number of suffixes that sort before `phrase`, whose first token is `token`."""
+        size, width, tokens = self._size, len(phrase), self._bytes
+
+        def begins(suffix: int) -> bytes:
+            return tokens[suffix * size : suffix * size + width].tobytes()
+
+        low, high = self._starts[token], self._starts[token + 1]
+        return bisect_left(self._begins, phrase, low, high, key=begins)
+
+    def _packed(self, token: int) -> bytes:
+        return token.to_bytes(self._size, "big")
+
+
+def resolve_datastore(name: str) -> Path:
+    """The folder of a datastore: a path, or the name of one in the workspace."""
+    folder = Path(name).expanduser()
+    if os.sep in name or (folder / CARD).exists():
+        return folder
+    return workspace() / DATASTORES / name
+
+
+def open_datastore(name: str | Path, tokenizer: str | None = None) -> Datastore:
+    """The datastore with this name or folder; of the tokenizer with this digest, if given.
+
+    Raises:
+        UserError: there is none, its files are broken, or it is of another tokenizer.
+    """
+    folder = resolve_datastore(str(name))
+    card = _load_card(str(name), folder)
+    if tokenizer is not None and card.tokenizer != tokenizer:
+        raise UserError(
+            f"datastore {name}: its tokens are of another tokenizer (vocabulary "
+            f"{card.tokenizer[:8]}, this pair's is {tokenizer[:8]}); build one for this pair"
+        )
+    try:
+        tokens, suffixes, starts = (
+            np.load(folder / file, mmap_mode="r") for file in (TOKENS, SUFFIXES, STARTS)
+        )
+    except (OSError, ValueError, EOFError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{folder}: a broken datastore ({reason}); build it again") from None
+    length = card.tokens + card.documents
+    shapes = (tokens.shape, suffixes.shape, starts.shape)
+    if (
+        shapes != ((length,), (length,), (card.separator + 2,))
+        or tokens.dtype != token_type(card.separator)
+        or suffixes.dtype not in (np.int32, np.int64)
+        or starts.dtype != np.int64
+    ):
+        raise UserError(f"{folder}: its files do not belong to its {CARD}; build it again")
+    return Datastore(card, *map(np.asarray, (tokens, suffixes, starts)))
+
+
+def check_datastores(configurations: Iterable[Configuration], tokenizer: Any) -> None:
+    """Raises :class:`UserError` where a drafter looks into a datastore that is not there or not of
+    this tokenizer."""
+    drafters = (c.drafter for c in configurations if c.drafter is not None)
+    parts = (part for drafter in drafters for part in drafter.walk())
+    names = dict.fromkeys(part.datastore for part in parts if isinstance(part, RetrievalDrafter))
+    for name in names:
+        open_datastore(name, tokenizer_digest(tokenizer))
+
+
+def _load_card(name: str, folder: Path) -> DatastoreCard:
+    file = folder / CARD
+    try:
+        card = DatastoreCard.model_validate_json(file.read_text())
+    except OSError:
+        others = sorted(path.parent.name for path in folder.parent.glob(f"*/{CARD}"))
+        there = f"; there are {', '.join(others)}" if others else "; `specdec datastore` builds one"
+        raise UserError(f"no datastore {name} ({folder}){there}") from None
+    except ValidationError as error:
+        raise UserError(f"{file}: not a datastore's card: {describe(error)}") from None
+    except ValueError as error:
+        raise UserError(f"{file}: not a datastore's card: {error}") from None
+    if card.version != VERSION:
+        raise UserError(f"{file}: format {card.version}, this program reads {VERSION}; build anew")
+    return card

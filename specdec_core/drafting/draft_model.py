@@ -1,0 +1,135 @@
+"""A small language model drafts a chain, one forward pass a token, until the policy says stop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from specdec_core.config import DraftModelDrafter
+from specdec_core.drafting.context import DraftContext
+from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafting.policies.build import build_policy
+from specdec_core.drafting.policies.policy import Signals
+from specdec_core.tokens.coupling import race
+from specdec_core.tokens.sampling import by_row, distributions, quantile
+from specdec_core.tokens.statistics import Origin
+from specdec_core.tokens.token_tree import TokenTree
+
+
+class DraftModel(Drafter):
+    """Drafts chains from a draft of the pair."""
+
+    def __init__(self, settings: DraftModelDrafter, resources: Resources) -> None:
+        self.runner = resources.draft_runner(settings.draft)
+        self.context = DraftContext(self.runner)
+        self.policy = build_policy(settings.policy, partial(resources.load_head, settings.draft))
+        self.vocab_size, self.eos_token_ids = resources.vocab_size, resources.eos_token_ids
+        self.stopwatch = resources.stopwatch
+        if self.policy.needs_hidden:
+            self.runner.watch_hidden(True)
+        self.runner.lazy = self.runner.lazy or self.policy.rests
+
+    def open(self, sequences: Sequence[Sequencing]) -> None:
+        for sequence in sequences:
+            self.policy.reset(sequence.slot)
+        self.context.open(sequences)
+
+    @torch.inference_mode()
+    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
+        trees = [TokenTree() for _ in sequences]
+        limits = [min(s.room, self.policy.limit(s.slot, s.batch)) for s in sequences]
+        active = [i for i, limit in enumerate(limits) if limit > 0]
+        feed = {i: self.context.pending(sequences[i]) for i in active}
+        while active:
+            drafting = [sequences[i] for i in active]
+            positions = [len(trees[i]) + 1 for i in active]
+            # Nobody is asked about the last possible candidates.
+            ends = [position == limits[i] for i, position in zip(active, positions, strict=True)]
+            reads = () if all(ends) and not self.policy.learns else self.policy.reads
+            signals, probs = self._draft(drafting, [feed[i] for i in active], positions, reads)
+            tokens = signals.tokens
+            for i, token, q in zip(active, tokens, probs, strict=True):
+                trees[i].add(token, len(trees[i]) - 1, Origin.DRAFT, q)
+                trees[i].draft_forwards += 1
+                trees[i].draft_tokens += 1
+                feed[i] = [token]
+            open_ended = [
+                n for n, end in enumerate(ends) if not end and tokens[n] not in self.eos_token_ids
+            ]
+            shown = list(range(len(active))) if self.policy.learns else open_ended
+            if not shown:
+                break
+            asking = perf_counter()
+            answers = zip(shown, self.policy.go_on(signals.only(shown)), strict=True)
+            self.stopwatch.asked(asking)
+            active = [active[n] for n, go in answers if go and n in open_ended]
+        return trees
+
+    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+        self.context.keep(sequence, outcome)
+        if drafted := len(outcome.tree):
+            self.policy.observe(sequence.slot, drafted, outcome.accepted)
+
+    def _draft(
+        self,
+        sequences: list[Sequencing],
+        feed: list[list[int]],
+        positions: list[int],
+        reads: Sequence[str],
+    ) -> tuple[Signals, list[Tensor | None]]:
+        """One forward: the next token of each row, which is the `positions`-th candidate of its
+        round, and the distribution it was drawn from. The signals know the values `reads`."""
+        logits = self.runner.forward([s.slot for s in sequences], feed)
+        last = [len(own) - 1 for own in feed]
+        logits = _at(logits, last)
+        hidden = None if self.runner.hidden is None else _at(self.runner.hidden, last)
+        returned = perf_counter()
+        samplings = [s.sampling for s in sequences]
+        probs = distributions(logits, samplings)
+        drawn = self._draw(sequences, positions, probs, last)
+        signals = Signals([s.slot for s in sequences], drawn, positions, logits, probs, hidden)
+        signals.fetch(reads)
+        self.stopwatch.chose(returned, logits)
+        return signals, by_row(probs, samplings)
+
+    def _draw(
+        self,
+        sequences: list[Sequencing],
+        positions: list[int],
+        probs: Tensor | None,
+        last: list[int],
+    ) -> Tensor:
+        """Tokens (rows,) drawn from the distributions `probs` (rows, vocabulary); where decoding is
+        greedy the most likely ones at the places `last` of the forward."""
+        if probs is None:
+            return _at(self.runner.chosen, last)
+        rows: dict[str, list[int]] = {}
+        noise = [
+            (s.random.noise, len(s.tokens) + position - 1)
+            for s, position in zip(sequences, positions, strict=True)
+        ]
+        for row, sequence in enumerate(sequences):
+            sampling = sequence.sampling
+            rows.setdefault("" if sampling.greedy else sampling.coupling, []).append(row)
+        drawn = torch.empty(len(sequences), dtype=torch.long, device=probs.device)
+        for rule, own in rows.items():
+            some = slice(None) if len(rows) == 1 else own
+            if rule == "rejection":
+                uniforms = [sequences[row].random.uniform() for row in own]
+                drawn[some] = quantile(probs[some], uniforms)
+            elif rule == "gumbel":
+                drawn[some] = race(probs[some], [noise[row] for row in own], self.vocab_size)
+            else:
+                drawn[some] = _at(self.runner.chosen, last)[some]
+        return drawn
+
+
+def _at(states: Tensor, places: list[int]) -> Tensor:
+    """Row n's entry (rows, …) at its own place of `states` (rows, width, …)."""
+    if places.count(places[0]) == len(places):
+        return states[:, places[0]]
+    return states[list(range(len(places))), places]

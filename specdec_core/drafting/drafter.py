@@ -1,0 +1,109 @@
+"""Who proposes: the interface of a drafter, what it sees of a slot, and what it is built from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from specdec_core.base.stopwatch import Stopwatch
+from specdec_core.config import Sampling
+from specdec_core.drafting.heads.loaded import LoadedHead
+from specdec_core.drafting.pearl.link import Link, no_link
+from specdec_core.models.runner import ModelRunner
+from specdec_core.tokens.sampling import RandomStream
+from specdec_core.tokens.token_tree import TokenTree
+
+
+@dataclass(slots=True)
+class Sequencing:
+    """What a drafter may know of a slot: its committed tokens and how it samples."""
+
+    slot: int
+    tokens: list[int]  # prompt and output so far; never empty
+    sampling: Sampling
+    random: RandomStream
+    room: int = 0  # candidate tokens that may follow each other in the round
+    batch: int = 1  # requests that share the round
+    starts: list[int] = field(default_factory=list)  # the target's tokens for the next place
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a slot's tree."""
+
+    tree: TokenTree
+    path: list[int]  # accepted nodes that are in the output, from the root on
+    choices: list[int]  # the target's own token behind the text, [0], and behind node i, [i + 1]
+    seconds: float  # of drafting and of the target's forward
+
+    @property
+    def accepted(self) -> int:
+        return len(self.path)
+
+
+class Drafter:
+    """Proposes a token tree for each slot and learns what became of it."""
+
+    target_width = 0  # tokens that the target shall draw to begin each tree with
+    shapes: Sequence[Sequence[int]] = ()  # the parents of trees that it grows, whole or cut
+
+    def prepare(self, seconds: float) -> bool:
+        """Wait for a part of it that is elsewhere to be ready, so long at most; whether it is.
+        Nobody has to: what is not ready proposes nothing. Raises :class:`UserError` where it will
+        never be."""
+        return True
+
+    def open(self, sequences: Sequence[Sequencing]) -> None:
+        """Requests enter their slots."""
+
+    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
+        """At most `sequence.room` candidate tokens deep for each slot; maybe none."""
+        raise NotImplementedError
+
+    def arrived(self, sequences: Sequence[Sequencing], trees: Sequence[TokenTree]) -> None:
+        """The target has read the trees. Candidates that have come since may be added, one behind
+        each place that it has read: `tree.fed` says how many nodes those are."""
+
+    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+        """The round is committed, and it was not the request's last: `sequence.tokens` now ends in
+        the path's tokens and, unless the target begins the trees, one of the target's own."""
+
+    def missed(self, sequence: Sequencing) -> None:
+        """The same, of a round that another drafter has proposed for."""
+
+    def close(self, sequence: Sequencing) -> None:
+        """The request has ended: `sequence.tokens` is its whole text."""
+
+
+@dataclass(slots=True)
+class Found:
+    """Candidates from a lookup, best first, and how many of the text's last tokens led there."""
+
+    tree: TokenTree
+    match: int = 0
+
+
+class Lookup(Drafter):
+    """Proposes from texts, without a model; also behind text that is not committed yet."""
+
+    def find(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> Found:
+        """What may follow `sequence.tokens` and then `drafted`, at most `room` tokens deep. All
+        nodes are deterministic proposals."""
+        raise NotImplementedError
+
+    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
+        return [self.find(s, (), s.room).tree if s.room > 0 else TokenTree() for s in sequences]
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What drafters are built from."""
+
+    draft_runner: Callable[[str | None], ModelRunner]  # by the draft's name; None: the first
+    load_head: Callable[[str | None, str], LoadedHead]  # by the draft's name and the head's
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    tokenizer_digest: Callable[[], str] | None = None  # of the vocabulary; None: not known here
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)  # counts what drafters spend
+    slots: int = 1
+    open_link: Callable[[], Link] = no_link  # to a draft on a device of its own

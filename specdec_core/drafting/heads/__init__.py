@@ -1,0 +1,1 @@
+"""Networks that predict acceptance: SpecDec++'s heads and improved MCSD's decision models."""

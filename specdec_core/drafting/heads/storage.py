@@ -1,0 +1,107 @@
+"""A head's folder: `model.safetensors` and `head.json`. It loads only beside the pair it is for."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from specdec_core.base.errors import UserError
+from specdec_core.base.files import atomic_path, write_atomically
+from specdec_core.base.workspace import workspace
+from specdec_core.config import describe
+from specdec_core.drafting.heads.card import VERSION, HeadCard
+from specdec_core.drafting.heads.loaded import LoadedHead
+from specdec_core.drafting.heads.modules import Head, build_head
+
+BUNDLED = Path(__file__).parents[2] / "bundled" / "heads"
+WEIGHTS, CARD = "model.safetensors", "head.json"
+
+
+def weights_of(head: Head) -> bytes:
+    """The head's weights as a safetensors file."""
+    return save({name: tensor.cpu().contiguous() for name, tensor in head.state_dict().items()})
+
+
+def save_head(head: Head | bytes, card: HeadCard, folder: Path) -> HeadCard:
+    """Write a head, or its :func:`weights_of`, and its card into `folder`; returns the card as
+    written. The card comes last and names its weights, so a torn folder is found out."""
+    weights = head if isinstance(head, bytes) else weights_of(head)
+    card = card.model_copy(update={"weights": hashlib.sha256(weights).hexdigest()})
+    with atomic_path(folder / WEIGHTS) as path:
+        path.write_bytes(weights)
+    write_atomically(folder / CARD, card.model_dump_json(indent=1))
+    return card
+
+
+def resolve_head(name: str) -> Path:
+    """The folder of a head: `bundled:<name>`, a path, or the name of one in the workspace."""
+    if name.startswith("bundled:"):
+        return BUNDLED / name.removeprefix("bundled:")
+    folder = Path(name).expanduser()
+    if os.sep in name or (folder / CARD).exists():
+        return folder
+    return workspace() / "heads" / name
+
+
+def load_card(name: str | Path) -> HeadCard:
+    """The card of a head by name or folder.
+
+    Raises:
+        UserError: there is none, or it cannot be read.
+    """
+    file = resolve_head(str(name)) / CARD
+    try:
+        card = HeadCard.model_validate_json(file.read_text())
+    except OSError:
+        others = sorted(path.parent.name for path in file.parents[1].glob(f"*/{CARD}"))
+        there = f"; there are {', '.join(others)}" if others else "; `specdec train-head` makes one"
+        raise UserError(f"no head {name} ({file.parent}){there}") from None
+    except ValidationError as error:
+        raise UserError(f"{file}: not a head's card: {describe(error)}") from None
+    except ValueError as error:
+        raise UserError(f"{file}: not a head's card: {error}") from None
+    if card.version != VERSION:
+        raise UserError(f"{file}: format {card.version}, this program reads {VERSION}; train anew")
+    return card
+
+
+def load_head(
+    name: str | Path,
+    draft_fingerprint: str,
+    target_fingerprint: str,
+    device: str = "cpu",
+) -> LoadedHead:
+    """A trained head by name or folder, ready to predict on `device`.
+
+    Raises:
+        UserError: no such head, files that are broken or do not belong together, or a head that
+            was trained for another draft or target.
+    """
+    card = load_card(name)
+    own: Mapping[str, str] = {"draft": draft_fingerprint, "target": target_fingerprint}
+    for role, fingerprint in own.items():
+        if card.pair.get(role) != fingerprint:
+            raise UserError(
+                f"head {name} was trained for another {role} model (weights "
+                f"{str(card.pair.get(role))[:12]}, this pair's are {fingerprint[:12]}); "
+                "train one on a recording of this pair"
+            )
+    file = resolve_head(str(name)) / WEIGHTS
+    head = build_head(card.kind, card.hidden_size, card.top_k, card.depth, card.width)
+    try:
+        content = file.read_bytes()
+        if hashlib.sha256(content).hexdigest() != card.weights:
+            raise UserError(f"{file}: not the weights that {CARD} describes; train the head again")
+        head.load_state_dict(load(content))
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error.strerror or error}") from None
+    except (SafetensorError, RuntimeError) as error:
+        reason = str(error).splitlines()[0].rstrip(":")
+        raise UserError(f"{file}: not this head's weights: {reason}") from None
+    return LoadedHead(head, card, device)

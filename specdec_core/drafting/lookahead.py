@@ -1,0 +1,104 @@
+"""Lookahead decoding (Fu et al., 2024): the target iterates a window of guesses while it verifies,
+and the n-grams that come out of it are the candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from specdec_core.config import LookaheadDrafter
+from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafting.phrases import PhrasePool
+from specdec_core.tokens.statistics import Origin
+from specdec_core.tokens.token_tree import ROOT, TokenTree
+
+
+class Lookahead(Drafter):
+    """Proposes the latest n-grams that begin with the text's last token, and with them the window
+    that makes the next ones (its lookahead branch), in one forward of the target.
+
+    The window's guesses are candidates like all others: what an n-gram says already costs nothing
+    again, a guess that is right is accepted, and the one rule of verification keeps the target's
+    distribution when sampling, too. Towards the end of a request, where the window would reach
+    beyond it, only n-grams are proposed.
+    """
+
+    def __init__(self, settings: LookaheadDrafter, resources: Resources) -> None:
+        self.settings = settings
+        self._pools: dict[int, PhrasePool] = {}
+        self._windows: dict[int, Window] = {}
+
+    def open(self, sequences: Sequence[Sequencing]) -> None:
+        settings, size = self.settings, self.settings.ngram
+        for sequence in sequences:
+            slot, prompt = sequence.slot, sequence.tokens
+            self._windows[slot] = Window(settings.window, size, prompt)
+            pool = self._pools[slot] = PhrasePool(settings.pool, settings.per_key)
+            if settings.from_prompt:
+                for start in range(len(prompt) - size + 1):
+                    pool.insert(prompt[start], prompt[start + 1 : start + size])
+
+    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
+        return [self._propose(s) if s.room > 0 else TokenTree() for s in sequences]
+
+    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+        ngrams = self._windows[sequence.slot].advance(outcome.choices, sequence.tokens)
+        for key, *phrase in ngrams:
+            self._pools[sequence.slot].insert(key, phrase)
+
+    def close(self, sequence: Sequencing) -> None:
+        self._windows.pop(sequence.slot, None)
+        self._pools.pop(sequence.slot, None)
+
+    def _propose(self, sequence: Sequencing) -> TokenTree:
+        tree, last = TokenTree(), sequence.tokens[-1]
+        for phrase in self._pools[sequence.slot].lookup(last, self.settings.guesses):
+            tree.graft(ROOT, phrase[: sequence.room], Origin.CACHE)
+        self._windows[sequence.slot].plant(tree, last, sequence.room)
+        return tree
+
+
+class Window:
+    """Guesses at the text to come. Level i, column j is a guess at the token i + j places behind
+    the text's last one, which is level 0, column 0 itself; it reads level 0 up to its column and
+    then down its column. So each column is an n-gram in the making, and a round adds a level: the
+    target's choices behind the last one.
+
+    Until there are `ngram` − 1 levels none goes; then the first one does in every round, and the
+    columns are done. However many tokens a round adds, the window moves on by one place (the
+    reference implementation's default).
+    """
+
+    def __init__(self, columns: int, ngram: int, text: Sequence[int]) -> None:
+        self.ngram, self.random = ngram, Random(0)
+        self.levels = [self.random.choices(text, k=columns)]
+        self._nodes: list[list[int]] = []  # of the levels in the round's tree
+
+    def plant(self, tree: TokenTree, last: int, room: int) -> None:
+        """Put the window into `tree`, if no guess is more than `room` places behind the text's
+        `last` token."""
+        self._nodes = []
+        if len(self.levels) + len(self.levels[0]) - 2 > room:
+            return
+        chain = [ROOT]
+        self.levels[0][0] = last
+        for token in self.levels[0][1:]:
+            chain.append(tree.graft(chain[-1], [token], Origin.CACHE))
+        self._nodes.append(chain)
+        for level in self.levels[1:]:
+            above = zip(self._nodes[-1], level, strict=True)
+            self._nodes.append([tree.graft(node, [token], Origin.CACHE) for node, token in above])
+
+    def advance(self, choices: Sequence[int], text: Sequence[int]) -> list[tuple[int, ...]]:
+        """Add the level that the target chose, `choices[node + 1]` behind each node of the round's
+        tree; returns the n-grams that this completes. What a new column needs is drawn from `text`
+        at random."""
+        nodes, self._nodes = self._nodes, []
+        if not nodes:
+            return []
+        levels = [*self.levels, [choices[node + 1] for node in nodes[-1]]]
+        if len(levels) < self.ngram:
+            self.levels = [[*level[1:], self.random.choice(text)] for level in levels]
+            return []
+        self.levels = levels[1:]
+        return list(zip(*levels, strict=True))

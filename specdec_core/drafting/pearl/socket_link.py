@@ -1,0 +1,113 @@
+"""A link over a socket, and the draft's process at its other end."""
+
+from __future__ import annotations
+
+import gc
+import marshal
+import pickle
+import secrets
+from contextlib import closing, suppress
+from time import perf_counter
+from typing import Any
+
+from specdec_core.base.wire import PATIENCE, LinkLost, Listener, Wire, connect, dumps
+from specdec_core.drafting.pearl.ahead import Ahead
+from specdec_core.drafting.pearl.messages import Commit, Drafted, Pause
+from specdec_core.models.pair import Pair
+
+# Clocks further apart than this are different clocks: processes of one machine share one.
+_SAME_CLOCK = 0.05  # seconds
+
+# Messages of numbers alone, by far the most frequent, are written in a quicker way than others.
+_PLAIN = (Drafted, Commit, Pause)
+_KINDS = {kind: bytes([number]) for number, kind in enumerate(_PLAIN)}
+_ANY = bytes([255])
+
+
+def _encode(message: Any) -> bytes:
+    if (kind := _KINDS.get(type(message))) is not None:
+        return kind + marshal.dumps(tuple(message))
+    return _ANY + dumps(message)
+
+
+def _decode(data: bytearray) -> Any:
+    content = memoryview(data)[1:]
+    if data[0] < len(_PLAIN):
+        return _PLAIN[data[0]]._make(marshal.loads(content))
+    return pickle.loads(content)
+
+
+class WireLink:
+    """A :class:`specdec_core.drafting.pearl.link.Link` that drafts connect to: at `port`, if they
+    know the
+    `key`. When one is lost, the next one that comes takes its place."""
+
+    def __init__(self, host: str = "") -> None:
+        self.number, self.configured, self.offset = 0, None, 0.0
+        self._listener = Listener(host, _encode, _decode)
+        self.port, self.key = self._listener.port, self._listener.key
+        self._wire: Wire | None = None
+
+    @property
+    def connected(self) -> bool:
+        return self._wire is not None
+
+    def send(self, message: Any) -> None:
+        if self._wire is not None:
+            try:
+                self._wire.send(message)
+            except LinkLost:
+                self._lose()
+
+    def receive(self, timeout: float = 0.0) -> list[Any]:
+        if self._wire is None and not self._meet(timeout):
+            return []
+        found: list[Any] = []
+        try:
+            found = self._wire.receive(timeout)
+        except LinkLost:
+            self._lose()
+        return found
+
+    def wait(self, timeout: float) -> bool:
+        """Whether a draft is there, within so many seconds."""
+        return self._wire is not None or self._meet(timeout)
+
+    def close(self) -> None:
+        self._lose()
+        self._listener.close()
+
+    def _lose(self) -> None:
+        if self._wire is not None:
+            self._wire.close()
+        self._wire = self.configured = None
+
+    def _meet(self, timeout: float) -> bool:
+        """Let a draft in that has come, or comes within so many seconds."""
+        if (wire := self._listener.accept(timeout)) is None:
+            return False
+        try:
+            (clock,) = wire.receive(PATIENCE)
+        except (LinkLost, ValueError):
+            wire.close()
+            return False
+        apart = perf_counter() - clock
+        self.offset = apart if abs(apart) > _SAME_CLOCK else 0.0
+        self._wire, self.configured, self.number = wire, None, self.number + 1
+        return True
+
+
+def serve(host: str, port: int, key: bytes, pair: Pair) -> None:
+    """Draft for the engine at that address until it is gone. Raises :class:`LinkLost` where it
+    cannot be reached."""
+    with closing(connect(host, port, key, _encode, _decode)) as wire, suppress(LinkLost):
+        wire.send(perf_counter())
+        ahead = Ahead(pair, wire.send, salt=secrets.token_hex(8))
+        # What is loaded by now stays: no target shall wait for it to be looked through.
+        gc.collect()
+        gc.freeze()
+        busy = False
+        while True:
+            for message in wire.receive(0.0 if busy else None):
+                ahead.handle(message)
+            busy = ahead.draft()

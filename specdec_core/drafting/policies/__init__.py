@@ -1,0 +1,1 @@
+"""Length policies: after this candidate, draft another one or verify?"""

@@ -1,0 +1,243 @@
+"""Pre-cut: tabular Q-learning of when to stop drafting (Post-use & Pre-cut, §5.2)."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+from pydantic import BaseModel, Field, ValidationError
+
+from specdec_core.base.errors import UserError
+from specdec_core.base.files import write_atomically
+from specdec_core.config import PreCutPolicy, describe
+from specdec_core.drafting.policies.policy import LengthPolicy, Signals
+
+_BINS_PER_HALVING = 2
+
+
+def reward(drafted: int, accepted: float, target_cost: float) -> float:
+    """r = η − 1 of a round, η = useful tokens / cost (§5.2): the accepted candidates and the
+    target's own token for `drafted` draft calls and a target call worth `target_cost` of them."""
+    return (accepted + 1) / (drafted + target_cost) - 1
+
+
+class QTable(BaseModel, extra="forbid"):
+    """Values of CONTINUE and STOP in the states (cost, expected).
+
+    Cost is the number of draft calls so far, 1 … `max_tokens`. Expected is the product of the
+    round's confidences Π q(y), the estimate of the draft being accepted as a whole (Eq. 6), in
+    `bins` logarithmic bins: bin j holds 2^(-(j+1)/2) < Π ≤ 2^(-j/2), the last one all below.
+
+    The lists are flat, cost by cost. `rounds` counts the rounds that the table has controlled,
+    `gone` and `stopped` the trials of each action in each state.
+    """
+
+    max_tokens: int = Field(ge=1)
+    bins: int = Field(ge=1)
+    rounds: int = Field(default=0, ge=0)
+    go: list[float]
+    stop: list[float]
+    gone: list[int]
+    stopped: list[int]
+
+    def model_post_init(self, _: object) -> None:
+        size = self.max_tokens * self.bins
+        for name in ("go", "stop", "gone", "stopped"):
+            values = getattr(self, name)
+            if len(values) != size or not all(map(math.isfinite, values)):
+                raise ValueError(f"{name} must be {size} finite numbers")
+
+    @classmethod
+    def initial(cls, settings: PreCutPolicy) -> QTable:
+        """Q_init: what STOP would be worth if the confidence product Π were the chance that all k
+        candidates are accepted, and none otherwise, (1 + k Π) / (k + target cost) − 1; CONTINUE is
+        worth `optimism` more in every state (§6.4, D.4.3)."""
+        size = settings.max_tokens * settings.bins
+        table = cls(
+            max_tokens=settings.max_tokens,
+            bins=settings.bins,
+            go=[0.0] * size,
+            stop=[0.0] * size,
+            gone=[0] * size,
+            stopped=[0] * size,
+        )
+        for state in range(size):
+            cost, column = divmod(state, settings.bins)
+            middle = 2 ** (-(column + 0.5) / _BINS_PER_HALVING)
+            table.stop[state] = reward(cost + 1, (cost + 1) * middle, settings.target_cost)
+            table.go[state] = table.stop[state] + settings.optimism
+        return table
+
+    @classmethod
+    def load(cls, path: str | Path) -> QTable:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            UserError: there is no such file, or it is not a Q-table.
+        """
+        try:
+            return cls.model_validate(json.loads(Path(path).read_text()))
+        except OSError as error:
+            raise UserError(f"{path}: no Q-table can be read: {error.strerror}") from None
+        except ValidationError as error:
+            raise UserError(f"{path}: not a Q-table: {describe(error)[:200]}") from None
+        except ValueError as error:
+            raise UserError(f"{path}: not a Q-table: {error}") from None
+
+    def save(self, path: str | Path) -> Path:
+        """Write the table as JSON, whole or not at all."""
+        return write_atomically(Path(path), self.model_dump_json())
+
+    def state(self, cost: int, expected: float) -> int:
+        """Index of the state after `cost` draft calls with Π q(y) = `expected`."""
+        halvings = -math.log2(expected) if expected > 0 else math.inf
+        column = int(min(_BINS_PER_HALVING * halvings, self.bins - 1))
+        return (cost - 1) * self.bins + column
+
+    def value(self, state: int) -> float:
+        """max Q(state, a) over the possible actions; behind the last candidate that is STOP."""
+        if state >= (self.max_tokens - 1) * self.bins:
+            return self.stop[state]
+        return max(self.go[state], self.stop[state])
+
+    def frame(self) -> pd.DataFrame:
+        """One row a state: `cost`, the interval (`above`, `up_to`] of the confidence product, both
+        actions' values and trials, and the greedy `action`."""
+        rows = []
+        for index in range(len(self.go)):
+            cost, column = divmod(index, self.bins)
+            last = column == self.bins - 1
+            rows.append(
+                {
+                    "cost": cost + 1,
+                    "above": 0.0 if last else 2 ** (-(column + 1) / _BINS_PER_HALVING),
+                    "up_to": 2 ** (-column / _BINS_PER_HALVING),
+                    "continue": self.go[index],
+                    "stop": self.stop[index],
+                    "continue_trials": self.gone[index],
+                    "stop_trials": self.stopped[index],
+                    "action": "continue" if self.go[index] >= self.value(index) else "stop",
+                }
+            )
+        return pd.DataFrame(rows)
+
+
+@dataclass(slots=True)
+class _Round:
+    """A slot's round in progress."""
+
+    exploration: float
+    uniform: random.Random
+    expected: float = 1.0
+    states: list[int] = field(default_factory=list)
+
+
+class PreCut(LengthPolicy):
+    """CONTINUE or STOP, whichever the Q-table values higher in the state (cost, expected).
+
+    STOP after k candidates ends the episode with the reward r = η − 1 (:func:`reward`); CONTINUE
+    earns nothing by itself and leads to the next state. Every position of a verified round is a
+    trial of both (appendix D.4.3): with `accepted` known, so is η of having stopped there. Updates
+    are Eq. 5, from the last position to the first. Two readings of the paper that matter:
+
+    - The target's own token is useful, though Eq. 7 taken literally leaves it out: else a round
+      with nothing accepted has η = 0 at every length and the table cannot learn to give up at
+      once, and L / MAT in Eq. 3 is the number of target calls only if MAT counts it.
+    - The 1 in r is a baseline, which is not discounted: γ applies to η. Nearly every r is negative,
+      and discounting those would reward putting off the end of a lost draft.
+
+    The learning rate is 1 / n at an action's n-th trial in a state until it has come down to
+    `learning_rate`: the first trial replaces Q_init, which could otherwise hold a table back from
+    trying longer drafts for good, once exploration has died out.
+
+    With probability `exploration` · `exploration_decay`^round an action is taken at random. Each
+    round has a random stream of its own, made from `seed` and the round's number: replayed rounds
+    explore as live ones do. One table serves all slots and all requests. `target_cost` is
+    t_target / t_draft of a profile.
+    """
+
+    settings: PreCutPolicy
+    learns = True
+    reads = ("probability",)
+
+    def __init__(self, settings: PreCutPolicy) -> None:
+        super().__init__(settings)
+        self.table = QTable.initial(settings)
+        self._rounds: dict[int, _Round] = {}
+        if settings.table is not None:
+            self.load(settings.table)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the learned table; a policy that loads it goes on as this one would."""
+        return self.table.save(path)
+
+    def load(self, path: str | Path) -> None:
+        """Go on from a saved table.
+
+        Raises:
+            UserError: no Q-table, or one of other states than the settings'.
+        """
+        table = QTable.load(path)
+        own = self.settings
+        if (table.max_tokens, table.bins) != (own.max_tokens, own.bins):
+            raise UserError(
+                f"{path}: a Q-table with max_tokens {table.max_tokens} and bins {table.bins}, but "
+                f"the policy has max_tokens {own.max_tokens} and bins {own.bins}"
+            )
+        self.table, self._rounds = table, {}
+
+    def frame(self) -> pd.DataFrame:
+        """The learned table, one row a state (see :meth:`QTable.frame`)."""
+        return self.table.frame()
+
+    def go_on(self, signals: Signals) -> Sequence[bool]:
+        table, answers = self.table, []
+        for slot, position, probability in zip(
+            signals.slots, signals.positions, signals.probability, strict=True
+        ):
+            if position == 1:
+                self._rounds[slot] = self._begin()
+            current = self._rounds[slot]
+            current.expected *= probability
+            state = table.state(position, current.expected)
+            current.states.append(state)
+            u = current.uniform.random()
+            if u < current.exploration:
+                answers.append(u < current.exploration / 2)
+            else:
+                answers.append(table.go[state] >= table.stop[state])
+        return answers
+
+    def _begin(self) -> _Round:
+        number, settings = self.table.rounds, self.settings
+        self.table.rounds += 1
+        return _Round(
+            exploration=settings.exploration * settings.exploration_decay**number,
+            uniform=random.Random(settings.seed << 32 | number),
+        )
+
+    def observe(self, slot: int, drafted: int, accepted: int) -> None:
+        settings, table = self.settings, self.table
+        states = self._rounds.pop(slot).states if slot in self._rounds else []
+        following: int | None = None
+        for k in range(len(states), 0, -1):
+            state = states[k - 1]
+            earned = reward(k, min(k, accepted), settings.target_cost)
+            self._learn(table.stop, table.stopped, state, earned)
+            if following is not None:
+                later = settings.discount * (table.value(following) + 1) - 1
+                self._learn(table.go, table.gone, state, later)
+            following = state
+
+    def _learn(self, values: list[float], trials: list[int], state: int, value: float) -> None:
+        trials[state] += 1
+        rate = max(self.settings.learning_rate, 1 / trials[state])
+        values[state] += rate * (value - values[state])
+
+    def reset(self, slot: int) -> None:
+        self._rounds.pop(slot, None)

@@ -1,0 +1,59 @@
+"""Prompt lookup decoding (Saxena, 2023): what followed this n-gram before may follow it again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specdec_core.config import PromptLookupDrafter
+from specdec_core.drafting.drafter import Found, Lookup, Resources, Sequencing
+from specdec_core.tokens.statistics import Origin
+from specdec_core.tokens.token_tree import TokenTree
+
+
+class _Index:
+    """Where each n-gram of a growing text was last followed by something."""
+
+    def __init__(self, min_ngram: int, max_ngram: int) -> None:
+        self.sizes = range(max_ngram, min_ngram - 1, -1)
+        self._follower: dict[tuple[int, ...], int] = {}
+        self._indexed = 0
+
+    def extend(self, tokens: list[int]) -> None:
+        for position in range(max(self._indexed, 1), len(tokens)):
+            for size in self.sizes:
+                if size <= position:
+                    self._follower[tuple(tokens[position - size : position])] = position
+        self._indexed = len(tokens)
+
+    def lookup(self, end: Sequence[int]) -> tuple[int | None, int]:
+        """Where the longest known n-gram that `end` ends in was followed, and its size."""
+        for size in self.sizes:
+            if size <= len(end):
+                start = self._follower.get(tuple(end[-size:]))
+                if start is not None:
+                    return start, size
+        return None, 0
+
+
+class PromptLookup(Lookup):
+    """Proposes the continuation of the longest suffix n-gram that occurred before, the latest
+    occurrence first."""
+
+    def __init__(self, settings: PromptLookupDrafter, resources: Resources) -> None:
+        self.settings = settings
+        self._indices: dict[int, _Index] = {}
+
+    def open(self, sequences: Sequence[Sequencing]) -> None:
+        for sequence in sequences:
+            index = _Index(self.settings.min_ngram, self.settings.max_ngram)
+            self._indices[sequence.slot] = index
+
+    def find(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> Found:
+        index, tokens = self._indices[sequence.slot], sequence.tokens
+        index.extend(tokens)
+        end = [*tokens[-self.settings.max_ngram :], *drafted]
+        start, size = index.lookup(end)
+        if start is None:
+            return Found(TokenTree())
+        count = min(room, self.settings.max_tokens)
+        return Found(TokenTree.chain(tokens[start : start + count], Origin.LOOKUP), size)

@@ -1,0 +1,63 @@
+"""Retrieval: what followed the text's last tokens in a datastore, as a tree of its most frequent
+continuations (REST, He et al., 2024)."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+from specdec_core.config import RetrievalDrafter
+from specdec_core.drafting.datastores.datastore import open_datastore
+from specdec_core.drafting.drafter import Found, Lookup, Resources, Sequencing
+from specdec_core.tokens.statistics import Origin
+from specdec_core.tokens.token_tree import ROOT, TokenTree
+
+SAMPLE = 64  # matches whose continuations are read
+
+
+class RetrievalLookup(Lookup):
+    """Proposes the branches that most often follow the longest suffix of the text that is in the
+    datastore. The proposal is deterministic, one-hot draft distributions."""
+
+    def __init__(self, settings: RetrievalDrafter, resources: Resources) -> None:
+        self.settings = settings
+        digest = resources.tokenizer_digest() if resources.tokenizer_digest else None
+        self.datastore = open_datastore(settings.datastore, digest)
+
+    def find(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> Found:
+        settings = self.settings
+        text = [*sequence.tokens[-settings.max_match :], *drafted]
+        matches = self.datastore.longest(text, settings.min_match, settings.max_match)
+        if not matches:
+            return Found(TokenTree())
+        depth = min(room, settings.max_tokens)
+        places = self.datastore.continuations(matches, depth, SAMPLE)
+        separator = self.datastore.card.separator
+        return Found(most_frequent(places, settings.keep, separator), matches.length)
+
+
+def most_frequent(places: Sequence[Sequence[int]], nodes: int, separator: int) -> TokenTree:
+    """The `nodes` most frequent nodes of the trie of continuations, siblings in this order, of
+    equally frequent ones the less deep first. `places[d][i]` is the token at depth d of
+    continuation i; the continuations are in lexicographic order and end at a `separator`, the
+    largest token."""
+    tree = TokenTree()
+    # A node's continuations are neighbours, first … end − 1, so its children are runs of them.
+    queue: list[tuple[int, int, int, int, int]] = []  # −count, depth, first, end, parent
+
+    def split(parent: int, depth: int, first: int, end: int) -> None:
+        if depth == len(places):
+            return
+        tokens = places[depth]
+        while first < end and tokens[first] != separator:
+            after = bisect_right(tokens, tokens[first], first, end)
+            heappush(queue, (first - after, depth, first, after, parent))
+            first = after
+
+    split(ROOT, 0, 0, len(places[0]) if places else 0)
+    while queue and len(tree) < nodes:
+        _, depth, first, end, parent = heappop(queue)
+        node = tree.add(places[depth][first], parent, Origin.RETRIEVAL)
+        split(node, depth + 1, first, end)
+    return tree

@@ -1,0 +1,150 @@
+"""Suffix decoding: what followed the longest suffix of the text that was there before may follow it
+again (SuffixDecoding, Oliaro et al., 2024; SAM decoding, Hu et al., 2024)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from specdec_core.config import SuffixDrafter
+from specdec_core.drafting.automaton import ROOT as EMPTY
+from specdec_core.drafting.automaton import SuffixAutomaton
+from specdec_core.drafting.drafter import Found, Lookup, Resources, Sequencing
+from specdec_core.tokens.statistics import Origin
+from specdec_core.tokens.token_tree import ROOT, TokenTree
+
+REMEMBERED = 1 << 17  # tokens of earlier outputs at most, some 700 bytes each
+
+
+class SuffixLookup(Lookup):
+    """Proposes the most frequent continuation of the longest suffix that was there before, or a
+    tree of the likeliest ones: in the request's own text or, with memory "all", in the outputs of
+    earlier requests; of two as long in its own. Proposals are deterministic, one-hot
+    distributions."""
+
+    def __init__(self, settings: SuffixDrafter, resources: Resources | None = None) -> None:
+        self.settings = settings
+        self.earlier = EarlierOutputs() if settings.memory == "all" else None
+        self._readings: dict[int, _Reading] = {}
+
+    def open(self, sequences: Sequence[Sequencing]) -> None:
+        for sequence in sequences:
+            reading = self._readings[sequence.slot] = _Reading(len(sequence.tokens))
+            reading.catch_up(sequence.tokens, self.earlier)
+
+    def find(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> Found:
+        settings, reading = self.settings, self._readings[sequence.slot]
+        reading.catch_up(sequence.tokens, self.earlier)
+        texts, state, match = reading.longest(drafted, self.earlier)
+        if match < settings.min_match:
+            return Found(TokenTree())
+        most = settings.max_tokens
+        if settings.per_match:
+            most = min(most, max(int(settings.per_match * match), 1))
+        if settings.tree:
+            return Found(likeliest(texts, state, most, room), match)
+        tokens = texts.continuation(state, min(most, room))
+        return Found(TokenTree.chain(tokens, Origin.LOOKUP), match)
+
+    def close(self, sequence: Sequencing) -> None:
+        reading = self._readings.pop(sequence.slot, None)
+        if reading is not None and self.earlier is not None:
+            self.earlier.learn(sequence.tokens[reading.prompt :])
+
+
+def likeliest(texts: SuffixAutomaton, state: int, nodes: int, depth: int) -> TokenTree:
+    """The `nodes` likeliest continuations of the phrases of `state`, at most `depth` tokens long,
+    by how often each token followed what is before it in `texts`; of equals the shorter one, then
+    the one that `texts` continues with."""
+    tree = TokenTree()
+    queue: list[tuple[float, int, bool, int, int, int]] = []
+
+    def split(state: int, likelihood: float, depth: int, parent: int) -> None:
+        following, best = texts.follows[state].items(), texts.best[state]
+        total = sum(texts.count[longer] for _, longer in following)
+        for token, longer in following:
+            share = likelihood * texts.count[longer] / total
+            heappush(queue, (-share, depth, token != best, token, longer, parent))
+
+    split(state, 1.0, 1, ROOT)
+    while queue and len(tree) < nodes:
+        share, level, _, token, longer, parent = heappop(queue)
+        node = tree.add(token, parent, Origin.LOOKUP)
+        if level < depth:
+            split(longer, -share, level + 1, node)
+    return tree
+
+
+class EarlierOutputs:
+    """The latest outputs, up to `most` tokens, the oldest forgotten first."""
+
+    def __init__(self, most: int = REMEMBERED) -> None:
+        self.most = most
+        self.texts = SuffixAutomaton()
+        self.version = 0  # positions in `texts` hold for one version
+        self._outputs: deque[list[int]] = deque()
+
+    def learn(self, output: list[int]) -> None:
+        self.version += 1
+        self._outputs.append(output)
+        if self.texts.tokens + len(output) <= self.most:
+            self._add(output)
+            return
+        # An automaton cannot forget; built anew from the latest half, it seldom has to.
+        kept = sum(map(len, self._outputs))
+        while len(self._outputs) > 1 and kept > self.most // 2:
+            kept -= len(self._outputs.popleft())
+        self.texts = SuffixAutomaton()
+        for remembered in self._outputs:
+            self._add(remembered)
+
+    def _add(self, output: list[int]) -> None:
+        self.texts.begin()
+        self.texts.extend(output)
+
+
+@dataclass(slots=True)
+class _Reading:
+    """How far a request's text was read, and where its end is in the earlier outputs."""
+
+    prompt: int  # tokens of the prompt
+    own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+    read: int = 0
+    version: int = -1
+    state: int = EMPTY
+    match: int = 0
+
+    def catch_up(self, tokens: list[int], earlier: EarlierOutputs | None) -> None:
+        new = tokens[self.read :]
+        self.own.extend(new)
+        self.read = len(tokens)
+        if earlier is None:
+            return
+        if self.version != earlier.version:
+            self.version, self.state, self.match = earlier.version, EMPTY, 0
+            new = tokens
+        self.state, self.match = _walk(earlier.texts, self.state, self.match, new)
+
+    def longest(
+        self, drafted: Sequence[int], earlier: EarlierOutputs | None
+    ) -> tuple[SuffixAutomaton, int, int]:
+        """Where the longest suffix of the text and `drafted` is that something follows."""
+        found = self.own, *_followed(self.own, self.own.last, self.read, drafted)
+        if earlier is None:
+            return found
+        other = earlier.texts, *_followed(earlier.texts, self.state, self.match, drafted)
+        return other if other[2] > found[2] else found
+
+
+def _walk(texts: SuffixAutomaton, state: int, match: int, tokens: Sequence[int]) -> tuple[int, int]:
+    for token in tokens:
+        state, match = texts.step(state, match, token)
+    return state, match
+
+
+def _followed(
+    texts: SuffixAutomaton, state: int, match: int, tokens: Sequence[int]
+) -> tuple[int, int]:
+    return texts.followed(*_walk(texts, state, match, tokens))

@@ -1,0 +1,113 @@
+"""The token cache (Post-use, §5.1): phrases that were useful before are proposed again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specdec_core.config import TokenCacheDrafter
+from specdec_core.drafting.drafter import Found, Lookup, Outcome, Resources, Sequencing
+from specdec_core.drafting.phrases import Phrase, PhrasePool
+from specdec_core.tokens.statistics import Origin
+from specdec_core.tokens.token_tree import ROOT, TokenTree
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A request's pool and how far its text was read into it."""
+
+    pool: PhrasePool
+    next_key: int  # position of the first token that has not been a key yet
+
+
+class TokenCache(Lookup):
+    """Proposes the latest phrases behind the text's last token, as a tree.
+
+    It learns the phrases of the output, each token a key from the last of the prompt on (or, with
+    `from_prompt`, from the first), as soon as `phrase_length` tokens follow it. With `learn_from`
+    "useful" it also learns from USEFUL tokens that did not get into the output (see
+    :func:`useful_phrases`).
+    """
+
+    def __init__(self, settings: TokenCacheDrafter, resources: Resources | None = None) -> None:
+        self.settings = settings
+        self._shared = self._new_pool() if settings.memory == "all" else None
+        self._readings: dict[int, _Reading] = {}
+
+    def open(self, sequences: Sequence[Sequencing]) -> None:
+        for sequence in sequences:
+            pool = self._new_pool() if self._shared is None else self._shared
+            first = 0 if self.settings.from_prompt else len(sequence.tokens) - 1
+            self._readings[sequence.slot] = _Reading(pool, first)
+
+    def find(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> Found:
+        key = drafted[-1] if drafted else sequence.tokens[-1]
+        tree = TokenTree()
+        for phrase in self.phrases(sequence, key, self.settings.phrases):
+            tree.graft(ROOT, phrase[: max(room, 0)], Origin.CACHE)
+        return Found(tree, 1 if len(tree) else 0)
+
+    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+        if self.settings.learn_from == "output":
+            return
+        # The round added the path and, unless the target begins the trees, one token of its own.
+        added = outcome.accepted + (0 if sequence.starts else 1)
+        before = sequence.tokens[-added - 1]
+        for key, phrase in useful_phrases(outcome, before, self.settings.phrase_length):
+            self.learn(sequence, key, phrase)
+
+    def close(self, sequence: Sequencing) -> None:
+        reading = self._readings.pop(sequence.slot, None)
+        if reading is not None and self._shared is not None:
+            self._read(reading, sequence.tokens)
+            for key in range(reading.next_key, len(sequence.tokens) - 1):
+                reading.pool.insert(sequence.tokens[key], sequence.tokens[key + 1 :])
+
+    def phrases(self, sequence: Sequencing, key: int, count: int) -> list[Phrase]:
+        """At most `count` phrases that may follow the token `key`, the latest first."""
+        reading = self._readings[sequence.slot]
+        self._read(reading, sequence.tokens)
+        return reading.pool.lookup(key, count)
+
+    def learn(self, sequence: Sequencing, key: int, phrase: Sequence[int]) -> None:
+        """Remember that `phrase` followed `key`, cut to the length of phrases."""
+        pool = self._readings[sequence.slot].pool
+        pool.insert(key, phrase[: self.settings.phrase_length])
+
+    def _read(self, reading: _Reading, tokens: list[int]) -> None:
+        length = self.settings.phrase_length
+        for key in range(reading.next_key, len(tokens) - length):
+            reading.pool.insert(tokens[key], tokens[key + 1 : key + 1 + length])
+            reading.next_key = key + 1
+
+    def _new_pool(self) -> PhrasePool:
+        return PhrasePool(self.settings.pool, self.settings.per_key)
+
+
+def useful_phrases(outcome: Outcome, before: int, length: int) -> list[tuple[int, list[int]]]:
+    """Phrases, with their keys, of the USEFUL tokens that are not in the output.
+
+    A drafted token is USEFUL when it is what the target itself chooses behind the drafted tokens
+    before it, also behind a rejected one (Eq. 7). A phrase is a run of USEFUL tokens behind each
+    other and then, for the run is verified, the target's own next token; at most `length` tokens.
+    Its key is the token before it, `before` for what follows the text.
+    """
+    tree, choices = outcome.tree, outcome.choices
+    read = zip(tree.tokens[: tree.read], tree.parents, strict=False)
+    follower = {
+        parent: node for node, (token, parent) in enumerate(read) if token == choices[parent + 1]
+    }
+    accepted = set(outcome.path)
+    phrases = []
+    for parent, node in follower.items():
+        if node in accepted:
+            continue
+        phrase: list[int] = []
+        at: int | None = node
+        while at is not None and len(phrase) < length:
+            phrase.append(tree.tokens[at])
+            last, at = at, follower.get(at)
+        if len(phrase) < length:
+            phrase.append(choices[last + 1])
+        phrases.append((before if parent == ROOT else tree.tokens[parent], phrase))
+    return phrases

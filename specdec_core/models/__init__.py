@@ -1,0 +1,1 @@
+"""Models: loading a pair, and the runners that execute it."""

@@ -1,0 +1,133 @@
+"""Which weights is this? A digest of a model's files, without reading all of a large model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from specdec_core.base.bundled import resolve_path
+from specdec_core.base.errors import UserError
+from specdec_core.config import PairSpec
+
+WHOLE = 256 * 2**20  # bytes of weights up to which all of them are read
+BLOCKS, BLOCK = 64, 4096  # of each file of a larger model
+
+# In the order in which transformers looks for them.
+_WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+# What loading and saving a model changes in its configuration without changing the model.
+_VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
+
+
+TARGET = "target"  # its place among the drafts, none of which may be called so
+
+
+def fingerprints(spec: PairSpec) -> dict[str, str]:
+    """The fingerprint of each model of a pair: `target`'s and each draft's by its name."""
+    models = {TARGET: spec.target, **spec.drafts}
+    return {name: fingerprint(model) for name, model in models.items()}
+
+
+def fingerprint(model_name: str) -> str:
+    """16 hex digits that name the weights behind a hub id, a folder or a `bundled:` name.
+
+    SHA-256 over the configuration and, of every weight file, the size and the contents; where the
+    files are larger than 256 MiB together, the safetensors header and 64 blocks of 4 KiB spread
+    evenly over each file. So training, noise, quantisation or another architecture change it
+    whatever the size, but an edit of a large model that leaves all sampled blocks alone does not.
+    Nor do the folder's place, the tokenizer, or the data type the model is loaded in. The same
+    tensors in other files (sharded otherwise) are another model here.
+
+    Raises:
+        UserError: the weights or the configuration are not on this machine.
+    """
+    folder = _folder(model_name)
+    digest = hashlib.sha256(_configuration(model_name, folder))
+    files = _weight_files(model_name, folder)
+    try:
+        whole = sum(file.stat().st_size for file in files) <= WHOLE
+        for file in files:
+            size = file.stat().st_size
+            digest.update(f"\n{file.name} {size}\n".encode())
+            for part in _parts(file, size, whole):
+                digest.update(part)
+    except OSError as error:
+        raise UserError(f"{model_name}: {error.filename}: {_reason(error)}") from None
+    return digest.hexdigest()[:16]
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """16 hex digits that name a tokenizer's vocabulary: which number is which token."""
+    digest = hashlib.sha256()
+    for token, number in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
+        digest.update(f"{number} {len(token)} {token}\n".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()[:16]
+
+
+def _folder(model_name: str) -> Path:
+    path = Path(resolve_path(model_name)).expanduser()
+    if path.is_dir():
+        return path
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model_name, local_files_only=True))
+    except (OSError, ValueError):
+        raise UserError(
+            f"{model_name}: no such folder, and no model of that name in the hub's cache"
+        ) from None
+
+
+def _configuration(model_name: str, folder: Path) -> bytes:
+    """config.json in one spelling."""
+    try:
+        content: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        kept = {key: value for key, value in content.items() if key not in _VOLATILE}
+    except OSError as error:
+        raise UserError(f"{model_name}: config.json: {_reason(error)}") from None
+    except (ValueError, AttributeError):
+        raise UserError(f"{model_name}: config.json is not a JSON object") from None
+    return json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _weight_files(model_name: str, folder: Path) -> list[Path]:
+    """The files that the model is loaded from, by name."""
+    for name in _WEIGHTS:
+        if (folder / name).is_file():
+            break
+    else:
+        raise UserError(
+            f"{model_name}: no weights in {folder} (model.safetensors or {_WEIGHTS[2]})"
+        )
+    if not name.endswith(".index.json"):
+        return [folder / name]
+    try:
+        shards = json.loads((folder / name).read_text(encoding="utf-8"))["weight_map"].values()
+        return [folder / shard for shard in sorted(set(shards))]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{model_name}: {name} is not an index of weight files") from None
+
+
+def _parts(file: Path, size: int, whole: bool) -> Iterator[bytes]:
+    with file.open("rb") as content:
+        if whole:
+            while part := content.read(2**20):
+                yield part
+            return
+        if file.suffix == ".safetensors":
+            length = int.from_bytes(content.read(8), "little")
+            yield content.read(min(length, size))
+        for block in range(BLOCKS):
+            content.seek(block * max(size - BLOCK, 0) // (BLOCKS - 1))
+            yield content.read(BLOCK)
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()

@@ -1,0 +1,230 @@
+"""A target model, its drafts and their tokenizer, from hub ids, folders or `bundled:` names."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from specdec_core.base.bundled import resolve_path
+from specdec_core.base.errors import UserError
+from specdec_core.config import PairSpec, RunnerSettings
+from specdec_core.drafting.heads.loaded import LoadedHead
+from specdec_core.drafting.heads.storage import load_head
+from specdec_core.models.fingerprints import TARGET, fingerprints, tokenizer_digest
+from specdec_core.models.packing import pack_linear_layers
+from specdec_core.models.runner import ModelRunner, check_supported, context_length
+
+# Of its time in float32, what a forward in bfloat16 may take to be preferred.
+_CLEARLY = 0.93
+
+
+@dataclass
+class Pair:
+    """Loaded models. `drafts` keeps the order of the specification; the first is the default."""
+
+    spec: PairSpec
+    tokenizer: PreTrainedTokenizerBase
+    target: PreTrainedModel
+    drafts: dict[str, PreTrainedModel] = field(default_factory=dict)
+
+    def draft_name(self, name: str | None) -> str:
+        """The name of a draft that the pair has; of its first one without a name.
+
+        Raises:
+            UserError: there is no such draft.
+        """
+        if name is None:
+            if not self.drafts:
+                raise UserError("the configuration needs a draft model, but the pair has none")
+            return next(iter(self.drafts))
+        if name not in self.drafts:
+            known = ", ".join(self.drafts) or "none"
+            raise UserError(f"drafter.draft: the pair has no draft {name!r} (it has: {known})")
+        return name
+
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        """The digest of each model's weights: `target`'s and each draft's by its name."""
+        return fingerprints(self.spec)
+
+    @cached_property
+    def tokenizer_digest(self) -> str:
+        """The digest of the pair's vocabulary."""
+        return tokenizer_digest(self.tokenizer)
+
+    def load_head(self, draft: str | None, name: str) -> LoadedHead:
+        """A trained head for a draft of the pair; raises :class:`UserError` for a head of another
+        pair."""
+        draft = self.draft_name(draft)
+        own, device = self.fingerprints, str(self.drafts[draft].device)
+        return load_head(name, own[draft], own[TARGET], device)
+
+    def open_runner(self, draft: str | None, slots: int) -> ModelRunner:
+        """A runner, with a cache of its own, for the draft of that name, or the target for None."""
+        size = self.target.config.get_text_config(decoder=True).vocab_size
+        model = self.target if draft is None else self.drafts[draft]
+        if not self.spec.runner.compile:
+            return ModelRunner(model, slots, self.max_length, size)
+        from specdec_core.models.compiled import CompiledRunner  # torch's compilers take a second
+
+        weights = self.fingerprints[TARGET if draft is None else draft]
+        return CompiledRunner(model, slots, self.max_length, size, weights)
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a text, by the target's generation settings or else the tokenizer's."""
+        settings = self.target.generation_config
+        eos = settings.eos_token_id if settings else None
+        eos = self.tokenizer.eos_token_id if eos is None else eos
+        return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of prompt and output together that every model of the pair can hold."""
+        models = (self.target, *self.drafts.values())
+        limits = [context_length(model.config) for model in models]
+        return min([self.spec.runner.max_length, *(limit for limit in limits if limit)])
+
+
+def _from_pretrained(factory: Any, name: str, what: str, **options: Any) -> Any:
+    """`factory.from_pretrained`, with one line for what can go wrong in finding the model."""
+    path = resolve_path(name)
+    if path.startswith((".", os.sep)) and not Path(path).is_dir():
+        raise UserError(f"{name}: no such folder")
+    try:
+        return factory.from_pretrained(
+            str(Path(path).expanduser()) if "~" in path else path, **options
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+        raise UserError(f"{name}: cannot load its {what}: {reason.strip()}") from None
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of one model."""
+    return _from_pretrained(AutoTokenizer, name, "tokenizer")
+
+
+def check_pair(spec: PairSpec) -> PreTrainedTokenizerBase:
+    """Check, from configurations and tokenizers alone, that the models exist, can be served and
+    share one vocabulary. Returns the target's tokenizer.
+
+    Raises:
+        UserError: what is wrong with which model, in one line.
+    """
+    tokenizer = load_tokenizer(spec.target)
+    for name in (spec.target, *spec.drafts.values()):
+        check_supported(_from_pretrained(AutoConfig, name, "configuration"), name)
+    vocabulary = tokenizer.get_vocab()
+    for name in spec.drafts.values():
+        other = load_tokenizer(name).get_vocab()
+        if other != vocabulary:
+            unlike = sorted(set(vocabulary.items()) ^ set(other.items()), key=lambda item: item[1])
+            raise UserError(
+                f"draft {name} and target {spec.target} have different vocabularies"
+                f" ({len(other)} and {len(vocabulary)} tokens, first difference at token"
+                f" {unlike[0][1]}: {unlike[0][0]!r}); a pair must share its tokenizer"
+            )
+    return tokenizer
+
+
+def load_pair(spec: PairSpec) -> Pair:
+    """Check and load the models of a pair; sets this process's torch threads."""
+    torch.set_num_threads(spec.runner.threads)
+    tokenizer = check_pair(spec)
+    spec = resolve_dtypes(spec)
+    runner = spec.runner
+    target = _load_model(spec.target, runner.target_dtype, runner)
+    return Pair(spec, tokenizer, target, load_drafts(spec))
+
+
+def load_drafts(spec: PairSpec) -> dict[str, PreTrainedModel]:
+    """The drafts of a pair, whose device and data types are resolved, by name."""
+    runner = spec.runner
+    return {n: _load_model(m, runner.draft_dtype, runner) for n, m in spec.drafts.items()}
+
+
+def load_skeleton(name: str) -> PreTrainedModel:
+    """A model without its weights, which are elsewhere: its configuration and generation settings.
+    It is on the device `meta` and cannot be run."""
+    config = _from_pretrained(AutoConfig, name, "configuration")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    with suppress(OSError):  # few checkpoints lack the file; the configuration says it for them
+        model.generation_config = GenerationConfig.from_pretrained(resolve_path(name))
+    return model.eval()
+
+
+def _load_model(name: str, dtype: str, runner: RunnerSettings) -> PreTrainedModel:
+    transformers_logging.disable_progress_bar()
+    kind = dtype if dtype == "auto" else getattr(torch, dtype)
+    model = _from_pretrained(AutoModelForCausalLM, name, "weights", dtype=kind)
+    model = model.to(runner.device).eval()
+    # A compiled graph has its own packed weights, and is not made from these.
+    if runner.pack and not runner.compile and model.device.type == "cpu":
+        pack_linear_layers(model)
+    return model
+
+
+def resolve_dtypes(spec: PairSpec) -> PairSpec:
+    """Replace device and data types of `auto` by concrete ones, so that every process decodes
+    alike: on a GPU the checkpoint's type, on a CPU the faster one, measured."""
+    runner = spec.runner
+    device = runner.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    on_cpu = torch.device(device).type == "cpu"
+    changes: dict[str, str] = {"device": device}
+    first_draft = next(iter(spec.drafts.values()), None)
+    for which, name, width in (("target", spec.target, 8), ("draft", first_draft, 1)):
+        if name and on_cpu and getattr(runner, f"{which}_dtype") == "auto":
+            changes[f"{which}_dtype"] = _faster_dtype(name, width, runner.pack)
+    return spec.model_copy(update={"runner": runner.model_copy(update=changes)})
+
+
+def _faster_dtype(name: str, width: int, pack: bool) -> str:
+    """float32, or bfloat16 where it makes a forward of `width` tokens clearly faster, in a model of
+    this shape with random weights and few layers. A draft model is fed one token at a time, a
+    target a token and its candidates."""
+    config = deepcopy(_from_pretrained(AutoConfig, name, "configuration"))
+    text = config.get_text_config(decoder=True)
+    text.num_hidden_layers = layers = min(text.num_hidden_layers, 2)
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:layers]
+    context = min(128, (context_length(config) or 256) // 2)
+    runners = {}
+    for dtype in ("float32", "bfloat16"):
+        model = AutoModelForCausalLM.from_config(config).to(getattr(torch, dtype))
+        if pack:
+            pack_linear_layers(model)
+        runners[dtype] = ModelRunner(model, slots=1, max_length=context + width)
+        runners[dtype].prefill([0], [[0] * context])
+    seconds: dict[str, list[float]] = {dtype: [] for dtype in runners}
+    for _ in range(40):
+        for dtype, runner in runners.items():
+            start = perf_counter()
+            runner.forward([0], [[0] * width])
+            seconds[dtype].append(perf_counter() - start)
+            runner.truncate(0, context)
+    # Neither noise nor a tie must decide: recordings and sweeps of a pair should agree. The least
+    # time is the one that other processes did not disturb.
+    faster = min(seconds["bfloat16"]) < _CLEARLY * min(seconds["float32"])
+    return "bfloat16" if faster else "float32"

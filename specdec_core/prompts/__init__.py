@@ -1,0 +1,1 @@
+"""Prompts to measure with, and where they come from."""

@@ -1,0 +1,245 @@
+"""Prompts to measure with: the bundled ones, JSONL files in the usual formats, hub data sets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from specdec_core.base.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text to go on from, and a name for it that is unique in its set. Of a conversation, `turns`
+    are what the user says in it, of which `text` is the first, and `category` is its kind of task.
+    """
+
+    id: str
+    text: str
+    category: str | None = None
+    turns: tuple[str, ...] = ()
+
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a record of a public prompt set is recognised (all of `keys`) and read."""
+
+    name: str
+    keys: tuple[str, ...]
+    text: Callable[[Record], str]
+    id_key: str | None = None
+
+
+def _first_turn(turns: Any) -> Any:
+    return turns[0] if isinstance(turns, list) and turns else turns
+
+
+def _instruction(instruction: str, extra: str | None) -> str:
+    return "\n\n".join([instruction, extra] if extra else [instruction])
+
+
+# The first match wins, so those with more keys come first. Another format is another line here.
+FORMATS = (
+    Format("MT-Bench / Spec-Bench", ("turns",), lambda r: _first_turn(r["turns"]), "question_id"),
+    Format("HumanEval", ("task_id", "prompt"), lambda r: r["prompt"], "task_id"),
+    Format("GSM8K", ("question",), lambda r: r["question"]),
+    Format(
+        "Alpaca seed tasks",
+        ("instruction", "instances"),
+        lambda r: _instruction(r["instruction"], r["instances"][0]["input"]),
+        "id",
+    ),
+    Format("Alpaca", ("instruction",), lambda r: _instruction(r["instruction"], r.get("input"))),
+    Format("plain", ("prompt",), lambda r: _first_turn(r["prompt"]), "id"),
+)
+
+# The public sets' hub ids: which configuration and split holds the prompts.
+HUB_SETS = {
+    "openai/openai_humaneval": "openai_humaneval/test",
+    "openai/gsm8k": "main/test",
+    "tatsu-lab/alpaca": "default/train",
+    "HuggingFaceH4/mt_bench_prompts": "default/train",
+}
+# The third is drawn from the seen modules that the second leaves: to train heads and policies on.
+BUNDLED = ("bundled:held_out", "bundled:seen", "bundled:train")
+
+
+def load_prompts(source: str, limit: int | None = None, tokenizer: Any = None) -> list[Prompt]:
+    """The first `limit` prompts of `source`.
+
+    `source` is one of :data:`BUNDLED` (they need the pair's `tokenizer`), the path of a JSONL file
+    in one of :data:`FORMATS`, or a data set's hub id. Bad input is a :class:`UserError` that names
+    the file and line.
+    """
+    if limit is not None and limit < 1:
+        raise UserError(f"the number of prompts must be at least 1 (got {limit})")
+    if source.startswith("bundled:"):
+        prompts = _read_bundled(source, tokenizer)
+    elif Path(source).exists() or source.endswith((".jsonl", ".json")):
+        prompts = _read_records(file_records(Path(source)), Path(source).stem)
+    elif source.count("/") == 1:
+        prompts = _read_records(_hub_records(source), source)
+    else:
+        raise UserError(
+            f"{source}: no such file; prompts are {', '.join(BUNDLED)}, a .jsonl file"
+            " or a hub data set (owner/name)"
+        )
+    chosen = list(islice(prompts, limit))
+    if not chosen:
+        raise UserError(f"{source}: no prompts in it")
+    return chosen
+
+
+def digest(prompts: Iterable[Prompt]) -> str:
+    """SHA-256 over the texts, in order, each preceded by its length in bytes so that no two
+    different sets read the same."""
+    sha = hashlib.sha256()
+    for prompt in prompts:
+        text = prompt.text.encode()
+        sha.update(len(text).to_bytes(8, "big"))
+        sha.update(text)
+    return sha.hexdigest()
+
+
+def _read_bundled(source: str, tokenizer: Any) -> Iterator[Prompt]:
+    if source not in BUNDLED:
+        known = f"{', '.join(BUNDLED[:-1])} and {BUNDLED[-1]}"
+        raise UserError(f"{source}: no such bundled prompts; there are {known}")
+    if tokenizer is None:
+        raise ValueError("the bundled prompts are cut to tokens: pass the pair's tokenizer")
+    from specdec_core.prompts.stdlib import resolve_prompts, training_prompts
+
+    split = source.removeprefix("bundled:")
+    if split == "train":
+        return (Prompt(id, text) for id, text in training_prompts(tokenizer))
+    skipped: list[str] = []
+    resolved = resolve_prompts(split, tokenizer, skipped=skipped)
+    if skipped:
+        log.warning("%s: %d prompts left out (%s, …)", source, len(skipped), skipped[0])
+    return (Prompt(id, text) for id, text in resolved)
+
+
+def _read_records(records: Iterable[tuple[str, Any]], name: str) -> Iterator[Prompt]:
+    """Recognise each (where it stands, record); records without an id are numbered."""
+    first_seen: dict[str, str] = {}
+    for number, (where, record) in enumerate(records):
+        form = _recognise(record, where)
+        try:
+            text = form.text(record)
+        except (KeyError, IndexError, TypeError):
+            raise UserError(f"{where}: not a complete {form.name} record") from None
+        if not isinstance(text, str):
+            raise UserError(f"{where}: the prompt is not a string (read as {form.name})")
+        if not text.strip():
+            raise UserError(f"{where}: empty prompt")
+        if not _encodable(text):
+            raise UserError(f"{where}: the prompt holds half a surrogate pair, which is no text")
+        own_id = record.get(form.id_key) if form.id_key else None
+        turns = record.get("turns")
+        turns = tuple(turns) if isinstance(turns, list) else ()
+        for turn in turns:
+            if not isinstance(turn, str) or not turn.strip() or not _encodable(turn):
+                raise UserError(f"{where}: turns: expected texts (got {turn!r})")
+        category = record.get("category")
+        prompt = Prompt(
+            f"{name}/{number}" if own_id is None else str(own_id),
+            text,
+            None if category is None else str(category),
+            turns,
+        )
+        if prompt.id in first_seen:
+            raise UserError(f"{where}: id {prompt.id!r} again, first at {first_seen[prompt.id]}")
+        first_seen[prompt.id] = where
+        yield prompt
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _recognise(record: Any, where: str) -> Format:
+    if not isinstance(record, dict):
+        raise UserError(f"{where}: expected a JSON object, got {type(record).__name__}")
+    for form in FORMATS:
+        if all(key in record for key in form.keys):
+            return form
+    found = ", ".join(map(str, record)) or "no keys"
+    known = "; ".join(f"{form.name} ({', '.join(form.keys)})" for form in FORMATS)
+    raise UserError(f"{where}: unknown form with {found}; known are {known}")
+
+
+def file_records(path: Path) -> Iterator[tuple[str, Any]]:
+    """The records of a JSONL file, each with where it stands (`path:line`). Raises
+    :class:`UserError` where there is none or it is malformed."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                where = f"{path}:{number}"
+                try:
+                    yield where, json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise UserError(
+                        f"{where}: malformed JSON, {error.msg} at column {error.colno}"
+                        " (expected one object a line)"
+                    ) from None
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8 text") from None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"{path}: cannot be read, {reason}") from None
+
+
+def _hub_records(dataset: str) -> Iterator[tuple[str, Any]]:
+    """Rows of a hub data set, from the Parquet copy that the hub keeps of every data set, as
+    `<configuration>/<split>/0000.parquet`; of a large set that is the first part."""
+    import pyarrow.parquet as parquet
+
+    path = _download(dataset)
+    number = 0
+    for batch in parquet.ParquetFile(path).iter_batches(batch_size=256):
+        for record in batch.to_pylist():
+            yield f"{dataset}, row {number}", record
+            number += 1
+
+
+def _download(dataset: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    known = HUB_SETS.get(dataset)
+    splits: Sequence[str] = [known] if known else ["*/test", "*/validation", "*/train"]
+    try:
+        for split in splits:
+            pattern = f"{split}/0000.parquet"
+            folder = snapshot_download(
+                dataset,
+                repo_type="dataset",
+                revision="refs/convert/parquet",
+                allow_patterns=pattern,
+            )
+            if files := sorted(Path(folder).glob(pattern)):
+                return files[0]
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(
+            f"{dataset}: no such file, and no data set of that name from the hub: {reason}"
+        ) from None
+    raise UserError(f"{dataset}: no test, validation or train split on the hub")

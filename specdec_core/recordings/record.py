@@ -1,0 +1,295 @@
+"""Run both models over real prompts once, and write down what every draft length would have met.
+
+For each prompt: the target's own text; one teacher-forced pass of the target and of each draft over
+it; the draft's continuation behind each disagreement; and, to train acceptance heads, a draft pass
+over a mixture of the target's tokens and the draft's (SpecDec++, §4.4).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from specdec_core.config import Configuration
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.models.runner import ModelRunner
+from specdec_core.recordings.schema import (
+    DRAFTS,
+    EVERY_ROW,
+    EXAMPLE,
+    EXAMPLES,
+    PROMPTS,
+    TRAJECTORY_ONLY,
+    Header,
+    Shard,
+)
+from specdec_core.tokens.coupling import SharedNoise, choose
+from specdec_core.tokens.sampling import draw, warp
+from specdec_core.tokens.statistics import Generation
+
+_CHUNK = 128  # positions of a teacher-forced forward
+_BRANCHES = 8  # continuations that are drafted together
+_SLOTS = 8  # prompts that the target completes together
+
+
+class Recorder:
+    """Records prompts with the models of `pair`, as `header` says."""
+
+    def __init__(self, pair: Pair, header: Header) -> None:
+        self.pair, self.header = pair, header
+        self.engine = Engine(pair, Configuration(sampling=header.sampling), slots=_SLOTS)
+        self.target = self.engine.target
+        self.drafts: dict[str, ModelRunner] = {}
+        for name in pair.drafts:
+            self.drafts[name] = pair.open_runner(name, 1 + _BRANCHES)
+            self.drafts[name].watch_hidden(True)
+
+    @torch.inference_mode()
+    def record(self, requests: Sequence[tuple[int, Request]]) -> Shard:
+        """Record some prompts; each comes with its number in the prompt set. Raises
+        :class:`UserError` for one that does not fit."""
+        generations = self.engine.generate([request for _, request in requests])
+        parts: dict[str, list[pa.Table]] = {}
+        for (number, request), generation in zip(requests, generations, strict=True):
+            for part, table in self._record(number, request, generation):
+                parts.setdefault(part, []).append(table)
+        return {part: pa.concat_tables(tables) for part, tables in parts.items()}
+
+    def _record(
+        self, number: int, request: Request, generation: Generation
+    ) -> Iterator[tuple[str, pa.Table]]:
+        prompt, output = list(request.tokens), generation.tokens
+        yield (
+            PROMPTS,
+            pa.table(
+                {
+                    "prompt": pa.array([number], pa.int32()),
+                    "id": [request.id],
+                    "tokens": pa.array([prompt], pa.list_(pa.int32())),
+                    "output": pa.array([output], pa.list_(pa.int32())),
+                }
+            ),
+        )
+        p = self._distributions(torch.cat([own for own, _ in _forced(self.target, prompt, output)]))
+        for name, runner in self.drafts.items():
+            choice = _Choice(self, request, len(prompt))
+            rows = _Rows(self.header.top_k)
+            chunks = list(_forced(runner, prompt, output))
+            q = self._distributions(torch.cat([logits for logits, _ in chunks]))
+            q = q[:, : self.target.vocab_size]
+            hidden = torch.cat([states for _, states in chunks])
+            drafted = choice(q, range(len(output)))
+            compared = _compare(p, q, drafted, output)
+            rows.add(range(len(output)), 0, drafted, q, hidden, compared)
+            if self.header.continuations:
+                self._continue(runner, choice, rows, len(prompt), output, drafted)
+            yield f"{DRAFTS}/{name}", rows.table(number)
+            if self.header.mixing:
+                yield (
+                    f"{EXAMPLES}/{name}",
+                    self._examples(runner, number, request, output, drafted, p, q),
+                )
+
+    def _distributions(self, logits: Tensor) -> Tensor:
+        """What is sampled from; at temperature 1 when decoding is greedy."""
+        sampling = self.header.sampling
+        return logits.float().softmax(dim=-1) if sampling.greedy else warp(logits, sampling)
+
+    def _continue(
+        self,
+        runner: ModelRunner,
+        choice: _Choice,
+        rows: _Rows,
+        prompt_tokens: int,
+        output: Sequence[int],
+        drafted: Sequence[int],
+    ) -> None:
+        """Draft on behind each disagreement. Row 0 of `runner` holds the prompt and the output."""
+        ends = set(self.header.eos_token_ids)
+        last = self.header.max_new_tokens - 2  # the target adds a token of its own to every round
+        branches = [
+            (t, y, min(self.header.max_draft - 1, last - t))
+            for t, (y, x) in enumerate(zip(drafted, output, strict=True))
+            if y != x and y not in ends
+        ]
+        branches = [branch for branch in branches if branch[2] > 0]
+        for start in range(0, len(branches), _BRANCHES):
+            batch = branches[start : start + _BRANCHES]
+            slots = range(1, 1 + len(batch))
+            runner.cache.fork(0, slots, [prompt_tokens + t for t, _, _ in batch])
+            found: list[list[_Step]] = [[] for _ in batch]
+            active = {slot: [y] for slot, (_, y, _) in zip(slots, batch, strict=True)}
+            step = 1
+            while active:
+                logits = runner.forward(list(active), list(active.values()))[:, -1]
+                hidden = runner.hidden[:, -1]
+                q = self._distributions(logits)[:, : self.target.vocab_size]
+                tokens = choice(q, [batch[slot - 1][0] + step for slot in active])
+                for row, (slot, token) in enumerate(zip(list(active), tokens, strict=True)):
+                    found[slot - 1].append((token, q[row], hidden[row]))
+                    if token in ends or step == batch[slot - 1][2]:
+                        del active[slot]
+                    else:
+                        active[slot] = [token]
+                step += 1
+            for (t, _, _), steps in zip(batch, found, strict=True):
+                tokens, q, hidden = zip(*steps, strict=True)
+                rows.add([t] * len(steps), 1, tokens, torch.stack(q), torch.stack(hidden), None)
+
+    def _examples(
+        self,
+        runner: ModelRunner,
+        number: int,
+        request: Request,
+        output: Sequence[int],
+        drafted: Sequence[int],
+        p: Tensor,
+        q: Tensor,
+    ) -> pa.Table:
+        """The token-mixed sequence Z of a prompt, and the state of each of its tokens."""
+        stream = random.Random(f"{request.seed}:mixing")
+        agrees = np.equal(drafted, output)
+        acceptance = agrees.astype(np.float32)
+        accepted = agrees
+        if not self.header.sampling.fixed_output:
+            chosen = torch.tensor(drafted, device=q.device)[:, None]
+            ratio = p.gather(1, chosen) / q.gather(1, chosen)
+            acceptance = ratio[:, 0].clamp(max=1).cpu().numpy()
+            accepted = np.array([stream.random() < a for a in acceptance])
+        from_draft = np.array([stream.random() >= self.header.mixing for _ in output])
+        mixed = np.where(from_draft, drafted, output).tolist()
+        # The state of a token is there once it was fed: one position behind what it was drawn from.
+        states = [hidden for _, hidden in _forced(runner, list(request.tokens), [*mixed, 0])]
+        values = {
+            "prompt": np.full(len(output), number),
+            "position": np.arange(len(output)),
+            "acceptance": acceptance,
+            "y_accepted": accepted,
+            "from_draft": from_draft,
+        }
+        columns = {name: pa.array(values[name], kind) for name, kind in EXAMPLE.items()}
+        columns["hidden"] = _vectors(torch.cat(states)[1:])
+        return pa.table(columns)
+
+
+def _forced(
+    runner: ModelRunner, prompt: Sequence[int], output: Sequence[int]
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Logits (n, vocabulary) before each token of `output`, and what the output layer read
+    (n, dimension) where it is watched; some positions at a time, in row 0 of `runner`."""
+    runner.truncate(0, 0)
+    runner.prefill([0], [prompt[:-1]])
+    fed = [prompt[-1], *output[:-1]]
+    for start in range(0, len(fed), _CHUNK):
+        chunk = fed[start : start + _CHUNK]
+        logits = runner.forward([0], [chunk])[0]
+        states = None if runner.hidden is None else runner.hidden[0, : len(chunk)].float()
+        yield logits, states
+
+
+_Step = tuple[int, Tensor, Tensor]
+
+
+class _Choice:
+    """What the draft drafts from its distributions, at positions of the output."""
+
+    def __init__(self, recorder: Recorder, request: Request, prompt_tokens: int) -> None:
+        self.sampling = recorder.header.sampling
+        self.vocab_size = recorder.target.vocab_size
+        self.prompt_tokens = prompt_tokens
+        self.noise = SharedNoise(request.seed)
+        self.uniform = random.Random(f"{request.seed}:draft").random
+
+    def __call__(self, q: Tensor, positions: Sequence[int]) -> list[int]:
+        if self.sampling.greedy:
+            return q.argmax(dim=-1).tolist()
+        if self.sampling.coupling == "rejection":
+            return draw(q, [self.uniform() for _ in positions])
+        places = [self.prompt_tokens + position for position in positions]
+        return choose(q, self.noise, places, self.vocab_size)
+
+
+def _compare(
+    p: Tensor, q: Tensor, drafted: Sequence[int], output: Sequence[int]
+) -> dict[str, Tensor]:
+    """The columns of the trajectory that need both distributions (N, vocabulary)."""
+    y = torch.tensor(drafted, device=q.device)[:, None]
+    x = torch.tensor(output, device=q.device)[:, None]
+    shared = p[:, : q.shape[1]]  # a draft model may lack the target's padding entries
+    own = torch.where(x < q.shape[1], q.gather(1, x.clamp(max=q.shape[1] - 1)), 0.0)
+    # 0 · log 0 is 0, but q · log 0 is −∞
+    cross = torch.where(q > 0, q * shared.log(), 0.0).sum(dim=-1)
+    return {
+        "target_token": x[:, 0],
+        "rank": (q > own).sum(dim=-1),
+        "target_probability": p.gather(1, x)[:, 0],
+        "draft_token_target_probability": p.gather(1, y)[:, 0],
+        "overlap": torch.minimum(shared, q).sum(dim=-1),
+        "cross_entropy": -cross,
+        "target_entropy": torch.special.entr(p).sum(dim=-1),
+    }
+
+
+class _Rows:
+    """A prompt's rows of one draft, as they are found."""
+
+    def __init__(self, top_k: int) -> None:
+        self.top_k = top_k
+        self.parts: dict[str, list[Any]] = {}
+
+    def add(
+        self,
+        positions: Sequence[int],
+        first_step: int,
+        tokens: Sequence[int],
+        q: Tensor,
+        hidden: Tensor,
+        compared: dict[str, Tensor] | None,
+    ) -> None:
+        """Tokens drafted from `q` (n, vocabulary): the trajectory's (`first_step` 0), or those of
+        one continuation, whose steps count up from `first_step`."""
+        n = len(tokens)
+        steps = np.zeros(n, int) if compared is not None else np.arange(n) + first_step
+        chosen = torch.tensor(tokens, device=q.device)[:, None]
+        top = q.topk(min(self.top_k, q.shape[1]), dim=-1).values
+        top = torch.nn.functional.pad(top, (0, self.top_k - top.shape[1]))
+        values = {
+            "position": np.asarray(positions),
+            "step": steps,
+            "draft_token": np.asarray(tokens),
+            "entropy": torch.special.entr(q).sum(dim=-1),
+            "top_probability": top[:, 0],
+            "probability": q.gather(1, chosen)[:, 0],
+            "top_probs": top,
+            "hidden": hidden.float(),
+        }
+        for name in TRAJECTORY_ONLY:
+            values[name] = compared[name] if compared is not None else [None] * n
+        for name, value in values.items():
+            value = value.cpu().numpy() if isinstance(value, Tensor) else value
+            self.parts.setdefault(name, []).append(value)
+
+    def table(self, number: int) -> pa.Table:
+        n = sum(map(len, self.parts["step"]))
+        columns = {"prompt": pa.array(np.full(n, number), pa.int32())}
+        for name, kind in (EVERY_ROW | TRAJECTORY_ONLY).items():
+            if name != "prompt":
+                chunks = [pa.array(part, kind) for part in self.parts[name]]
+                columns[name] = pa.concat_arrays(chunks)
+        for name in ("top_probs", "hidden"):
+            columns[name] = _vectors(np.concatenate(self.parts[name]))
+        return pa.table(columns)
+
+
+def _vectors(values: Tensor | np.ndarray) -> pa.FixedSizeListArray:
+    """(n, d) as a column of n lists."""
+    values = values.float().cpu().numpy() if isinstance(values, Tensor) else values
+    flat = pa.array(np.ascontiguousarray(values, dtype=np.float32).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])

@@ -1,0 +1,93 @@
+"""Replayed rounds: as arrays, one entry a round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import pandas as pd
+
+from specdec_core.tokens.statistics import Counts, Round
+from specdec_core.tokens.token_tree import TokenTree
+
+NO_ARM = -1
+
+
+@dataclass(frozen=True)
+class ReplayedRounds:
+    """The rounds of all prompts, in order: arrays with one entry a round (see
+    :class:`specdec_core.tokens.statistics.Round`)."""
+
+    prompt: np.ndarray  # number among the recorded prompts
+    position: np.ndarray
+    drafted: np.ndarray
+    accepted: np.ndarray
+    generated: np.ndarray
+    draft_forwards: np.ndarray
+    depth: np.ndarray
+    draft_tokens: np.ndarray
+    arm: np.ndarray  # NO_ARM where no bandit chose
+    ids: list[str]  # of the prompts
+
+    @property
+    def counts(self) -> Counts:
+        drafted, accepted = int(self.drafted.sum()), int(self.accepted.sum())
+        return Counts(
+            requests=len(self.ids),
+            n=int(self.generated.sum()),
+            n_draft=int(self.draft_forwards.sum()),
+            n_target=len(self.prompt),
+            n_discarded=drafted - accepted,
+            n_drafted=drafted,
+            n_accepted=accepted,
+            n_target_tokens=int((self.generated > self.accepted).sum()),
+            n_draft_tokens=int(self.draft_tokens.sum()),
+        )
+
+    def frame(self, **columns: str) -> pd.DataFrame:
+        """One row a round, as :func:`specdec_core.tokens.statistics.rounds_frame` has them; no
+        time passed."""
+        first = np.flatnonzero(self.position == 0)
+        number = (
+            np.arange(len(self.prompt))
+            - first[np.searchsorted(first, range(len(self.prompt)), "right") - 1]
+        )
+        rows = {
+            "request_id": np.asarray(self.ids, dtype=object)[self.prompt],
+            "round": number,
+            "position": self.position,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "generated": self.generated,
+            "draft_forwards": self.draft_forwards,
+            "depth": self.depth,
+            "draft_tokens": self.draft_tokens,
+            "arm": [None if arm == NO_ARM else arm for arm in self.arm.tolist()],
+        }
+        times = {f.name: 0.0 for f in fields(Round) if f.name.endswith("_seconds")}
+        return pd.DataFrame({**rows, **times}).assign(**columns)
+
+
+class Rounds:
+    """Rounds as they come."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, ...]] = []
+
+    def add(
+        self, prompt: int, position: int, tree: TokenTree, accepted: int, generated: int
+    ) -> None:
+        """A round that verified `tree`."""
+        shape = tree.draft_forwards, tree.depth, tree.draft_tokens
+        arm = NO_ARM if tree.arm is None else tree.arm
+        self.rows.append((prompt, position, len(tree), accepted, generated, *shape, arm))
+
+    def add_chain(
+        self, prompt: int, position: int, drafted: int, accepted: int, generated: int
+    ) -> None:
+        """A round that verified a draft model's chain."""
+        self.rows.append((prompt, position, drafted, accepted, generated, *[drafted] * 3, NO_ARM))
+
+    def done(self, ids: list[str]) -> ReplayedRounds:
+        columns = np.array(self.rows, dtype=np.int64).reshape(-1, len(fields(ReplayedRounds)) - 1)
+        return ReplayedRounds(*columns.T, ids=ids)

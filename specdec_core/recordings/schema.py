@@ -1,0 +1,306 @@
+"""What a recording holds, and how it lies on disk.
+
+    recording.json               what was recorded (:class:`Header`)
+    drafts/<draft>/shard-N       one row a drafted token (:data:`ROWS`)
+    examples/<draft>/shard-N     rows to train acceptance heads on (:data:`EXAMPLES`)
+    prompts/shard-N              prompts and what the target wrote; written last: the shard is whole
+
+Shards are Parquet files of some prompts each, written whole or not at all.
+
+The rows of a prompt are first those of the target's trajectory (step 0), one for each of its N
+generated positions t: what the draft model, after the prompt and X_0 … X_{t-1}, would draft there.
+Then, for each position where that is not X_t, the continuation (step 1, 2, …): what it drafts on
+from its own token, up to `max_draft` tokens with it or to its end token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import Field, ValidationError
+
+from specdec_core.base.errors import UserError
+from specdec_core.base.files import atomic_path, write_atomically
+from specdec_core.config import PairSpec, Sampling, Value, describe
+from specdec_core.search.results import PromptSet
+
+VERSION = 1
+HEADER = "recording.json"
+PROMPTS, DRAFTS, EXAMPLES = "prompts", "drafts", "examples"
+
+# Columns of a draft's rows that every row has, …
+EVERY_ROW = {
+    "prompt": pa.int32(),  # number in the prompt set
+    "position": pa.int32(),  # t; of a continuation, that of its disagreement
+    "step": pa.int16(),
+    "draft_token": pa.int32(),
+    "entropy": pa.float32(),  # of q, nats
+    "top_probability": pa.float32(),  # max q
+    "probability": pa.float32(),  # q(draft_token)
+}
+# … and those that only the trajectory has (p: the target's distribution, q: the draft's).
+TRAJECTORY_ONLY = {
+    "target_token": pa.int32(),  # X_t
+    "rank": pa.int32(),  # of X_t under q, 0 the most likely
+    "target_probability": pa.float32(),  # p(X_t)
+    "draft_token_target_probability": pa.float32(),  # p(draft_token)
+    "overlap": pa.float32(),  # β = Σ min(p, q)
+    "cross_entropy": pa.float32(),  # H_{q,p} = − Σ q log p, nats
+    "target_entropy": pa.float32(),  # of p, nats
+}
+
+# Columns of the examples, one row a generated position t. Z mixes the target's tokens X and the
+# draft's Y (SpecDec++, §4.4).
+EXAMPLE = {
+    "prompt": pa.int32(),
+    "position": pa.int32(),
+    "acceptance": pa.float32(),  # min(1, p(Y_t)/q(Y_t)); whether Y_t is X_t where output is fixed
+    "y_accepted": pa.bool_(),
+    "from_draft": pa.bool_(),  # Z_t is Y_t: only there a loss
+}  # and hidden, the state of Z_t: what the output layer reads once Z_0 … Z_t were fed
+
+
+class Header(Value):
+    """What was recorded, and from which weights."""
+
+    version: int = VERSION
+    pair: PairSpec  # with concrete device and data types
+    fingerprints: dict[str, str]  # of the target's and the drafts' weights
+    eos_token_ids: tuple[int, ...]
+    prompts: PromptSet
+    sampling: Sampling = Sampling()
+    max_new_tokens: int = Field(ge=1)
+    max_draft: int = Field(default=20, ge=1, description="the longest draft that can be replayed")
+    continuations: bool = Field(default=True, description="what is drafted behind disagreements")
+    top_k: int = Field(default=10, ge=1, description="largest probabilities kept of each q")
+    mixing: float = Field(
+        default=0.15,
+        ge=0,
+        lt=1,
+        description="share of target tokens in the examples; 0, no examples",
+    )
+
+    @property
+    def digest(self) -> str:
+        """Names what was recorded: other weights, prompts or settings have another digest."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+    @property
+    def replayable(self) -> bool:
+        """Whether the recording tells what any draft length would have led to."""
+        return self.continuations and self.sampling.fixed_output
+
+
+Shard = Mapping[str, pa.Table]  # by folder: prompts, drafts/<draft>, examples/<draft>
+
+
+def save_header(header: Header, folder: Path) -> Path:
+    return write_atomically(folder / HEADER, header.model_dump_json(indent=1) + "\n")
+
+
+def shard_file(folder: Path, part: str, number: int) -> Path:
+    return folder / part / f"shard-{number:05}.parquet"
+
+
+def write_shard(shard: Shard, folder: Path, number: int) -> None:
+    """Write the tables of a shard, each whole, the prompts last."""
+    for part in sorted(shard, key=lambda part: part == PROMPTS):
+        with atomic_path(shard_file(folder, part, number)) as path:
+            # Floats hardly repeat: their bytes, sorted by place, compress better than a dictionary.
+            table = shard[part]
+            integers = [f.name for f in table.schema if not _is_float(f.type)]
+            vectors = [
+                f"{n}.list.element" for n in ("hidden", "top_probs") if n in table.schema.names
+            ]
+            pq.write_table(
+                table,
+                path,
+                compression="zstd",
+                use_dictionary=integers,
+                use_byte_stream_split=vectors,
+            )
+
+
+def _is_float(kind: pa.DataType) -> bool:
+    return pa.types.is_floating(getattr(kind, "value_type", kind))
+
+
+def shards(folder: Path) -> list[int]:
+    """The numbers of the whole shards."""
+    return sorted(int(file.stem.removeprefix("shard-")) for file in folder.glob("prompts/shard-*"))
+
+
+def read_table(file: Path, columns: list[str] | None = None) -> pa.Table:
+    """A Parquet file; raises :class:`UserError` for one that is missing or not whole."""
+    try:
+        return pq.read_table(file, columns=columns)
+    except FileNotFoundError:
+        raise UserError(f"{file}: missing from the recording; record it again") from None
+    except (pa.ArrowInvalid, OSError, KeyError) as error:
+        reason = str(error).splitlines()[0].strip()
+        raise UserError(f"{file}: not a whole Parquet file ({reason}); record it again") from None
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recording on disk."""
+
+    folder: Path
+    header: Header
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Recording:
+        """Raises :class:`UserError` where `folder` holds no recording of this version."""
+        folder = Path(folder)
+        file = folder / HEADER
+        try:
+            header = Header.model_validate_json(file.read_text())
+        except (FileNotFoundError, NotADirectoryError):
+            raise UserError(f"{folder}: no recording in it ({HEADER} is missing)") from None
+        except (ValidationError, UnicodeDecodeError) as error:
+            reason = describe(error) if isinstance(error, ValidationError) else "not text"
+            raise UserError(f"{file}: not a recording's header: {reason}") from None
+        if header.version != VERSION:
+            raise UserError(
+                f"{file}: version {header.version}, this program reads {VERSION}; record it again"
+            )
+        return cls(folder, header)
+
+    def check(self, fingerprints: Mapping[str, str]) -> None:
+        """Raises :class:`UserError` when the recording is not of the models with these
+        fingerprints; a draft that it does not know is no contradiction."""
+        for name, own in fingerprints.items():
+            recorded = self.header.fingerprints.get(name, own)
+            if recorded != own:
+                raise UserError(
+                    f"{self.folder}: recorded from other weights of {name} "
+                    f"({recorded[:8]}, now {own[:8]}); record it again"
+                )
+
+    @property
+    def shards(self) -> list[int]:
+        return shards(self.folder)
+
+    def draft_name(self, draft: str | None = None) -> str:
+        """A recorded draft; the first one unless named. Raises :class:`UserError`."""
+        names = list(self.header.pair.drafts)
+        draft = names[0] if draft is None and names else draft
+        if draft not in names:
+            known = ", ".join(names) or "none"
+            raise UserError(f"{self.folder}: no draft {draft!r} was recorded (it has: {known})")
+        return draft
+
+    def table(self, part: str, columns: list[str] | None = None) -> pa.Table:
+        """A part of all shards: `prompts`, `drafts/<draft>` or `examples/<draft>`. Raises
+        :class:`UserError` for files that are missing or broken."""
+        if not self.shards:
+            raise UserError(f"{self.folder}: nothing was recorded in it yet")
+        files = [shard_file(self.folder, part, number) for number in self.shards]
+        return pa.concat_tables([read_table(file, columns) for file in files])
+
+    def examples(self, draft: str | None = None) -> pa.Table:
+        """The rows (:data:`EXAMPLE`) to train an acceptance head of `draft` on. Raises
+        :class:`UserError` when none were recorded."""
+        if not self.header.mixing:
+            raise UserError(f"{self.folder}: recorded without examples; record with --mixing 0.15")
+        return self._dense(self.table(f"{EXAMPLES}/{self.draft_name(draft)}"))
+
+    @cached_property
+    def prompts(self) -> Prompts:
+        table = self.table(PROMPTS)
+        tokens, outputs = (
+            [np.asarray(own, dtype=np.int32) for own in table[name].to_pylist()]
+            for name in ("tokens", "output")
+        )
+        return Prompts(table["prompt"].to_pylist(), table["id"].to_pylist(), tokens, outputs)
+
+    def trace(self, draft: str | None = None, hidden: bool = True) -> Trace:
+        """All rows of a draft; `hidden` states, which are most of a recording, only if asked."""
+        part = f"{DRAFTS}/{self.draft_name(draft)}"
+        columns = [*EVERY_ROW, *TRAJECTORY_ONLY, "top_probs", *(["hidden"] if hidden else [])]
+        table = self._dense(self.table(part, columns))
+        found = {name: _numpy(table[name]) for name in table.column_names}
+        return Trace(self.header, self.prompts, found)
+
+    def _dense(self, table: pa.Table) -> pa.Table:
+        """`table` with prompts numbered as they lie in `prompts`: recorded ones may have gaps."""
+        numbers = np.asarray(self.prompts.numbers)
+        order = np.argsort(numbers)
+        dense = order[np.searchsorted(numbers[order], table["prompt"].to_numpy())]
+        place = table.column_names.index("prompt")
+        return table.set_column(place, "prompt", pa.array(dense.astype(np.int32)))
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The recorded prompts, in the order of the rows."""
+
+    numbers: list[int]  # in the prompt set
+    ids: list[str]
+    tokens: list[np.ndarray]
+    outputs: list[np.ndarray]  # what the target wrote
+
+    @property
+    def context(self) -> int:
+        """Tokens in the cache half-way through the outputs, on average."""
+        lengths = zip(self.tokens, self.outputs, strict=True)
+        return sum(len(own) + len(output) // 2 for own, output in lengths) // len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one draft model does along the target's trajectories: R drafted tokens of P prompts, in
+    the order of :mod:`specdec_core.recordings.schema`, as columns.
+
+    A column is an attribute: (R,) each; top_probs (R, top_k); hidden (R, dimension), where it was
+    loaded. `prompt` counts the recorded prompts from 0.
+    """
+
+    header: Header
+    prompts: Prompts
+    columns: dict[str, np.ndarray]
+
+    def __getattr__(self, name: str) -> np.ndarray:
+        if name != "columns" and name in self.columns:
+            return self.columns[name]
+        raise AttributeError(name)
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    @property
+    def prompt_tokens(self) -> list[np.ndarray]:
+        return self.prompts.tokens
+
+    @cached_property
+    def trajectory(self) -> np.ndarray:
+        """The rows of step 0 (T,), T = ΣN."""
+        return np.flatnonzero(self.step == 0)
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """N, the tokens that the target wrote, of each prompt (P,)."""
+        return np.bincount(self.prompt[self.trajectory], minlength=len(self.prompts.ids))
+
+    @cached_property
+    def agrees(self) -> np.ndarray:
+        """Whether the draft's token is the target's, along the trajectories (T,)."""
+        rows = self.trajectory
+        return self.draft_token[rows] == self.target_token[rows]
+
+
+def _numpy(column: pa.ChunkedArray) -> Any:
+    column = column.combine_chunks()
+    if pa.types.is_fixed_size_list(column.type):
+        return column.flatten().to_numpy(zero_copy_only=False).reshape(-1, column.type.list_size)
+    if column.null_count and pa.types.is_integer(column.type):
+        column = column.fill_null(-1)
+    return column.to_numpy(zero_copy_only=False)

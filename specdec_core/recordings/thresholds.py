@@ -1,0 +1,119 @@
+"""The best threshold of a rule, found on recorded traces.
+
+A recording distinguishes only thresholds that some compared value lies between, so the cost is a
+step function of the threshold with as many steps as there are different values. The search looks
+at quantiles of the values, which are dense where decisions are made, and then at ever finer ones
+around the cheapest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from specdec_core.config import (
+    Configuration,
+    DraftModelDrafter,
+    Policy,
+    SpecDecPlusPlusPolicy,
+    SvipPolicy,
+)
+from specdec_core.recordings.replay import Replay
+from specdec_core.tokens.statistics import Counts
+
+Cost = Callable[[Counts], float]
+
+
+def decision_cost(c1: float, c2: float) -> Cost:
+    """SpecDec++'s cost of a run beyond the oracle's time T_0 (Eq. 3.2 and Thm 4.2):
+    c1 · N_discarded + c2 · N_target with c1 = t_draft and c2 = t_target - t_draft. As in
+    :func:`specdec_core.cost.immediate_costs`, a target's token behind an accepted end is discarded
+    too, so that no threshold gains by where its rounds end."""
+
+    def cost(counts: Counts) -> float:
+        wasted = counts.n_target - counts.n_target_tokens
+        return c1 * (counts.n_discarded + wasted) + c2 * counts.n_target
+
+    return cost
+
+
+@dataclass(frozen=True)
+class BestThreshold:
+    """What a search found."""
+
+    policy: Policy  # with the best threshold
+    cost: float
+    counts: Counts
+    curve: list[tuple[float, float]]  # all thresholds that were tried, rising, and their costs
+
+    @property
+    def threshold(self) -> float:
+        return self.policy.threshold
+
+
+def best_threshold(
+    replay: Replay,
+    policy: Policy,
+    cost: Cost,
+    draft: str | None = None,
+    points: int = 48,
+    refinements: int = 2,
+) -> BestThreshold:
+    """The threshold of `policy` at which the recorded prompts cost least.
+
+    Args:
+        replay: of the recorded prompts.
+        policy: one that compares with a threshold (confidence, svip, confidence_product, specdecpp,
+            decision); its own threshold does not matter, everything else is kept.
+        cost: what counts cost; see :func:`decision_cost`.
+        draft: a recorded draft; unset, the first.
+        points: thresholds tried in each pass; with at least as many as there are different values,
+            the first pass tries every threshold that makes a difference.
+        refinements: passes after the first.
+
+    Raises:
+        TypeError: the policy compares nothing with a threshold.
+        UserError: the recording cannot tell what the policy would do.
+    """
+    edges = distinct_thresholds(replay, policy, draft)
+    tried: dict[int, tuple[float, Policy, Counts]] = {}
+
+    def attempt(index: int) -> None:
+        own = policy.model_copy(update={"threshold": float(edges[index])})
+        drafter = DraftModelDrafter(draft=draft, policy=own)
+        rounds = replay.run(Configuration(drafter=drafter, sampling=replay.header.sampling))
+        tried[index] = (cost(rounds.counts), own, rounds.counts)
+
+    low, high = 0, len(edges) - 1
+    for _ in range(1 + refinements):
+        for index in np.unique(np.linspace(low, high, points).round().astype(int)).tolist():
+            if index not in tried:
+                attempt(index)
+        order = sorted(tried)
+        at = order.index(min(order, key=lambda index: tried[index][0]))
+        low, high = order[max(at - 1, 0)], order[min(at + 1, len(order) - 1)]
+    least, found, counts = tried[order[at]]
+    curve = [(float(edges[index]), tried[index][0]) for index in order]
+    return BestThreshold(found, least, counts, curve)
+
+
+def distinct_thresholds(replay: Replay, policy: Policy, draft: str | None = None) -> np.ndarray:
+    """All thresholds that the recording tells apart, rising: one in the middle between each two
+    values that `policy` might compare, one that none reaches, and one that all do."""
+    if "threshold" not in type(policy).model_fields:
+        raise TypeError(f"policy {policy.kind} has no threshold")
+    track, rule = replay.track(draft), replay.rule(draft, policy)
+    # Behind a round's first candidates, and behind the last it can have, nothing is decided.
+    candidate = np.arange(1, track.header.max_draft + 1)
+    last = np.minimum(track.bound, policy.max_tokens)[:, None]
+    decides = (candidate >= rule.min_tokens) & (candidate < last)
+    values = np.unique(track.compared(rule)[decides])
+    middles = (values[1:] + values[:-1]) / 2
+    if isinstance(policy, SvipPolicy):
+        most = values[-1] if len(values) else 0.0
+        return np.sqrt([0.0, *middles, most + 1])  # entropies
+    if isinstance(policy, SpecDecPlusPlusPolicy):
+        middles = 1 - middles[::-1]  # of being rejected
+    return np.array([0.0, *np.clip(middles, 0, 1), 1.0])

@@ -1,0 +1,292 @@
+"""A draft model's trace, indexed by where a round begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec_core.base.errors import UserError
+from specdec_core.drafting.policies.policy import LengthPolicy, Rule
+from specdec_core.recordings.rounds import NO_ARM, ReplayedRounds, Rounds
+from specdec_core.recordings.schema import Trace
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """What a drafter without memory does from every start: arrays (T,)."""
+
+    drafted: np.ndarray
+    accepted: np.ndarray
+    draft_forwards: np.ndarray
+    depth: np.ndarray
+    draft_tokens: np.ndarray
+
+
+class Track:
+    """A trace, indexed by where a round begins: T starting positions, all prompts' in order.
+
+    What the j-th candidate (from 0) of a round that begins at start s meets is row
+    `windows[s, j]` of the trace.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace, self.header = trace, trace.header
+        lengths = trace.lengths
+        self.prompt = np.repeat(np.arange(len(lengths)), lengths)
+        self.position = trace.position[trace.trajectory].astype(np.int64)
+        self.left = np.repeat(lengths, lengths) - self.position  # tokens to the end of the output
+        self._values: dict[str, np.ndarray] = {}
+
+    @cached_property
+    def firsts(self) -> np.ndarray:
+        """The starts at the beginning of each prompt's output (P,)."""
+        return np.flatnonzero(self.position == 0)
+
+    @cached_property
+    def agreeing(self) -> np.ndarray:
+        """How many candidates in a row would be accepted from each start (T,)."""
+        ends = np.arange(len(self.left)) + self.left
+        stops = np.where(~self.trace.agrees, np.arange(len(ends)), len(ends))
+        following = np.minimum.accumulate(stops[::-1])[::-1]
+        return np.minimum(following, ends) - np.arange(len(ends))
+
+    @cached_property
+    def ranks(self) -> np.ndarray:
+        """The rank of the target's token in the draft's distribution, 0 the most likely (T,). Of
+        equally likely ones the first is the draft's choice."""
+        recorded = self.trace.rank[self.trace.trajectory].astype(np.int64)
+        return np.where(self.trace.agrees, 0, np.maximum(recorded, 1))
+
+    def acceptance(self, most: int) -> np.ndarray:
+        """How often the target's token has rank 0 … `most` - 1 in the draft model (most,)."""
+        return np.bincount(self.ranks, minlength=most)[:most] / max(len(self.ranks), 1)
+
+    @cached_property
+    def windows(self) -> np.ndarray:
+        """Rows of the trace (T, max_draft); where nothing is recorded, because no round gets there,
+        the last row that is."""
+        trace, wide = self.trace, self.header.max_draft
+        rows, starts = trace.trajectory, np.arange(len(self.left))
+        behind = np.diff(np.append(np.flatnonzero(trace.step <= 1), len(trace)))
+        # A continuation is the block of rows that begins with step 1.
+        first = np.flatnonzero(trace.step == 1)
+        block = behind[np.searchsorted(np.flatnonzero(trace.step <= 1), first)]
+        place = {
+            (p, t): (r, n)
+            for p, t, r, n in zip(
+                trace.prompt[first].tolist(),
+                trace.position[first].tolist(),
+                first.tolist(),
+                block.tolist(),
+                strict=True,
+            )
+        }
+        begin, count = np.zeros(len(starts), np.int64), np.zeros(len(starts), np.int64)
+        for s in np.flatnonzero(~trace.agrees):
+            begin[s], count[s] = place.get((int(self.prompt[s]), int(self.position[s])), (0, 0))
+        j = np.arange(wide)
+        differs = np.minimum(starts + self.agreeing, starts + self.left - 1)  # index of the start
+        on_path = starts[:, None] + j <= differs[:, None]
+        beyond = starts[:, None] + j - differs[:, None] - 1
+        beyond = np.minimum(beyond, count[differs][:, None] - 1)
+        found = np.where(beyond >= 0, begin[differs][:, None] + beyond, rows[differs][:, None])
+        path = rows[np.minimum(starts[:, None] + j, differs[:, None])]
+        return np.where(on_path, path, found)
+
+    @cached_property
+    def room(self) -> np.ndarray:
+        """Candidates that may follow each other in a round from each start (T,): the target adds a
+        token of its own."""
+        return self.header.max_new_tokens - self.position - 1
+
+    @cached_property
+    def bound(self) -> np.ndarray:
+        """Candidates that a chain from each start can have at most (T,): up to an end token, and
+        within its room."""
+        ends = np.isin(self.trace.draft_token, self.header.eos_token_ids)[self.windows]
+        stops = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, self.header.max_draft)
+        return np.minimum(self.room, stops)
+
+    # Chains, by length policy
+
+    def drafted(self, rule: Rule) -> np.ndarray:
+        """How many candidates `rule` would draft from each start, its bound aside (T,)."""
+        stops = np.asarray(rule.stops(self.compared(rule)))
+        if rule.min_tokens > 1:
+            stops[:, : rule.min_tokens - 1] = False
+        first = np.where(stops.any(axis=1), stops.argmax(axis=1) + 1, self.header.max_draft)
+        return np.minimum(first, rule.settings.max_tokens)
+
+    def values(self, rule: Rule) -> np.ndarray:
+        """The value of every recorded candidate (R,) in double precision."""
+        key = _key(rule)
+        if key not in self._values:
+            everything = RecordedSignals(self.trace, np.arange(len(self.trace)))
+            self._values[key] = np.asarray(rule.values(everything), dtype=np.float64)
+        return self._values[key]
+
+    def compared(self, rule: Rule) -> np.ndarray:
+        """What `rule` compares behind each candidate of a round from each start (T, max_draft)."""
+        key = f"{_key(rule)} windows {rule.cumulative}"
+        if key not in self._values:
+            values = self.values(rule)[self.windows]
+            if rule.lagging:
+                values[:, 0] = 1.0
+            self._values[key] = np.cumprod(values, axis=1) if rule.cumulative else values
+        return self._values[key]
+
+    def chains(self, drafted: np.ndarray) -> Drafts:
+        """The chains that have `drafted` candidates (T,) where they can have so many."""
+        drafted = np.minimum(drafted, self.bound)
+        accepted = np.minimum(drafted, self.agreeing)
+        return Drafts(drafted, accepted, drafted, drafted, drafted)
+
+    def asked(self, policy: LengthPolicy, start: int, most: int) -> int:
+        """How many candidates of at most `most` a policy drafts from a start, asked as the engine
+        asks it behind each of them."""
+        if type(policy).go_on is LengthPolicy.go_on:
+            return most
+        candidates = self._candidates
+        rows = self.window(start)
+        # A policy that learns is shown the last possible candidate too.
+        for drafted in range(1, most + policy.learns):
+            signals = candidates[rows[drafted - 1]]
+            signals.positions = (drafted,)
+            if not policy.go_on(signals)[0]:
+                return drafted
+        return most
+
+    def window(self, start: int) -> list[int]:
+        """The rows that the candidates from a start meet."""
+        return self._window_lists[start]
+
+    @cached_property
+    def _window_lists(self) -> list[list[int]]:
+        return self.windows.tolist()
+
+    @cached_property
+    def _candidates(self) -> list[Candidate]:
+        trace = self.trace
+        columns = (trace.draft_token, trace.top_probability, trace.probability, trace.entropy)
+        lists = (column.tolist() for column in columns)
+        return [Candidate(*row) for row in zip(*lists, strict=True)]
+
+    # Static trees
+
+    def trees(self, children: Sequence[Sequence[int]]) -> Drafts:
+        """Greedy trees of the most likely tokens; `children` says how many each node of each level
+        has, the root being level 0 (see :class:`specdec_core.search.tree_plan.PlannedTree`)."""
+        starts = np.arange(len(self.left))
+        depth = np.minimum(self.room, len(children))
+        accepted = np.zeros(len(starts), np.int64)
+        node, follows = np.zeros(len(starts), np.int64), np.ones(len(starts), bool)
+        for level, counts in enumerate(children):
+            offsets = np.cumsum([0, *counts[:-1]])
+            rank = self.ranks[np.minimum(starts + level, len(starts) - 1)]
+            follows &= (level < depth) & (level < self.left) & (rank < np.asarray(counts)[node])
+            node = np.where(follows, offsets[node] + rank, 0)
+            accepted += follows
+        nodes = np.cumsum([0, *map(sum, children)])
+        inner = np.cumsum([0, *(sum(c > 0 for c in counts) for counts in children)])
+        return Drafts(nodes[depth], accepted, depth, depth, inner[depth])
+
+    # Rounds
+
+    def walk_all(self, drafts: Drafts) -> ReplayedRounds:
+        """The rounds when one that begins at start s drafts as `drafts` says, all prompts in
+        step."""
+        generated = np.minimum(drafts.accepted + 1, self.left)
+        at = self.firsts
+        ends = at + self.left[at]
+        visited = np.zeros(len(generated), dtype=bool)
+        while len(at):
+            visited[at] = True
+            at, ends = at + generated[at], ends
+            going = at < ends
+            at, ends = at[going], ends[going]
+        rounds = np.flatnonzero(visited)
+        return ReplayedRounds(
+            prompt=self.prompt[rounds],
+            position=self.position[rounds],
+            drafted=drafts.drafted[rounds],
+            accepted=drafts.accepted[rounds],
+            generated=generated[rounds],
+            draft_forwards=drafts.draft_forwards[rounds],
+            depth=drafts.depth[rounds],
+            draft_tokens=drafts.draft_tokens[rounds],
+            arm=np.full(len(rounds), NO_ARM),
+            ids=self.trace.prompts.ids,
+        )
+
+    def walk(self, policy: LengthPolicy) -> ReplayedRounds:
+        """The rounds of a policy that may learn, one after the other, prompt by prompt."""
+        bounds, left, agreeing = self.bound.tolist(), self.left.tolist(), self.agreeing.tolist()
+        rounds = Rounds()
+        for number, first in enumerate(self.firsts.tolist()):
+            policy.reset(0)
+            position, length = 0, left[first]
+            while position < length:
+                start = first + position
+                drafted = self.asked(policy, start, min(policy.limit(0), bounds[start]))
+                accepted = min(drafted, agreeing[start])
+                generated = min(accepted + 1, left[start])
+                rounds.add_chain(number, position, drafted, accepted, generated)
+                position += generated
+                if drafted and position < length:
+                    policy.observe(0, drafted, accepted)
+        return rounds.done(self.trace.prompts.ids)
+
+
+def _key(rule: Rule) -> str:
+    return f"{type(rule).__name__} {getattr(rule.settings, 'head', '')}"
+
+
+class Candidate:
+    """One recorded candidate as the signals of a single slot, 0."""
+
+    __slots__ = ("entropy", "positions", "probability", "slots", "tokens", "top_probability")
+
+    def __init__(self, token: int, top: float, probability: float, entropy: float) -> None:
+        self.slots, self.tokens, self.positions = (0,), (token,), (1,)
+        self.top_probability, self.probability = (top,), (probability,)
+        self.entropy = (entropy,)
+
+
+class RecordedSignals:
+    """Rows of a trace as the signals that a rule reads."""
+
+    def __init__(self, trace: Trace, rows: np.ndarray) -> None:
+        self.trace, self.rows = trace, rows
+        self.slots = self.tokens = rows
+
+    @property
+    def top_probability(self) -> np.ndarray:
+        return self.trace.top_probability[self.rows]
+
+    @property
+    def probability(self) -> np.ndarray:
+        return self.trace.probability[self.rows]
+
+    @property
+    def entropy(self) -> np.ndarray:
+        return self.trace.entropy[self.rows]
+
+    def measure(self, name: str) -> Tensor:
+        return torch.from_numpy(getattr(self, name))
+
+    @property
+    def hidden(self) -> Tensor:
+        return torch.from_numpy(self.trace.hidden[self.rows])
+
+    def top_probabilities(self, k: int) -> Tensor:
+        recorded = self.trace.header.top_k
+        if k > recorded:
+            raise UserError(
+                f"the head reads the {k} largest probabilities, the recording has {recorded}"
+            )
+        return torch.from_numpy(self.trace.top_probs[self.rows][:, :k].copy())

@@ -1,0 +1,106 @@
+"""How many tokens to draft for each number of requests that are decoded together.
+
+A chain follows the target's greedy text up to the draft's first disagreement, so where the draft
+agrees says what every K would have drafted and had accepted; a profile says what that costs at
+each batch size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+from transformers import PreTrainedModel
+
+from specdec_core.config import ByBatchPolicy
+from specdec_core.cost import Profile
+from specdec_core.tokens.statistics import Counts
+
+LENGTHS = tuple(range(1, 17))
+
+
+@torch.inference_mode()
+def agreement(
+    draft: PreTrainedModel, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]
+) -> list[np.ndarray]:
+    """For each prompt, whether the draft's most likely token is the target's at every place of its
+    greedy output: booleans (N,), from one forward over the text."""
+    found = []
+    for prompt, output in zip(prompts, outputs, strict=True):
+        ids = torch.tensor([[*prompt, *output]], device=draft.device)
+        logits = draft(ids[:, :-1], use_cache=False).logits[0, len(prompt) - 1 :]
+        found.append((logits.max(dim=-1).indices == ids[0, len(prompt) :]).cpu().numpy())
+    return found
+
+
+def chain_counts(agreeing: Sequence[np.ndarray], length: int) -> Counts:
+    """What decoding greedily takes with `length` candidates a round, where each of `agreeing` (N,)
+    is a text's agreement. A draft that ends in an end token too early is taken to go on."""
+    rounds = n_draft = n_accepted = own = 0
+    for agrees in agreeing:
+        position, n = 0, len(agrees)
+        while position < n:
+            drafted = min(length, n - position - 1)
+            differs = np.flatnonzero(~agrees[position : position + drafted])
+            accepted = int(differs[0]) if len(differs) else drafted
+            rounds, n_draft, n_accepted = rounds + 1, n_draft + drafted, n_accepted + accepted
+            position += accepted + 1
+        own += n
+    return Counts(
+        requests=len(agreeing),
+        n=own,
+        n_draft=n_draft,
+        n_target=rounds,
+        n_discarded=n_draft - n_accepted,
+        n_drafted=n_draft,
+        n_accepted=n_accepted,
+        n_target_tokens=rounds,
+        n_draft_tokens=n_draft,
+    )
+
+
+def predict(
+    profile: Profile,
+    counts: Mapping[int, Counts],
+    batches: Iterable[int],
+    draft: str | None = None,
+    context: float | None = None,
+) -> pd.DataFrame:
+    """What a profile makes of the `counts` of each K: one row a batch size and K, 0 being
+    autoregressive decoding: `batch`, `tokens` (K), `tokens_per_second` of all requests together
+    and `speedup` over autoregressive decoding."""
+    rows = []
+    for batch in batches:
+        alone = profile.autoregressive_seconds(1, context, batch)
+        seconds = {0: alone} | {
+            k: profile.estimate_seconds(own, draft, context, batch) / own.n
+            for k, own in counts.items()
+        }
+        rows += [
+            {
+                "batch": batch,
+                "tokens": k,
+                "tokens_per_second": 1 / each,
+                "speedup": alone / each,
+            }
+            for k, each in seconds.items()
+        ]
+    return pd.DataFrame(rows)
+
+
+def best_lengths(predicted: pd.DataFrame) -> dict[int, int]:
+    """The fastest K of each batch size in what :func:`predict` returns."""
+    best = predicted.loc[predicted.groupby("batch")["tokens_per_second"].idxmax()]
+    return dict(zip(best["batch"].tolist(), best["tokens"].tolist(), strict=True))
+
+
+def batch_policy(best: Mapping[int, int]) -> ByBatchPolicy | None:
+    """The policy that drafts `best[n]` tokens with n requests; each names where K changes. None
+    where nothing should be drafted at any batch size."""
+    tokens: dict[int, int] = {}
+    for batch, k in sorted(best.items()):
+        if not tokens or k != next(reversed(tokens.values())):
+            tokens[1 if not tokens else batch] = k
+    return ByBatchPolicy(tokens=tokens) if any(tokens.values()) else None

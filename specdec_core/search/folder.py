@@ -1,0 +1,149 @@
+"""A sweep's folder: what is finished is on disk, so that a killed sweep goes on where it was.
+
+    plan.yaml         what was asked for, and its digest
+    pair.json         the pair with the data types that every process uses
+    profile.json      what forwards cost
+    trials/<id>.json  a finished configuration; its rounds are in <id>.parquet, but for replayed
+                      ones, which a replay tells at any time
+    optuna.db         what Optuna has learned
+    sweep.json        the result;  rounds.parquet  rounds, of replayed configurations the best
+    finished          written last, when everything that reads the result has done so
+
+Every file is written whole, and a trial's JSON after its rounds: a configuration with a JSON file
+is finished and is not submitted again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from specdec_core.base.errors import UserError
+from specdec_core.base.files import atomic_path, in_use, locked, write_atomically
+from specdec_core.config import PairSpec, load_yaml
+from specdec_core.cost import Profile
+from specdec_core.search.plan import Plan
+from specdec_core.search.results import SweepResult, Trial
+from specdec_core.search.round_tables import Rounds
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    path: Path
+
+    @classmethod
+    def claim(cls, root: Path, name: str, digest: str, fresh: bool = False) -> SweepFolder:
+        """The folder to sweep in: an unfinished one of this digest goes on, unless `fresh`; a
+        finished one is left as it is and `<name>-2`, `<name>-3`, … is next.
+
+        Raises :class:`UserError` when an unfinished sweep of that name is another one, or the name
+        is no folder's.
+        """
+        if name == ".." or Path(name).name != name:
+            raise UserError(f"--name {name}: expected a folder's name, not a path")
+        for number in count(1):
+            folder = cls(root / (name if number == 1 else f"{name}-{number}"))
+            if not folder.path.exists():
+                return folder
+            if folder.finished or fresh:
+                continue
+            if folder.digest not in (None, digest):
+                raise UserError(
+                    f"{folder.path} holds an unfinished sweep with other settings or prompts; "
+                    "give --fresh to start beside it, or another --name"
+                )
+            return folder
+        raise AssertionError  # count() does not end
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "finished").exists()
+
+    @property
+    def digest(self) -> str | None:
+        plan = self.path / "plan.yaml"
+        return load_yaml(plan).get("digest") if plan.exists() else None
+
+    def begin(self, plan: Plan, digest: str) -> None:
+        """Write down what this sweep is."""
+        content = {"digest": digest, **plan.model_dump(mode="json")}
+        write_atomically(self.path / "plan.yaml", yaml.safe_dump(content, sort_keys=False))
+
+    def finish(self) -> None:
+        write_atomically(self.path / "finished", "")
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Keep a second driver out; the lock goes with the process, however it ends."""
+        return locked(self.path, "sweep")
+
+    @property
+    def running(self) -> bool:
+        """Whether a driver of this machine sweeps in it now."""
+        return in_use(self.path)
+
+    # What is done
+
+    def result(self) -> SweepResult | None:
+        return SweepResult.load(self.path) if (self.path / "sweep.json").exists() else None
+
+    def pair(self) -> PairSpec | None:
+        path = self.path / "pair.json"
+        return PairSpec.model_validate_json(path.read_text()) if path.exists() else None
+
+    def save_pair(self, pair: PairSpec) -> None:
+        write_atomically(self.path / "pair.json", pair.model_dump_json(indent=1))
+
+    def profile(self) -> Profile | None:
+        path = self.path / "profile.json"
+        return Profile.load(path) if path.exists() else None
+
+    def save_profile(self, profile: Profile) -> None:
+        profile.save(self.path / "profile.json")
+
+    def trials(self) -> list[Trial]:
+        """Finished trials, those that a scheduler stopped early included, in the order in which
+        they finished."""
+        files = sorted((self.path / "trials").glob("*.json"), key=lambda f: f.stat().st_mtime_ns)
+        return [Trial.model_validate_json(file.read_text()) for file in files]
+
+    def add_trial(self, trial: Trial, rounds: Rounds | None) -> None:
+        if rounds is not None:
+            with atomic_path(self.path / "trials" / f"{trial.id}.parquet") as path:
+                path.write_bytes(rounds.parquet)
+        write_atomically(self.path / "trials" / f"{trial.id}.json", trial.model_dump_json(indent=1))
+
+    def save_rounds(self, more: Sequence[pd.DataFrame] = ()) -> Path:
+        """All rounds that trials left and `more`, in one table with a column config_id."""
+        files = [self.path / "trials" / f"{trial.id}.parquet" for trial in self.trials()]
+        parts = [pd.read_parquet(file) for file in files if file.exists()]
+        parts += more
+        target = self.path / "rounds.parquet"
+        with atomic_path(target) as path:
+            pd.concat(parts, ignore_index=True).to_parquet(path, index=False)
+        return target
+
+
+def find_trial(root: Path, config_id: str, folder: Path | None = None) -> tuple[SweepResult, Trial]:
+    """The trial whose id begins with `config_id`, in the sweep at `folder` or else in the latest
+    one under `root` that has it. Raises :class:`UserError` when there is none."""
+    if folder is not None and not (folder / "sweep.json").exists():
+        raise UserError(f"{folder}: no finished sweep in it (sweep.json)")
+    files = [folder / "sweep.json"] if folder else root.glob("*/sweep.json")
+    for file in sorted(files, key=lambda f: f.stat().st_mtime, reverse=True):
+        result = SweepResult.load(file.parent)
+        found = [trial for trial in result.trials if trial.id.startswith(config_id)]
+        if len(found) > 1:
+            raise UserError(f"{config_id}: fits {len(found)} configurations of {result.name}")
+        if found:
+            return result, found[0]
+    raise UserError(f"no configuration {config_id} in {folder or f'the sweeps of {root}'}")

@@ -1,0 +1,287 @@
+"""What a sweep is asked to do: a YAML file, checked in full before anything starts."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import (
+    Configuration,
+    DecisionPolicy,
+    DrafterSettings,
+    PairSpec,
+    Placement,
+    Sampling,
+    SpecDecPlusPlusPolicy,
+    Value,
+    load_yaml,
+    parse,
+)
+from specdec_core.config.drafters import read_arm
+from specdec_core.cost.hardware import Hardware, load_hardware
+from specdec_core.search.space import Search
+
+# Kinds of drafters that a draft model drafts for.
+DRAFTING = {
+    kind.model_fields["kind"].default
+    for kind in DrafterSettings.__subclasses__()
+    if "draft" in kind.model_fields
+}
+
+# Policies that ask a trained head, and the kinds of heads that each can ask.
+HEADS = {
+    SpecDecPlusPlusPolicy.model_fields["kind"].default: ("specdecpp",),
+    DecisionPolicy.model_fields["kind"].default: ("t1", "t2", "joint"),
+}
+EVERY = "*"  # in the name of a head: all trained heads whose names fit, as in a shell
+
+
+class PromptSource(Value):
+    source: str = "bundled:held_out"
+    limit: PositiveInt | None = None
+
+
+class ProfileSettings(Value):
+    """What to measure forwards at; unset, :func:`specdec_core.cost.profile_pair` decides."""
+
+    widths: tuple[PositiveInt, ...] | None = None
+    contexts: tuple[PositiveInt, ...] | None = None
+    batches: tuple[PositiveInt, ...] | None = None
+    repeats: PositiveInt | None = None
+
+
+class Plan(Value):
+    """A sweep.
+
+    `search` lists configurations with open values (:mod:`specdec_core.search.space`). An entry
+    with a
+    draft model that names no draft is tried with each of the pair's; one with a pattern for
+    its head ("*", "bundled:*"), with each of the draft's trained heads that fit.
+    """
+
+    pair: PairSpec = PairSpec()
+    prompts: PromptSource = PromptSource()
+    max_new_tokens: PositiveInt = 64
+    sampling: Sampling = Sampling()
+    search: tuple[dict[str, Any], ...]
+    method: Literal["grid", "random", "optuna"] = "grid"
+    trials: PositiveInt | None = Field(
+        default=None, description="configurations to try; unset, the whole grid"
+    )
+    seed: NonNegativeInt = 0
+    early_stopping: bool = Field(
+        default=False, description="stop configurations that fall behind on the first prompts"
+    )
+    allow_lossy: tuple[Literal["target_tree"], ...] = Field(
+        default=(), description="methods that change the output, yet may be the champion"
+    )
+    finalists: PositiveInt = Field(default=4, description="configurations timed alone")
+    repeats: PositiveInt = Field(default=3, description="times a finalist runs each prompt")
+    profile: ProfileSettings = ProfileSettings()
+    traces: str | None = Field(
+        default=None, description="recording to replay; unset, the workspace's, if it has one"
+    )
+    replay: bool = Field(default=True, description="count by replay what a recording knows")
+    hardware: Hardware | None = Field(
+        default=None, description="forward times of another machine, to rank for; a file or inline"
+    )
+
+    cluster: Placement | None = Field(
+        default=None, description="devices that the finalists are timed on; a file or inline"
+    )
+
+    @field_validator("cluster", mode="before")
+    @classmethod
+    def _read_cluster(cls, value: Any) -> Any:
+        return Placement.load(value) if isinstance(value, str | Path) else value
+
+    @field_validator("hardware", mode="before")
+    @classmethod
+    def _read_hardware(cls, value: Any) -> Any:
+        return load_hardware(value) if isinstance(value, str | Path) else value
+
+    def space(self, source: str = "sweep") -> Search:
+        """What is searched; raises :class:`UserError`, naming `source`, for what is malformed."""
+        entries = self._entries()
+        if self.search and not entries and any(map(_asks_by_pattern, self.search)):
+            raise UserError(
+                f"{source}: search: no head of this pair was trained; `specdec train-head` does"
+            )
+        return Search.of(entries, source)
+
+    def configurations(self, source: str = "sweep") -> list[Configuration] | None:
+        """What to try, known in advance for a grid and for random search, or None for Optuna.
+        Of a grid larger than `trials`, a random part."""
+        if self.method == "optuna":
+            return None
+        if self.method == "random":
+            return self.space(source).draw(self.trials or 1, self.seed)
+        grid = self.space(source).grid()
+        if self.trials is None or self.trials >= len(grid):
+            return grid
+        chosen = random.Random(self.seed).sample(range(len(grid)), self.trials)
+        return [grid[i] for i in sorted(chosen)]
+
+    def samples(self, source: str = "sweep") -> list[Configuration]:
+        """What to try, or for Optuna what lies at the ends of every range."""
+        found = self.configurations(source)
+        return self.space(source).extremes() if found is None else found
+
+    def check(self, source: str = "sweep") -> None:
+        """Validate every configuration, or for Optuna the ends of every range; raises
+        :class:`UserError`, naming `source` and the key."""
+        if self.method != "grid" and self.trials is None:
+            raise UserError(f"{source}: trials: method {self.method} needs a number of trials")
+        for configuration in self.samples(source):
+            self._check(configuration, source)
+            if configuration.beside:
+                self._check_beside(source)
+        if self.hardware is not None:
+            self.hardware.profile(list(self.pair.drafts))
+            # Timed, they would be beaten by autoregressive decoding.
+            if lossy := self._lossy_alone():
+                names = ", ".join(sorted(lossy))
+                raise UserError(
+                    f"{source}: search: only lossy methods, of which none may be the best unless "
+                    f"it is allowed by name (allow_lossy: [{names}])"
+                )
+
+    def _check_beside(self, source: str) -> None:
+        if self.cluster is None or not self.cluster.draft.devices:
+            raise UserError(
+                f"{source}: search: pearl drafts on a device of its own: say which, with --cluster"
+                " and a placement that has one for the draft"
+            )
+        if self.method == "optuna" or self.hardware is not None:
+            raise UserError(
+                f"{source}: search: what pearl does depends on time, so it is timed and not"
+                " counted: no method optuna, no other machine's hardware"
+            )
+
+    def _lossy_alone(self) -> frozenset[str]:
+        """The methods in every one of the configurations that are not allowed to win, where none
+        is free of them."""
+        unallowed = [c.lossy_methods - set(self.allow_lossy) for c in self.samples()]
+        return frozenset().union(*unallowed) if all(unallowed) else frozenset()
+
+    @property
+    def autoregressive(self) -> Configuration:
+        """What every speedup is against."""
+        return Configuration(sampling=self.sampling)
+
+    def digest(self, prompts_digest: str) -> str:
+        """Names everything that the results depend on."""
+        # Replayed counts are those of live decoding: a sweep may go on either way.
+        settings = self.model_dump(mode="json", exclude={"traces", "replay"})
+        content = [settings, self._entries(), prompts_digest]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def _entries(self) -> list[dict[str, Any]]:
+        """`search` with what the plan says for all of it, without what there is nothing to try
+        with: no draft model, no head."""
+        shared = {"sampling": self.sampling.model_dump()}
+        return [{**shared, **found} for entry in self.search for found in self._completed(entry)]
+
+    def _completed(self, entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        drafter = entry.get("drafter")
+        if not isinstance(drafter, dict) or drafter.get("kind") not in DRAFTING:
+            # The parts of a drafter that name no draft all take the same one.
+            filled = [_with_draft(drafter, draft) for draft in self.pair.drafts]
+            if _with_draft(drafter, None) == drafter:
+                yield entry
+            elif filled:
+                yield from ({**entry, "drafter": own} for own in filled)
+            return
+        if "draft" not in drafter and not self.pair.drafts:
+            return
+        drafter = {"draft": list(self.pair.drafts), **drafter}
+        if not _asks_by_pattern(entry):
+            yield {**entry, "drafter": drafter}
+            return
+        drafts = drafter["draft"]
+        if isinstance(drafts, dict):
+            drafts = drafts.get("choice", [])
+        for draft in drafts if isinstance(drafts, list) else [drafts]:
+            policy = drafter["policy"]
+            if heads := fnmatch.filter(self._heads(draft, HEADS[policy["kind"]]), policy["head"]):
+                policy = {**policy, "head": heads}
+                yield {**entry, "drafter": {**drafter, "draft": draft, "policy": policy}}
+
+    def _heads(self, draft: str, kinds: tuple[str, ...]) -> list[str]:
+        """The trained heads for a draft of the pair; none while the models are not here."""
+        # They need torch, which takes seconds to import.
+        from specdec_core.drafting.heads.find import find_heads
+        from specdec_core.models.fingerprints import fingerprint
+
+        if draft not in self.pair.drafts:
+            return []
+        try:
+            own = fingerprint(self.pair.drafts[draft]), fingerprint(self.pair.target)
+        except UserError:
+            return []
+        return find_heads(kinds, *own, self.sampling)
+
+    def _check(self, configuration: Configuration, source: str) -> None:
+        if configuration.sampling != self.sampling:
+            raise UserError(
+                f"{source}: search: sampling {configuration.sampling.model_dump()} is not the "
+                "sweep's own; a sweep compares configurations of one sampling, given at the top"
+            )
+        for part in configuration.drafter.walk() if configuration.drafter else ():
+            if getattr(part, "draft", None) not in (None, *self.pair.drafts):
+                known = ", ".join(self.pair.drafts) or "none"
+                raise UserError(
+                    f"{source}: search: drafter.draft: the pair has no draft {part.draft!r} "
+                    f"(it has: {known})"
+                )
+
+
+def _with_draft(value: Any, draft: str | None) -> Any:
+    """A drafter of a search in which every part that names no draft takes `draft`."""
+    if isinstance(value, list):
+        return [_with_draft(member, draft) for member in value]
+    if not isinstance(value, dict):
+        return value
+    if isinstance(arms := value.get("arms"), list):
+        # A whole configuration stays one, for the sampling that it names.
+        whole = [isinstance(arm, dict) and "drafter" in arm for arm in arms]
+        read = [a if w else read_arm(a) for a, w in zip(arms, whole, strict=True)]
+        value = {**value, "arms": read}
+    value = {key: _with_draft(inner, draft) for key, inner in value.items()}
+    if value.get("kind") in DRAFTING and "draft" not in value:
+        value["draft"] = draft
+    return value
+
+
+def _asks_by_pattern(entry: Any) -> bool:
+    """Whether an entry of a search asks for all heads of its drafts whose names fit a pattern."""
+    drafter = entry.get("drafter") if isinstance(entry, dict) else None
+    policy = drafter.get("policy") if isinstance(drafter, dict) else None
+    return (
+        isinstance(policy, dict)
+        and policy.get("kind") in HEADS
+        and EVERY in str(policy.get("head", ""))
+    )
+
+
+def load_plan(path: str | Path, **overrides: Any) -> Plan:
+    """Read a sweep file; `overrides` replace its top-level values, a mapping key by key.
+
+    Raises :class:`UserError` for anything wrong in it, every configuration included."""
+    content = load_yaml(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a mapping with a search in it")
+    for key, value in overrides.items():
+        old = content.get(key)
+        content[key] = {**old, **value} if isinstance(old, dict) else value
+    plan = parse(Plan, content, str(path))
+    plan.check(str(path))
+    return plan

@@ -1,0 +1,171 @@
+"""A sweep's first stage where a recording exists: counts without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, PairSpec
+from specdec_core.cost import Profile, policies_of
+from specdec_core.drafting.heads.loaded import LoadedHead
+from specdec_core.drafting.heads.storage import load_head
+from specdec_core.models.pair import TARGET
+from specdec_core.recordings.find import find_recording, finished
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.schema import Recording
+from specdec_core.search.plan import Plan
+from specdec_core.search.results import OraclePoint
+
+Head = tuple[str, str]  # draft, name
+
+
+def asked_recording(plan: Plan, home: Path, prompts_digest: str) -> Recording | None:
+    """The recording that the plan names: a folder, or the name of one in the workspace. Raises
+    :class:`UserError` where it is not of the plan's prompts and settings; whose weights it is of,
+    :meth:`Recording.check` says."""
+    if plan.traces is None or not plan.replay:
+        return None
+    recording = find_named(plan.traces, home)
+    header = recording.header
+    for what, recorded, wanted in (
+        ("prompts", header.prompts.digest[:12], prompts_digest[:12]),
+        ("sampling", header.sampling, plan.sampling),
+        ("max_new_tokens", header.max_new_tokens, plan.max_new_tokens),
+        *(
+            (f"runner.{name}", getattr(header.pair.runner, name), getattr(plan.pair.runner, name))
+            for name in ("target_dtype", "draft_dtype")
+        ),
+    ):
+        if recorded != wanted and wanted != "auto":
+            raise UserError(
+                f"{recording.folder}: recorded with other {what} ({_brief(recorded)}; the sweep "
+                f"has {_brief(wanted)})"
+            )
+    return recording
+
+
+def find_named(name: str, home: Path) -> Recording:
+    """The recording in the folder `name`, or of that name in the workspace `home`. Raises
+    :class:`UserError` where there is none that can be replayed as a whole."""
+    folder, named = Path(name).expanduser(), home / "traces" / name
+    recording = Recording.open(named if not folder.exists() and named.exists() else folder)
+    if not finished(recording.folder):
+        raise UserError(f"{recording.folder}: not finished; the same `specdec record` goes on")
+    if not recording.header.replayable:
+        raise UserError(
+            f"{recording.folder}: cannot be replayed; that takes continuations, and greedy "
+            "decoding or sampling.coupling gumbel"
+        )
+    return recording
+
+
+def with_types_of(recording: Recording | None, pair: PairSpec) -> PairSpec:
+    """`pair` with the recording's data types, so that what is timed is what was recorded."""
+    if recording is None:
+        return pair
+    recorded = recording.header.pair.runner
+    types = {name: getattr(recorded, name) for name in ("target_dtype", "draft_dtype")}
+    return pair.model_copy(update={"runner": pair.runner.model_copy(update=types)})
+
+
+def open_replay(
+    plan: Plan,
+    home: Path,
+    pair: PairSpec,
+    fingerprints: Mapping[str, str],
+    asked: Recording | None,
+    prompts_digest: str,
+    prompts: int,
+) -> Replay | None:
+    """A replay of the recording that was asked for, else of one in the workspace that is of the
+    same models, data types, prompts and settings; None where there is none. Everything that
+    replaying the plan takes is read now.
+
+    Raises :class:`UserError` for a recording of other weights, and for a head that is missing or
+    of another pair.
+    """
+    heads = _heads(plan.samples(), pair, fingerprints)
+    if not plan.replay:
+        return None
+    recording = asked or find_recording(
+        home / "traces",
+        fingerprints,
+        prompts_digest,
+        plan.sampling,
+        plan.max_new_tokens,
+        (pair.runner.target_dtype, pair.runner.draft_dtype),
+    )
+    if recording is None:
+        return None
+    recording.check(fingerprints)
+    if len(recording.prompts.ids) != prompts:  # texts that occur twice are recorded once
+        if asked is None:
+            return None
+        raise UserError(
+            f"{recording.folder}: has {len(recording.prompts.ids)} of the sweep's {prompts} prompts"
+        )
+    replay = Replay(recording, KnownHeads(heads, fingerprints), hidden=bool(heads))
+    for draft in recording.header.pair.drafts:
+        if draft in pair.drafts:
+            replay.track(draft)
+    return replay
+
+
+class KnownHeads:
+    """Heads that were loaded already, so that actors on other nodes need not find them."""
+
+    def __init__(self, heads: Mapping[Head, LoadedHead], fingerprints: Mapping[str, str]) -> None:
+        self.heads, self.fingerprints = dict(heads), dict(fingerprints)
+
+    def __call__(self, draft: str, head: str) -> LoadedHead:
+        if (draft, head) not in self.heads:
+            own = self.fingerprints
+            self.heads[draft, head] = load_head(head, own[draft], own[TARGET])
+        return self.heads[draft, head]
+
+
+def recorded_oracles(replay: Replay, profile: Profile) -> list[OraclePoint]:
+    """The oracle of each recorded draft that the profile knows (SpecDec++, Thm 4.1)."""
+    points = []
+    for draft in replay.header.pair.drafts:
+        if draft not in profile.drafts:
+            continue
+        trace = replay.track(draft).trace
+        rejected = trace.prompt[trace.trajectory][~trace.agrees]
+        disagreements = np.bincount(rejected, minlength=len(trace.lengths))
+        counts, speedup = profile.oracle(disagreements.tolist(), trace.lengths.tolist(), draft)
+        rate = counts.metrics()["verification_rate"]
+        points.append(OraclePoint(draft=draft, verification_rate=rate, speedup=speedup))
+    return points
+
+
+def split(
+    configurations: Iterable[Configuration], replay: Replay | None
+) -> tuple[list[Configuration], list[Configuration]]:
+    """Those that can be replayed, and those that have to be decoded."""
+    can: list[Configuration] = []
+    cannot: list[Configuration] = []
+    for configuration in configurations:
+        own = can if replay is not None and replay.can(configuration) else cannot
+        own.append(configuration)
+    return can, cannot
+
+
+def _heads(
+    configurations: Iterable[Configuration], pair: PairSpec, fingerprints: Mapping[str, str]
+) -> dict[Head, LoadedHead]:
+    """The heads that are asked; raises :class:`UserError` for one that cannot be used here."""
+    heads: dict[Head, LoadedHead] = {}
+    for configuration in configurations:
+        for draft, policy in policies_of(configuration):
+            name, draft = getattr(policy, "head", None), draft or next(iter(pair.drafts), None)
+            if name is not None and (draft, name) not in heads:
+                heads[draft, name] = load_head(name, fingerprints[draft], fingerprints[TARGET])
+    return heads
+
+
+def _brief(value: object) -> object:
+    return value.model_dump(exclude_defaults=True) if hasattr(value, "model_dump") else value

@@ -1,0 +1,167 @@
+"""What a sweep leaves behind: the document that the report, MLflow and the command line read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from datetime import datetime
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from specdec_core.base.files import write_atomically
+from specdec_core.config import Configuration, OraclePolicy, PairSpec
+from specdec_core.cost import Profile
+from specdec_core.tokens.statistics import Counts
+
+METRIC = "estimated_speedup"
+NOTABLE = 50  # of thousands of replayed configurations, those that are kept in full detail
+ORACLE = OraclePolicy.model_fields["kind"].default
+
+
+class Document(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class PromptSet(Document):
+    """Which prompts were used."""
+
+    source: str  # "bundled:held_out", a path or a hub id
+    count: int
+    digest: str  # sha256 over the texts
+
+
+class Trial(Document):
+    """One configuration and its counts (load-independent) over the prompt set."""
+
+    configuration: Configuration
+    counts: dict[str, int]  # stats.Counts
+    metrics: dict[str, float]  # stats.Counts.metrics() and estimated_speedup
+    finished: bool = True  # False when a scheduler stopped it early
+    replayed: bool = False  # counted from a recording, without a model
+    mlflow_run_id: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        configuration: Configuration,
+        counts: Counts,
+        profile: Profile,
+        context: float,
+        replayed: bool = False,
+    ) -> Trial:
+        """Counts, their rates, and the speedup that the profile predicts from them at `context`
+        tokens in the cache."""
+        estimate = profile.under(configuration).speedup(counts, configuration.draft, context)
+        return cls(
+            configuration=configuration,
+            counts=counts.as_dict(),
+            metrics={**counts.metrics(), METRIC: estimate},
+            replayed=replayed,
+        )
+
+    @property
+    def id(self) -> str:
+        return self.configuration.id
+
+    @property
+    def eligible(self) -> bool:
+        """Whether it could be champion: counted in full, lossless, and nothing that only a replay
+        can follow."""
+        return self.may_win(())
+
+    def may_win(self, allowed: Collection[str]) -> bool:
+        """Whether it could be champion where the lossy methods `allowed` are, by name."""
+        configuration = self.configuration
+        known = configuration.lossy_methods <= set(allowed)
+        return self.finished and known and configuration.family != ORACLE
+
+
+def by_estimate(trials: Iterable[Trial]) -> list[Trial]:
+    """Fastest first, by the speedup that the profile predicts."""
+    return sorted(trials, key=lambda trial: trial.metrics[METRIC], reverse=True)
+
+
+class Timing(Document):
+    """A finalist timed alone, interleaved with autoregressive decoding on the same prompts."""
+
+    config_id: str
+    seconds: list[list[float]]  # [repeat][prompt]
+    tokens: list[int]  # [prompt]
+    speedup: float  # over autoregressive; 1 for autoregressive itself
+    low: float
+    high: float
+    tokens_per_second: float
+    tied_with_champion: bool = False
+    differing_outputs: int = 0  # greedy outputs unequal to autoregressive (bfloat16 near-ties)
+
+
+class OraclePoint(Document):
+    """SpecDec++ Theorem 4.1 for one draft: no discards, one verification per disagreement."""
+
+    draft: str
+    verification_rate: float
+    speedup: float  # predicted with the profile
+
+
+class ReplaySummary(Document):
+    """What a sweep counted from a recording, and what that saved."""
+
+    recording: str  # the recording's folder
+    configurations: int
+    seconds: float  # of the replay stage; of an interrupted sweep, in its last run
+    per_second: float  # configurations, in that run
+    n_draft: int  # draft forwards that counting them live would have taken
+    n_target: int  # target forwards, likewise
+    checked: int = 0  # replayed configurations that were timed, and so also counted, live
+    equal: int = 0  # of these, whose live counts are the replayed ones
+    deviation: float = 0.0  # the largest of the others' relative differences in forwards
+
+    @property
+    def forwards_saved(self) -> int:
+        return self.n_draft + self.n_target
+
+
+class SweepResult(Document):
+    """Everything a sweep found out."""
+
+    name: str
+    started: datetime
+    pair: PairSpec
+    prompts: PromptSet
+    max_new_tokens: int
+    profile: Profile
+    trials: list[Trial] = Field(default=[])
+    oracles: list[OraclePoint] = Field(default=[])
+    autoregressive: Timing | None = None
+    timings: list[Timing] = Field(default=[])
+    champion: str | None = None  # config_id
+    replay: ReplaySummary | None = None
+    hardware: str | None = None  # another machine, whose forward times the profile holds
+    environment: dict[str, str] = Field(default={})  # git commit, hardware, library versions
+    mlflow_run_id: str | None = None
+
+    def trial(self, config_id: str) -> Trial:
+        return next(t for t in self.trials if t.id == config_id)
+
+    @property
+    def champion_trial(self) -> Trial:
+        if self.champion is None:
+            raise ValueError(f"sweep {self.name} has no champion")
+        return self.trial(self.champion)
+
+    def notable(self, most: int = NOTABLE) -> list[Trial]:
+        """Up to `most` trials with a drafter: the best of each family with each draft first in
+        line, then the fastest by estimate."""
+        ranked = by_estimate(t for t in self.trials if t.configuration.drafter is not None)
+        leaders: dict[tuple[str, str | None], Trial] = {}
+        for trial in ranked:
+            leaders.setdefault((trial.configuration.family, trial.configuration.draft), trial)
+        first = {trial.id: trial for trial in (*leaders.values(), *ranked)}
+        return list(first.values())[:most]
+
+    def save(self, folder: Path) -> Path:
+        return write_atomically(folder / "sweep.json", self.model_dump_json(indent=1))
+
+    @classmethod
+    def load(cls, folder: Path) -> SweepResult:
+        return cls.model_validate_json((Path(folder) / "sweep.json").read_text())

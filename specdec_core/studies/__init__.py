@@ -1,0 +1,1 @@
+"""Experiments that answer a question; each returns data."""

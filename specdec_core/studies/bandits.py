@@ -1,0 +1,404 @@
+"""Bandits against each of their arms alone, on the same prompts: decoded in turn, or replayed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import zip_longest
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from pydantic import Field, model_validator
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import (
+    AUTOREGRESSIVE,
+    BanditDrafter,
+    Configuration,
+    DrafterSettings,
+    PairSpec,
+    Sampling,
+    Value,
+)
+from specdec_core.cost import Profile
+from specdec_core.drafting.bandit import BanditSpec
+from specdec_core.drafting.bandits import build_bandit
+from specdec_core.drafting.drafter import Drafter
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.recordings.replay import Replay
+from specdec_core.studies.regret import Course, Regret, best_arm, mean_tokens, regret, seconds_of
+from specdec_core.tokens.statistics import Counts, Generation, Ratio, Round, paired_ratio
+
+Kind = Literal["baseline", "arm", "bandit"]
+Tokens = tuple[int, ...]
+_WARM_UP_TOKENS = 8
+
+
+class ArmsPlan(Value):
+    """Which bandits to compare with which arms. In a YAML file `arms` and `sampling` are given once
+    and a bandit is its settings without arms."""
+
+    pair: PairSpec = PairSpec()
+    bandits: tuple[Configuration, ...] = Field(min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _share_arms(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or "arms" not in value:
+            return value
+        rest = {key: own for key, own in value.items() if key not in ("arms", "sampling")}
+        sampling = {"sampling": value["sampling"]} if "sampling" in value else {}
+        shared = {"kind": "bandit", "arms": value["arms"]}
+        bandits = rest.get("bandits") or [{}]
+        return {**rest, "bandits": [{"drafter": {**shared, **own}, **sampling} for own in bandits]}
+
+    @model_validator(mode="after")
+    def _same_arms(self) -> ArmsPlan:
+        for bandit in self.bandits:
+            if not isinstance(bandit.drafter, BanditDrafter):
+                raise ValueError(f"bandits: {bandit.label} is no bandit")
+            if (bandit.drafter.arms, bandit.sampling) != (self.arms, self.sampling):
+                raise ValueError("bandits: all must have the same arms and sampling")
+        return self
+
+    def under(self, pair: PairSpec, sampling: Sampling) -> ArmsPlan:
+        """The same bandits and arms for another pair and sampling."""
+        bandits = tuple(b.model_copy(update={"sampling": sampling}) for b in self.bandits)
+        return ArmsPlan(pair=pair, bandits=bandits)
+
+    def starting_from(self, folder: Path) -> ArmsPlan:
+        """The same, every bandit starting from what an earlier comparison of it left in `folder`.
+        Raises :class:`UserError` where there is no such state."""
+        bandits = []
+        for bandit in self.bandits:
+            path = folder / state_name(bandit)
+            if not path.is_file():
+                raise UserError(f"{folder}: no state of {bandit.drafter.title} with these arms")
+            drafter = bandit.drafter.model_copy(update={"state": str(path.resolve())})
+            bandits.append(bandit.model_copy(update={"drafter": drafter}))
+        return ArmsPlan(pair=self.pair, bandits=tuple(bandits))
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.bandits[0].sampling
+
+    @property
+    def arms(self) -> tuple[DrafterSettings, ...]:
+        return self.bandits[0].drafter.arms
+
+    @property
+    def entrants(self) -> list[Entrant]:
+        """Autoregressive decoding, each arm alone, and the bandits."""
+        plain = AUTOREGRESSIVE.model_copy(update={"sampling": self.sampling})
+        arms = (plain.model_copy(update={"drafter": arm}) for arm in self.arms)
+        return [
+            Entrant("baseline", "autoregressive", plain),
+            *(Entrant("arm", arm.drafter.label, arm) for arm in arms),
+            *(Entrant("bandit", bandit.drafter.title, bandit) for bandit in self.bandits),
+        ]
+
+
+def state_name(bandit: Configuration) -> str:
+    """The file of what a bandit has learned, whatever it started from."""
+    drafter = bandit.drafter.model_copy(update={"state": None})
+    return f"{bandit.model_copy(update={'drafter': drafter}).id}.json"
+
+
+@dataclass
+class Entrant:
+    """A way to decode the prompts, and how it did. Prompts are decoded in turns, of one prompt or
+    of a batch that begins together; lists have one entry a turn."""
+
+    kind: Kind
+    name: str
+    configuration: Configuration
+    turns: list[list[list[Round]]] = field(default_factory=list)  # the rounds of its requests
+    outputs: list[list[int]] = field(default_factory=list)  # one a prompt; none in a replay
+    seconds: list[list[float]] = field(default_factory=list)  # [repeat][turn]
+    state: dict | None = None  # of a bandit, behind the last prompt
+    drafter: Drafter | None = None
+
+    @property
+    def rounds(self) -> list[Round]:
+        """All rounds as they came."""
+        return [
+            r for turn in self.turns for step in zip_longest(*turn) for r in step if r is not None
+        ]
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Written tokens (turns,)."""
+        return np.array(
+            [sum(r.generated for rounds in turn for r in rounds) for turn in self.turns]
+        )
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of each turn the median over the repeats."""
+        return float(self.tokens.sum() / np.median(self.seconds, axis=0).sum())
+
+    @property
+    def mat(self) -> float:
+        """Tokens a round, as the papers count them (MAT)."""
+        return mean_tokens(self.courses(timed=False))
+
+    def courses(self, timed: bool) -> list[Course]:
+        """The turns, by rounds or by seconds."""
+        return [Course.of(*turn, timed=timed) for turn in self.turns]
+
+    def faster_than(self, other: Entrant) -> Ratio:
+        """How many times, a token."""
+        ours, theirs = (
+            np.array(e.seconds) / np.maximum(e.tokens, 1) * other.tokens for e in (self, other)
+        )
+        return paired_ratio(theirs, ours)
+
+
+@dataclass(frozen=True)
+class ArmComparison:
+    """Everybody on the same prompts. `modelled` where a profile gave the times."""
+
+    entrants: list[Entrant]
+    modelled: bool = False
+
+    def of(self, kind: Kind) -> list[Entrant]:
+        return [entrant for entrant in self.entrants if entrant.kind == kind]
+
+    @cached_property
+    def fastest(self) -> Entrant:
+        """The arm with the most tokens a second."""
+        return max(self.of("arm"), key=lambda arm: arm.tokens_per_second)
+
+    def best(self, timed: bool = False) -> Entrant:
+        """The best arm in hindsight: that with the fewest rounds, the paper's ALG_i*, or with the
+        least seconds in them."""
+        arms = self.of("arm")
+        return arms[best_arm([arm.courses(timed) for arm in arms])]
+
+    def regret(self, entrant: Entrant, timed: bool = False) -> Regret:
+        """Against the best arm in hindsight, in rounds or in seconds."""
+        return regret(entrant.courses(timed), self.best(timed).courses(timed))
+
+    @property
+    def means(self) -> list[float]:
+        """μ of each arm: tokens a round."""
+        return [arm.mat for arm in self.of("arm")]
+
+    @property
+    def longest(self) -> int:
+        """L, the most candidates of any arm."""
+        return max(arm.configuration.drafter.depth for arm in self.of("arm"))
+
+    def table(self) -> pd.DataFrame:
+        """One row an entrant: `kind`, `name`, `mat`, `tokens_per_second`, `speedup` over
+        autoregressive decoding, `over_best` (over the fastest arm) with its interval `low`, `high`,
+        `regret_rounds` and `regret_seconds` against the best arm in hindsight, and outputs
+        `differing` from autoregressive decoding's. NaN where it says nothing."""
+        [baseline] = self.of("baseline")
+        rows = []
+        for entrant in self.entrants:
+            drafts = entrant is not baseline
+            itself = entrant is self.fastest
+            over = Ratio(1.0, 1.0, 1.0) if itself else entrant.faster_than(self.fastest)
+            pairs = zip(entrant.outputs, baseline.outputs, strict=True)
+            rows.append(
+                {
+                    "kind": entrant.kind,
+                    "name": entrant.name,
+                    "mat": entrant.mat,
+                    "tokens_per_second": entrant.tokens_per_second,
+                    "speedup": 1.0 if not drafts else entrant.faster_than(baseline).value,
+                    "over_best": over.value,
+                    "low": over.low,
+                    "high": over.high,
+                    "regret_rounds": self.regret(entrant).total if drafts else math.nan,
+                    "regret_seconds": self.regret(entrant, True).total if drafts else math.nan,
+                    "differing": sum(a != b for a, b in pairs),
+                }
+            )
+        return pd.DataFrame(rows)
+
+    def shares(self) -> pd.DataFrame:
+        """One row a bandit and arm: the `rounds` in which it was chosen, their `share`, and the
+        `tokens` that these added on average."""
+        names = [arm.name for arm in self.of("arm")]
+        rows = []
+        for bandit in self.of("bandit"):
+            rounds = bandit.rounds
+            for number, name in enumerate(names):
+                added = [r.generated for r in rounds if r.arm == number]
+                rows.append(
+                    {
+                        "bandit": bandit.name,
+                        "arm": name,
+                        "rounds": len(added),
+                        "share": len(added) / len(rounds),
+                        "tokens": sum(added) / len(added) if added else math.nan,
+                    }
+                )
+        return pd.DataFrame(rows)
+
+    def frame(self) -> pd.DataFrame:
+        """One row a round, in its order: `name`, `turn`, `request` of the turn, `round`, and what
+        it added and took."""
+        rows = [
+            {
+                "name": entrant.name,
+                "turn": turn,
+                "request": request,
+                "round": number,
+                "arm": r.arm,
+                "drafted": r.drafted,
+                "generated": r.generated,
+                "draft_seconds": r.draft_seconds,
+                "target_seconds": r.target_seconds,
+                "other_seconds": r.other_seconds,
+            }
+            for entrant in self.entrants
+            for turn, requests in enumerate(entrant.turns)
+            for request, rounds in enumerate(requests)
+            for number, r in enumerate(rounds)
+        ]
+        return pd.DataFrame(rows).astype({"arm": "Int64"})
+
+
+def race(
+    pair: Pair,
+    plan: ArmsPlan,
+    prompts: Sequence[Tokens],
+    max_new_tokens: int,
+    repeats: int = 1,
+    slots: int = 1,
+    on_turn: Callable[[], None] = lambda: None,
+) -> ArmComparison:
+    """Everybody decodes a turn of `slots` prompts before the next turn comes, and another one
+    begins each time, so that what the machine does meanwhile meets all alike. A bandit goes on
+    learning from turn to turn, and begins anew with each repeat.
+
+    Rounds, outputs and states are the first repeat's. Raises UserError for a prompt that does not
+    fit and for arms that the pair cannot have.
+    """
+    engine = Engine(pair, slots=slots)
+    entrants = plan.entrants
+    requests = [Request(str(n), tokens, max_new_tokens, seed=n) for n, tokens in enumerate(prompts)]
+    turns = [requests[n : n + slots] for n in range(0, len(requests), slots)]
+    short = [Request("warm-up", prompts[0], min(_WARM_UP_TOKENS, max_new_tokens))]
+    for entrant in entrants:
+        _decode(engine, entrant, short)
+    for repeat in range(repeats):
+        for entrant in entrants:
+            entrant.drafter = None
+            entrant.seconds.append([])
+        for number, turn in enumerate(turns):
+            shift = (repeat * len(turns) + number) % len(entrants)
+            for entrant in [*entrants[shift:], *entrants[:shift]]:
+                seconds, generations = _decode(engine, entrant, turn)
+                entrant.seconds[repeat].append(seconds)
+                if repeat == 0:
+                    entrant.turns.append([generation.rounds for generation in generations])
+                    entrant.outputs += [generation.tokens for generation in generations]
+            on_turn()
+        if repeat == 0:
+            for entrant in entrants:
+                if isinstance(entrant.drafter, BanditSpec) and entrant.drafter.shared:
+                    entrant.state = entrant.drafter.bandit.state()
+    return ArmComparison(entrants)
+
+
+def _decode(
+    engine: Engine, entrant: Entrant, requests: Sequence[Request]
+) -> tuple[float, list[Generation]]:
+    """Decode with the drafter that the entrant had before, if any."""
+    engine.configure(entrant.configuration)
+    if entrant.drafter is not None:
+        engine.drafter = entrant.drafter
+    entrant.drafter = engine.drafter
+    start = perf_counter()
+    generations = engine.generate(requests)
+    return perf_counter() - start, generations
+
+
+def replay_all(
+    replay: Replay,
+    plan: ArmsPlan,
+    profile: Profile,
+    on_entrant: Callable[[], None] = lambda: None,
+) -> ArmComparison:
+    """The same from a recording, without a model: rounds are exact, their times the profile's.
+    What a bandit has learned so is a state that decoding can start from.
+
+    Raises:
+        UserError: the recording does not tell what an arm would do.
+    """
+    entrants = plan.entrants
+    for entrant in entrants:
+        found = replay.run(entrant.configuration)
+        frame = found.frame()
+        frame["target_seconds"] = _modelled(frame, entrant.configuration, profile, replay)
+        rounds: dict[str, list[Round]] = {name: [] for name in found.ids}
+        for row in frame.drop(columns="round").to_dict("records"):
+            rounds[row.pop("request_id")].append(Round(**row))
+        entrant.turns = [[own] for own in rounds.values()]
+        entrant.seconds = [[course.spent[-1] for course in entrant.courses(timed=True)]]
+        entrant.state = _learned(entrant)
+        on_entrant()
+    return ArmComparison(entrants, modelled=True)
+
+
+def _learned(entrant: Entrant) -> dict | None:
+    """What a bandit with memory of all requests knows behind replayed rounds."""
+    settings = entrant.configuration.drafter
+    if not isinstance(settings, BanditDrafter) or settings.memory != "all":
+        return None
+    bandit = build_bandit(settings)
+    for [rounds] in entrant.turns:
+        for r in rounds:
+            bandit.select()
+            if r is not rounds[-1]:  # cut by the end of the text
+                bandit.update(r.arm, r.generated, seconds_of(r))
+    return bandit.state()
+
+
+def _modelled(
+    frame: pd.DataFrame, configuration: Configuration, profile: Profile, replay: Replay
+) -> np.ndarray:
+    """Seconds (rounds,) of replayed rounds."""
+    drafter, context = configuration.drafter, replay.recording.prompts.context
+    arms: Sequence[Any] = drafter.arms if isinstance(drafter, BanditDrafter) else [drafter]
+    under = [configuration.model_copy(update={"drafter": arm}) for arm in arms]
+    profiles = [profile.under(own) for own in under]
+
+    def seconds(arm: int, drafted: int, forwards: int, tokens: int) -> float:
+        counts = Counts(
+            requests=1,
+            n=1,
+            n_draft=forwards,
+            n_target=1,
+            n_discarded=0,
+            n_drafted=drafted,
+            n_accepted=0,
+            n_target_tokens=1,
+            n_draft_tokens=tokens,
+        )
+        return profiles[arm].estimate_seconds(counts, under[arm].draft, context)
+
+    known: dict[tuple[int, ...], float] = {}
+    columns: Iterable[tuple[int, ...]] = zip(
+        [0 if pd.isna(arm) else int(arm) for arm in frame["arm"]],
+        frame["drafted"],
+        frame["draft_forwards"],
+        frame["draft_tokens"],
+        strict=True,
+    )
+    found = []
+    for key in columns:
+        if key not in known:
+            known[key] = seconds(*key)
+        found.append(known[key])
+    return np.array(found)

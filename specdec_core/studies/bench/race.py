@@ -1,0 +1,182 @@
+"""Everybody decodes the same prompts, timed in turns."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Protocol
+
+from specdec_core.config import Configuration, Sampling
+from specdec_core.drafting.drafter import Drafter
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.prompts.conversation import Conversation
+from specdec_core.studies.bench.result import OURS, Effort, Row, Take
+from specdec_core.studies.peers.peer import Peer
+from specdec_core.tokens.statistics import Generation, Round
+
+# As :class:`specdec_core.tokens.statistics.Round` has them, in seconds; they add up to it.
+PARTS_OF_A_ROUND = ("target_forward", "draft_forward", "policy", "verify", "bookkeeping")
+
+
+class Contestant(Protocol):
+    """A way to decode a prompt."""
+
+    def row(self, temperature: float) -> Row:
+        """What it is, with no takes yet."""
+        ...
+
+    def begin(self) -> None:
+        """A repeat begins: forget what earlier prompts have taught."""
+        ...
+
+    def decode(
+        self, tokens: Sequence[int], new_tokens: int, sampling: Sampling, seed: int
+    ) -> tuple[list[int], Generation | None]:
+        """The new tokens and, where it is this engine, how they came about."""
+        ...
+
+
+@dataclass
+class Own:
+    """This engine under one configuration; its sampling is the race's. What its drafter learns
+    from a prompt it keeps for the next ones, until the repeat ends."""
+
+    engine: Engine
+    configuration: Configuration
+    version: str
+    _drafters: dict[Configuration, Drafter | None] | None = None
+
+    def row(self, temperature: float) -> Row:
+        drafter = self.configuration.drafter
+        return Row(
+            name=drafter.label if drafter else self.configuration.label,
+            group=OURS,
+            temperature=temperature,
+            autoregressive=drafter is None,
+            lossless=self.configuration.lossless,
+            version=self.version,
+            settings=self.configuration.model_dump(mode="json", exclude_defaults=True),
+            configuration=self.configuration,
+        )
+
+    def begin(self) -> None:
+        self._drafters = {}
+
+    def decode(
+        self, tokens: Sequence[int], new_tokens: int, sampling: Sampling, seed: int
+    ) -> tuple[list[int], Generation | None]:
+        configuration = self.configuration.model_copy(update={"sampling": sampling})
+        self.engine.configure(configuration)
+        if self._drafters is not None:
+            self.engine.drafter = self._drafters.setdefault(configuration, self.engine.drafter)
+        request = Request("bench", tuple(tokens), new_tokens, seed=seed)
+        (generation,) = self.engine.generate([request])
+        return generation.tokens, generation
+
+
+@dataclass
+class Other:
+    """What people use instead, open: a way of `group`'s, its autoregressive one or another."""
+
+    peer: Peer
+    group: str
+    autoregressive: bool
+
+    def row(self, temperature: float) -> Row:
+        return Row(
+            name=self.peer.name,
+            group=self.group,
+            temperature=temperature,
+            autoregressive=self.autoregressive,
+            version=self.peer.version,
+            settings=dict(self.peer.settings),
+        )
+
+    def begin(self) -> None:
+        """A peer's own caches are its own affair."""
+
+    def decode(
+        self, tokens: Sequence[int], new_tokens: int, sampling: Sampling, seed: int
+    ) -> tuple[list[int], Generation | None]:
+        return self.peer.decode(tuple(tokens), new_tokens, sampling.temperature, seed), None
+
+
+def race(
+    contestants: Sequence[Contestant],
+    prompts: Sequence[Conversation],
+    new_tokens: int,
+    sampling: Sampling,
+    repeats: int,
+    on_take: Callable[[], None] = lambda: None,
+    on_repeat: Callable[[list[Row]], None] = lambda rows: None,
+) -> list[Row]:
+    """Everybody decodes a prompt before the next prompt comes, and another one begins each time,
+    so that what the machine does meanwhile meets all alike. `on_repeat` is called with what is
+    known so far after every repeat, while no clock runs."""
+    rows = [contestant.row(sampling.temperature) for contestant in contestants]
+    for contestant in contestants:
+        contestant.begin()
+        # All of them: compilers meet new sizes in one prompt and the next.
+        for prompt in prompts:
+            contestant.decode(prompt.tokens([]), new_tokens, sampling, 0)
+    gc.collect()
+    for repeat in range(repeats):
+        for contestant, row in zip(contestants, rows, strict=True):
+            contestant.begin()
+            row.takes.append([])
+        for number, prompt in enumerate(prompts):
+            turn = repeat * len(prompts) + number
+            shift = turn % len(contestants)
+            order = [*range(shift, len(contestants)), *range(shift)]
+            for index in order:
+                taken = take(contestants[index], prompt, new_tokens, sampling, seed=turn)
+                if taken.steps is None and rows[index].autoregressive:
+                    taken.steps = [[1] * len(output) for output in taken.outputs]
+                rows[index].takes[repeat].append(taken)
+                on_take()
+        on_repeat(rows)
+    return rows
+
+
+def take(
+    contestant: Contestant,
+    prompt: Conversation,
+    new_tokens: int,
+    sampling: Sampling,
+    seed: int,
+) -> Take:
+    """Every turn of a prompt; only the decoding is timed."""
+    seconds, outputs, answers, generations = [], [], [], []
+    for _ in range(prompt.turns):
+        tokens = prompt.tokens(answers)
+        start = perf_counter()
+        output, generation = contestant.decode(tokens, new_tokens, sampling, seed)
+        seconds.append(perf_counter() - start)
+        outputs.append(output)
+        answers.append(prompt.answer(output) if prompt.chat else "")
+        if generation is not None:
+            generations.append(generation)
+    rounds = [r for generation in generations for r in generation.rounds]
+    return Take(
+        seconds=seconds,
+        outputs=outputs,
+        steps=[[r.generated for r in g.rounds] for g in generations] or None,
+        effort=_effort(generations, rounds) if generations else None,
+    )
+
+
+def _effort(generations: Sequence[Generation], rounds: Sequence[Round]) -> Effort:
+    seconds = {
+        name: sum(getattr(r, f"{name}_seconds") for r in rounds) for name in PARTS_OF_A_ROUND
+    }
+    return Effort(
+        seconds={"prefill": sum(g.prefill_seconds for g in generations), **seconds},
+        widths=dict(Counter(1 + r.drafted for r in rounds)),
+        draft_forwards=sum(r.draft_forwards for r in rounds),
+        draft_tokens=sum(r.draft_tokens for r in rounds),
+        drafted=sum(r.drafted for r in rounds),
+        accepted=sum(r.accepted for r in rounds),
+    )

@@ -1,0 +1,348 @@
+"""What a benchmark leaves behind, and what follows from it: ratios, equal outputs, the best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pydantic import Field
+
+from specdec_core.base.errors import UserError
+from specdec_core.base.files import write_atomically
+from specdec_core.config import Configuration, PairSpec
+from specdec_core.search.results import Document, PromptSet
+from specdec_core.tokens.statistics import Ratio, paired_ratio
+
+OURS = "specdec"
+LEAST_HALF = 4  # prompts in each half, for the best to be chosen on one and reported on the other
+
+
+class Effort(Document):
+    """What this engine did for one prompt: seconds of the prefill and of each part of its rounds
+    (as :class:`specdec_core.tokens.statistics.Round` names them), and the forwards. `widths`
+    counts the
+    target's forwards by the tokens they were fed; the draft model's were `draft_forwards`, at
+    `draft_tokens` places together."""
+
+    seconds: dict[str, float]
+    widths: dict[int, int]
+    draft_forwards: int = 0
+    draft_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+class Take(Document):
+    """One contestant decodes one prompt, once: seconds and tokens of each of its turns. `steps`
+    are the tokens that each target forward of each turn added, where somebody tells."""
+
+    seconds: list[float]
+    outputs: list[list[int]]
+    steps: list[list[int]] | None = None
+    effort: Effort | None = None
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.outputs))
+
+    @property
+    def accepted(self) -> list[int]:
+        """All turns' steps, empty where nobody tells them."""
+        return [n for turn in self.steps or () for n in turn]
+
+    @property
+    def written(self) -> list[int]:
+        """All turns' tokens, one behind the other."""
+        return [token for output in self.outputs for token in output]
+
+
+class Agreement(Document):
+    """How many of `compared` greedy outputs are a reference's, and at which token the earliest of
+    the others leaves it (from 0), None where none does."""
+
+    compared: int
+    equal: int
+    first: int | None = None
+
+    @property
+    def complete(self) -> bool:
+        return self.equal == self.compared
+
+
+class Row(Document):
+    """A contestant at one temperature, and all it did: takes [repeat][prompt]."""
+
+    name: str
+    group: str  # who made it: OURS, "transformers", "vllm"
+    temperature: float
+    autoregressive: bool = False
+    lossless: bool = True
+    version: str = ""
+    settings: dict[str, Any] = Field(default={})
+    configuration: Configuration | None = None  # of ours
+    takes: list[list[Take]] = Field(default=[])
+
+    @property
+    def seconds_per_token(self) -> np.ndarray:
+        """Shape (repeats, prompts), prefill included."""
+        return np.array([[sum(t.seconds) / max(t.tokens, 1) for t in own] for own in self.takes])
+
+    @property
+    def tokens_per_second(self) -> float:
+        return speed(self.seconds_per_token)
+
+    @property
+    def ours(self) -> bool:
+        return self.group == OURS
+
+    def agreement(self, reference: Row) -> Agreement:
+        """With the first repeat of `reference`, over every repeat."""
+        expected = [take.written for take in reference.takes[0]]
+        outputs = [(t.written, e) for own in self.takes for t, e in zip(own, expected, strict=True)]
+        apart = [first_difference(a, b) for a, b in outputs]
+        positions = [place for place in apart if place is not None]
+        return Agreement(
+            compared=len(outputs),
+            equal=len(outputs) - len(positions),
+            first=min(positions, default=None),
+        )
+
+    def mean_accepted(self) -> float | None:
+        """Tokens a target forward, over all repeats; None where nobody tells."""
+        steps = [n for own in self.takes for take in own for n in take.accepted]
+        return float(np.mean(steps)) if steps else None
+
+
+class Best(Document):
+    """The best of ours against the best of a group. With `held_out`, both were chosen on every
+    other prompt and compared on the rest; else chosen and compared on all, which flatters both."""
+
+    temperature: float
+    group: str
+    ours: str
+    theirs: str
+    ratio: float
+    low: float
+    high: float
+    prompts: int
+    held_out: bool
+
+
+class Forwards(Document):
+    """Median seconds of one model's forwards by width, measured alone between the repeats with
+    `context` tokens in the cache."""
+
+    context: int
+    seconds: dict[int, float]
+
+    def at(self, width: float) -> float:
+        """Between two measured widths, the straight line."""
+        widths = sorted(self.seconds)
+        return float(np.interp(width, widths, [self.seconds[w] for w in widths]))
+
+
+class OracleLimit(Document):
+    """SpecDec++ Thm 4.1 on this run's outputs with a draft: a chain that always stops before its
+    next rejection, at the cost of its forwards alone."""
+
+    draft: str
+    verification_rate: float
+    seconds_per_token: float
+
+
+class Profiled(Document):
+    """Where the time of one of our rows went, function by function: seconds of each stack, its
+    functions joined by ";", the outermost first. Decoded once more for this, outside the race."""
+
+    contestant: str
+    temperature: float
+    seconds: dict[str, float]
+
+
+class BenchResult(Document):
+    """Everything that the report is written from."""
+
+    name: str
+    started: datetime
+    command: str
+    pair: PairSpec  # with the data types that were used
+    prompts: PromptSet
+    ids: list[str]  # [prompt]
+    categories: list[str | None]  # [prompt]
+    max_new_tokens: int
+    repeats: int
+    rows: list[Row]
+    forwards: dict[str, Forwards] = Field(default={})  # by "target" and drafts' names
+    oracles: list[OracleLimit] = Field(default=[])
+    profiled: Profiled | None = None
+    notes: list[str] = Field(default=[])
+    environment: dict[str, str] = Field(default={})
+    mlflow_run_id: str | None = None
+
+    @property
+    def temperatures(self) -> list[float]:
+        return list(dict.fromkeys(row.temperature for row in self.rows))
+
+    @property
+    def groups(self) -> list[str]:
+        """Who takes part, we first."""
+        return sorted({row.group for row in self.rows}, key=lambda group: (group != OURS, group))
+
+    def at(self, temperature: float, group: str | None = None) -> list[Row]:
+        """The rows of a temperature, of one group or all."""
+        rows = [row for row in self.rows if row.temperature == temperature]
+        return [row for row in rows if group in (None, row.group)]
+
+    def autoregressive(self, temperature: float, group: str = OURS) -> Row | None:
+        """The row that a group's others must equal and are measured against."""
+        return next((row for row in self.at(temperature, group) if row.autoregressive), None)
+
+    def best(self, temperature: float, group: str) -> Row | None:
+        """The fastest lossless row of a group on all prompts."""
+        return fastest(self.at(temperature, group))
+
+    def headlines(self) -> list[Best]:
+        """For each temperature, the best of ours against the best of every other group."""
+        found = []
+        for temperature in self.temperatures:
+            for group in self.groups:
+                if group != OURS and self.at(temperature, OURS):
+                    found.append(self._against(temperature, group))
+        return [best for best in found if best is not None]
+
+    def _against(self, temperature: float, group: str) -> Best | None:
+        prompts = len(self.ids)
+        held_out = prompts >= 2 * LEAST_HALF
+        choose, report = (
+            (slice(0, None, 2), slice(1, None, 2)) if held_out else (slice(None), slice(None))
+        )
+        ours = fastest(self.at(temperature, OURS), choose)
+        theirs = fastest(self.at(temperature, group), choose)
+        if ours is None or theirs is None:
+            return None
+        ratio = over(ours, theirs, report)
+        return Best(
+            temperature=temperature,
+            group=group,
+            ours=ours.name,
+            theirs=theirs.name,
+            ratio=ratio.value,
+            low=ratio.low,
+            high=ratio.high,
+            prompts=len(range(prompts)[report]),
+            held_out=held_out,
+        )
+
+    def unequal(self) -> list[Row]:
+        """Our lossless rows whose greedy output in float32 is not autoregressive decoding's."""
+        runner = self.pair.runner
+        if runner.target_dtype != "float32":
+            return []
+        found = []
+        for row in self.at(0.0, OURS):
+            baseline = self.autoregressive(0.0)
+            if row.lossless and baseline and not row.agreement(baseline).complete:
+                found.append(row)
+        return found
+
+    def save(self, folder: Path) -> Path:
+        return write_atomically(folder / "bench.json", self.model_dump_json())
+
+    @classmethod
+    def load(cls, folder: Path) -> BenchResult:
+        """Read what `save` wrote; raises :class:`UserError` where there is nothing."""
+        path = Path(folder) / "bench.json"
+        if not path.exists():
+            raise UserError(f"{folder}: no benchmark in it (no bench.json)")
+        return cls.model_validate_json(path.read_text())
+
+
+def speed(seconds_per_token: np.ndarray) -> float:
+    """Tokens a second from seconds a token (repeats, prompts): the median over the repeats, then
+    the mean over prompts, so that ratios of speeds are :func:`paired_ratio`'s."""
+    return float(1 / np.median(seconds_per_token, axis=0).mean())
+
+
+def over(candidate: Row, baseline: Row, prompts: slice = slice(None)) -> Ratio:
+    """How many times faster `candidate` is, in seconds a token, on some of the prompts."""
+    if candidate is baseline:
+        return Ratio(1.0, 1.0, 1.0)
+    return paired_ratio(
+        baseline.seconds_per_token[:, prompts], candidate.seconds_per_token[:, prompts]
+    )
+
+
+def fastest(rows: Iterable[Row], prompts: slice = slice(None)) -> Row | None:
+    """The fastest lossless one on some of the prompts; None where there is none."""
+    lossless = [row for row in rows if row.lossless]
+    return max(lossless, key=lambda r: speed(r.seconds_per_token[:, prompts]), default=None)
+
+
+def first_difference(output: Sequence[int], expected: Sequence[int]) -> int | None:
+    """The first position at which they differ, the end of the shorter included; None if equal."""
+    if output == expected:
+        return None
+    pairs = zip(output, expected, strict=False)
+    unlike = (place for place, (a, b) in enumerate(pairs) if a != b)
+    return next(unlike, min(len(output), len(expected)))
+
+
+def times_frame(result: BenchResult) -> pd.DataFrame:
+    """One row a contestant, temperature, repeat and prompt: seconds, tokens, and the target's
+    forwards where they are known."""
+    return pd.DataFrame(
+        {
+            "contestant": row.name,
+            "group": row.group,
+            "temperature": row.temperature,
+            "repeat": repeat,
+            "prompt": id,
+            "category": category or "",
+            "seconds": sum(take.seconds),
+            "tokens": take.tokens,
+            "rounds": None if take.steps is None else len(take.accepted),
+        }
+        for row in result.rows
+        for repeat, takes in enumerate(row.takes)
+        for id, category, take in zip(result.ids, result.categories, takes, strict=True)
+    )
+
+
+def summary_frame(result: BenchResult) -> pd.DataFrame:
+    """One row a contestant and temperature: tokens/s, the ratios with their intervals to our
+    autoregressive decoding and to the best of every other group, and equal outputs."""
+    rows = []
+    for row in result.rows:
+        at = row.temperature
+        found: dict[str, Any] = {
+            "contestant": row.name,
+            "group": row.group,
+            "version": row.version,
+            "temperature": at,
+            "lossless": row.lossless,
+            "tokens_per_second": row.tokens_per_second,
+            "mean_accepted": row.mean_accepted(),
+        }
+        against = {"autoregressive": result.autoregressive(at)}
+        against |= {group: result.best(at, group) for group in result.groups if group != OURS}
+        for name, baseline in against.items():
+            ratio = over(row, baseline) if baseline is not None else Ratio(*[float("nan")] * 3)
+            found |= {
+                f"over_{name}": ratio.value,
+                f"over_{name}_low": ratio.low,
+                f"over_{name}_high": ratio.high,
+            }
+        own = result.autoregressive(at, row.group)
+        for name, reference in (("own", own), ("ours", result.autoregressive(at))):
+            known = row.agreement(reference) if reference is not None and at == 0 else None
+            found |= {
+                f"equal_{name}": known.equal if known else None,
+                f"compared_{name}": known.compared if known else None,
+                f"first_difference_{name}": known.first if known else None,
+            }
+        rows.append(found)
+    return pd.DataFrame(rows)

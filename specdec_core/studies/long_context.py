@@ -1,0 +1,104 @@
+"""What a round costs by how long the text before it is.
+
+Attention reads the cache once a forward, so a forward takes a + b · context. The rest of the round
+must not depend on the context: nothing copies the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import AUTOREGRESSIVE, Configuration, DraftModelDrafter, FixedPolicy
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.studies.profiling import fill, time_forward
+
+CONTEXTS = (128, 256, 512, 1024, 1536, 2000)
+CANDIDATES = 7  # a round's, so that the target reads 8 tokens
+_ROUNDS = 4  # of each kind, context and repeat
+_TOKENS = _ROUNDS * (CANDIDATES + 1)
+
+
+def room_for(contexts: Sequence[int]) -> int:
+    """Tokens that a slot must hold to measure at `contexts`."""
+    return max(contexts) + _TOKENS + CANDIDATES + 1
+
+
+@dataclass(frozen=True)
+class Line:
+    """seconds = `fixed` + `per_token` · context, by least squares."""
+
+    fixed: float
+    per_token: float
+
+    @classmethod
+    def fit(cls, contexts: Sequence[float], seconds: Sequence[float]) -> Line:
+        per_token, fixed = np.polyfit(contexts, seconds, 1)
+        return cls(float(fixed), float(per_token))
+
+
+def measure_contexts(
+    pair: Pair,
+    text: Sequence[int],
+    contexts: Sequence[int] = CONTEXTS,
+    draft: str | None = None,
+    repeats: int = 5,
+    on_step: Callable[[int, int], None] | None = None,
+) -> pd.DataFrame:
+    """Median seconds by `context` of forwards of one row — `target_1` and `target_8` (tokens),
+    `draft` (one token) — and of whole rounds of the engine: `autoregressive_round`, and `round`
+    with K = 7 of `draft`. `rest` is what a round takes beyond its forwards, `autoregressive_rest`
+    likewise. Contexts take turns; `text` is repeated to fill them.
+
+    Raises:
+        UserError: the pair cannot hold the longest context and what is decoded behind it.
+    """
+    contexts = sorted(set(contexts))
+    if room_for(contexts) > pair.max_length:
+        raise UserError(
+            f"a context of {contexts[-1]} tokens and {room_for(contexts) - contexts[-1]} behind it"
+            f" are more than the {pair.max_length} that the pair can hold"
+        )
+    name = pair.draft_name(draft)
+    policy = FixedPolicy(max_tokens=CANDIDATES)
+    chain = Configuration(drafter=DraftModelDrafter(draft=name, policy=policy))
+    rounds = {"autoregressive_round": (AUTOREGRESSIVE, 0), "round": (chain, CANDIDATES)}
+    forwards = {"target_1": (None, 1), "target_8": (None, CANDIDATES + 1), "draft": (name, 1)}
+    runners = {which: pair.open_runner(which, 1) for which in (None, name)}
+    engine = Engine(pair)
+    prompts = {c: tuple(np.resize(np.asarray(text), c).tolist()) for c in contexts}
+    seconds: dict[tuple[int, str], list[float]] = {
+        (c, part): [] for c in contexts for part in (*forwards, *rounds)
+    }
+    for repeat in range(repeats + 1):
+        for number, context in enumerate(contexts):
+            for runner in runners.values():
+                runner.truncate(0, min(context, runner.lengths[0]))
+                fill(runner, context)
+            for _ in range(_ROUNDS):
+                for part, (which, width) in forwards.items():
+                    seconds[context, part].append(time_forward(runners[which], width, 1))
+            for part, (configuration, drafted) in rounds.items():
+                engine.configure(configuration)
+                tokens = _ROUNDS * (drafted + 1)
+                request = Request(part, prompts[context], tokens, ignore_eos=True)
+                [generation] = engine.generate([request])
+                whole = [r for r in generation.rounds if r.drafted == drafted]
+                seconds[context, part] += [r.seconds for r in whole[:_ROUNDS]]
+            if repeat == 0:  # warmed up
+                for part in (*forwards, *rounds):
+                    seconds[context, part].clear()
+            if on_step:
+                on_step(repeat * len(contexts) + number + 1, (repeats + 1) * len(contexts))
+    table = pd.DataFrame(
+        {"context": c, **{part: np.median(seconds[c, part]) for part in (*forwards, *rounds)}}
+        for c in contexts
+    )
+    table["autoregressive_rest"] = table["autoregressive_round"] - table["target_1"]
+    table["rest"] = table["round"] - table["target_8"] - CANDIDATES * table["draft"]
+    return table

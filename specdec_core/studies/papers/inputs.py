@@ -1,0 +1,94 @@
+"""What the papers' tables are measured on: prompt sets, and datastores built where they are
+missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specdec_core.base.errors import UserError
+from specdec_core.drafting.datastores.datastore import open_datastore, resolve_datastore
+from specdec_core.models.fingerprints import tokenizer_digest
+from specdec_core.prompts.prompt_sets import Prompt, load_prompts
+from specdec_core.search.observer import Observer
+from specdec_core.studies.papers.plan import Datastore, PaperPlan, PromptsOf
+from specdec_core.training.datastores.build import write_datastore
+from specdec_core.training.datastores.corpus import encode, read_texts
+
+
+def load_sets(
+    plan: PaperPlan, tokenizer: Any, home: Path, tell: Observer | None = None
+) -> dict[str, tuple[str, list[Prompt]]]:
+    """The prompts of each set that the tables use, and where they are from. Optional sets that are
+    not there are left out, with a warning, and so is what they were to be mixed into."""
+    tell = tell or Observer()
+    used = dict.fromkeys(name for table in plan.tables.values() for name in table.prompts)
+    parts = dict.fromkeys(part for name in used for part in plan.prompts[name].mix or (name,))
+    loaded: dict[str, tuple[str, list[Prompt]]] = {}
+    for name in parts:
+        try:
+            loaded[name] = _load(name, plan.prompts[name], tokenizer, home)
+        except UserError as error:
+            if not plan.prompts[name].optional:
+                raise
+            tell.warned(f"{name} is left out ({error}); --prompts '{name}=FILE' says where it is")
+    found = {}
+    for name in used:
+        mix = plan.prompts[name].mix
+        if not mix and name in loaded:
+            found[name] = loaded[name]
+        elif mix and all(part in loaded for part in mix):
+            found[name] = _mixed({part: loaded[part][1] for part in mix}, plan.prompts[name].limit)
+    if not found:
+        raise UserError("no prompts: none of the tables' sets is there")
+    return found
+
+
+def _load(name: str, prompts: PromptsOf, tokenizer: Any, home: Path) -> tuple[str, list[Prompt]]:
+    """The first source that is a file, as seen from here or from the workspace; else the last,
+    which may also be a bundled set or a hub's."""
+    for source in prompts.sources:
+        for place in (Path(source), home / source):
+            if place.is_file():
+                return source, load_prompts(str(place), prompts.limit, tokenizer)
+    last = prompts.sources[-1]
+    return last, load_prompts(last, prompts.limit, tokenizer)
+
+
+def _mixed(sets: Mapping[str, list[Prompt]], limit: int | None) -> tuple[str, list[Prompt]]:
+    """The sets' prompts in turn."""
+    longest = max(map(len, sets.values()))
+    mixed = [
+        Prompt(f"{name}/{own[number].id}", own[number].text)
+        for number in range(longest)
+        for name, own in sets.items()
+        if number < len(own)
+    ]
+    return " + ".join(sets), mixed[:limit]
+
+
+def with_datastores(plan: PaperPlan, tokenizer: Any, tell: Observer | None = None) -> PaperPlan:
+    """`plan` with every datastore that its drafters look into there: what the workspace lacks is
+    built. One of the name but of another tokenizer is left alone, and another is built beside it.
+
+    Raises :class:`UserError` for a datastore that is neither there nor described."""
+    tell = tell or Observer()
+    digest = tokenizer_digest(tokenizer)
+    names = {}
+    for name in plan.needs():
+        if name not in plan.datastores:
+            open_datastore(name, digest)
+            continue
+        names[name] = name
+        if resolve_datastore(name).exists() and open_datastore(name).card.tokenizer != digest:
+            names[name] = f"{name}-{digest[:8]}"
+        if not resolve_datastore(names[name]).exists():
+            tell.stage(f"building the datastore {names[name]}")
+            _build(plan.datastores[name], tokenizer, resolve_datastore(names[name]))
+    return plan.renamed(names)
+
+
+def _build(datastore: Datastore, tokenizer: Any, folder: Path) -> None:
+    documents = encode(read_texts(datastore.source), tokenizer)
+    write_datastore(documents, [datastore.source], tokenizer, folder)

@@ -1,0 +1,325 @@
+"""The papers' comparison tables as a plan: a YAML file, checked in full before anything runs.
+
+A table has methods down and prompt sets across; `vary` puts the values of one number (λ) across as
+well. What several tables ask for is decoded once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, PairSpec, Value, load_yaml, parse
+
+TIMED = ("tokens_per_second", "speedup")  # what a clock tells; counts tell the others
+Quantity = Literal[
+    "tokens_per_second",
+    "speedup",
+    "mat",
+    "accepted_per_round",
+    "acceptance_rate",
+    "path_rate",
+    "utilisation",
+    "discard_rate",
+    "verification_rate",
+]
+Scalar = int | float | str
+
+
+class PromptsOf(Value):
+    """A prompt set: the first of `source` that is a file, else the last, which may also be a
+    bundled set or a hub's; or, as `mix`, prompts of other sets in turn. An `optional` one is left
+    out where it is not there."""
+
+    source: str | tuple[str, ...] = ()
+    mix: tuple[str, ...] = ()
+    limit: PositiveInt | None = None
+    optional: bool = False
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> PromptsOf:
+        if bool(self.source) == bool(self.mix):
+            raise ValueError("give either source or mix")
+        return self
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.source,) if isinstance(self.source, str) else self.source
+
+
+class Datastore(Value):
+    """What a datastore is built from where the workspace has none of its name."""
+
+    source: str
+
+
+class Row(Value):
+    """A method: a name and a drafter, in which the name of what the table varies stands for its
+    value. Without a drafter this is autoregressive decoding."""
+
+    name: str
+    drafter: dict[str, Any] | None = None
+
+
+class Table(Value):
+    """A table of a paper, in our terms. With `each_draft` every row that runs a draft model is
+    there for each of the pair's, else for the first alone."""
+
+    title: str
+    paper: str
+    prompts: Annotated[tuple[str, ...], Field(min_length=1)]
+    columns: Annotated[tuple[Quantity, ...], Field(min_length=1)]
+    temperatures: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)] = (0.0,)
+    each_draft: bool = False
+    repeats: PositiveInt | None = Field(
+        default=None, description="times a prompt is timed for this table; unset, the plan's"
+    )
+    vary: dict[str, Annotated[tuple[Scalar, ...], Field(min_length=1)]] = Field(
+        default={}, max_length=1
+    )
+    rows: Annotated[tuple[Row, ...], Field(min_length=1)]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def timed(self) -> bool:
+        return any(column in TIMED for column in self.columns)
+
+    @property
+    def varied(self) -> str | None:
+        """The name of what the table varies."""
+        return next(iter(self.vary), None)
+
+    @property
+    def values(self) -> tuple[Scalar | None, ...]:
+        """What it takes; None where the table varies nothing."""
+        return next(iter(self.vary.values()), (None,))
+
+
+@dataclass(frozen=True)
+class Method:
+    """A line of a table: what is decoded for it at each of the table's values."""
+
+    name: str
+    configurations: tuple[Configuration, ...]
+
+    @property
+    def lossless(self) -> bool:
+        return all(configuration.lossless for configuration in self.configurations)
+
+    @property
+    def label(self) -> str:
+        return self.name if self.lossless else f"{self.name} (lossy)"
+
+
+class PaperPlan(Value):
+    """The tables, and what they are measured on."""
+
+    pair: PairSpec = PairSpec()
+    prompts: Annotated[dict[str, PromptsOf], Field(min_length=1)]
+    max_new_tokens: PositiveInt = 96
+    repeats: PositiveInt = Field(default=2, description="times each prompt is decoded and timed")
+    datastores: dict[str, Datastore] = Field(default={})
+    tables: Annotated[dict[str, Table], Field(min_length=1)]
+    notes: tuple[str, ...] = ()
+
+    def methods(self, table: str, source: str = "papers") -> list[Method]:
+        """The lines of a table; those that need a draft model are left out for a pair without
+        one. Raises :class:`UserError`, naming `source` and the key, for a drafter that is none."""
+        return [
+            method
+            for number in range(len(self.tables[table].rows))
+            for method in self._lines(table, number, source)
+        ]
+
+    def work(self, sets: Sequence[str]) -> dict[str, dict[Configuration, int]]:
+        """For each of `sets` what is decoded on it, and how often it is timed; 0 for what is only
+        counted. That is what the tables show, and autoregressive decoding wherever something is
+        timed."""
+        found: dict[str, dict[Configuration, int]] = {}
+        for key, table in self.tables.items():
+            asked = [c for method in self.methods(key) for c in method.configurations]
+            repeats = 0
+            if table.timed:
+                repeats = min(table.repeats or self.repeats, self.repeats)
+                asked += [Configuration(sampling=c.sampling) for c in asked]
+            for name in table.prompts:
+                if name in sets:
+                    own = found.setdefault(name, {})
+                    for configuration in asked:
+                        own[configuration] = max(own.get(configuration, 0), repeats)
+        return found
+
+    def needs(self) -> list[str]:
+        """The datastores that the tables' drafters look into."""
+        found = {
+            part.datastore: None
+            for key in self.tables
+            for method in self.methods(key)
+            for configuration in method.configurations
+            if configuration.drafter is not None
+            for part in configuration.drafter.walk()
+            if hasattr(part, "datastore")
+        }
+        return list(found)
+
+    def renamed(self, datastores: Mapping[str, str]) -> PaperPlan:
+        """The plan with other names for datastores."""
+        tables = {
+            key: table.model_copy(
+                update={
+                    "rows": tuple(
+                        row.model_copy(update={"drafter": _renamed(row.drafter, datastores)})
+                        for row in table.rows
+                    )
+                }
+            )
+            for key, table in self.tables.items()
+        }
+        return self.model_copy(update={"tables": tables})
+
+    def check(self, source: str = "papers") -> None:
+        """Validate every configuration and reference; raises :class:`UserError`."""
+        known = ", ".join(self.prompts)
+        for name, prompts in self.prompts.items():
+            for part in prompts.mix:
+                if part not in self.prompts or self.prompts[part].mix:
+                    raise UserError(f"{source}: prompts.{name}.mix: no set {part!r} to mix in")
+        for key, table in self.tables.items():
+            if not key or Path(key).name != key or key in (".", ".."):
+                raise UserError(f"{source}: tables.{key}: expected a file's name, not a path")
+            for name in table.prompts:
+                if name not in self.prompts:
+                    raise UserError(
+                        f"{source}: tables.{key}.prompts: no set {name!r} (there are: {known})"
+                    )
+            names = [method.name for method in self.methods(key, source)]
+            if again := next((name for name in names if names.count(name) > 1), None):
+                raise UserError(f"{source}: tables.{key}.rows: {again!r} is there twice")
+
+    def digest(self, prompts: Mapping[str, str]) -> str:
+        """Names everything that the results depend on; `prompts` are the sets' digests."""
+        content = [self.model_dump(mode="json"), dict(prompts)]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def _lines(self, key: str, number: int, source: str) -> Iterator[Method]:
+        table = self.tables[key]
+        row = table.rows[number]
+        where = f"{source}: tables.{key}.rows.{number}"
+        for temperature in table.temperatures:
+            sampling = {"temperature": temperature}
+            made = []
+            for value in table.values:
+                drafter = _filled(row.drafter, table.varied, value)
+                if row.drafter is not None and not row.drafter:
+                    raise UserError(f"{where}.drafter: empty; leave it out to decode without one")
+                content = {"drafter": drafter, "sampling": sampling}
+                made.append(parse(Configuration, content, where))
+            several = len(table.temperatures) > 1
+            warm = f", T={temperature:g}" if several else ""
+            if not any(map(runs_draft, made)):
+                yield Method(row.name + warm, tuple(made))
+                continue
+            self._check_drafts(made, where)
+            for draft in list(self.pair.drafts)[: None if table.each_draft else 1]:
+                named = f", {draft}" if table.each_draft else ""
+                complete = tuple(with_draft(configuration, draft) for configuration in made)
+                yield Method(row.name + named + warm, complete)
+
+    def _check_drafts(self, made: Sequence[Configuration], where: str) -> None:
+        for configuration in made:
+            for name in _drafts(configuration):
+                if name is not None and name not in self.pair.drafts:
+                    known = ", ".join(self.pair.drafts) or "none"
+                    raise UserError(f"{where}: the pair has no draft {name!r} (it has: {known})")
+
+
+def _filled(value: Any, name: str | None, filling: Scalar | None) -> Any:
+    """`value` with `filling` wherever `name` stands."""
+    if isinstance(value, dict):
+        return {key: _filled(part, name, filling) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_filled(part, name, filling) for part in value]
+    return filling if name is not None and value == name else value
+
+
+def _renamed(value: Any, datastores: Mapping[str, str]) -> Any:
+    if isinstance(value, list | tuple):
+        return [_renamed(part, datastores) for part in value]
+    if not isinstance(value, dict):
+        return value
+    changed = {key: _renamed(part, datastores) for key, part in value.items()}
+    if changed.get("datastore") in datastores:
+        changed["datastore"] = datastores[changed["datastore"]]
+    return changed
+
+
+def _drafts(configuration: Configuration) -> list[str | None]:
+    """The draft model of each part that runs one."""
+    if configuration.drafter is None:
+        return []
+    return [part.draft for part in configuration.drafter.walk() if hasattr(part, "draft")]
+
+
+def runs_draft(configuration: Configuration) -> bool:
+    """Whether some part of the drafter is a draft model."""
+    return bool(_drafts(configuration))
+
+
+def with_draft(value: Any, draft: str) -> Any:
+    """A configuration, or a part of one, with `draft` as the draft model wherever none is named."""
+    changes: dict[str, Any] = {}
+    for name in type(value).model_fields:
+        part = getattr(value, name)
+        if name == "draft" and part is None:
+            changes[name] = draft
+        elif isinstance(part, Value):
+            changes[name] = with_draft(part, draft)
+        elif isinstance(part, tuple) and any(isinstance(item, Value) for item in part):
+            changes[name] = tuple(with_draft(item, draft) for item in part)
+    return value.model_copy(update=changes)
+
+
+def load_paper_plan(
+    path: str | Path,
+    only: Sequence[str] = (),
+    sources: Mapping[str, str] | None = None,
+    limit: int | None = None,
+    **overrides: Any,
+) -> PaperPlan:
+    """Read the file of a plan. `only` names the tables to keep, `sources` says where prompt sets
+    are, `limit` how many prompts of each are taken, and `overrides` replace top-level values, a
+    mapping key by key.
+
+    Raises :class:`UserError` for anything wrong in it, every configuration included."""
+    content = load_yaml(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a mapping with prompts and tables in it")
+    for key, value in overrides.items():
+        old = content.get(key)
+        content[key] = {**old, **value} if isinstance(old, dict) else value
+    plan = parse(PaperPlan, content, str(path))
+    for name in only:
+        if name not in plan.tables:
+            raise UserError(f"--table {name}: {path} has no such table ({', '.join(plan.tables)})")
+    tables = {key: table for key, table in plan.tables.items() if not only or key in only}
+    prompts = dict(plan.prompts)
+    for name, source in (sources or {}).items():
+        if name not in prompts or prompts[name].mix:
+            known = ", ".join(key for key, own in prompts.items() if not own.mix)
+            raise UserError(f"--prompts {name}={source}: {path} has no such set ({known})")
+        prompts[name] = prompts[name].model_copy(update={"source": source, "optional": False})
+    if limit is not None:
+        prompts = {
+            name: own.model_copy(update={"limit": limit * max(len(own.mix), 1)})
+            for name, own in prompts.items()
+        }
+    plan = plan.model_copy(update={"tables": tables, "prompts": prompts})
+    plan.check(str(path))
+    return plan

@@ -1,0 +1,1 @@
+"""What people use instead, behind one interface: transformers and vLLM."""

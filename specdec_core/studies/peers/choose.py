@@ -1,0 +1,44 @@
+"""What people use instead, behind one interface: transformers and vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import PairSpec
+from specdec_core.models.pair import Pair, load_pair
+from specdec_core.studies.peers.peer import Peer
+from specdec_core.studies.peers.transformers import transformers_peers
+from specdec_core.studies.peers.vllm import vllm_peers
+
+NAMES = ("transformers", "vllm")
+
+
+def peers_of(pair: Pair, names: Sequence[str], vllm_venv: Path | None = None) -> list[Peer]:
+    """Every way in which the libraries `names` can complete prompts with this pair, not yet open.
+
+    They take the names, data types, lengths and threads of the pair, and load models of their own.
+    vLLM runs from the virtual environment `vllm_venv`, by default the one of `make bench-peers`.
+
+    Raises:
+        UserError: a name that is not in `NAMES`.
+    """
+    peers: list[Peer] = []
+    for name in names:
+        if name == "transformers":
+            peers += transformers_peers(
+                list(pair.spec.drafts), cache(lambda: _plain_pair(pair.spec))
+            )
+        elif name == "vllm":
+            peers += vllm_peers(pair, vllm_venv)
+        else:
+            raise UserError(f"unknown peer {name!r}; known: {', '.join(NAMES)}")
+    return peers
+
+
+def _plain_pair(spec: PairSpec) -> Pair:
+    """The pair as transformers loads it, its drafts in the data type that is faster so."""
+    plain = spec.runner.model_copy(update={"pack": False, "draft_dtype": "auto"})
+    return load_pair(spec.model_copy(update={"runner": plain}))

@@ -1,0 +1,128 @@
+"""transformers' own generation: autoregressive, assisted by a draft model, by prompt lookup."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import transformers
+
+from specdec_core.models.pair import Pair
+from specdec_core.studies.peers.peer import Peer
+
+
+@dataclass(frozen=True)
+class TransformersMode:
+    """A way to call `generate`. Without assistant and lookup tokens it decodes autoregressively.
+
+    `schedule` and `confidence` are transformers' num_assistant_tokens_schedule and
+    assistant_confidence_threshold (0 turns the threshold off).
+    """
+
+    label: str
+    assistant_tokens: int | None = None
+    schedule: str = "constant"
+    confidence: float = 0.0
+    lookup_tokens: int | None = None
+
+
+TRANSFORMERS = TransformersMode("transformers")
+ASSISTED = (
+    *(TransformersMode(f"transformers assisted K={k}", k) for k in (3, 5, 7)),
+    TransformersMode("transformers assisted heuristic", 5, "heuristic"),
+    TransformersMode("transformers assisted confidence 0.4", 20, confidence=0.4),
+)
+LOOKUP = tuple(
+    TransformersMode(f"transformers prompt lookup K={k}", lookup_tokens=k) for k in (5, 10, 20)
+)
+
+
+@torch.inference_mode()
+def transformers_generate(
+    pair: Pair,
+    mode: TransformersMode,
+    draft: str | None,
+    tokens: tuple[int, ...],
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> list[int]:
+    """New tokens of `generate` for one prompt, assisted by the pair's draft named `draft` where
+    there is one. Sets torch's global seed when it draws."""
+    options: dict[str, Any] = {}
+    if draft is not None:
+        assistant = pair.drafts[draft]
+        # `generate` reads these from the assistant, and keeps its adjusted values there.
+        settings = assistant.generation_config
+        settings.num_assistant_tokens = mode.assistant_tokens
+        settings.num_assistant_tokens_schedule = mode.schedule
+        settings.assistant_confidence_threshold = mode.confidence
+        options["assistant_model"] = assistant
+    if mode.lookup_tokens is not None:
+        options["prompt_lookup_num_tokens"] = mode.lookup_tokens
+    if temperature > 0:
+        torch.manual_seed(seed)
+        options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
+    eos = sorted(pair.eos_token_ids)
+    ids = torch.tensor([tokens], device=pair.target.device)
+    output = pair.target.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=temperature > 0,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=eos or None,
+        pad_token_id=eos[0] if eos else 0,
+        **options,
+    )
+    return output[0, len(tokens) :].tolist()
+
+
+class TransformersPeer(Peer):
+    """`generate` in one mode. `load` gives the pair with its models as transformers loads them,
+    the same one for all modes."""
+
+    def __init__(
+        self, load: Callable[[], Pair], mode: TransformersMode, draft: str | None = None
+    ) -> None:
+        self.name = mode.label + (f", {draft}" if draft else "")
+        self.version = f"transformers {transformers.__version__}, torch {torch.__version__}"
+        self.settings = {k: v for k, v in asdict(mode).items() if k != "label" and v is not None}
+        self._load, self._mode, self._draft = load, mode, draft
+        self._pair: Pair | None = None
+
+    def open(self) -> None:
+        self._pair = pair = self._load()
+        runner = pair.spec.runner
+        self.settings |= {
+            "target_dtype": runner.target_dtype,
+            "draft_dtype": runner.draft_dtype,
+            "device": runner.device,
+            "threads": runner.threads,
+            "attention": pair.target.config._attn_implementation,
+        }
+
+    def decode(
+        self,
+        prompt_tokens: tuple[int, ...],
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        seed: int = 0,
+    ) -> list[int]:
+        return transformers_generate(
+            self._pair, self._mode, self._draft, prompt_tokens, max_new_tokens, temperature, seed
+        )
+
+    def close(self) -> None:
+        self._pair = None
+
+
+def transformers_peers(drafts: list[str], load: Callable[[], Pair]) -> Iterator[TransformersPeer]:
+    """Autoregressive decoding, every assisted mode with every draft, and prompt lookup."""
+    yield TransformersPeer(load, TRANSFORMERS)
+    for draft in drafts:
+        for mode in ASSISTED:
+            yield TransformersPeer(load, mode, draft)
+    for mode in LOOKUP:
+        yield TransformersPeer(load, mode)

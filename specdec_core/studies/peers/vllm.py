@@ -1,0 +1,159 @@
+"""vLLM's CPU build, in a virtual environment and processes of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specdec_core.base.bundled import resolve_path
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
+from specdec_core.models.pair import Pair
+from specdec_core.studies.peers.peer import Peer
+from specdec_core.studies.peers.worker import Worker
+
+VENV = Path(__file__).parents[3] / ".venv-peers"
+_WORKER = Path(__file__).with_name("vllm_worker.py")
+# Seconds. The first start of a model compiles it; later ones find that on disk.
+_START, _DECODE = 1200, 600
+
+
+@dataclass(frozen=True)
+class VllmMode:
+    """A way to set vLLM up: its `speculative_config`, without the draft model's folder."""
+
+    label: str
+    speculative: dict[str, Any] | None = None
+
+
+AUTOREGRESSIVE = VllmMode("vLLM")
+DRAFT_MODEL = tuple(
+    VllmMode(
+        f"vLLM draft model K={k}",
+        # Drawn from the draft's distribution when sampling: more is accepted than of its argmax.
+        {
+            "method": "draft_model",
+            "num_speculative_tokens": k,
+            "draft_sample_method": "probabilistic",
+        },
+    )
+    for k in (3, 5, 7)
+)
+NGRAM = tuple(
+    VllmMode(
+        f"vLLM n-gram K={k}",
+        {
+            "method": "ngram",
+            "num_speculative_tokens": k,
+            "prompt_lookup_min": 2,
+            "prompt_lookup_max": 4,
+        },
+    )
+    for k in (4, 8)
+)
+
+
+class VllmPeer(Peer):
+    """vLLM in one mode: a long-lived process, for the speculative settings are fixed at start."""
+
+    def __init__(
+        self, pair: Pair, mode: VllmMode, draft: str | None = None, venv: Path | None = None
+    ) -> None:
+        self.name = mode.label + (f", {draft}" if draft else "")
+        self.version = "vllm"
+        self._venv = venv or _environment()
+        self._worker: Worker | None = None
+        self._eos = sorted(pair.eos_token_ids)
+        runner = pair.spec.runner
+        speculative = mode.speculative
+        if draft is not None:
+            speculative = {**speculative, "model": resolve_path(pair.spec.drafts[draft])}
+        self._engine = {
+            "model": resolve_path(pair.spec.target),
+            "dtype": runner.target_dtype,
+            "max_model_len": pair.max_length,
+            "max_num_seqs": 1,
+            "enable_prefix_caching": False,
+            "kv_cache_memory_bytes": _kv_cache_bytes(pair),
+            "speculative_config": speculative,
+        }
+        self._environment = {
+            "OMP_NUM_THREADS": str(runner.threads),
+            # The n-gram proposer's; more of them than free cores wait for each other for seconds.
+            "NUMBA_NUM_THREADS": str(runner.threads),
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # front end and engine in one process
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+        self.settings = {"engine": self._engine, "environment": self._environment}
+
+    def open(self) -> None:
+        python = self._venv / "bin" / "python"
+        if not python.exists():
+            raise UserError(
+                f"{self.name}: no virtual environment at {self._venv}; `make bench-peers` makes it"
+            )
+        # This environment's modules are not for that one.
+        inherited = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        environment = inherited | self._environment
+        # -P: beside the script lie modules that are called as the libraries it needs
+        self._worker = Worker(self.name, [str(python), "-P", str(_WORKER)], environment)
+        try:
+            hello = self._worker.ask({"engine": self._engine}, _START)
+        except BaseException:  # Ctrl-C too
+            self.close()
+            raise
+        self.version = hello["version"]
+        self.settings = {**self.settings, **hello["settings"]}
+
+    def decode(
+        self,
+        prompt_tokens: tuple[int, ...],
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        seed: int = 0,
+    ) -> list[int]:
+        request = {
+            "prompt": list(prompt_tokens),
+            "max_new_tokens": max_new_tokens,
+            "temperature": temperature,
+            "seed": seed,
+            "eos": self._eos,
+        }
+        return self._worker.ask(request, _DECODE)["tokens"]
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+
+def _environment() -> Path:
+    """Beside this code; for a Ray job, which runs in a copy without it, in the workspace."""
+    return VENV if VENV.exists() else workspace() / VENV.name
+
+
+def vllm_peers(pair: Pair, venv: Path | None = None) -> Iterator[VllmPeer]:
+    """Autoregressive decoding, every draft model at every K, and n-grams."""
+    yield VllmPeer(pair, AUTOREGRESSIVE, venv=venv)
+    for draft in pair.spec.drafts:
+        for mode in DRAFT_MODEL:
+            yield VllmPeer(pair, mode, draft, venv)
+    for mode in NGRAM:
+        yield VllmPeer(pair, mode, venv=venv)
+
+
+def _kv_cache_bytes(pair: Pair) -> int:
+    """Room for one request in all models, four times over: vLLM rounds up to blocks, and takes all
+    of it at the start, in each of many workers."""
+    total = 0
+    for model in (pair.target, *pair.drafts.values()):
+        config = model.config.get_text_config(decoder=True)
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        total += 2 * config.num_hidden_layers * heads * width * 4 * pair.max_length
+    return max(1 << 26, 4 * total)

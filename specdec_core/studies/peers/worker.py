@@ -1,0 +1,102 @@
+"""A child process that answers JSON lines, and that never outlives its parent."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from tempfile import TemporaryFile
+from time import monotonic
+from typing import Any
+
+from specdec_core.base.errors import UserError
+
+
+class Worker:
+    """Runs `command` in a process group of its own; `name` is what errors call it.
+
+    It gets one JSON object a line on its standard input and answers each with one line on its
+    standard output; {"error": …} says why there is no answer. It must end when its input does:
+    that is how it goes when this process is killed. Between requests it waits in a read and costs
+    no processor time.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.name = name
+        self._log = TemporaryFile()  # noqa: SIM115 (closed in `close`)
+        self._pending = b""
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=environment,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C is for the parent, which then stops it
+        )
+
+    def ask(self, question: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """The answer to one question.
+
+        Raises:
+            UserError: the worker answered with an error, died (with the last line it printed),
+                did not answer within `timeout` seconds, or answered with something else than a
+                JSON object. It is stopped then.
+        """
+        try:
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            line = self._read_line(monotonic() + timeout)
+        except BrokenPipeError:
+            line = b""
+        except TimeoutError:
+            raise self._failure(f"did not answer within {timeout:g} s") from None
+        if not line:
+            self._process.wait()
+            raise self._failure(f"its worker ended: {self._last_words()}")
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise self._failure(f"its worker answered {line[:80]!r}, which is no JSON object")
+        if "error" in answer:
+            raise self._failure(answer["error"])
+        return answer
+
+    def close(self) -> None:
+        """Stop the worker and all that it started."""
+        if self._log.closed:
+            return
+        with suppress(ProcessLookupError):  # it and its children may be gone already
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._log.close()
+
+    def _read_line(self, deadline: float) -> bytes:
+        """A line without its end; empty when the output ends before."""
+        while b"\n" not in self._pending:
+            ready, _, _ = select.select([self._process.stdout], [], [], deadline - monotonic())
+            if not ready:
+                raise TimeoutError
+            chunk = self._process.stdout.read(1 << 16)
+            if not chunk:
+                return b""
+            self._pending += chunk
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line
+
+    def _last_words(self) -> str:
+        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 10_000))
+        lines = self._log.read().decode(errors="replace").split("\n")
+        said = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return said or f"exit status {self._process.returncode}"
+
+    def _failure(self, what: str) -> UserError:
+        self.close()
+        return UserError(f"{self.name}: {what}")

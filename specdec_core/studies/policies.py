@@ -1,0 +1,154 @@
+"""Length policies compared on recordings: the table that the papers lead with, and how well what is
+chosen on one set of prompts does on another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pandas as pd
+
+from specdec_core.config import Configuration, DraftModelDrafter
+from specdec_core.cost import Profile
+from specdec_core.search.results import METRIC, ORACLE, Trial, by_estimate
+from specdec_core.tokens.statistics import Counts
+
+FIXED = "fixed"
+ADAPTIVE = "any adaptive"  # as a family: all that decide anew in every round
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What was replayed on one recording."""
+
+    name: str
+    trials: list[Trial]
+    profile: Profile
+    context: float  # tokens in the cache half-way through the outputs
+
+    def latency(self, trial: Trial) -> float:
+        """Modelled seconds a token (SpecDec++, Eq. 3.1 over N)."""
+        counts, draft = Counts(**trial.counts), draft_of(trial.configuration)
+        profile = self.profile.under(trial.configuration)
+        return profile.estimate_seconds(counts, draft, self.context) / max(counts.n, 1)
+
+    def families(self) -> dict[tuple[str | None, str], list[Trial]]:
+        """The trials by draft and family, the fastest first in each, families by their fastest."""
+        found: dict[tuple[str | None, str], list[Trial]] = {}
+        for trial in by_estimate(self.trials):
+            key = draft_of(trial.configuration), trial.configuration.family
+            found.setdefault(key, []).append(trial)
+        return found
+
+
+def draft_of(configuration: Configuration) -> str | None:
+    """The draft model, None where there is none."""
+    return configuration.draft
+
+
+def best_of_families(sets: list[Compared]) -> pd.DataFrame:
+    """One row a recording, draft and family: its fastest configuration with `latency_ms`,
+    `speedup`, `over_fixed` (the speedup over the best fixed K with the same draft, less 1),
+    `of_oracle` (the share of the oracle's speedup with that draft), the rates, and MAT. NaN where
+    there is no fixed K or no oracle."""
+    rates = ("discard_rate", "verification_rate", "mat", "acceptance_rate")
+    rows = []
+    for compared in sets:
+        families = compared.families()
+        # Families are in the order of their fastest; drafts come in the order of their names.
+        for (draft, family), trials in sorted(families.items(), key=lambda own: own[0][0] or ""):
+            best = trials[0]
+            rows.append(
+                {
+                    "recording": compared.name,
+                    "draft": draft or "",
+                    "family": family,
+                    "configuration": _label(best.configuration),
+                    "config_id": best.id,
+                    "tried": len(trials),
+                    "latency_ms": 1e3 * compared.latency(best),
+                    "speedup": best.metrics[METRIC],
+                    "over_fixed": _gain(best, families.get((draft, FIXED))) - 1,
+                    "of_oracle": _gain(best, families.get((draft, ORACLE))),
+                    **{name: best.metrics[name] for name in rates},
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def transfers(sets: list[Compared]) -> pd.DataFrame:
+    """One row a draft, family, recording `chosen_on` and recording `used_on`: how much slower the
+    configuration that is the family's best on the one is on the other than that one's own best
+    (`loss`, in modelled latency: 0.01 is 1 %). Only what was replayed on both counts. The family
+    "any adaptive" is the best of all that adapt."""
+    rows = []
+    for chosen in sets:
+        for used in sets:
+            theirs = {_key(trial): trial for trial in used.trials}
+            own = [trial for trial in chosen.trials if _key(trial) in theirs]
+            for (draft, family), trials in _pools(own).items():
+                best = by_estimate(trials)[0]
+                at_best = min(used.latency(theirs[_key(trial)]) for trial in trials)
+                rows.append(
+                    {
+                        "draft": draft or "",
+                        "family": family,
+                        "chosen_on": chosen.name,
+                        "used_on": used.name,
+                        "configuration": _label(best.configuration),
+                        "loss": used.latency(theirs[_key(best)]) / at_best - 1,
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+def everything(sets: list[Compared]) -> pd.DataFrame:
+    """One row a configuration and recording, the fastest first."""
+    rows = [
+        {
+            "recording": compared.name,
+            "draft": draft_of(trial.configuration) or "",
+            "family": trial.configuration.family,
+            "configuration": _label(trial.configuration),
+            "config_id": trial.id,
+            "latency_ms": 1e3 * compared.latency(trial),
+            **trial.metrics,
+            **trial.counts,
+        }
+        for compared in sets
+        for trial in by_estimate(compared.trials)
+    ]
+    return pd.DataFrame(rows)
+
+
+def _pools(trials: Iterable[Trial]) -> dict[tuple[str | None, str], list[Trial]]:
+    """Among which the best is chosen: each family of a draft, and all that adapt."""
+    pools: dict[tuple[str | None, str], list[Trial]] = {}
+    for trial in trials:
+        draft, family = draft_of(trial.configuration), trial.configuration.family
+        if family == ORACLE:
+            continue
+        pools.setdefault((draft, family), []).append(trial)
+        adapts = isinstance(trial.configuration.drafter, DraftModelDrafter) and family != FIXED
+        if adapts:
+            pools.setdefault((draft, ADAPTIVE), []).append(trial)
+    return pools
+
+
+def _gain(trial: Trial, others: list[Trial] | None) -> float:
+    return trial.metrics[METRIC] / others[0].metrics[METRIC] if others else float("nan")
+
+
+def _key(trial: Trial) -> str:
+    """The same drafting, whatever the sampling."""
+    drafter = trial.configuration.drafter
+    return drafter.model_dump_json() if drafter else ""
+
+
+def _label(configuration: Configuration) -> str:
+    """Without the draft and the sampling, which are named elsewhere."""
+    drafter = configuration.drafter
+    if drafter is None:
+        return configuration.family
+    policy = getattr(drafter, "policy", None)
+    return policy.label if policy is not None else drafter.label

@@ -1,0 +1,219 @@
+"""Measuring a pair's profile on this machine.
+
+The engine is imported where it is used: reading a profile needs neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import (
+    AUTOREGRESSIVE,
+    Configuration,
+    DraftModelDrafter,
+    FixedPolicy,
+    Policy,
+)
+from specdec_core.cost.forward import ForwardCost, Measurement
+from specdec_core.cost.profile import Profile, policies_of, policy_key
+from specdec_core.tokens.statistics import Round
+
+if TYPE_CHECKING:
+    from specdec_core.models.pair import Pair
+    from specdec_core.models.runner import ModelRunner
+
+WIDTHS = (1, 2, 3, 5, 8, 12, 16, 24, 33)  # up to a tree of 32 candidates
+CONTEXTS = (64, 256, 512)
+BATCHES = (1, 2, 4, 8, 16)
+# Tokens of a forward at most where batches are not asked for: of large ones few widths tell all.
+_MOST_TOKENS = 144
+
+
+def profile_pair(
+    pair: Pair,
+    widths: Sequence[int] = WIDTHS,
+    contexts: Sequence[int] | None = None,
+    batches: Sequence[int] | None = None,
+    repeats: int = 7,
+    on_step: Callable[[int, int], None] | None = None,
+) -> Profile:
+    """Measure forwards of every model of `pair` at every width, context and batch, fit them, and
+    measure what the engine adds.
+
+    The models take turns within a repeat, so that a change of the machine's load falls on all of
+    them alike; a measurement is the median of its repeats. Contexts unset are :data:`CONTEXTS` as
+    far as the pair can hold them, batches unset :data:`BATCHES`, the larger of them at the smaller
+    widths only. `on_step(done, total)` is called after every repeat. Sizes that
+    are not positive or do not fit are a :class:`UserError`.
+    """
+    room = pair.max_length - max(widths)
+    if contexts is None:
+        contexts = [context for context in CONTEXTS if context <= room] or [max(room, 1)]
+    most = math.inf if batches else max(_MOST_TOKENS, max(widths))
+    batches = batches or BATCHES
+    for name, sizes in (("widths", widths), ("contexts", contexts), ("batches", batches)):
+        if min(sizes) < 1:
+            raise UserError(f"profile {name} must be at least 1 (got {min(sizes)})")
+    if max(contexts) > room:
+        raise UserError(
+            f"{max(widths)} tokens after a context of {max(contexts)} are more than the"
+            f" {pair.max_length} that the pair can hold"
+        )
+    if repeats < 1:
+        raise UserError(f"profile repeats must be at least 1 (got {repeats})")
+
+    runners = {_TARGET: pair.open_runner(None, max(batches))}
+    runners |= {name: pair.open_runner(name, max(batches)) for name in pair.drafts}
+    shapes = [
+        (width, batch)
+        for batch in sorted(set(batches))
+        for width in sorted(set(widths))
+        if width * batch <= most or width == min(widths)
+    ]
+    measured: dict[str, list[Measurement]] = {name: [] for name in runners}
+    done, total = 0, len(set(contexts)) * (repeats + 1)
+    for context in sorted(set(contexts)):
+        samples = {(name, *shape): [] for name in runners for shape in shapes}
+        for runner in runners.values():
+            fill(runner, context)
+        for _ in range(repeats + 1):
+            for name, runner in runners.items():
+                time_forward(runner, *shapes[-1])  # its weights are back in the caches
+                for shape in shapes:
+                    samples[name, *shape].append(time_forward(runner, *shape))
+            done += 1
+            if on_step:
+                on_step(done, total)
+        for (name, width, batch), times in samples.items():
+            seconds = statistics.median(times[1:])  # the first one warmed up
+            measured[name].append(
+                Measurement(width=width, context=context, batch=batch, seconds=seconds)
+            )
+    costs = {name: ForwardCost.fit(measurements) for name, measurements in measured.items()}
+    profile = Profile(
+        target=costs.pop(_TARGET),
+        drafts=costs,
+        device=str(pair.target.device),
+        target_dtype=_dtype(pair.target),
+        draft_dtype=_dtype(next(iter(pair.drafts.values()), pair.target)),
+        threads=pair.spec.runner.threads,
+    )
+    return profile.model_copy(update=_overheads(profile, pair))
+
+
+def measure_policies(
+    pair: Pair, configurations: Iterable[Configuration], rounds: int = 60
+) -> dict[str, float]:
+    """Seconds that the length policies of `configurations` take for a candidate token, by
+    :func:`policy_key`: asked behind each of a round's candidates and told the outcome. Policies
+    that only a replay can follow have none. Raises :class:`UserError` for an unknown head.
+    """
+    import torch
+
+    from specdec_core.drafting.policies.build import build_policy
+    from specdec_core.drafting.policies.policy import Signals
+
+    wanted: dict[str, tuple[str, Policy]] = {}
+    for configuration in configurations:
+        for draft, policy in policies_of(configuration):
+            if policy.kind != "oracle":
+                draft = pair.draft_name(draft)
+                wanted.setdefault(policy_key(draft, policy), (draft, policy))
+    policies = {
+        key: build_policy(settings, partial(pair.load_head, draft))
+        for key, (draft, settings) in wanted.items()
+    }
+    seen = {}
+    for draft in {draft for draft, _ in wanted.values()}:
+        runner = pair.open_runner(draft, 1)
+        runner.watch_hidden(True)
+        seen[draft] = runner.forward([0], [[1]])[:, -1], runner.hidden[:, -1]
+        runner.watch_hidden(False)
+    seconds: dict[str, list[float]] = {key: [] for key in policies}
+    with torch.inference_mode():
+        for _ in range(rounds):
+            for key, policy in policies.items():
+                logits, hidden = seen[wanted[key][0]]
+                start = time.perf_counter()
+                policy.limit(0)
+                for position in range(1, _CANDIDATES + 1):
+                    policy.go_on(Signals([0], [1], [position], logits, None, hidden))
+                policy.observe(0, _CANDIDATES, _CANDIDATES - 1)
+                seconds[key].append((time.perf_counter() - start) / _CANDIDATES)
+    return {key: statistics.median(times) for key, times in seconds.items()}
+
+
+_CANDIDATES = 4  # of a round
+_TARGET = "\0target"  # beside the drafts' names, which people choose
+
+
+def _dtype(model: Any) -> str:
+    return str(model.dtype).removeprefix("torch.")
+
+
+def fill(runner: ModelRunner, context: int) -> None:
+    """Bring every row to `context` cached tokens; which ones does not change a forward's time."""
+    missing = [[1] * (context - length) for length in runner.lengths]
+    runner.prefill(range(len(missing)), missing)
+
+
+def time_forward(runner: ModelRunner, width: int, batch: int) -> float:
+    """Seconds of a forward of `width` tokens of the first `batch` rows, which are as they were."""
+    lengths = runner.lengths[:batch]
+    start = time.perf_counter()
+    logits = runner.forward(range(batch), [[1] * width] * batch)
+    logits[0, 0, 0].item()  # waits for the device
+    seconds = time.perf_counter() - start
+    for row, length in enumerate(lengths):
+        runner.truncate(row, length)
+    return seconds
+
+
+def _overheads(profile: Profile, pair: Pair, repeats: int = 3) -> dict[str, Any]:
+    """`round_overhead` and `draft_overhead` from short runs of the engine.
+
+    A round's is what autoregressive rounds take beyond their forwards; a drafting step's is what
+    remains of drafting rounds after all forwards and the rounds' overhead.
+    """
+    from specdec_core.engine.engine import Engine, Request
+
+    prompt = min(64, pair.max_length // 2)
+    tokens = min(32, pair.max_length // 2)
+    request = Request("profile", (1,) * prompt, tokens, ignore_eos=True)
+    policy = FixedPolicy(max_tokens=4)
+    runs = {_TARGET: AUTOREGRESSIVE} | {
+        name: Configuration(drafter=DraftModelDrafter(draft=name, policy=policy))
+        for name in profile.drafts
+    }
+    engine = Engine(pair)
+    rounds: dict[str, list[Round]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, configuration in runs.items():
+            engine.configure(configuration)
+            (generation,) = engine.generate([request])
+            rounds[name] += generation.rounds
+    context = prompt + tokens / 2
+
+    def beyond_target(r: Round) -> float:
+        seconds = r.draft_seconds + r.target_seconds + r.other_seconds
+        return seconds - profile.t_target(1 + r.drafted, context)
+
+    # A median over rounds, because what disturbs the machine falls on some of them.
+    per_round = max(statistics.median(map(beyond_target, rounds.pop(_TARGET))), 0.0)
+    per_draft = {
+        name: statistics.median(
+            (beyond_target(r) - per_round) / r.draft_forwards for r in own if r.draft_forwards
+        )
+        - profile.t_draft(name, context)
+        for name, own in rounds.items()
+    }
+    return {
+        "round_overhead": per_round,
+        "draft_overhead": {name: max(seconds, 0.0) for name, seconds in per_draft.items()},
+    }

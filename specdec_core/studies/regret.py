@@ -1,0 +1,118 @@
+"""What choosing among arms cost: stopping-time regret against the best arm in hindsight, and the
+papers' bounds on it (BanditSpec, Hou et al., 2025)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+
+import numpy as np
+
+from specdec_core.tokens.statistics import Round
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """How a request, or a batch of requests that began together, was decoded: for each round the
+    `tokens` that it added and its `cost`, 1 a request for a count of rounds or its seconds. Both
+    have shape (rounds,)."""
+
+    tokens: np.ndarray
+    cost: np.ndarray
+
+    @classmethod
+    def of(cls, *batch: Sequence[Round], timed: bool = False) -> Course:
+        """The rounds of the requests of a batch, counted or in seconds, which they share."""
+        steps = [[r for r in step if r is not None] for step in zip_longest(*batch)]
+        tokens = np.array([sum(r.generated for r in step) for step in steps])
+        if not timed:
+            return cls(tokens, np.array([float(len(step)) for step in steps]))
+        return cls(tokens, np.array([max(map(seconds_of, step)) for step in steps]))
+
+    @cached_property
+    def reached(self) -> np.ndarray:
+        """Tokens (rounds + 1,) after each round, from 0 on."""
+        return np.concatenate([[0], np.cumsum(self.tokens)])
+
+    @cached_property
+    def spent(self) -> np.ndarray:
+        """Cost (rounds + 1,) after each round, from 0 on: at its end ST, the stopping time."""
+        return np.concatenate([[0.0], np.cumsum(self.cost)])
+
+    def cost_of(self, tokens: np.ndarray) -> np.ndarray:
+        """What the first `tokens` tokens cost; within a round in proportion, beyond the last one
+        (outputs may differ by a near-tie) at the mean."""
+        known = np.interp(tokens, self.reached, self.spent)
+        beyond = np.maximum(tokens - self.reached[-1], 0)
+        return known + beyond * self.spent[-1] / max(self.reached[-1], 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Regret:
+    """Regret after each round, over the requests in their order."""
+
+    tokens: np.ndarray  # (rounds,) written so far
+    spent: np.ndarray  # (rounds,) their cost
+    regret: np.ndarray  # (rounds,) the cost beyond that of the same tokens with the reference
+
+    @property
+    def total(self) -> float:
+        """ST of the one less ST of the other."""
+        return float(self.regret[-1])
+
+
+def seconds_of(r: Round) -> float:
+    """Drafting, verifying and everything else of a round."""
+    return r.draft_seconds + r.target_seconds + r.other_seconds
+
+
+def best_arm(arms: Sequence[Sequence[Course]]) -> int:
+    """The arm with the least cost over all its requests, i*."""
+    costs = [sum(course.spent[-1] for course in courses) for courses in arms]
+    return int(np.argmin(costs))
+
+
+def regret(courses: Sequence[Course], reference: Sequence[Course]) -> Regret:
+    """What `courses` cost more than `reference`, decodings of the same requests in the same order.
+
+    At the end it is the stopping-time regret ST(ALG) − ST(ALG_i*) where `reference` is the best
+    arm's. A request whose output ends earlier than the reference's is compared up to there.
+    """
+    if len(courses) != len(reference) or not courses:
+        raise ValueError(f"{len(courses)} requests against {len(reference)}")
+    tokens, spent, theirs = [], [], []
+    written = own = other = 0.0
+    for course, same in zip(courses, reference, strict=True):
+        tokens.append(written + course.reached[1:])
+        spent.append(own + course.spent[1:])
+        theirs.append(other + same.cost_of(course.reached[1:]))
+        written, own, other = tokens[-1][-1], spent[-1][-1], theirs[-1][-1]
+    total = np.concatenate(spent)
+    return Regret(np.concatenate(tokens), total, total - np.concatenate(theirs))
+
+
+def mean_tokens(courses: Iterable[Course]) -> float:
+    """μ of an arm: tokens a round of a request, from courses that count rounds."""
+    courses = list(courses)
+    return sum(c.reached[-1] for c in courses) / sum(c.spent[-1] for c in courses)
+
+
+def hardness(means: Sequence[float]) -> float:
+    """H = Σ 1 / (μ_i* Δ_i) over the arms that are worse than the best."""
+    best = max(means)
+    return sum(1 / (best * (best - mean)) for mean in means if mean < best)
+
+
+def ucb_bound(means: Sequence[float], longest: int, lengths: np.ndarray) -> np.ndarray:
+    """The order of UCBSpec's stopping-time regret, H L² log E[len], at each of `lengths` tokens.
+    The theorem leaves out the constant; here it is 1."""
+    return hardness(means) * longest**2 * np.log(np.maximum(lengths, 1))
+
+
+def exp3_bound(arms: int, longest: int, rounds: np.ndarray) -> np.ndarray:
+    """The order of EXP3Spec's stopping-time regret, L √(ST K log K), where ST are the `rounds` of
+    the best arm. The theorem leaves out the constant; here it is 1."""
+    return longest * np.sqrt(np.asarray(rounds) * arms * math.log(arms))

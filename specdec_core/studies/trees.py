@@ -1,0 +1,161 @@
+"""Planned trees against a grid of them, all replayed on a recording: does the planner find what
+trying everything finds?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from specdec_core.config import Configuration, TreeDrafter
+from specdec_core.cost import Profile
+from specdec_core.search.tree_plan import (
+    KConfigurations,
+    PlannedTree,
+    StaticTrees,
+    fastest,
+    k_configurations,
+    of_branching,
+)
+from specdec_core.tokens.statistics import Counts
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from specdec_core.recordings.replay import Replay
+
+CHAIN, GRID, PLANNED_K, PLANNED = "chain", "grid", "planned k", "planned"
+KINDS = (CHAIN, GRID, PLANNED_K, PLANNED)
+
+
+@dataclass(frozen=True)
+class TreeComparison:
+    """Trees of one draft on one recording.
+
+    `grid` has one row a k-configuration, all of them within the budget; `budgets` one row a budget
+    and kind: the best chain and the best of the grid by replay, and the planner's choices, which
+    know the acceptance rates and the profile only. Columns: `shape`, `nodes`, `depth`, `expected`
+    (tokens a round, by the planner's model), `mat` (by replay), `speedup` (modelled by the profile
+    from replayed counts), and `branching` as in a configuration. `proposed` is, of all trees that
+    are planned for some number of nodes and levels, the fastest by replay.
+    """
+
+    draft: str
+    acceptance: np.ndarray  # by rank
+    grid: pd.DataFrame
+    budgets: pd.DataFrame
+    proposed: dict[str, Any]  # a row
+
+    @property
+    def configuration(self) -> Configuration:
+        """The proposed tree, to search around or to serve."""
+        return Configuration(
+            drafter=TreeDrafter(draft=self.draft, branching=self.proposed["branching"])
+        )
+
+    def best(self, kind: str) -> dict[str, Any]:
+        """The fastest of a kind by replay."""
+        rows = self.budgets[self.budgets["kind"] == kind]
+        return rows.loc[rows["speedup"].idxmax()].to_dict()
+
+
+def budgets_up_to(nodes: int) -> list[int]:
+    """Where the comparison looks at trees: finely where a node more matters most."""
+    steps = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
+    return sorted({*(step for step in steps if step < nodes), nodes})
+
+
+def compare_trees(
+    replay: Replay,
+    profile: Profile,
+    draft: str | None = None,
+    nodes: int = 32,
+    depth: int = 10,
+    on_step: Callable[[int, int], None] | None = None,
+) -> TreeComparison:
+    """Plan trees of at most `nodes` nodes and `depth` levels from the recorded acceptance rates;
+    replay them and every k-configuration. `on_step(done, total)` is called after every replay.
+
+    Raises :class:`UserError` where the recording has no such draft or is not greedy.
+    """
+    name = replay.recording.draft_name(draft)
+    acceptance = replay.track(name).acceptance(nodes)
+    known = _Replayed(replay, profile, name, on_step)
+    shapes = [of_branching(acceptance, b) for b in k_configurations(nodes, depth)]
+    planners = {
+        PLANNED_K: KConfigurations(acceptance, nodes, depth),
+        PLANNED: StaticTrees(acceptance, nodes, depth),
+    }
+    candidates = {
+        tree.children: tree for planner in planners.values() for tree in planner.candidates()
+    }
+    known.expect([*shapes, *candidates.values()])
+    grid = pd.DataFrame([known.row(tree) for tree in shapes])
+    rows = []
+    for budget in budgets_up_to(nodes):
+        within = grid[grid["nodes"] <= budget]
+        chains = within[within["nodes"] == within["depth"]]
+        for kind, found in ((CHAIN, chains), (GRID, within)):
+            best = found.loc[found["speedup"].idxmax()]
+            rows.append({"kind": kind, "budget": budget, **best})
+        for kind, planner in planners.items():
+            tree = fastest(planner, known.seconds, budget)
+            rows.append({"kind": kind, "budget": budget, **known.row(tree)})
+    proposed = max(map(known.row, candidates.values()), key=lambda row: row["speedup"])
+    return TreeComparison(name, acceptance, grid, pd.DataFrame(rows), proposed)
+
+
+class _Replayed:
+    """Trees, each replayed once."""
+
+    def __init__(
+        self,
+        replay: Replay,
+        profile: Profile,
+        draft: str,
+        on_step: Callable[[int, int], None] | None,
+    ) -> None:
+        self.replay, self.profile, self.draft, self.on_step = replay, profile, draft, on_step
+        self.context = replay.recording.prompts.context
+        self.rows: dict[tuple[tuple[int, ...], ...], dict[str, Any]] = {}
+        self.total = 0
+
+    def expect(self, trees: Iterable[PlannedTree]) -> None:
+        self.total = len({tree.children for tree in trees})
+
+    def row(self, tree: PlannedTree) -> dict[str, Any]:
+        if tree.children not in self.rows:
+            self.rows[tree.children] = self._replay(tree)
+            if self.on_step is not None:
+                self.on_step(len(self.rows), max(self.total, len(self.rows)))
+        return self.rows[tree.children]
+
+    def seconds(self, tree: PlannedTree) -> float:
+        """Of a round with `tree`, as the profile has it."""
+        counts = Counts(
+            requests=1,
+            n=1,
+            n_draft=tree.depth,
+            n_target=1,
+            n_discarded=0,
+            n_drafted=tree.nodes,
+            n_accepted=0,
+            n_target_tokens=1,
+            n_draft_tokens=tree.draft_tokens,
+        )
+        return self.profile.estimate_seconds(counts, self.draft, self.context)
+
+    def _replay(self, tree: PlannedTree) -> dict[str, Any]:
+        drafter = TreeDrafter(draft=self.draft, branching=tree.children)
+        sampling = self.replay.header.sampling
+        counts = self.replay.run(Configuration(drafter=drafter, sampling=sampling)).counts
+        return {
+            "shape": tree.label,
+            "nodes": tree.nodes,
+            "depth": tree.depth,
+            "expected": 1 + tree.expected,
+            "mat": counts.metrics()["mat"],
+            "speedup": self.profile.speedup(counts, self.draft, self.context),
+            "branching": drafter.branching,
+        }

@@ -1,0 +1,1 @@
+"""Token trees: sampling, coupling, verification, and the statistics of rounds."""

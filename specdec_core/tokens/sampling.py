@@ -1,0 +1,141 @@
+"""From logits to probabilities, and from probabilities to tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec_core.config import Sampling
+from specdec_core.tokens.coupling import SharedNoise
+
+_LEAST = torch.finfo(torch.float32).tiny
+
+
+def warp(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Probabilities (..., vocabulary) in float32 after temperature, top-k and top-p, in this order,
+    as in transformers. Top-p keeps the smallest set of most likely tokens of at least that mass.
+
+    The temperature must not be 0: greedy decoding has no distribution.
+    """
+    scores = logits.float()
+    if sampling.temperature != 1:
+        scores = scores / sampling.temperature
+    if 0 < sampling.top_k < scores.shape[-1]:
+        smallest_kept = scores.topk(sampling.top_k, dim=-1).values[..., -1:]
+        scores = scores.masked_fill(scores < smallest_kept, -torch.inf)
+    if sampling.top_p < 1:
+        ordered, order = scores.sort(dim=-1, descending=True)
+        probabilities = ordered.softmax(dim=-1)
+        before = probabilities.cumsum(dim=-1) - probabilities
+        dropped = torch.zeros_like(scores, dtype=torch.bool)
+        dropped.scatter_(-1, order, before >= sampling.top_p)
+        scores = scores.masked_fill(dropped, -torch.inf)
+    return scores.softmax(dim=-1)
+
+
+def distributions(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor | None:
+    """What the rows of `logits` (rows, ..., vocabulary) are sampled from, each warped by its own
+    sampling, at temperature 1 where that is greedy; None where all are greedy. Rows that sample
+    alike are warped together."""
+    first = samplings[0]
+    if all(sampling is first or sampling == first for sampling in samplings):
+        return None if first.greedy else warp(logits, first)
+    rows: dict[Sampling, list[int]] = {}
+    for row, sampling in enumerate(samplings):
+        rows.setdefault(sampling, []).append(row)
+    if all(sampling.greedy for sampling in rows):
+        return None
+    probs = logits.float().softmax(dim=-1)
+    for sampling, own in rows.items():
+        if not sampling.greedy:
+            probs[own] = warp(logits[own], sampling)
+    return probs
+
+
+def warp_rows(logits: Tensor, samplings: Sequence[Sampling]) -> list[Tensor | None]:
+    """The :func:`distributions` of each row (..., vocabulary); None where it is greedy."""
+    return by_row(distributions(logits, samplings), samplings)
+
+
+def by_row(probs: Tensor | None, samplings: Sequence[Sampling]) -> list[Tensor | None]:
+    """The rows of what :func:`distributions` returned; None where a row is greedy."""
+    if probs is None:
+        return [None] * len(samplings)
+    own = zip(samplings, probs.unbind(), strict=True)
+    return [None if sampling.greedy else row for sampling, row in own]
+
+
+def draw(probabilities: Tensor, uniforms: Sequence[float]) -> list[int]:
+    """For each row of `probabilities` (rows, vocabulary) the token whose slice of the cumulative
+    distribution holds that row's uniform number in [0, 1).
+
+    The weights need not sum to 1. A token of weight 0 is never drawn.
+    """
+    return quantile(probabilities, uniforms).tolist()
+
+
+def quantile(probabilities: Tensor, uniforms: Sequence[float]) -> Tensor:
+    """:func:`draw`'s tokens (rows,), still on their device."""
+    return _quantiles(probabilities, torch.from_numpy(np.array(uniforms)[:, None]))[:, 0]
+
+
+def draw_siblings(
+    probabilities: Tensor, uniforms: Sequence[Sequence[float]], replacement: bool = False
+) -> tuple[list[list[int]], list[Tensor]]:
+    """Several tokens from each row of `probabilities` (rows, vocabulary), one for each of the row's
+    uniform numbers; and the distributions (rows, vocabulary) that the first, second, … tokens were
+    drawn from. Without `replacement` these are what the tokens before have left, and a row runs out
+    of tokens where none of weight above 0 is left.
+    """
+    most = max(map(len, uniforms))
+    padded = [[*own, *[0.0] * (most - len(own))] for own in uniforms]
+    quantiles = torch.tensor(padded, dtype=torch.float64).reshape(len(padded), most)
+    if replacement or most == 1:
+        drawn = _quantiles(probabilities, quantiles).tolist()
+        sources = [probabilities] * most
+    else:
+        left, tokens, sources = probabilities, [], []
+        for column in quantiles.split(1, dim=1):
+            if tokens:
+                left = left.scatter(1, tokens[-1].clamp(min=0), 0)
+                left = left / left.sum(dim=1, keepdim=True).clamp_min(_LEAST)
+            some = left.sum(dim=1, keepdim=True) > 0
+            tokens.append(torch.where(some, _quantiles(left, column), -1))
+            sources.append(left)
+        drawn = torch.cat(tokens, dim=1).tolist()
+    counted = zip(drawn, uniforms, strict=True)
+    return [[t for t in row[: len(own)] if t >= 0] for row, own in counted], sources
+
+
+def _quantiles(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """The tokens (rows, n) at the uniform numbers (rows, n) of each row of `weights` (rows,
+    vocabulary)."""
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    scaled = uniforms.to(cumulative.device) * cumulative[:, -1:]
+    found = torch.searchsorted(cumulative, scaled, right=True)
+    return found.clamp_(max=weights.shape[-1] - 1)
+
+
+class RandomStream:
+    """A request's own randomness: what it draws does not depend on who shares its batch.
+
+    `uniform()` is its next uniform number, `noise` what coupled sampling shares between models.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.uniform = random.Random(seed).random
+        self.noise = SharedNoise(seed)
+
+
+def to_host(*values: Tensor) -> list[list[float]]:
+    """The numbers of vectors of one length (n,) on one device, with a single copy from it."""
+    if values[0].device.type == "cpu":
+        return [own.tolist() for own in values]
+    if len(values) == 1:
+        return [values[0].tolist()]
+    # Tokens are exact in double precision.
+    return torch.stack([own.double() for own in values]).tolist()

@@ -1,0 +1,105 @@
+"""Everything drafted is a token tree; a chain is the tree of width 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from specdec_core.tokens.statistics import Origin
+
+ROOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """The distribution that a candidate was drawn from, where another process has it: the
+    candidate's own probability, and a way to get all of it."""
+
+    probability: float
+    fetch: Callable[[], Tensor]
+
+
+@dataclass(slots=True)
+class TokenTree:
+    """Candidate tokens in the order drawn, parents before children.
+
+    `parents[i]` is a node or ROOT, the last token of the committed text. `draft_probs[i]` is the
+    distribution (vocabulary,) that node i was drawn from; None is a deterministic proposal, the
+    one-hot distribution. Of siblings drawn without replacement each carries what was left of the
+    distribution when it was drawn. Greedy decoding needs no distributions.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    draft_probs: list[Tensor | Elsewhere | None] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
+    draft_forwards: int = 0  # forward passes of the draft model that it took
+    draft_tokens: int = 0  # places at which these gave a distribution: one a forward in a chain
+    arm: int | None = None  # which of a bandit's arms proposed it
+    fed: int | None = None  # its first nodes, which the target has read; unset, all
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], origin: Origin) -> TokenTree:
+        """A deterministic chain."""
+        n = len(tokens)
+        return cls(list(tokens), list(range(-1, n - 1)), [None] * n, [origin] * n)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(
+        self,
+        token: int,
+        parent: int,
+        origin: Origin,
+        probs: Tensor | Elsewhere | None = None,
+    ) -> int:
+        """Append a node and return its number."""
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.draft_probs.append(probs)
+        self.origins.append(origin)
+        return len(self.tokens) - 1
+
+    def graft(self, parent: int, tokens: Sequence[int], origin: Origin) -> int:
+        """Make the deterministic phrase `tokens` follow `parent`, sharing the nodes that say the
+        same already; returns the phrase's last node."""
+        for token in tokens:
+            same = (
+                node
+                for node in range(parent + 1, len(self))
+                if self.parents[node] == parent and self.tokens[node] == token
+            )
+            node = next(same, None)
+            parent = self.add(token, parent, origin) if node is None else node
+        return parent
+
+    @property
+    def read(self) -> int:
+        """How many of its nodes the target has read: the first ones."""
+        return len(self) if self.fed is None else self.fed
+
+    @property
+    def is_chain(self) -> bool:
+        return self.parents == list(range(-1, len(self.parents) - 1))
+
+    @property
+    def depth(self) -> int:
+        """Candidates behind each other at most."""
+        return max(self.depths(), default=-1) + 1
+
+    def depths(self) -> list[int]:
+        """How many nodes are above each node."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent == ROOT else depths[parent] + 1)
+        return depths
+
+    def children(self) -> dict[int, list[int]]:
+        """The children of each inner node (and of ROOT) in the order drawn."""
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(self.parents):
+            children.setdefault(parent, []).append(node)
+        return children

@@ -1,0 +1,218 @@
+"""Who sees whom in a token tree: masks that are built once and sliced (improved MCSD, §3.2).
+
+Nodes are numbered parents first. So the first nodes of a tree are a tree themselves, whose mask is
+the upper left corner of the whole tree's, and what one forward pass feeds are some of its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec_core.tokens.token_tree import ROOT
+
+_KEPT = 512  # shapes remembered at once
+_LEAST_CHAIN = 64
+
+
+def static_tree(children: Iterable[Sequence[int]]) -> list[int]:
+    """The parents of a tree, numbered level by level, in which `children[i]` says how many children
+    each node of level i has, the text's last token being level 0."""
+    parents: list[int] = []
+    level: Sequence[int] = [ROOT]
+    for counts in children:
+        first = len(parents)
+        for node, count in zip(level, counts, strict=True):
+            parents += [node] * count
+        level = range(first, len(parents))
+    return parents
+
+
+def k_configuration(branching: Iterable[int]) -> list[int]:
+    """The parents of a tree in which each node of level i has `branching[i]` children."""
+    children, width = [], 1
+    for count in branching:
+        children.append([count] * width)
+        width *= count
+    return static_tree(children)
+
+
+def fork(width: int, depth: int) -> list[int]:
+    """The parents of `width` chains of `depth` nodes, numbered level by level."""
+    return k_configuration([width, *[1] * (depth - 1)])
+
+
+def below_text(parents: Iterable[int]) -> list[int]:
+    """The parents when the text's last token is fed with the tree, as its first node."""
+    return [ROOT, *(parent + 1 for parent in parents)]
+
+
+class Topology:
+    """A shape of tree: its `parents`, the `depths` (nodes,) of its nodes, and its masks. With the
+    topology that it begins with, only what is new is looked at."""
+
+    def __init__(
+        self,
+        parents: Sequence[int],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        begins: Topology | None = None,
+    ) -> None:
+        self.parents, self.dtype, self.device = tuple(parents), dtype, device
+        known = 0 if begins is None else len(begins)
+        self.depth_list: list[int] = [] if begins is None else begins.depth_list[:]
+        sees = self._sees = np.zeros((len(self), len(self)), dtype=bool)
+        if begins is not None:
+            sees[:known, :known] = begins._sees
+        for node, parent in enumerate(self.parents[known:], known):
+            self.depth_list.append(0 if parent == ROOT else self.depth_list[parent] + 1)
+            if parent != ROOT:
+                sees[node] = sees[parent]
+            sees[node, node] = True
+        self._slices: dict[tuple[int | None, int, int], Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    @cached_property
+    def depths(self) -> Tensor:
+        return torch.tensor(self.depth_list, dtype=torch.long)
+
+    def mask(self, window: int | None) -> Tensor:
+        """The big additive mask (nodes, 1 + nodes + 1), within a sliding window or without one: who
+        sees the text, in column 0, and node i, in column 1 + i. The last column is what lies behind
+        the tree, which nobody sees. Which of the text is outside the window is not said here."""
+        return self.rows(window, 0, len(self))[0]
+
+    def rows(self, window: int | None, first: int, count: int) -> Tensor:
+        """Rows of :meth:`mask`, (1, count, columns)."""
+        found = self._slices.get((window, first, count))
+        if found is None:
+            sees = self._sees[first : first + count]
+            if window is not None:
+                depths = np.array(self.depth_list)
+                sees = sees & (depths[first : first + count, None] - depths < window)
+            mask = np.full((1, len(sees), len(self) + 2), torch.finfo(self.dtype).min, np.float32)
+            mask[..., 0] = 0
+            mask[0, :, 1:-1][sees] = 0
+            found = torch.from_numpy(mask).to(self.device, self.dtype)
+            self._slices[window, first, count] = found
+        return found
+
+
+class Topologies:
+    """The shapes that a model's forwards meet. Each is built once; all else are slices."""
+
+    def __init__(self, positions: int, dtype: torch.dtype, device: torch.device | str) -> None:
+        self._made_for = dtype, device
+        self._columns = torch.arange(positions, device=device)
+        self._chain = Topology([])
+        self._known: dict[tuple[int, ...], Topology] = {}
+
+    def expect(self, parents: Sequence[int]) -> Topology:
+        """Build the mask of a tree, numbered level by level, before it grows: any number of its
+        levels will be a slice of it."""
+        topology = self.find(parents)
+        depths = topology.depths.tolist()
+        for node in range(1, len(depths)):
+            if depths[node] > depths[node - 1]:
+                self._known[topology.parents[:node]] = topology
+        return topology
+
+    def find(self, parents: Sequence[int], new: int = 0) -> Topology:
+        """A topology that begins with `parents`, of which the last `new` may not have been met."""
+        key = tuple(parents)
+        topology = self._known.get(key)
+        if topology is None:
+            begins = self._known.get(key[: len(key) - new])
+            if begins is not None and len(begins) != len(key) - new:
+                begins = None  # it goes on in another way
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            topology = self._known[key] = Topology(key, *self._made_for, begins)
+        return topology
+
+    def chain(self, width: int) -> Topology:
+        """A chain of at least `width` tokens."""
+        if len(self._chain) < width:
+            size = max(_LEAST_CHAIN, 1 << (width - 1).bit_length())
+            self._chain = Topology(range(-1, size - 1), *self._made_for)
+        return self._chain
+
+    def slices(
+        self, counts: Sequence[int], width: int, parents: Sequence[Sequence[int]] | None = None
+    ) -> Slices:
+        """For a forward of `width` tokens a row, of which the first `counts[i]` are row i's own:
+        the last nodes of the tree `parents[i]`, or a chain."""
+        if parents is None:
+            rows = [(self.chain(width), 0, count) for count in counts]
+        else:
+            found = zip(parents, counts, strict=True)
+            rows = [(self.find(own, count), len(own) - count, count) for own, count in found]
+        return Slices(rows, width, self._columns)
+
+
+class Slices:
+    """The slices of the big masks that belong to the tokens of one forward. Row i feeds the nodes
+    `first[i]`, `first[i]` + 1, …, whose depths are `depths[i]`; `depths` is (rows, width)."""
+
+    def __init__(
+        self, rows: Sequence[tuple[Topology, int, int]], width: int, columns: Tensor
+    ) -> None:
+        self._rows, self._width, self._columns = rows, width, columns
+        self.first = [first for _, first, _ in rows]
+        topology, first, _ = rows[0]
+        self.single = len(rows) == width == 1 and first == 0  # a token that sees everything
+        # The usual case, static trees and chains. What a row is given behind its own tokens is of
+        # no importance.
+        self._alike = first + width <= len(topology) and all(
+            own is topology and begin == first for own, begin, _ in rows
+        )
+
+    @cached_property
+    def depths(self) -> Tensor:
+        """(rows, width)"""
+        topology, first, _ = self._rows[0]
+        if self._alike:
+            return topology.depths[first : first + self._width].expand(len(self._rows), -1)
+        depths = torch.zeros((len(self._rows), self._width), dtype=torch.long)
+        for row, (own, begin, count) in enumerate(self._rows):
+            depths[row, :count] = own.depths[begin : begin + count]
+        return depths
+
+    def mask(self, starts: Tensor, end: int, window: int | None) -> Tensor:
+        """Additive mask (rows, 1, width, end) over the first `end` positions of the cache; row i's
+        tree begins at position `starts[i]` (rows, 1)."""
+        sliced, columns = self.sees(window), self._columns[:end]
+        index = (columns - starts + 1).clamp_(0, sliced.shape[2] - 1)
+        mask = sliced.gather(2, index[:, None].expand(-1, self._width, -1))
+        if window is not None:
+            # Column start + i holds a node no deeper than i: this takes no visible node away.
+            places = starts + self.depths.to(starts.device)
+            mask.masked_fill_(places[..., None] - columns >= window, torch.finfo(mask.dtype).min)
+        return mask[:, None]
+
+    def depth_rows(self) -> list[list[int]]:
+        """`depths` as lists."""
+        if not self._alike:
+            return self.depths.tolist()
+        topology, first, _ = self._rows[0]
+        return [topology.depth_list[first : first + self._width]] * len(self._rows)
+
+    def sees(self, window: int | None) -> Tensor:
+        """Everybody's slice of :meth:`Topology.mask`, (rows, width, columns)."""
+        rows, width = self._rows, self._width
+        if self._alike:
+            topology, first, _ = rows[0]
+            return topology.rows(window, first, width).expand(len(rows), -1, -1)
+        own = [topology.rows(window, first, count)[0] for topology, first, count in rows]
+        most = max(mask.shape[1] for mask in own)
+        blocked = torch.finfo(own[0].dtype).min
+        together = own[0].new_full((len(rows), width, most), blocked)
+        for row, mask in enumerate(own):
+            together[row, : mask.shape[0], : mask.shape[1]] = mask
+        return together

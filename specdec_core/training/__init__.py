@@ -1,0 +1,1 @@
+"""Training: heads, the bundled pair, datastores."""

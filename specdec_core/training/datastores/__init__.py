@@ -1,0 +1,1 @@
+"""Building datastores from texts."""

@@ -1,0 +1,101 @@
+"""Texts for a datastore, and their tokens: bundled ones, files, folders, and recorded outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from specdec_core.base.errors import UserError
+from specdec_core.prompts import stdlib as corpus
+from specdec_core.prompts.prompt_sets import file_records
+from specdec_core.recordings.schema import Recording
+
+# `train` leaves out the modules of the bundled prompts `seen`: a datastore of it has never seen
+# what is measured, neither there nor on `held_out`.
+BUNDLED = ("bundled:train", "bundled:seen", "bundled:held_out")
+_KEYS = ("text", "prompt", "completion")
+_AT_ONCE = 64  # texts
+
+Observer = Callable[[int], None]  # told of the tokens of each document
+
+
+def read_texts(source: str) -> Iterator[str]:
+    """The texts of `source`: one of :data:`BUNDLED` (modules of the standard library), a `.jsonl`
+    file of records with a `text`, or a `prompt` and its `completion`, a text file, or a folder of
+    these.
+
+    Raises:
+        UserError: there is no such source, or a file cannot be read.
+    """
+    path = Path(source).expanduser()
+    if source.startswith("bundled:"):
+        yield from _bundled(source)
+    elif path.is_dir():
+        for file in sorted(path.rglob("*")):
+            shown = not any(part.startswith(".") for part in file.relative_to(path).parts)
+            if shown and file.is_file():
+                yield from _file(file, skip_binary=True)
+    elif path.exists():
+        yield from _file(path)
+    else:
+        raise UserError(
+            f"{source}: no such file or folder; a corpus is {', '.join(BUNDLED)}, a .jsonl file or"
+            " a folder of texts"
+        )
+
+
+def encode(texts: Iterable[str], tokenizer: Any, tell: Observer | None = None) -> Iterator[list]:
+    """The tokens of each text, without special ones."""
+    texts = iter(texts)
+    while batch := list(islice(texts, _AT_ONCE)):
+        encoded = tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]
+        for tokens in encoded:
+            if tell:
+                tell(len(tokens))
+            yield tokens
+
+
+def recorded(recording: Recording, tell: Observer | None = None) -> Iterator[Sequence[int]]:
+    """The recorded prompts, each with what the target wrote."""
+    prompts = recording.prompts
+    for prompt, output in zip(prompts.tokens, prompts.outputs, strict=True):
+        if tell:
+            tell(len(prompt) + len(output))
+        yield [*prompt.tolist(), *output.tolist()]
+
+
+def _bundled(source: str) -> Iterator[str]:
+    if source not in BUNDLED:
+        raise UserError(f"{source}: no such bundled corpus; there are {', '.join(BUNDLED)}")
+    split = source.removeprefix("bundled:")
+    left_out = set()
+    if split == "train":
+        split, left_out = "seen", {r.module for r in corpus.load_references("seen")}
+    for module in corpus.modules_of(split):
+        if module not in left_out:
+            yield corpus.module_source(module)
+
+
+def _file(path: Path, skip_binary: bool = False) -> Iterator[str]:
+    if path.suffix == ".jsonl":
+        yield from _records(path)
+        return
+    try:
+        yield path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        if not skip_binary:
+            raise UserError(f"{path}: not UTF-8 text") from None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"{path}: cannot be read, {reason}") from None
+
+
+def _records(path: Path) -> Iterator[str]:
+    for where, record in file_records(path):
+        parts = [record.get(key) for key in _KEYS] if isinstance(record, dict) else []
+        text = "".join(part for part in parts if isinstance(part, str))
+        if not text:
+            raise UserError(f"{where}: expected an object with a `text`, or a `prompt`")
+        yield text

@@ -1,0 +1,1 @@
+"""Training and judging the heads that predict acceptance."""

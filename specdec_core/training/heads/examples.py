@@ -1,0 +1,208 @@
+"""Training examples of heads, from recordings of a pair.
+
+SpecDec++'s head learns from the recording's token-mixed sequences (§4.4), the decision models from
+the draft's pass over the target's trajectory. Prompts, not tokens, are held out, by a hash of
+their tokens: the same prompt is on the same side in every recording.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import Sampling
+from specdec_core.drafting.heads.card import HeadSpec, TrainingSettings
+from specdec_core.drafting.heads.modules import HeadKind
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from specdec_core.recordings.schema import Recording, Trace
+
+HELD_OUT = 0.1  # share of the prompts
+Source = Literal["mixed", "trajectory"]
+Rows = tuple[np.ndarray, np.ndarray, np.ndarray]  # prompts, features, labels
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Rows of features (n, f) float32 and labels (n,) float32, the acceptance probabilities; where
+    only the outcome is known, 0 or 1. `held_out` (n,) marks the eval rows."""
+
+    kind: HeadKind
+    features: np.ndarray
+    labels: np.ndarray
+    held_out: np.ndarray
+    draft: str
+    hidden_size: int
+    top_k: int
+    pair: dict[str, str]
+    sampling: Sampling
+    recordings: tuple[str, ...]
+    source: Source
+
+
+def load_examples(
+    recordings: Sequence[Recording],
+    draft: str,
+    kinds: Sequence[HeadKind],
+    source: Source = "mixed",
+) -> dict[HeadKind, Examples]:
+    """The examples of each kind from recordings of one pair. `source` says where specdecpp's come
+    from: token mixing, or the trajectory with each candidate behind it.
+
+    Raises:
+        UserError: recordings of different pairs, models or sampling; no such draft; a recording
+            without mixed examples; too few prompts to hold some out.
+    """
+    if not recordings:
+        raise UserError("no recording to train on")
+    _check(recordings, draft)
+    sampling = recordings[0].header.sampling
+    parts: dict[HeadKind, list[Rows]] = {kind: [] for kind in kinds}
+    for recording in recordings:
+        trace = recording.trace(draft)
+        held_out = held_out_prompts(trace.prompt_tokens)
+        hidden_size = trace.hidden.shape[1]
+        for kind in kinds:
+            if kind != "specdecpp":
+                prompts, features, labels = _decisions(kind, trace, sampling)
+            elif source == "trajectory":
+                prompts, features, labels = _behind_candidates(trace, sampling)
+            else:
+                prompts, features, labels = _mixed(recording.examples(draft))
+            parts[kind].append((features, labels, held_out[prompts]))
+    return {
+        kind: _joined(kind, rows, recordings, draft, hidden_size, source)
+        for kind, rows in parts.items()
+    }
+
+
+def held_out_prompts(prompt_tokens: Sequence[np.ndarray], share: float = HELD_OUT) -> np.ndarray:
+    """Which prompts are for evaluation: those whose tokens' hash falls into the first `share`."""
+    keys = [hashlib.sha256(np.asarray(t, np.int64).tobytes()).digest() for t in prompt_tokens]
+    return np.array([int.from_bytes(key[:8]) < share * 2**64 for key in keys], dtype=bool)
+
+
+def _check(recordings: Sequence[Recording], draft: str) -> None:
+    first = recordings[0]
+    for recording in recordings:
+        recording.draft_name(draft)
+        for what in ("target", draft):
+            if recording.header.fingerprints[what] != first.header.fingerprints.get(what):
+                raise UserError(f"{recording.folder} and {first.folder}: other {what} weights")
+        if recording.header.sampling != first.header.sampling:
+            raise UserError(f"{recording.folder} and {first.folder}: other sampling")
+
+
+def _joined(
+    kind: HeadKind,
+    parts: Sequence[Rows],
+    recordings: Sequence[Recording],
+    draft: str,
+    hidden_size: int,
+    source: Source,
+) -> Examples:
+    features, labels, held_out = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    header = recordings[0].header
+    if held_out.all() or not held_out.any():
+        raise UserError(
+            f"{recordings[0].folder}: too few prompts to train on some and evaluate on the others"
+        )
+    return Examples(
+        kind=kind,
+        features=np.ascontiguousarray(features, dtype=np.float32),
+        labels=labels,
+        held_out=held_out,
+        draft=draft,
+        hidden_size=hidden_size,
+        top_k=header.top_k,
+        pair={"target": header.fingerprints["target"], "draft": header.fingerprints[draft]},
+        sampling=header.sampling,
+        recordings=tuple(_digest(recording) for recording in recordings),
+        source=source,
+    )
+
+
+def _digest(recording: Recording) -> str:
+    content = f"{recording.header.model_dump_json()} {recording.shards}"
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _mixed(table: pa.Table) -> Rows:
+    """Token-mixed examples; only tokens that came from the draft count (§4.4)."""
+    from_draft = table["from_draft"].to_numpy()
+    labels = table["acceptance"].to_numpy()
+    hidden = table["hidden"].combine_chunks()
+    features = hidden.flatten().to_numpy().reshape(len(table), hidden.type.list_size)
+    return (
+        table["prompt"].to_numpy()[from_draft],
+        features[from_draft],
+        labels[from_draft].astype(np.float32),
+    )
+
+
+def _decisions(kind: HeadKind, trace: Trace, sampling: Sampling) -> Rows:
+    """What T1, T2 and their joint model read where the draft follows the target's trajectory."""
+    rows = trace.trajectory
+    labels = acceptance(trace, rows, sampling)
+    if kind == "t2":
+        # T2's label is the result of a verification (§3.3), drawn here where it is not recorded.
+        labels = (np.random.default_rng(0).random(len(labels)) < labels).astype(np.float32)
+    parts = [trace.top_probs[rows], trace.entropy[rows, None]]
+    if kind == "joint":
+        parts.insert(0, trace.hidden[rows])
+    features = trace.hidden[rows] if kind == "t1" else np.concatenate(parts, axis=1)
+    return trace.prompt[rows], features, labels
+
+
+def _behind_candidates(trace: Trace, sampling: Sampling) -> Rows:
+    """What SpecDec++'s head reads behind each candidate of the trajectory. §4.4 calls this ideal
+    but too expensive; here the continuations are recorded anyway."""
+    candidates, behind = rows_behind(trace)
+    labels = acceptance(trace, candidates, sampling)
+    return trace.prompt[candidates], trace.hidden[behind], labels
+
+
+def rows_behind(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (n,) of the trajectory's candidates Y_t, and rows (n,) of what is drafted behind them,
+    whose hidden state is that of Y_t: the next position where Y_t is the target's token, the
+    continuation where it is not. Candidates with nothing behind them are left out."""
+    rows, agrees = trace.trajectory, trace.agrees
+    keys = _keys(trace.prompt, trace.position, trace.step)
+    order = np.argsort(keys)
+    wanted = _keys(trace.prompt[rows], trace.position[rows] + agrees, (~agrees).astype(int))
+    at = np.searchsorted(keys, wanted, sorter=order).clip(max=len(keys) - 1)
+    found = keys[order[at]] == wanted
+    return rows[found], order[at][found]
+
+
+def acceptance(trace: Trace, rows: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """Acceptance probabilities (n,) float32 of the draft's tokens at trajectory rows (n,): under
+    rejection sampling min(1, p/q), else 1 where they are the target's."""
+    if sampling.fixed_output:
+        return (trace.draft_token[rows] == trace.target_token[rows]).astype(np.float32)
+    ratio = trace.draft_token_target_probability[rows] / trace.probability[rows]
+    return np.minimum(ratio, 1).astype(np.float32)
+
+
+def _keys(prompt: np.ndarray, position: np.ndarray, step: np.ndarray) -> np.ndarray:
+    return (prompt.astype(np.int64) << 40) | (position.astype(np.int64) << 16) | step
+
+
+def training_digest(spec: HeadSpec, examples: Examples, settings: TrainingSettings) -> str:
+    """Names a training: the same digest gives the same head."""
+    content = {
+        "spec": spec.model_dump(),
+        "settings": settings.model_dump(),
+        "recordings": examples.recordings,
+        "source": examples.source,
+        "pair": examples.pair,
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,259 @@
+"""A real Ray Serve application answers the openai client, and refuses bad input in its terms."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+from ray import serve
+
+from cluster.serving.deployment import check_port, check_servable, serving
+from cluster.serving.openai_protocol import MAX_BODY_BYTES
+from specdec_core.base.errors import UserError
+from specdec_core.config import (
+    Configuration,
+    DraftModelDrafter,
+    FixedPolicy,
+    PairSpec,
+    Placement,
+    Sampling,
+)
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.pair import Pair
+
+CONFIGURATION = Configuration(drafter=DraftModelDrafter(policy=FixedPolicy(max_tokens=4)))
+MODEL = "tiny"
+PROMPT = "def main("
+
+http = httpx.Client(timeout=60)  # nothing here is about speed
+
+
+@pytest.fixture(scope="module")
+def url(ray_running: None, tiny_spec: PairSpec) -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with serving(tiny_spec, CONFIGURATION, slots=2, port=port, model=MODEL) as url:
+        yield url
+    serve.shutdown()  # the next server has a port of its own
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+def engine_text(pair: Pair, **options: object) -> str:
+    """What the engine alone says to PROMPT."""
+    engine = Engine(pair)  # autoregressive: the served configuration is lossless
+    request = Request(id="", tokens=engine.encode(PROMPT), **options)
+    return engine.generate([request])[0].text
+
+
+def refused(url: str, status: int = 400, **body: object) -> dict:
+    answer = http.post(f"{url}/v1/completions", json=body)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    return error
+
+
+def test_health_and_models(url, client):
+    health = http.get(f"{url}/health").json()
+    assert health["ready"]
+    assert (health["model"], health["configuration"]) == (MODEL, CONFIGURATION.id)
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).owned_by == "specdec"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+
+
+def test_completion_is_the_engines_text_with_usage_and_counts(client, tiny_pair):
+    answer = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=40)
+    choice = answer.choices[0]
+    assert choice.text == engine_text(tiny_pair, max_new_tokens=40)
+    assert choice.finish_reason in ("length", "stop")
+    tokens = answer.usage.completion_tokens
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + tokens
+    counts = answer.specdec
+    assert counts["configuration"] == answer.system_fingerprint == CONFIGURATION.id
+    assert counts["lossless"] is True
+    assert 0 < counts["accepted"] <= counts["drafted"]
+    assert counts["rounds"] / tokens == pytest.approx(counts["verification_rate"])
+    assert tokens / counts["rounds"] == pytest.approx(counts["mat"])
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "top_p": 0.9, "seed": 7}])
+def test_streamed_text_is_the_text(client, options):
+    options = {"model": MODEL, "prompt": PROMPT, "max_tokens": 40, **options}
+    whole = client.completions.create(**options)
+    parts = list(
+        client.completions.create(**options, stream=True, stream_options={"include_usage": True})
+    )
+    *texts, usage = parts
+    assert len(texts) > 2
+    assert "".join(part.choices[0].text for part in texts) == whole.choices[0].text
+    assert [part.choices[0].finish_reason for part in texts[:-1]] == [None] * (len(texts) - 1)
+    assert texts[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert texts[-1].specdec == whole.specdec
+    assert (usage.choices, usage.usage) == ([], whole.usage)
+    assert len({part.id for part in parts}) == 1
+
+
+def test_sampling_follows_the_request_and_its_seed(client, tiny_pair):
+    options = {"model": MODEL, "prompt": PROMPT, "max_tokens": 16, "temperature": 1.5}
+
+    def text(**more: object) -> str:
+        return client.completions.create(**options, **more).choices[0].text
+
+    assert text(seed=3) == text(seed=3)
+    assert len({text(seed=seed) for seed in range(4)}) > 1
+    assert len({text() for _ in range(4)}) > 1
+    limited = text(extra_body={"top_k": 1})
+    assert limited == engine_text(tiny_pair, max_new_tokens=16, sampling=Sampling())
+
+
+def test_stop_strings_end_the_text(client, tiny_pair):
+    text = engine_text(tiny_pair, max_new_tokens=40)
+    stop = next(text[i : i + 2] for i in range(5, len(text)) if "\ufffd" not in text[i : i + 2])
+    options = {"model": MODEL, "prompt": PROMPT, "max_tokens": 40, "stop": ["never!", stop]}
+    answer = client.completions.create(**options)
+    assert answer.choices[0].text == text[: text.index(stop)]
+    assert answer.choices[0].finish_reason == "stop"
+    streamed = "".join(p.choices[0].text for p in client.completions.create(**options, stream=True))
+    assert streamed == answer.choices[0].text
+
+
+def test_prompts_come_as_text_tokens_or_lists_of_them(client, tiny_pair):
+    prompts = [PROMPT, "import", "class A:"]
+    tokens = [tiny_pair.tokenizer(p)["input_ids"] for p in prompts]
+    options = {"model": MODEL, "max_tokens": 12}
+
+    def texts(prompt: object, **more: object) -> list[str]:
+        answer = client.completions.create(prompt=prompt, **options, **more)
+        assert [choice.index for choice in answer.choices] == list(range(len(answer.choices)))
+        return [choice.text for choice in answer.choices]
+
+    expected = [texts(prompt)[0] for prompt in prompts]
+    assert texts(prompts) == texts(tokens) == expected
+    assert texts(tokens[0]) == expected[:1]
+    both = [p + text for p, text in zip(prompts, expected, strict=True)]
+    assert texts(prompts, echo=True) == both
+    streamed = [""] * 3
+    for part in client.completions.create(prompt=prompts, **options, echo=True, stream=True):
+        streamed[part.choices[0].index] += part.choices[0].text
+    assert streamed == both
+
+
+def test_events_end_with_done(url):
+    body = {"prompt": PROMPT, "max_tokens": 4, "stream": True}
+    answer = http.post(f"{url}/v1/completions", json=body)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *events, done, end = answer.text.split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    assert all(json.loads(event.removeprefix("data: "))["choices"] for event in events)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({}, "prompt", "required"),
+        ({"prompt": ""}, "prompt", "empty"),
+        ({"prompt": []}, "prompt", "empty"),
+        ({"prompt": ["a", ""]}, "prompt", "empty"),
+        ({"prompt": {"a": 1}}, "prompt", "expected a string"),
+        ({"prompt": ["a", 1]}, "prompt", "expected a string"),
+        ({"prompt": [1, 99999]}, "prompt", "tokens outside"),
+        ({"prompt": [-1]}, "prompt", "tokens outside"),
+        ({"prompt": PROMPT, "temperature": -1}, "temperature", "greater than or equal to 0"),
+        ({"prompt": PROMPT, "temperature": "hot"}, "temperature", "number"),
+        ({"prompt": PROMPT, "top_p": 0}, "top_p", "greater than 0"),
+        ({"prompt": PROMPT, "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ({"prompt": PROMPT, "max_tokens": 1.5}, "max_tokens", "integer"),
+        ({"prompt": PROMPT, "seed": 2**70}, "seed", "less than"),
+        ({"prompt": PROMPT, "stop": [""]}, "stop", "none of them empty"),
+        ({"prompt": PROMPT, "stop": list("abcde")}, "stop", "at most 4"),
+        ({"prompt": PROMPT, "n": 2}, "n", "not supported"),
+        ({"prompt": PROMPT, "logprobs": 1}, "logprobs", "not supported"),
+        ({"prompt": PROMPT, "presence_penalty": 0.5}, "presence_penalty", "not supported"),
+        ({"prompt": PROMPT, "temprature": 1}, "temprature", "unknown key"),
+        ({"prompt": PROMPT, "stream_options": {}}, "stream_options", "stream: true"),
+    ],
+)
+def test_bad_input_is_refused_by_name(url, body, param, message):
+    error = refused(url, **body)
+    assert error["param"] == param
+    assert message in error["message"]
+    assert param in error["message"] or param == "prompt"
+
+
+def test_unknown_model_is_not_found(url):
+    error = refused(url, 404, prompt=PROMPT, model="gpt-5")
+    assert (error["param"], error["code"]) == ("model", "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [({"prompt": PROMPT * 200}, "prompt"), ({"prompt": PROMPT, "max_tokens": 300}, "max_tokens")],
+)
+def test_more_than_the_context_is_refused(url, body, param):
+    error = refused(url, **body)
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+    assert "256" in error["message"]
+
+
+def test_what_is_not_a_request_is_refused_in_the_same_shape(url):
+    for content, message in ((b"{", "not JSON"), (b"[1]", "object"), (b"\xff", "not JSON")):
+        answer = http.post(f"{url}/v1/completions", content=content)
+        assert answer.status_code == 400
+        assert message in answer.json()["error"]["message"]
+    large = http.post(f"{url}/v1/completions", content=b" " * (MAX_BODY_BYTES + 1))
+    assert large.status_code == 413
+    assert http.get(f"{url}/v1/nothing").json()["error"]["type"] == "invalid_request_error"
+    assert http.get(f"{url}/v1/completions").status_code == 405
+
+
+def test_a_client_that_leaves_frees_its_slots(url):
+    body = {"prompt": [PROMPT] * 32, "max_tokens": 200, "ignore_eos": True}
+
+    def wait_until_cancelled(more_than: int) -> int:
+        deadline = time.monotonic() + 60
+        while (health := http.get(f"{url}/health").json())["running"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert health["cancelled"] > more_than
+        return health["cancelled"]
+
+    with http.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}) as answer:
+        lines = answer.iter_lines()  # httpx leaves when it is collected
+        next(lines)
+        health = http.get(f"{url}/health").json()
+        assert health["running"] > 0
+    cancelled = wait_until_cancelled(more_than=health["cancelled"])
+    with pytest.raises(httpx.ReadTimeout):
+        http.post(f"{url}/v1/completions", json=body, timeout=0.5)
+    wait_until_cancelled(more_than=cancelled)
+
+
+def test_nothing_is_started_for_a_pair_that_cannot_serve(tiny_spec):
+    beside = Configuration.model_validate({"drafter": {"kind": "pearl"}})
+    with pytest.raises(UserError, match="--cluster"):
+        check_servable(tiny_spec, beside)
+    check_servable(tiny_spec, beside, Placement())
+    with pytest.raises(UserError, match="draft 'other'"):
+        check_servable(tiny_spec, Configuration(drafter=DraftModelDrafter(draft="other")))
+    missing = tiny_spec.model_copy(update={"target": "/no/such/folder"})
+    with pytest.raises(UserError, match="/no/such/folder"):
+        check_servable(missing, CONFIGURATION)
+
+
+def test_a_port_in_use_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with pytest.raises(UserError, match="in use"):
+            check_port(*server.getsockname())
+        with pytest.raises(UserError, match="cannot listen"):
+            check_port("no.such.host.invalid", 8000)

@@ -1,0 +1,115 @@
+"""Many callers share one engine without changing each other's text, and leave no slot behind."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.serving.engine_loop import EngineFailed, EngineLoop, Submission
+from cluster.serving.http_app import CompletionService, build_app
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, DraftModelDrafter
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.tokens.statistics import Generation
+
+SPECULATIVE = Configuration(drafter=DraftModelDrafter())
+
+
+@pytest.fixture
+def engine(tiny_pair) -> Engine:
+    return Engine(tiny_pair, SPECULATIVE, slots=2)
+
+
+def request(engine: Engine, name: str, prompt: str = "def main(", tokens: int = 24) -> Request:
+    return Request(name, engine.encode(prompt), max_new_tokens=tokens, ignore_eos=True)
+
+
+async def generations(submission: Submission) -> list[Generation]:
+    done = {i: chunk.finished async for i, chunk in submission if chunk.finished}
+    return [done[i] for i in sorted(done)]
+
+
+def in_loop(engine: Engine, story: Callable[[EngineLoop], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        async with EngineLoop(engine) as loop:
+            await story(loop)
+
+    asyncio.run(asyncio.wait_for(main(), timeout=60))
+
+
+def test_concurrent_requests_get_the_text_they_get_alone(engine, tiny_pair):
+    prompts = ["def main(", "import", "class A:", "return x", "# a"]
+    requests = [request(engine, p, p) for p in prompts]
+    alone = Engine(tiny_pair, SPECULATIVE)
+    expected = [alone.generate([r])[0].tokens for r in requests]
+
+    async def story(loop: EngineLoop) -> None:
+        both, others = await asyncio.gather(
+            loop.submit(requests[:2]), asyncio.gather(*(loop.submit([r]) for r in requests[2:]))
+        )
+        results = await asyncio.gather(*(generations(s) for s in (both, *others)))
+        assert [g.tokens for result in results for g in result] == expected
+        assert loop.running == 0
+
+    in_loop(engine, story)
+    assert engine.idle
+
+
+def test_a_closed_or_lost_submission_frees_its_slots(engine):
+    async def story(loop: EngineLoop) -> None:
+        submission = await loop.submit([request(engine, f"closed {i}") for i in range(4)])
+        async for _ in submission:
+            break
+        submission.close()
+        assert loop.running == 0
+        submission = await loop.submit([request(engine, f"lost {i}") for i in range(4)])
+        del submission
+        assert loop.running == 0
+        # On the engine's thread this comes after the cancellations.
+        submission = await loop.submit([request(engine, "next", tokens=1)])
+        assert len((await generations(submission))[0].tokens) == 1
+        assert engine.idle
+
+    in_loop(engine, story)
+
+
+def test_a_bad_request_takes_its_companions_along(engine):
+    async def story(loop: EngineLoop) -> None:
+        with pytest.raises(UserError, match="context"):
+            await loop.submit([request(engine, "good"), request(engine, "bad", tokens=10_000)])
+        assert loop.running == 0
+        # On the engine's thread this comes after the cancellation.
+        await generations(await loop.submit([request(engine, "next", tokens=1)]))
+        assert engine.idle
+
+    in_loop(engine, story)
+
+
+def test_a_failed_engine_fails_its_requests_and_its_health(engine, monkeypatch):
+    service = CompletionService(engine, "tiny")
+    transport = httpx.ASGITransport(build_app(service), raise_app_exceptions=False)
+
+    def break_down() -> None:
+        raise RuntimeError("out of memory")
+
+    async def story() -> None:
+        async with (
+            service.loop,
+            httpx.AsyncClient(transport=transport, base_url="http://x") as http,
+        ):
+            assert (await http.get("/health")).status_code == 200
+            monkeypatch.setattr(engine, "step", break_down)
+            body = {"prompt": "def main("}
+            for status in (500, 500):  # the one that was running, and one that comes later
+                answer = await http.post("/v1/completions", json=body)
+                assert answer.status_code == status
+                assert answer.json()["error"]["type"] == "server_error"
+                assert "memory" not in answer.text
+            health = await http.get("/health")
+            assert (health.status_code, health.json()["ready"]) == (503, False)
+            with pytest.raises(EngineFailed):
+                await service.loop.submit([request(engine, "late")])
+
+    asyncio.run(asyncio.wait_for(story(), timeout=60))

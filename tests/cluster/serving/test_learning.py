@@ -1,0 +1,120 @@
+"""A served bandit goes on learning, says what it knows of its arms, and is found again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.serving import http_app
+from cluster.serving.deployment import check_servable, learned_state
+from cluster.serving.http_app import CompletionService, build_app
+from specdec_core.base.errors import UserError
+from specdec_core.config import BanditDrafter, Configuration, DraftModelDrafter, PairSpec
+from specdec_core.drafting.bandits import build_bandit
+from specdec_core.engine.engine import Engine
+from specdec_core.models.pair import Pair
+
+BANDIT = Configuration(drafter=BanditDrafter(rule="exp3", arms=[1, 4, {"kind": "prompt_lookup"}]))
+BODY = {"prompt": "def main(", "max_tokens": 40, "ignore_eos": True}
+
+
+def session(service: CompletionService, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Run the application as a server would; /health after each completion."""
+
+    async def main() -> list[dict[str, Any]]:
+        app, found = build_app(service), []
+        async with app.router.lifespan_context(app):
+            transport = httpx.ASGITransport(app=app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                for body in bodies:
+                    answer = await client.post("/v1/completions", json=body)
+                    assert answer.status_code == 200, answer.text
+                    found.append((await client.get("/health")).json())
+        return found
+
+    return asyncio.run(asyncio.wait_for(main(), timeout=60))
+
+
+def test_the_arms_are_shown_and_what_was_learned_is_kept(tiny_pair: Pair, tmp_path: Path) -> None:
+    path = tmp_path / "bandits" / "state.json"
+    service = CompletionService(Engine(tiny_pair, BANDIT, 2), "tiny", path)
+    before, after = session(service, [BODY, BODY])
+    names = [arm.label for arm in BANDIT.drafter.arms]
+    assert [arm["arm"] for arm in before["arms"]] == names
+    rounds = [sum(arm["rounds"] for arm in health["arms"]) for health in (before, after)]
+    assert 0 < rounds[0] < rounds[1]
+    state = json.loads(path.read_text())
+    assert state["rounds"] == [arm["rounds"] for arm in after["arms"]]
+
+    again = CompletionService(Engine(tiny_pair, BANDIT, 2), "tiny", path)
+    assert again.bandit.state() == state
+    (more,) = session(again, [BODY])
+    assert sum(arm["rounds"] for arm in more["arms"]) > rounds[1]
+
+
+def test_it_is_kept_now_and_then_as_well(
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_app, "KEEP_SECONDS", 0.05)
+    path = tmp_path / "state.json"
+    service = CompletionService(Engine(tiny_pair, BANDIT), "tiny", path)
+
+    async def main() -> None:
+        app = build_app(service)
+        async with app.router.lifespan_context(app):
+            transport = httpx.ASGITransport(app=app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                await client.post("/v1/completions", json=BODY)
+            while not path.exists() or json.loads(path.read_text()) != service.bandit.state():
+                await asyncio.sleep(0.02)
+
+    asyncio.run(asyncio.wait_for(main(), timeout=60))
+
+
+@pytest.mark.parametrize(
+    "configuration",
+    [
+        Configuration(drafter=DraftModelDrafter()),
+        BANDIT.model_copy(
+            update={"drafter": BANDIT.drafter.model_copy(update={"memory": "request"})}
+        ),
+    ],
+)
+def test_nothing_is_kept_where_nothing_is_learned_across_requests(
+    tiny_pair: Pair, tiny_spec: PairSpec, tmp_path: Path, configuration: Configuration
+) -> None:
+    path = tmp_path / "state.json"
+    service = CompletionService(Engine(tiny_pair, configuration), "tiny", path)
+    (health,) = session(service, [BODY])
+    assert "arms" not in health
+    assert not path.exists()
+    assert learned_state(tiny_spec, configuration) is None
+
+
+def test_each_configuration_is_kept_by_itself_in_the_workspace(
+    tiny_spec: PairSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    path = learned_state(tiny_spec, BANDIT)
+    assert path.parent == tmp_path / "bandits"
+    other = BANDIT.model_copy(update={"drafter": BanditDrafter(arms=[1, 2])})
+    assert learned_state(tiny_spec, other) != path
+    build_bandit(other.drafter).save(path)
+    with pytest.raises(UserError, match="learned by ucb") as caught:
+        learned_state(tiny_spec, BANDIT)
+    assert str(path) in str(caught.value)
+    missing = BanditDrafter(arms=[1, 2], state=str(tmp_path / "none.json"))
+    with pytest.raises(UserError, match="no bandit's state can be read"):
+        learned_state(tiny_spec, Configuration(drafter=missing))
+
+
+def test_the_drafts_of_every_arm_must_be_there(tiny_spec: PairSpec) -> None:
+    check_servable(tiny_spec, BANDIT)
+    arms = [{"kind": "prompt_lookup"}, {"kind": "tree", "draft": "other"}]
+    with pytest.raises(UserError, match="draft 'other'"):
+        check_servable(tiny_spec, Configuration(drafter=BanditDrafter(arms=arms)))

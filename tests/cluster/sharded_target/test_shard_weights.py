@@ -1,0 +1,118 @@
+"""The parts of a model of any family compute together what the whole computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTJConfig,
+    LlamaConfig,
+    OPTConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from cluster.sharded_target.exchange import SocketExchange
+from cluster.sharded_target.shard import PartRunner
+from cluster.sharded_target.shard_weights import check_split, load_heads, load_layers, own_layers
+from specdec_core.base.errors import UserError
+from specdec_core.models.packing import pack_linear_layers
+from specdec_core.models.runner import ModelRunner
+
+SHAPE = {
+    "vocab_size": 319,  # which two ranks cannot share evenly
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+}
+GROUPED = {**SHAPE, "intermediate_size": 64, "num_key_value_heads": 2}
+GPT = {"vocab_size": 319, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 256}
+FAMILIES: dict[str, PretrainedConfig] = {
+    "llama": LlamaConfig(**GROUPED, tie_word_embeddings=True),
+    "llama-untied-biased": LlamaConfig(
+        **GROUPED, tie_word_embeddings=False, attention_bias=True, mlp_bias=True
+    ),
+    "qwen3": Qwen3Config(**GROUPED, head_dim=8, tie_word_embeddings=True),
+    "qwen2-mixed-window": Qwen2Config(
+        **GROUPED, use_sliding_window=True, sliding_window=8, max_window_layers=1
+    ),
+    "gemma3-window": Gemma3TextConfig(
+        **{**GROUPED, "head_dim": 8, "sliding_window": 8, "query_pre_attn_scalar": 8}
+    ),
+    "gpt2": GPT2Config(**GPT, initializer_range=0.2),
+    "opt": OPTConfig(**SHAPE, ffn_dim=64, word_embed_proj_dim=32, init_std=0.2, dropout=0.0),
+    "gptj": GPTJConfig(**GPT, rotary_dim=4, initializer_range=0.2),  # its layers return tuples
+}
+BY_HEADS = ["llama", "llama-untied-biased", "qwen3", "qwen2-mixed-window", "gemma3-window"]
+CASES = [(name, "heads") for name in BY_HEADS] + [(name, "layers") for name in FAMILIES]
+
+
+def logits_of(runner: ModelRunner) -> list[Tensor]:
+    """Of ragged rows, a tree, and what is kept of it."""
+    runner.prefill([0, 1], [list(range(5, 25)), list(range(40, 50))])
+    found = [runner.forward([1, 0], [[5, 6, 7], [8, 9, 1]])]
+    found.append(runner.forward([0], [[9, 10, 11, 12]], [[-1, 0, 0, 1]]))
+    runner.keep(0, 23, [0, 2])
+    found.append(runner.forward([0, 1], [[3], [318]]))
+    return found
+
+
+def part(rank: int, folder: str, split: str, pack: bool) -> None:
+    """One of two processes."""
+    store = dist.FileStore(f"{folder}/store-{split}", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    load = load_heads if split == "heads" else load_layers
+    model = load(folder, torch.float32, SocketExchange("127.0.0.1", rank, 2))
+    if pack:
+        pack_linear_layers(model)
+    found = logits_of(PartRunner(model, 2, 128))
+    if rank == (0 if split == "heads" else 1):
+        torch.save(found, f"{folder}/logits-{split}")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("family", "split"), CASES)
+def test_two_parts_compute_what_the_whole_computes(family: str, split: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    whole = AutoModelForCausalLM.from_config(FAMILIES[family]).float().eval()
+    whole.save_pretrained(tmp_path)
+    mp.start_processes(part, (str(tmp_path), split, family == "llama"), 2, start_method="fork")
+    together = torch.load(tmp_path / f"logits-{split}")
+    for ours, theirs in zip(together, logits_of(ModelRunner(whole, 2, 128)), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_a_split_that_the_model_does_not_allow_names_what_it_does() -> None:
+    llama = LlamaConfig(
+        hidden_size=96, num_attention_heads=12, num_key_value_heads=4, num_hidden_layers=2
+    )
+    with pytest.raises(
+        UserError,
+        match=r"12 attention heads and 4 key-value .* among 3 devices; use target\.devices:"
+        r" 1 or 2 or 4, or target\.split: layers",
+    ):
+        check_split(llama, "some/llama", "heads", 3)
+    check_split(llama, "some/llama", "heads", 4)
+    with pytest.raises(UserError, match=r"no tensor-parallel plan for gpt2; use target\.split"):
+        check_split(GPT2Config(), "some/gpt2", "heads", 2)
+    with pytest.raises(UserError, match="only 2 layers"):
+        check_split(llama, "some/llama", "layers", 3)
+
+
+@pytest.mark.parametrize(("layers", "parts"), [(3, 2), (7, 3), (32, 15), (4, 4)])
+def test_every_layer_is_on_one_rank(layers: int, parts: int) -> None:
+    split = [own_layers(layers, rank, parts) for rank in range(parts)]
+    assert [layer for own in split for layer in own] == list(range(layers))
+    assert max(map(len, split)) - min(map(len, split)) <= 1

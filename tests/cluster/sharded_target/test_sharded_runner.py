@@ -1,0 +1,231 @@
+"""A target whose weights are spread over actors decodes as one in this process does."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from resource import RLIMIT_AS, prlimit
+from threading import Thread
+
+import psutil
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from cluster.placement import Placement
+from cluster.sharded_target.sharded_runner import LazyTensor, ShardedPair, sharded_pair
+from specdec_core.config import (
+    Configuration,
+    DraftModelDrafter,
+    FixedPolicy,
+    PairSpec,
+    Sampling,
+    SvipPolicy,
+    TargetTreeDrafter,
+    TreeDrafter,
+)
+from specdec_core.drafting.pearl.socket_link import WireLink, serve
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.pair import Pair, load_pair
+from specdec_core.tokens.statistics import Origin
+from tests.conftest import tiny_tokenizer
+
+VOCABULARY = 320
+NEW_TOKENS = 24
+PROMPTS = [[7 + (3 * i * n) % 300 for i in range(n)] for n in (4, 9, 21)]
+REQUESTS = [Request(str(i), tuple(p), NEW_TOKENS, seed=i) for i, p in enumerate(PROMPTS)]
+CONFIGURATIONS = {
+    "autoregressive": Configuration(),
+    "chain": Configuration(drafter=DraftModelDrafter(policy=SvipPolicy(threshold=0.7))),
+    "tree": Configuration(drafter=TreeDrafter(branching=(3, 2, 1))),
+    "target tree": Configuration(drafter=TargetTreeDrafter(branching=(2, 2, 1))),
+    "sampled chain": Configuration(
+        drafter=DraftModelDrafter(policy=FixedPolicy(max_tokens=3)),
+        sampling=Sampling(temperature=0.8, top_k=20),
+    ),
+}
+
+
+PEARL = Configuration.model_validate({"drafter": {"kind": "pearl", "window": 4, "wait": 2}})
+
+
+@dataclass
+class Both:
+    """One pair with its target on two devices, and with it in this process."""
+
+    split: str
+    sharded: ShardedPair
+    whole: Pair
+
+
+@pytest.fixture(scope="module")
+def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model whose heads transformers cannot split."""
+    folder = tmp_path_factory.mktemp("gpt2")
+    torch.manual_seed(2)
+    sizes = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 256, "initializer_range": 0.2}
+    config = GPT2Config(vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=0, **sizes)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module", params=["heads", "layers"])
+def both(
+    request: pytest.FixtureRequest, tiny_spec: PairSpec, gpt2_folder: str, ray_running: None
+) -> Iterator[Both]:
+    """A Llama with grouped queries of which each rank has half the heads; a GPT-2 of which one rank
+    has one layer, the other two."""
+    split = request.param
+    runner = tiny_spec.runner.model_copy(update={"pack": False})
+    spec = tiny_spec.model_copy(update={"runner": runner})
+    if split == "layers":
+        spec = spec.model_copy(update={"target": gpt2_folder})
+    placement = Placement.model_validate(
+        {"draft": {"devices": 0}, "target": {"devices": 2, "split": split}}
+    )
+    with sharded_pair(spec, placement) as sharded:
+        yield Both(split, sharded, load_pair(spec))
+
+
+def test_logits_are_those_of_the_whole_model(both: Both) -> None:
+    """Of ragged rows, of a tree, and of what is kept of it."""
+    runners = [pair.open_runner(None, 2) for pair in (both.sharded, both.whole)]
+    logits: list[list[torch.Tensor]] = []
+    for runner in runners:
+        runner.prefill([0, 1], [PROMPTS[1], PROMPTS[2]])
+        ragged = runner.forward([0, 1], [[5, 6, 7], [8]])
+        logits.append([ragged[0][:], ragged[1][:1]])
+        logits[-1].append(runner.forward([0], [[9, 10, 11, 12]], [[-1, 0, 0, 1]])[:])
+        runner.keep(0, len(PROMPTS[1]) + 3, [0, 2])
+        runner.truncate(1, 5)
+        logits[-1].append(runner.forward([1, 0], [[3], [4]])[:])
+    for ours, theirs in zip(*logits, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    ours, theirs = runners
+    assert ours.choices() == theirs.choices() == ours.chosen.tolist()
+    assert ours.lengths == theirs.lengths
+
+
+def test_each_rank_has_only_its_part(both: Both) -> None:
+    model = both.whole.target
+    whole = sum(p.numel() for p in model.parameters())
+    has = [fact.parameters for fact in both.sharded.group.facts]
+    if both.split == "heads":
+        norms = sum(p.numel() for name, p in model.named_parameters() if "norm" in name)
+        assert has == [(whole - norms) // 2 + norms] * 2
+    else:
+        layer = sum(p.numel() for p in model.transformer.h[0].parameters())
+        beside = whole - 3 * layer  # embeddings, which begin and end the model, and a norm
+        assert has == [beside + layer, beside + 2 * layer]
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_it_decodes_as_the_whole_model(both: Both, name: str) -> None:
+    results = []
+    for pair in (both.sharded, both.whole):
+        generations = Engine(pair, CONFIGURATIONS[name], slots=2).generate(REQUESTS)
+        results.append([(g.tokens, [r.accepted for r in g.rounds]) for g in generations])
+    assert results[0] == results[1]
+
+
+def test_a_draft_beside_it_changes_no_token(both: Both) -> None:
+    """The draft runs as it would on a device of its own, in a thread."""
+    coupled = Sampling(temperature=1.0, coupling="gumbel")
+    sampling = Sampling() if both.split == "heads" else coupled
+    requests = [Request(r.id, r.tokens, 100, sampling, seed=r.seed) for r in REQUESTS]
+    expected = [g.tokens for g in Engine(both.whole, slots=2).generate(requests)]
+    link = WireLink("127.0.0.1")
+    draft = Thread(target=serve, args=("127.0.0.1", link.port, link.key, both.whole))
+    draft.start()
+    try:
+        assert link.wait(30)
+        engine = Engine(both.sharded, PEARL, slots=2, open_link=lambda: link)
+        origins: set[Origin] = set()
+        while Origin.DRAFT not in origins:  # it needs a moment to get ready
+            found = engine.generate(requests)
+            assert [g.tokens for g in found] == expected
+            origins = {origin for g in found for origin in g.origins}
+    finally:
+        link.close()
+        draft.join()
+
+
+def test_what_all_shards_refuse_is_refused(both: Both) -> None:
+    """As this process would, and the runner goes on as if it had not been asked."""
+    runner = both.sharded.open_runner(None, 1)
+    runner.prefill([0], [PROMPTS[0]])
+    with pytest.raises(ValueError, match="do not fit"):
+        runner.forward([0], [[5] * 500])
+    assert runner.lengths == [len(PROMPTS[0])]
+    whole = both.whole.open_runner(None, 1)
+    whole.prefill([0], [PROMPTS[0]])
+    ours, theirs = (r.forward([0], [[5, 6]])[:] for r in (runner, whole))
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    assert both.sharded.group.rebuilt == 0
+
+
+@pytest.mark.parametrize("both", ["heads"], indirect=True)
+def test_a_killed_shard_costs_no_token_and_changes_none(both: Both) -> None:
+    """Nor does it change what other runners hold: here a tree, grown in two forwards, and logits
+    that nobody has looked at yet."""
+    runners = [pair.open_runner(None, 1) for pair in (both.sharded, both.whole)]
+    unseen = []
+    for runner in runners:
+        runner.prefill([0], [PROMPTS[1]])
+        runner.forward([0], [[5, 6]], [[-1, -1]])
+        unseen.append(runner.forward([0], [[7, 8, 9]], [[-1, -1, 0, 1, 1]]))
+
+    configuration = CONFIGURATIONS["tree"]
+    expected = Engine(both.whole, configuration, slots=2).generate(REQUESTS[:2])
+    engine, group = Engine(both.sharded, configuration, slots=2), both.sharded.group
+    told: dict[str, list[int]] = {request.id: [] for request in REQUESTS[:2]}
+    for request in REQUESTS[:2]:
+        engine.add(request)
+    rounds = 0
+    while not engine.idle:
+        if rounds == 2:
+            os.kill(group.facts[1].pid, signal.SIGKILL)
+        for chunk in engine.step():
+            told[chunk.request_id] += chunk.tokens
+        rounds += 1
+    assert rounds > 3
+    assert group.rebuilt == 1
+    assert list(told.values()) == [generation.tokens for generation in expected]
+
+    for runner in runners:
+        runner.keep(0, len(PROMPTS[1]), [1, 4])
+    ours, theirs = (
+        [lazy[:], r.forward([0], [[4]])[:]] for lazy, r in zip(unseen, runners, strict=True)
+    )
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("both", ["layers"], indirect=True)
+def test_a_shard_that_fails_alone_is_heard(both: Both) -> None:
+    """One that answers nothing else, while the other waits for what it will never send."""
+    pid = both.sharded.group.facts[0].pid
+    room = psutil.Process(pid).memory_info().vms + (64 << 20)
+    prlimit(pid, RLIMIT_AS, (room, room))
+    runner = both.sharded.open_runner(None, 10_000)  # caches of a gigabyte
+    with pytest.raises(RuntimeError, match="memory"):
+        runner.forward([0], [[5]])
+
+
+def test_a_lazy_tensor_is_fetched_when_its_numbers_are_asked_for() -> None:
+    fetched = []
+
+    def fetch() -> torch.Tensor:
+        fetched.append(1)
+        return torch.arange(6.0).view(1, 2, 3)
+
+    lazy = LazyTensor(fetch, (1, 2, 3))
+    row = lazy[0]
+    assert row.shape == (2, 3)
+    assert not fetched
+    assert row[1].tolist() == [3, 4, 5]
+    assert torch.cat([lazy, lazy[:, :1]], dim=1).shape == (1, 3, 3)
+    assert lazy.argmax().item() == 5
+    assert len(fetched) == 1

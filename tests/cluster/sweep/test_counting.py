@@ -1,0 +1,120 @@
+"""Tune counts every configuration once, in as many processes as there is room for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import ray
+from ray.cloudpickle import register_pickle_by_value
+
+from cluster.sweep.counting import count_all
+from cluster.sweep.idle_trial import IdleTask, IdleTrial
+from cluster.sweep.starting import PATIENCE, Gathering
+from specdec_core.base.errors import UserError
+from specdec_core.cost import Hardware
+from specdec_core.search.folder import SweepFolder
+from specdec_core.search.observer import Observer
+from specdec_core.search.plan import Plan
+from specdec_core.search.results import PromptSet, SweepResult, Trial
+from specdec_core.search.round_tables import Rounds
+from tests.full_disk import SmallDisk
+
+PLAN = Plan.model_validate(
+    {
+        "search": [{"drafter": {"kind": "prompt_lookup", "max_tokens": list(range(1, 13))}}],
+        "hardware": {"name": "far away", "target": 0.1, "drafts": {"*": 0.01}},
+    }
+)
+COUNT = 13  # and autoregressive decoding
+
+
+class PidTrial(IdleTrial):
+    """Leaves the number of its process in its rounds."""
+
+    def step(self) -> dict[str, Any]:
+        result = super().step()
+        if self.configurations:
+            result["rounds"] = Rounds.of(pd.DataFrame({"pid": [os.getpid()]}))
+        return result
+
+
+def count(folder: Path, tell: Observer, trial: type[IdleTrial] = IdleTrial) -> SweepResult:
+    """Count what `folder` does not hold, with trials that take next to no time."""
+    own = SweepFolder(folder / "sweeps" / "idle")
+    result = SweepResult(
+        name="idle",
+        started=datetime.now(UTC),
+        pair=PLAN.pair,
+        prompts=PromptSet(source="none", count=1, digest="0"),
+        max_new_tokens=1,
+        profile=Hardware(target=0.1, drafts={"*": 0.01}, name="h").profile(list(PLAN.pair.drafts)),
+        trials=own.trials(),
+    )
+    count_all(PLAN, IdleTask(0.1), {"CPU": 1}, result, own, tell, trial)
+    return result
+
+
+@pytest.mark.long
+def test_every_process_counts_and_none_is_started_in_vain(
+    ray_running: None, tmp_path: Path
+) -> None:
+    register_pickle_by_value(sys.modules[__name__])  # else processes import what this file does
+    result = count(tmp_path, Observer(), PidTrial)
+    assert len({trial.id for trial in result.trials}) == len(result.trials) == COUNT
+    found = [pd.read_parquet(file) for file in tmp_path.glob("sweeps/idle/trials/*.parquet")]
+    assert len(found) == COUNT
+    assert pd.concat(found)["pid"].nunique() == ray.cluster_resources()["CPU"]
+
+
+def test_a_full_disk_ends_counting_in_one_line_and_with_room_it_goes_on(
+    ray_running: None, small_disk: SmallDisk
+) -> None:
+    class Filler(Observer):
+        def __init__(self, after: int) -> None:
+            self.after, self.finished = after, 0
+
+        def trial_finished(self, trial: Trial) -> None:
+            self.finished += 1
+            if self.finished == self.after:
+                small_disk.fill()
+
+    with pytest.raises(UserError, match=rf"trials/\w+\.parquet: .* {small_disk.reason}; make room"):
+        count(small_disk.folder, Filler(5))
+    small_disk.make_room()
+    folder = SweepFolder(small_disk.folder / "sweeps" / "idle")
+    kept = {file: file.stat().st_mtime_ns for file in folder.path.glob("trials/*.json")}
+    assert len(kept) == len(folder.trials()) == 4
+    again = Filler(COUNT + 1)
+    result = count(small_disk.folder, again)
+    assert again.finished == COUNT - 4
+    assert len({trial.id for trial in result.trials}) == len(result.trials) == COUNT
+    assert {file: file.stat().st_mtime_ns for file in kept} == kept
+    assert not list(folder.path.glob("trials/.*"))
+
+
+def test_trials_begin_when_all_processes_are_there_or_no_more_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("cluster.sweep.starting.time.monotonic", lambda: now)
+    gathering, came = Gathering(3), {"started": True}
+    assert not gathering("a", {"done": True})  # another trial's result
+    assert not gathering("a", came)
+    assert not gathering("b", came)
+    assert not gathering("b", came)
+    assert gathering("c", came)
+    assert gathering("a", came)
+    fewer = Gathering(3)
+    assert not fewer("a", came)
+    now += PATIENCE - 1
+    assert not fewer("b", came)
+    now += PATIENCE - 1
+    assert not fewer("a", came)
+    now += 2
+    assert fewer("b", came)

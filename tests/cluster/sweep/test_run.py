@@ -1,0 +1,350 @@
+"""A sweep's counts are the engine's, its outputs the target's, its choices fair."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from cluster.sweep.run import choose_champion, choose_finalists, run_sweep
+from cluster.sweep.timing import Stopwatch
+from specdec_core.base.errors import UserError
+from specdec_core.config import (
+    AUTOREGRESSIVE,
+    BanditDrafter,
+    ConfidencePolicy,
+    Configuration,
+    DraftModelDrafter,
+    FixedPolicy,
+    HybridDrafter,
+    PairSpec,
+    PearlDrafter,
+    PromptLookupDrafter,
+    TargetTreeDrafter,
+)
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.search.folder import SweepFolder, find_trial
+from specdec_core.search.observer import Observer
+from specdec_core.search.plan import Plan
+from specdec_core.search.results import SweepResult, Timing, Trial
+from specdec_core.tokens.statistics import Counts, Generation
+from tests.full_disk import SmallDisk
+
+pytestmark = pytest.mark.usefixtures("ray_running")
+
+PROFILE = {"widths": [1, 3], "contexts": [16], "batches": [1], "repeats": 2}
+PROMPTS = ["def add(a, b): return a + b", "for i in range(10): print(i)", "x = [1, 2, 3]"]
+SEARCH = [
+    {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": [2, 5]}}},
+    {"drafter": {"kind": "draft_model", "policy": {"kind": "confidence", "threshold": 0.4}}},
+    {"drafter": {"kind": "prompt_lookup"}},
+]
+
+
+class Heard(Observer):
+    def __init__(self) -> None:
+        self.finished: list[str] = []
+        self.warnings: list[str] = []
+
+    def trial_finished(self, trial: Trial) -> None:
+        self.finished.append(trial.id)
+
+    def warned(self, message: str) -> None:
+        self.warnings.append(message)
+
+
+@pytest.fixture(scope="module")
+def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": text}) for text in PROMPTS))
+    return path
+
+
+def plan_for(spec: PairSpec, prompts: Path, **changes: object) -> Plan:
+    return Plan.model_validate(
+        {
+            "pair": spec.model_dump(),
+            "prompts": {"source": str(prompts)},
+            "max_new_tokens": 16,
+            "search": SEARCH,
+            "finalists": 3,
+            "repeats": 2,
+            "profile": PROFILE,
+            **changes,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def swept(
+    tiny_spec: PairSpec, prompts_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[SweepResult, SweepFolder, Heard]:
+    heard = Heard()
+    home = tmp_path_factory.mktemp("home")
+    return *run_sweep(plan_for(tiny_spec, prompts_file), home, observers=[heard]), heard
+
+
+def test_counts_are_those_of_the_engine(
+    swept: tuple[SweepResult, SweepFolder, Heard], tiny_pair: Pair
+) -> None:
+    result = swept[0]
+    assert len(result.trials) == 5  # four drafters and autoregressive decoding
+    engine = Engine(tiny_pair)
+    requests = [Request(str(i), engine.encode(text), 16) for i, text in enumerate(PROMPTS)]
+    for trial in result.trials:
+        engine.configure(trial.configuration)
+        assert trial.counts == Counts.of(engine.generate(requests)).as_dict()
+        assert trial.finished
+
+
+def test_rounds_are_those_that_the_counts_sum(
+    swept: tuple[SweepResult, SweepFolder, Heard],
+) -> None:
+    result, folder, _ = swept
+    rounds = pd.read_parquet(folder.path / "rounds.parquet").groupby("config_id")
+    for trial in result.trials:
+        own = rounds.get_group(trial.id)
+        assert len(own) == trial.counts["n_target"]
+        assert own["generated"].sum() == trial.counts["n"]
+        assert own["draft_forwards"].sum() == trial.counts["n_draft"]
+
+
+def test_finalists_write_what_the_target_writes_alone(
+    swept: tuple[SweepResult, SweepFolder, Heard],
+) -> None:
+    result = swept[0]
+    assert {result.trial(t.config_id).configuration.family for t in result.timings} == {
+        "fixed",
+        "confidence",
+        "prompt_lookup",
+    }
+    for timing in (result.autoregressive, *result.timings):
+        assert timing is not None
+        assert timing.differing_outputs == 0
+        assert np.array(timing.seconds).shape == (2, len(PROMPTS))
+        assert timing.low <= timing.speedup <= timing.high
+
+
+def test_nothing_verifies_less_than_the_oracle(
+    swept: tuple[SweepResult, SweepFolder, Heard],
+) -> None:
+    result = swept[0]
+    (oracle,) = result.oracles
+    for trial in result.trials:
+        if trial.configuration.family in ("fixed", "confidence"):
+            counts = trial.counts
+            # Thm 4.1 adds one verification a prompt, which a text that ends in a rejection saves.
+            bound = oracle.verification_rate * counts["n"] - counts["requests"]
+            assert counts["n_target"] >= bound - 1e-9
+
+
+def test_the_result_is_saved_and_read_again_without_running_anything(
+    swept: tuple[SweepResult, SweepFolder, Heard], tiny_spec: PairSpec, prompts_file: Path
+) -> None:
+    result, folder, heard = swept
+    assert SweepResult.load(folder.path) == result
+    assert sorted(heard.finished) == sorted(t.id for t in result.trials)
+    again, same = run_sweep(plan_for(tiny_spec, prompts_file), folder.path.parents[1])
+    assert (again, same) == (result, folder)
+    assert find_trial(folder.path.parent, result.trials[0].id[:6])[1] == result.trials[0]
+
+
+@pytest.mark.long
+def test_optuna_proposes_and_asha_stops_and_a_resumed_study_is_not_repeated(
+    tiny_spec: PairSpec, prompts_file: Path, tmp_path: Path
+) -> None:
+    search = [
+        {
+            "drafter": {
+                "kind": "draft_model",
+                "policy": {"kind": "fixed", "max_tokens": {"randint": [1, 30]}},
+            }
+        }
+    ]
+    plan = plan_for(
+        tiny_spec, prompts_file, method="optuna", trials=6, early_stopping=True, search=search
+    )
+    heard = Heard()
+    result, folder = run_sweep(plan, tmp_path, observers=[heard])
+    drafted = [t for t in result.trials if t.configuration.drafter]
+    assert 1 < len(drafted) <= 6  # the same length may be proposed twice
+    assert {t.configuration.family for t in drafted} == {"fixed"}
+    finished = [t for t in drafted if t.finished]
+    assert finished
+    for trial in drafted:
+        assert (trial.counts["requests"] == len(PROMPTS)) == trial.finished
+
+    (folder.path / "sweep.json").unlink()  # as if the driver had died while timing
+    heard = Heard()
+    resumed, _ = run_sweep(plan, tmp_path, observers=[heard])
+    assert heard.finished == []
+    assert {t.id: t.counts for t in resumed.trials} == {t.id: t.counts for t in result.trials}
+
+
+@pytest.mark.long
+def test_a_full_disk_ends_a_sweep_in_one_line_and_with_room_it_goes_on(
+    tiny_spec: PairSpec, prompts_file: Path, small_disk: SmallDisk
+) -> None:
+    class Filler(Heard):
+        def trial_finished(self, trial: Trial) -> None:
+            super().trial_finished(trial)
+            if len(self.finished) == 2:
+                small_disk.fill()
+
+    hardware = {"name": "far away", "target": 0.1, "drafts": {"*": 0.01}}
+    plan = plan_for(tiny_spec, prompts_file, hardware=hardware)
+    with pytest.raises(
+        UserError, match=rf"trials/\w+\.parquet: cannot .* {small_disk.reason}; make"
+    ):
+        run_sweep(plan, small_disk.folder, observers=[Filler()])
+    small_disk.make_room()
+    (whole,) = small_disk.folder.glob("sweeps/*/trials/*.json")
+    written = whole.stat().st_mtime_ns
+    heard = Heard()
+    result, folder = run_sweep(plan, small_disk.folder, observers=[heard])
+    assert (whole.stat().st_mtime_ns, whole.parents[1]) == (written, folder.path)
+    assert len(heard.finished) == 4
+    assert len({trial.id for trial in result.trials}) == len(result.trials) == 5
+    assert not list(folder.path.rglob(".*.parquet"))
+
+
+def test_a_prompt_that_does_not_fit_is_named_before_anything_is_written(
+    tiny_spec: PairSpec, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "long.jsonl"
+    prompts.write_text(json.dumps({"prompt": "x = 1\n" * 500}))
+    with pytest.raises(UserError, match=r"prompt long/0: .*the context holds 256"):
+        run_sweep(plan_for(tiny_spec, prompts), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["long.jsonl"]
+
+
+# Choices
+
+
+def trial(configuration: Configuration, estimate: float, finished: bool = True) -> Trial:
+    counts = Counts(1, 10, 0, 10, 0, 0, 0, 10).as_dict()
+    metrics = {"estimated_speedup": estimate}
+    return Trial(configuration=configuration, counts=counts, metrics=metrics, finished=finished)
+
+
+FIXED = [
+    Configuration(drafter=DraftModelDrafter(policy=FixedPolicy(max_tokens=k))) for k in range(1, 9)
+]
+CONFIDENT = Configuration(drafter=DraftModelDrafter(policy=ConfidencePolicy()))
+LOOKUP = Configuration(drafter=PromptLookupDrafter())
+
+
+def test_the_best_of_each_family_is_a_finalist_before_the_next_best_of_any() -> None:
+    trials = [trial(c, 2 + i / 10) for i, c in enumerate(FIXED)]
+    trials += [trial(CONFIDENT, 1.5), trial(LOOKUP, 1.2), trial(AUTOREGRESSIVE, 9.0)]
+    chosen = [t.configuration for t in choose_finalists(trials, 4)]
+    assert chosen == [FIXED[7], FIXED[6], CONFIDENT, LOOKUP]
+
+
+def test_a_trial_that_was_stopped_early_is_no_finalist() -> None:
+    trials = [trial(FIXED[0], 3.0, finished=False), trial(FIXED[1], 1.0)]
+    assert [t.configuration for t in choose_finalists(trials, 4)] == [FIXED[1]]
+
+
+def test_a_lossy_method_is_no_finalist_unless_it_is_allowed_by_name() -> None:
+    lossy = Configuration(drafter=TargetTreeDrafter(branching=(2, 4)))
+    among = Configuration(drafter=BanditDrafter(arms=(lossy.drafter, LOOKUP.drafter)))
+    trials = [trial(lossy, 3.0), trial(among, 2.5), trial(FIXED[1], 1.5)]
+    assert [t.configuration for t in choose_finalists(trials, 4)] == [FIXED[1]]
+    allowed = choose_finalists(trials, 4, ["target_tree"])
+    assert [t.configuration for t in allowed] == [lossy, among, FIXED[1]]
+
+
+def timed(seconds: dict[Configuration, float], estimates: dict[Configuration, float]) -> tuple:
+    """A stopwatch with 5 repeats of 20 prompts and 5 % noise, and a result with the estimates."""
+    rng = np.random.default_rng(0)
+    watch = Stopwatch()
+    for configuration, mean in seconds.items():
+        watch.seconds[configuration.id] = (mean * rng.normal(1, 0.05, (5, 20))).tolist()
+        watch.generations[configuration.id] = [
+            Generation("p", 5, [1] * 10, "", [], [], "length") for _ in range(20)
+        ]
+    contestants = list(seconds)
+    result = SweepResult.model_construct(
+        trials=[trial(c, estimates[c]) for c in contestants],
+        autoregressive=watch.timing(contestants[0], contestants[0]),
+        timings=[watch.timing(c, contestants[0]) for c in contestants[1:]],
+    )
+    return contestants, watch, result
+
+
+def test_the_fastest_is_champion_and_what_cannot_be_told_from_it_is_marked() -> None:
+    contestants, watch, result = timed(
+        {AUTOREGRESSIVE: 1.0, FIXED[0]: 0.5, CONFIDENT: 0.501, LOOKUP: 0.8},
+        {AUTOREGRESSIVE: 1.0, FIXED[0]: 1.9, CONFIDENT: 2.0, LOOKUP: 3.0},
+    )
+    # Tied with the fastest, and its counts promise more; lookup promises most and is slower.
+    assert choose_champion(contestants, watch, result) == CONFIDENT.id
+    ties: dict[str, Timing] = {t.config_id: t for t in result.timings}
+    assert ties[FIXED[0].id].tied_with_champion
+    assert not ties[LOOKUP.id].tied_with_champion
+    assert not ties[CONFIDENT.id].tied_with_champion
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_what_drafts_beside_the_target_is_judged_by_its_time_alone(faster: bool) -> None:
+    beside = Configuration(drafter=HybridDrafter(otherwise=PearlDrafter()))
+    seconds, estimate = (0.495, 1.5) if faster else (0.505, 9.0)
+    contestants, watch, result = timed(
+        {AUTOREGRESSIVE: 1.0, CONFIDENT: 0.5, beside: seconds},
+        {AUTOREGRESSIVE: 1.0, CONFIDENT: 2.0, beside: estimate},
+    )
+    assert choose_champion(contestants, watch, result) == (beside if faster else CONFIDENT).id
+    assert sum(timing.tied_with_champion for timing in result.timings) == 1
+
+
+def test_autoregressive_decoding_is_champion_where_nothing_is_faster() -> None:
+    contestants, watch, result = timed(
+        {AUTOREGRESSIVE: 1.0, FIXED[0]: 1.5}, {AUTOREGRESSIVE: 1.0, FIXED[0]: 1.4}
+    )
+    assert choose_champion(contestants, watch, result) == AUTOREGRESSIVE.id
+
+
+# Folders
+
+
+def begun(root: Path, name: str, digest: str) -> SweepFolder:
+    folder = SweepFolder(root / name)
+    folder.begin(Plan.model_validate({"search": SEARCH}), digest)
+    return folder
+
+
+def test_an_unfinished_sweep_goes_on_and_a_finished_one_is_left_alone(tmp_path: Path) -> None:
+    assert SweepFolder.claim(tmp_path, "s", "d").name == "s"
+    folder = begun(tmp_path, "s", "d")
+    assert SweepFolder.claim(tmp_path, "s", "d") == folder
+    assert SweepFolder.claim(tmp_path, "s", "d", fresh=True).name == "s-2"
+    folder.finish()
+    assert SweepFolder.claim(tmp_path, "s", "d").name == "s-2"
+    begun(tmp_path, "s-2", "d")
+    assert SweepFolder.claim(tmp_path, "s", "d").name == "s-2"
+
+
+def test_an_unfinished_sweep_of_that_name_with_other_settings_is_refused(tmp_path: Path) -> None:
+    begun(tmp_path, "mine", "d")
+    with pytest.raises(UserError, match="--fresh"):
+        SweepFolder.claim(tmp_path, "mine", "other")
+
+
+def test_a_name_cannot_lead_out_of_the_workspace(tmp_path: Path) -> None:
+    for name in ("../elsewhere", "a/b", ".."):
+        with pytest.raises(UserError, match="expected a folder's name"):
+            SweepFolder.claim(tmp_path, name, "d")
+
+
+def test_a_second_driver_is_kept_out_of_a_running_sweep(tmp_path: Path) -> None:
+    folder = begun(tmp_path, "s", "d")
+    running = pytest.raises(UserError, match="running in another process")
+    with folder.lock(), running, folder.lock():
+        pass
+    with folder.lock():
+        pass

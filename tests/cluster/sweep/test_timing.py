@@ -1,0 +1,77 @@
+"""What is timed has its node to itself."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import ray
+
+from cluster.sweep import timing
+from cluster.sweep.timing import alone, lost, start_bench
+from specdec_core.config import PairSpec
+from specdec_core.search.observer import Observer
+
+pytestmark = pytest.mark.usefixtures("ray_running")
+
+
+class Heard(Observer):
+    def __init__(self) -> None:
+        self.stages: list[str] = []
+        self.warnings: list[str] = []
+
+    def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
+        self.stages.append(name)
+
+    def warned(self, message: str) -> None:
+        self.warnings.append(message)
+
+
+@ray.remote(num_cpus=1)
+class Other:
+    def ready(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def bench(tiny_spec: PairSpec) -> ray.actor.ActorHandle:
+    return start_bench(tiny_spec, gpus=0)
+
+
+def starts(seconds: float) -> bool:
+    """Whether Ray gives a core to somebody else within `seconds`."""
+    other = Other.remote()
+    ready, _ = ray.wait([other.ready.remote()], timeout=seconds)
+    ray.kill(other)
+    return bool(ready)
+
+
+def test_nobody_gets_a_core_of_the_node_meanwhile(bench: ray.actor.ActorHandle) -> None:
+    heard = Heard()
+    with alone(bench, 0, heard):
+        assert not starts(1)
+    assert starts(60)
+    assert (heard.stages, heard.warnings) == ([], [])
+
+
+def test_others_on_the_node_are_waited_for_and_named_when_they_stay(
+    bench: ray.actor.ActorHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "ALONE_SECONDS", 0.5)
+    monkeypatch.setattr(timing, "AT_ONCE", 0.5)
+    other = Other.remote()
+    ray.get(other.ready.remote())
+    heard = Heard()
+    with alone(bench, 0, heard):
+        pass
+    ray.kill(other)
+    assert heard.stages[0].startswith("waiting for others to leave")
+    assert "beside other work" in heard.warnings[0]
+
+
+def test_a_bench_whose_process_is_gone_is_known_to_be_lost(bench: ray.actor.ActorHandle) -> None:
+    assert not lost(bench)
+    ray.kill(bench)
+    deadline = time.monotonic() + 30
+    while not lost(bench):
+        assert time.monotonic() < deadline

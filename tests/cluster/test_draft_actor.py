@@ -1,0 +1,94 @@
+"""The draft as an actor on a device of its own: its engine writes what the target would write,
+also when the actor is killed, and Ray brings the draft back; and a sweep times it beside others."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from cluster.draft_actor import PlacedDraft
+from cluster.placement import Placement, place
+from cluster.sweep.run import run_sweep
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.search.plan import Plan
+from specdec_core.tokens.statistics import Origin
+
+PEARL = Configuration.model_validate({"drafter": {"kind": "pearl", "window": 4, "wait": 2}})
+
+
+def test_a_killed_draft_costs_no_token_and_comes_back(ray_running: None, tiny_pair: Pair) -> None:
+    placed = place(Placement.model_validate({"target": {"devices": 1}}))
+    draft = PlacedDraft(placed, tiny_pair.spec)
+    try:
+        link = draft.wait()
+        request = Request("a", tuple(tiny_pair.tokenizer("def main():")["input_ids"]), 240)
+        [expected] = Engine(tiny_pair).generate([request])
+        engine = Engine(tiny_pair, PEARL, open_link=lambda: link)
+        engine.add(request)
+        killed, finished = False, None
+        assert engine.drafter.prepare(60)
+        while finished is None:
+            (chunk,) = engine.step()
+            finished = chunk.finished
+            if Origin.DRAFT in chunk.origins and not killed:
+                os.kill(draft.pid, signal.SIGKILL)
+                killed = True
+        assert killed
+        assert finished.tokens == expected.tokens
+        assert Origin.DRAFT in finished.origins
+        assert engine.drafter.prepare(60)  # Ray has brought it back
+        [again] = engine.generate([request])
+        assert again.tokens == expected.tokens
+        assert Origin.DRAFT in again.origins
+        assert link.number == 2
+    finally:
+        draft.close()
+        placed.remove()
+
+
+CASCADE = {"kind": "cascade"}
+SWEEP = {
+    "max_new_tokens": 16,
+    "repeats": 1,
+    "finalists": 1,
+    "profile": {"widths": [1, 3], "contexts": [16], "batches": [1], "repeats": 2},
+    "search": [
+        {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 2}}},
+        {"drafter": {"kind": "pearl", "drafter": {"kind": "draft_model"}, "wait": [0, None]}},
+        {"drafter": {"kind": "hybrid", "otherwise": {"kind": "pearl", "drafter": CASCADE}}},
+    ],
+}
+
+
+def test_a_sweep_times_pearl_on_its_devices(
+    ray_running: None, tiny_pair: Pair, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": "def main():"}))
+    pair, source = tiny_pair.spec.model_dump(), {"source": str(prompts)}
+    plan = Plan.model_validate({**SWEEP, "pair": pair, "prompts": source, "cluster": Placement()})
+    result, _ = run_sweep(plan, tmp_path)
+    timed = {result.trial(t.config_id).configuration: t for t in result.timings}
+    assert sum(configuration.beside for configuration in timed) == 3
+    assert len(timed) == 4
+    assert all(timing.differing_outputs == 0 for timing in timed.values())
+    assert len(result.trials) == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "--cluster"),
+        ({"cluster": {"draft": {"devices": 0}}}, "a placement that has one for the draft"),
+        ({"cluster": Placement(), "method": "optuna", "trials": 3}, "no method optuna"),
+    ],
+    ids=["no devices", "none for the draft", "optuna"],
+)
+def test_a_sweep_that_cannot_time_pearl_is_refused(changes: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Plan.model_validate({**SWEEP, **changes}).check()

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPECDEC_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+
+
+def test_default_is_the_current_folder(tmp_path):
+    assert workspace() == tmp_path / "work"
+
+
+def test_specdec_home_is_used_and_created(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "a" / "b"))
+    assert workspace() == tmp_path / "a" / "b"
+    assert workspace().is_dir()
+
+
+def test_specdec_home_may_start_with_a_tilde_or_be_relative(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECDEC_HOME", "~/runs")
+    assert workspace() == tmp_path / "home" / "runs"
+    monkeypatch.setenv("SPECDEC_HOME", "here")
+    assert workspace() == tmp_path / "work" / "here"
+
+
+def test_empty_specdec_home_counts_as_unset(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECDEC_HOME", "")
+    assert workspace() == tmp_path / "work"
+
+
+def test_specdec_home_that_is_a_file_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "file"))
+    with pytest.raises(UserError, match=r"SPECDEC_HOME.*File exists"):
+        workspace()
+
+
+def test_rays_copy_of_a_working_folder_is_not_written_to(tmp_path, monkeypatch):
+    copy = tmp_path / "session" / "runtime_resources" / "working_dir_files" / "_ray_pkg_0123"
+    (copy / "jobs").mkdir(parents=True)
+    for folder in (copy, copy / "jobs"):
+        monkeypatch.chdir(folder)
+        assert workspace() == tmp_path / "home" / ".specdec"
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "chosen"))
+    assert workspace() == tmp_path / "chosen"
+
+
+def test_ray_still_names_its_copies_that_way():
+    from ray._private.runtime_env import packaging, working_dir
+
+    assert packaging.RAY_PKG_PREFIX == "_ray_pkg_"
+    plugin = working_dir.WorkingDirPlugin(".", gcs_client=None)
+    assert Path(plugin._resources_dir).name == "working_dir_files"
+
+
+def test_reading_the_workspace_loads_no_framework():
+    code = (
+        "import sys, specdec_core.base.workspace;"
+        " print('torch' in sys.modules, 'ray' in sys.modules)"
+    )
+    root = Path(__file__).parents[3]
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.split() == ["False", "False"]

@@ -1,0 +1,59 @@
+"""Heads are the networks that the papers describe."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from specdec_core.drafting.heads.modules import (
+    AcceptanceHead,
+    DistributionDecision,
+    HiddenDecision,
+    JointDecision,
+    join_features,
+)
+
+
+def parameters(head: torch.nn.Module) -> int:
+    return sum(p.numel() for p in head.parameters())
+
+
+def test_specdecpp_has_blocks_of_its_own_at_every_depth_and_a_linear_layer() -> None:
+    for depth in range(5):
+        assert parameters(AcceptanceHead(16, depth)) == depth * (16 * 16 + 16) + 16 + 1
+
+
+def test_specdecpp_adds_silu_of_a_linear_map_to_its_input() -> None:
+    torch.manual_seed(0)
+    head, e = AcceptanceHead(6, depth=2), torch.randn(5, 6)
+    h = e
+    for block in head.layers:
+        h = h + F.silu(h @ block.weight.T + block.bias)
+    expected = h @ head.output.weight[0] + head.output.bias
+    torch.testing.assert_close(head(e), expected)
+
+
+def test_decision_models_have_three_and_two_layers_on_their_inputs() -> None:
+    assert parameters(HiddenDecision(16, 8)) == (16 * 8 + 8) + (8 * 8 + 8) + (8 + 1)
+    assert parameters(DistributionDecision(10, 8)) == (11 * 8 + 8) + (8 + 1)
+    assert parameters(JointDecision(16, 10, 8)) == (27 * 8 + 8) + (8 * 8 + 8) + (8 + 1)
+
+
+def test_each_kind_reads_what_its_paper_says() -> None:
+    hidden, top, entropy = torch.randn(2, 4), torch.rand(2, 3), torch.rand(2)
+    assert torch.equal(join_features("specdecpp", hidden=hidden), hidden)
+    assert torch.equal(join_features("t1", hidden=hidden), hidden)
+    t2 = join_features("t2", top_probs=top, entropy=entropy)
+    assert torch.equal(t2, torch.cat([top, entropy[:, None]], dim=1))
+    assert torch.equal(join_features("joint", hidden, top, entropy), torch.cat([hidden, t2], 1))
+
+
+def test_standardised_features_have_mean_zero_and_deviation_one() -> None:
+    features = 50 + 3 * torch.randn(1000, 4)
+    features[:, 2] = 7.0  # never varies
+    head = AcceptanceHead(4, depth=0)
+    head.standardise(features)
+    seen = (features - head.mean) * head.scale
+    torch.testing.assert_close(seen.mean(dim=0), torch.zeros(4), atol=1e-4, rtol=0)
+    torch.testing.assert_close(seen.std(dim=0, correction=0)[[0, 1, 3]], torch.ones(3))
+    assert torch.isfinite(head(features)).all()

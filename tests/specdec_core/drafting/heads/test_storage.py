@@ -1,0 +1,104 @@
+"""A saved head predicts as it was trained, and only beside its own pair."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import Sampling
+from specdec_core.drafting.heads.card import HeadCard
+from specdec_core.drafting.heads.modules import Head, HeadKind, build_head, join_features
+from specdec_core.drafting.heads.storage import load_card, load_head, save_head
+from tests.specdec_core.drafting.heads.examples import PAIR
+
+HIDDEN, TOP_K = 8, 3
+
+
+def head_and_card(kind: HeadKind) -> tuple[Head, HeadCard]:
+    torch.manual_seed(1)
+    head = build_head(kind, HIDDEN, TOP_K, depth=2, width=5)
+    head.standardise(torch.randn(50, len(head.mean)) * 3 + 1)
+    card = HeadCard(
+        kind=kind, draft="small", depth=2, width=5, hidden_size=HIDDEN, top_k=TOP_K,
+        w_acc=1, w_rej=6, pair=PAIR, sampling=Sampling(),
+    )  # fmt: skip
+    return head, card
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    head, card = head_and_card("specdecpp")
+    save_head(head, card, tmp_path / "mine")
+    return tmp_path / "mine"
+
+
+@pytest.mark.parametrize("kind", get_args(HeadKind))
+def test_it_predicts_what_the_module_does_for_one_row_and_for_many(
+    kind: HeadKind, tmp_path: Path
+) -> None:
+    head, card = head_and_card(kind)
+    written = save_head(head, card, tmp_path / kind)
+    loaded = load_head(tmp_path / kind, PAIR["draft"], PAIR["target"])
+    assert loaded.card == written
+    inputs = {
+        "hidden": torch.randn(20, HIDDEN).bfloat16(),  # a draft's own data type
+        "top_probs": torch.rand(20, TOP_K + 2),  # more than the head reads
+        "entropy": torch.rand(20),
+    }
+    own = {**inputs, "hidden": inputs["hidden"].float(), "top_probs": inputs["top_probs"][:, :3]}
+    expected = head(join_features(kind, **own)).sigmoid().detach()
+    found = loaded.probabilities(**inputs)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    one = loaded.probabilities(**{name: value[:1] for name, value in inputs.items()})
+    torch.testing.assert_close(one, expected[:1], atol=1e-6, rtol=1e-5)
+
+
+def test_heads_are_found_by_name_in_the_workspace_and_by_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    folder.rename(tmp_path / "moved")
+    (tmp_path / "heads").mkdir()
+    (tmp_path / "moved").rename(tmp_path / "heads" / "mine")
+    assert load_card("mine") == load_card(tmp_path / "heads" / "mine")
+    with pytest.raises(UserError, match=r"no head yours .*; there are mine"):
+        load_card("yours")
+
+
+@pytest.mark.parametrize("role", ["draft", "target"])
+def test_a_head_of_another_pair_is_refused(folder: Path, role: str) -> None:
+    own = {**PAIR, role: "another"}
+    with pytest.raises(UserError, match=f"trained for another {role} model") as error:
+        load_head(folder, own["draft"], own["target"])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("damage", ["cut", "other weights", "missing", "card"])
+def test_broken_files_get_one_line(folder: Path, damage: str) -> None:
+    weights, card = folder / "model.safetensors", folder / "head.json"
+    if damage == "cut":
+        weights.write_bytes(weights.read_bytes()[:100])
+    elif damage == "other weights":
+        content = bytearray(weights.read_bytes())
+        content[-1] ^= 1
+        weights.write_bytes(content)
+    elif damage == "missing":
+        weights.unlink()
+    else:
+        card.write_text(card.read_text()[:200])
+    with pytest.raises(UserError, match=r"model\.safetensors|head\.json") as error:
+        load_head(folder, PAIR["draft"], PAIR["target"])
+    assert "\n" not in str(error.value)
+
+
+def test_a_card_that_does_not_fit_its_weights_is_refused(folder: Path) -> None:
+    card = json.loads((folder / "head.json").read_text())
+    (folder / "head.json").write_text(json.dumps({**card, "depth": 3}))
+    with pytest.raises(UserError, match="not this head's weights"):
+        load_head(folder, PAIR["draft"], PAIR["target"])

@@ -1,0 +1,58 @@
+"""Both sides of PEARL in one process; chance decides how far one gets before the other."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from specdec_core.drafting.pearl.ahead import Ahead
+from specdec_core.models.pair import Pair
+
+
+class InTurns:
+    """A link to a draft that works only while somebody listens to it, for as long as chance says,
+    and hears and is heard with delay. `die` at such a chance, to come back at another."""
+
+    def __init__(self, pair: Pair, seed: int, dies: float = 0.0) -> None:
+        self.pair, self.dies = pair, dies
+        self.random = random.Random(seed)
+        self.number, self.configured, self.connected = 0, None, False
+        self.deaths, self.offset = 0, 0.0
+        self._come()
+
+    def _come(self) -> None:
+        self.number, self.connected, self.configured = self.number + 1, True, None
+        self.to_draft: deque[Any] = deque()
+        self.to_target: deque[Any] = deque()
+        self.ahead = Ahead(self.pair, self.to_target.append, str(self.number))
+
+    def send(self, message: Any) -> None:
+        if self.connected:
+            self.to_draft.append(message)
+
+    def _mail(self) -> Iterator[Any]:
+        while self.to_draft and self.random.random() < 0.75:
+            yield self.to_draft.popleft()
+
+    def receive(self, timeout: float = 0.0) -> list[Any]:
+        if not self.connected:
+            if self.random.random() < 0.3:
+                self._come()
+            return []
+        if self.random.random() < self.dies:
+            self.connected, self.deaths = False, self.deaths + 1
+            return []
+        heard: list[Any] = []
+        while not heard:
+            for message in self._mail():
+                self.ahead.handle(message)
+            busy = True
+            while busy and self.random.random() < 0.85:
+                busy = self.ahead.draft()
+            waiting = len(self.to_target)
+            heard = [self.to_target.popleft() for _ in range(self.random.randint(0, waiting))]
+            if not timeout or not (self.to_draft or self.to_target or busy):
+                break
+        return heard

@@ -1,0 +1,187 @@
+"""The draft's side: what it tells follows from what it was told, whatever the target says."""
+
+import random
+
+import pytest
+import torch
+
+from specdec_core.config import (
+    CascadeDrafter,
+    Drafter,
+    DraftModelDrafter,
+    FixedPolicy,
+    PromptLookupDrafter,
+    Sampling,
+    SuffixDrafter,
+    TokenCacheDrafter,
+)
+from specdec_core.drafting.pearl.ahead import Ahead
+from specdec_core.drafting.pearl.messages import (
+    Ask,
+    Begin,
+    Commit,
+    Configure,
+    Distribution,
+    Drafted,
+    End,
+    Pause,
+    Ready,
+)
+from specdec_core.models.pair import Pair
+
+PROMPT = "def main():\n    return"
+POLICY = FixedPolicy(max_tokens=4)
+PLAIN = DraftModelDrafter(policy=POLICY)
+LOOKUPS = [
+    PromptLookupDrafter(max_tokens=5),
+    SuffixDrafter(tree=True, max_tokens=8, memory="all"),
+    TokenCacheDrafter(from_prompt=True),
+]
+GREEDY, COUPLED = Sampling(), Sampling(temperature=1.0, coupling="gumbel")
+
+
+class Told:
+    """Texts by the numbers of their last tokens, as a target's side may know them."""
+
+    def __init__(
+        self, pair: Pair, width: int, sampling: Sampling = GREEDY, drafter: Drafter = PLAIN
+    ) -> None:
+        self.sent: list = []
+        self.ahead = Ahead(pair, self.sent.append)
+        self.ahead.handle(
+            Configure(drafter, 1, 9, width, 1e-4, pair.target.config.vocab_size, frozenset())
+        )
+        assert self.sent == [Ready()]
+        self.text = list(pair.tokenizer(PROMPT)["input_ids"])
+        self.ahead.handle(Begin(0, -1, self.text, 400, sampling, 0))
+        self.texts = {-1: tuple(self.text)}
+        self.drawn: dict[tuple[int, ...], int] = {}
+        self.guessed: set[tuple[int, ...]] = set()
+        self.most = 0  # candidates by one forward
+
+    def hear(self) -> None:
+        for message in self.sent:
+            if isinstance(message, Drafted):
+                self.most = max(self.most, message.candidates)
+                for number, parent, token, drawn, _ in message.sprouts:
+                    before = self.texts[parent]
+                    self.texts[number] = (*before, token)
+                    if drawn:
+                        self.drawn[before] = token
+                    else:
+                        self.guessed.add((*before, token))
+        self.sent.clear()
+
+    def chain(self) -> list[int]:
+        found: list[int] = []
+        while (token := self.drawn.get((*self.text, *found))) is not None:
+            found.append(token)
+        return found
+
+    def say(self, tokens: list[int]) -> None:
+        # The target has read all candidates: those that it accepted and the one that it did not.
+        drafted = min(len(tokens), len(self.chain()))
+        self.text += tokens
+        choices = [*tokens, *[0] * (drafted + 1 - len(tokens))]
+        self.ahead.handle(Commit(0, tokens, drafted, len(tokens) - 1, choices))
+
+
+@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("lookup", [None, *LOOKUPS], ids=lambda own: own.kind if own else "alone")
+def test_candidates_are_the_drafts_own_whatever_the_target_says(
+    tiny_pair: Pair, width: int, lookup: Drafter | None
+) -> None:
+    """Also after the cache has lost and kept parts of the tree many times, and whatever a lookup
+    has guessed."""
+    drafter = PLAIN if lookup is None else CascadeDrafter(proposer=lookup, policy=POLICY)
+    told, chance = Told(tiny_pair, width, drafter=drafter), random.Random(0)
+    [draft] = tiny_pair.drafts.values()
+    ready = 0
+    for _ in range(30):
+        for _ in range(chance.randrange(9)):
+            told.ahead.draft()
+        told.hear()
+        chain = told.chain()
+        agreed = chain[: chance.randrange(len(chain) + 1)]
+        guesses = [text[-1] for text in told.guessed if text[:-1] == (*told.text, *agreed)]
+        own = chance.choice([*guesses, chance.randrange(5, 50)])
+        told.say([*agreed, own])
+        ready += bool(told.chain())
+    assert bool(ready) == (width > 1)
+    assert (told.most > 1) == (lookup is not None)
+    assert len(told.drawn) > 50
+    for text, token in told.drawn.items():
+        with torch.inference_mode():
+            logits = draft(torch.tensor([text])).logits[0, -1]
+        assert logits[token] >= logits.max() - 1e-4
+
+
+@pytest.mark.parametrize("drafter", [PLAIN, CascadeDrafter(policy=POLICY)], ids=lambda d: d.kind)
+def test_no_more_is_drafted_ahead_than_was_asked_for(tiny_pair: Pair, drafter: Drafter) -> None:
+    told = Told(tiny_pair, 3, drafter=drafter)
+    while told.ahead.draft():
+        told.hear()
+    assert len(told.chain()) == 9
+    longest = max(map(len, told.texts.values()))
+    assert longest == len(told.text) + 9
+    told.say(told.chain()[:4])
+    assert told.ahead.draft()
+
+
+@pytest.mark.parametrize("drafter", [PLAIN, CascadeDrafter(policy=POLICY)], ids=lambda d: d.kind)
+def test_the_policy_is_asked_about_the_chain_alone(tiny_pair: Pair, drafter: Drafter) -> None:
+    """One of its tokens after the other, however many came of one forward."""
+    told = Told(tiny_pair, 4, drafter=drafter)
+    paused = []
+    while told.ahead.draft():
+        paused += [m.node for m in told.sent if isinstance(m, Pause)]
+        told.hear()
+    lengths = [len(told.texts[node]) - len(told.text) for node in paused]
+    assert lengths == [4, 8]
+
+
+def test_a_lookup_learns_what_became_of_the_chain_and_how_the_text_ended(tiny_pair: Pair) -> None:
+    cache = TokenCacheDrafter(phrase_length=3, memory="all")
+    told = Told(tiny_pair, 1, drafter=CascadeDrafter(proposer=cache, policy=POLICY))
+    for _ in range(3):
+        told.ahead.draft()
+    told.hear()
+    first, second, third = told.chain()[:3]
+    # The first was rejected; behind it the target would have said the second and then the third.
+    told.ahead.handle(Commit(0, [7], 3, 0, [7, second, third, 9]))
+    told.ahead.handle(End(0, [30, 31, 32]))
+    told.ahead.handle(Begin(0, -2, told.text, 400, GREEDY, 0))
+    sequence = told.ahead._slots[0].sequence
+    known = told.ahead._lookup.phrases(sequence, first, 20)
+    assert (second, third, 9)[: len(known[0])] == known[0]
+    assert (30, 31, 32) in told.ahead._lookup.phrases(sequence, 7, 20)
+
+
+def test_a_distribution_is_what_the_token_behind_was_drawn_from(tiny_pair: Pair) -> None:
+    sampling = Sampling(temperature=0.8)
+    told = Told(tiny_pair, 2, sampling)
+    for _ in range(4):
+        told.ahead.draft()
+    [first, *_] = [m for m in told.sent if isinstance(m, Drafted)]
+    [sprout] = [s for s in first.sprouts if s[1] == -1 and s[3]]
+    told.ahead.handle(Ask(0, -1))
+    answer = told.sent[-1]
+    assert isinstance(answer, Distribution)
+    [draft] = tiny_pair.drafts.values()
+    with torch.inference_mode():
+        expected = (draft(torch.tensor([told.text])).logits[0, -1] / 0.8).softmax(-1)
+    assert torch.allclose(answer.tensor(), expected[: answer.size], atol=1e-5)
+    assert sprout[4] == pytest.approx(float(answer.tensor()[sprout[2]]))
+
+
+def test_coupled_candidates_are_those_that_the_shared_noise_chooses(tiny_pair: Pair) -> None:
+    cascade = CascadeDrafter(proposer=LOOKUPS[2], policy=POLICY)
+    first, *others = (
+        Told(tiny_pair, 1, COUPLED),
+        Told(tiny_pair, 4, COUPLED),
+        Told(tiny_pair, 1, COUPLED, cascade),
+    )
+    for told in (first, *others):
+        while told.ahead.draft():
+            told.hear()
+    assert all(told.chain() == first.chain() for told in others)

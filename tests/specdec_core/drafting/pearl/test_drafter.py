@@ -1,0 +1,288 @@
+"""PEARL writes what the target alone would write, whoever is early or late, and though drafts
+die."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, Sampling, parse
+from specdec_core.drafting.pearl.ahead import Ahead
+from specdec_core.drafting.pearl.drafter import Pearl
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.tokens.statistics import Origin
+from specdec_core.tokens.token_tree import Elsewhere, TokenTree
+from tests.specdec_core.drafting.pearl.in_turns import InTurns
+from tests.specdec_core.tokens.test_lossless import counted, joint, p_value, toy_pair
+
+__all__ = ["toy_pair"]  # a fixture
+
+POLICIES = [
+    {"kind": "fixed", "max_tokens": 4},
+    {"kind": "svip", "threshold": 0.9, "max_tokens": 8},
+    {"kind": "heuristic"},
+]
+
+
+LOOKUPS = [
+    {"kind": "prompt_lookup", "max_tokens": 4},
+    {"kind": "suffix", "tree": True, "memory": "all"},
+    {"kind": "token_cache", "from_prompt": True},
+]
+
+
+# Of a prompt of few tokens, too, there is something to guess by.
+SHORT = {"kind": "token_cache", "phrases": 2, "phrase_length": 1, "from_prompt": True}
+
+
+def pearl(**settings: object) -> Configuration:
+    # The models here are unsure of everything: look behind whatever the target may say.
+    settings = {"width": 4, "least": 0, **settings}
+    return Configuration.model_validate({"drafter": {"kind": "pearl", **settings}})
+
+
+def cascade(proposer: dict = LOOKUPS[0], **settings: object) -> dict:
+    return {"kind": "cascade", "proposer": proposer, **settings}
+
+
+def _same(link: InTurns) -> InTurns:
+    return link
+
+
+def requests(pair: Pair, count: int = 4, new_tokens: int = 40, **more: object) -> list[Request]:
+    texts = [
+        "def main():",
+        "class Draft:\n    pass",
+        "import tokenizers",
+        "tiny pair in the target",
+    ]
+    return [
+        Request(str(n), tuple(pair.tokenizer(texts[n])["input_ids"]), new_tokens + n, **more)
+        for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p["kind"])
+@pytest.mark.parametrize("wait", [0, 3, None])
+def test_greedy_output_is_the_targets_whoever_is_early(
+    tiny_pair: Pair, policy: dict, wait: int | None, slots: int
+) -> None:
+    expected = Engine(tiny_pair).generate(requests(tiny_pair))
+    inner = {"kind": "draft_model", "policy": policy}
+    for seed in range(2):
+        configuration = pearl(drafter=inner, wait=wait, window=5, width=1 if wait == 0 else 4)
+        engine = Engine(
+            tiny_pair, configuration, slots, open_link=partial(InTurns, tiny_pair, seed)
+        )
+        found = engine.generate(requests(tiny_pair))
+        assert [g.tokens for g in found] == [g.tokens for g in expected]
+        assert [g.text for g in found] == [g.text for g in expected]
+        rounds = [r for g in found for r in g.rounds]
+        assert sum(r.accepted for r in rounds) > 20
+        assert len(rounds) < sum(len(g.tokens) for g in found)
+        # Somewhere a candidate was judged that came while the target was busy: a whole round of
+        # the draft's tokens, with none of the target's.
+        assert any(r.generated and r.generated == r.accepted == r.drafted for r in rounds)
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("proposer", LOOKUPS, ids=lambda own: own["kind"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_that_lookups_speed_up_changes_no_token(
+    tiny_pair: Pair, temperature: float, proposer: dict, slots: int
+) -> None:
+    sampling = Sampling(temperature=temperature, coupling="gumbel")
+    asked = requests(tiny_pair, sampling=sampling, seed=3)
+    expected = Engine(tiny_pair).generate(asked)
+    policy = {"kind": "confidence", "threshold": 0.1, "max_tokens": 6}
+    for width in (1, 3):
+        configuration = pearl(drafter=cascade(proposer, policy=policy), window=5, width=width)
+        link = partial(InTurns, tiny_pair, width, 0.01)
+        found = Engine(tiny_pair, configuration, slots, open_link=link).generate(asked)
+        assert [g.tokens for g in found] == [g.tokens for g in expected]
+        rounds = [r for g in found for r in g.rounds]
+        assert sum(r.accepted for r in rounds) > 20
+        assert sum(r.draft_tokens for r in rounds) > sum(r.draft_forwards for r in rounds)
+
+
+def wholes(window: int, **more: object) -> list[dict]:
+    """Drafters of which PEARL is a part."""
+    part = {"kind": "pearl", "window": window, "width": 2, "least": 0, **more}
+    lookup = {"kind": "suffix", "max_tokens": 2}
+    cache = {"kind": "token_cache", "phrases": 1, "phrase_length": 2}
+    return [
+        {"kind": "hybrid", "lookup": lookup, "otherwise": part},
+        {"kind": "hybrid", "lookup": cache, "otherwise": part, "merge": True, "extend": True},
+        {"kind": "bandit", "arms": [lookup, part, {"kind": "draft_model"}]},
+    ]
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("drafter", wholes(5), ids=["else", "merge", "bandit"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_others_may_propose_for_some_rounds_or_some_candidates(
+    tiny_pair: Pair, temperature: float, drafter: dict, slots: int
+) -> None:
+    sampling = Sampling(temperature=temperature, coupling="gumbel")
+    asked = requests(tiny_pair, sampling=sampling, seed=3)
+    expected = Engine(tiny_pair).generate(asked)
+    configuration = Configuration.model_validate({"drafter": drafter})
+    assert configuration.beside
+    for seed in range(2):
+        link = partial(InTurns, tiny_pair, seed, 0.01)
+        found = Engine(tiny_pair, configuration, slots, open_link=link).generate(asked)
+        assert [g.tokens for g in found] == [g.tokens for g in expected]
+        accepted = {origin for g in found for origin in g.origins}
+        assert Origin.DRAFT in accepted
+        assert temperature or accepted & {Origin.LOOKUP, Origin.CACHE}
+
+
+def test_of_a_whole_with_pearl_the_late_candidate_is_judged(tiny_pair: Pair) -> None:
+    [_, drafter, _] = wholes(3)
+    configuration = Configuration.model_validate({"drafter": drafter})
+    link = partial(InTurns, tiny_pair, 0)
+    found = Engine(tiny_pair, configuration, open_link=link).generate(requests(tiny_pair))
+    rounds = [r for g in found for r in g.rounds]
+    assert any(r.generated == r.accepted > 0 for r in rounds)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafts_may_die_at_any_time(tiny_pair: Pair, temperature: float) -> None:
+    # Coupled, so that a seed has one output whatever is drafted.
+    sampling = Sampling(temperature=temperature, coupling="gumbel")
+    expected = Engine(tiny_pair).generate(requests(tiny_pair, sampling=sampling, seed=5))
+    deaths = 0
+    for seed in range(4):
+        link = InTurns(tiny_pair, seed, dies=0.05)
+        engine = Engine(tiny_pair, pearl(window=5), slots=2, open_link=partial(_same, link))
+        found = engine.generate(requests(tiny_pair, sampling=sampling, seed=5))
+        assert [g.tokens for g in found] == [g.tokens for g in expected]
+        assert any(Origin.DRAFT in g.origins for g in found)
+        deaths += link.deaths
+    assert deaths > 10
+
+
+def samples(
+    link: InTurns,
+    sampling: Sampling,
+    count: int,
+    whole: dict | None = None,
+    **settings: object,
+) -> np.ndarray:
+    configuration = pearl(**{"window": 2, **settings})
+    if whole is not None:
+        configuration = Configuration.model_validate({"drafter": whole})
+    configuration = configuration.model_copy(update={"sampling": sampling})
+    engine = Engine(link.pair, configuration, slots=16, open_link=partial(_same, link))
+    return counted(engine, count)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "dies"),
+    [
+        (Sampling(temperature=0.9, top_k=4), 0.0),
+        (Sampling(temperature=1.0), 0.02),
+        (Sampling(temperature=1.0, coupling="gumbel"), 0.0),
+    ],
+    ids=["top-k", "dying", "coupled"],
+)
+def test_samples_have_the_targets_joint_distribution(
+    toy_pair: Pair, sampling: Sampling, dies: float
+) -> None:
+    link = InTurns(toy_pair, 0, dies)
+    counts = samples(link, sampling, 5_000)
+    assert p_value(counts, joint(toy_pair, sampling)) > 1e-3
+    assert bool(link.deaths) == bool(dies)
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [{"kind": "pearl", "window": 3, "wait": 1, "drafter": cascade(SHORT)}, wholes(2, wait=1)[1]],
+    ids=["cascade", "merge"],
+)
+def test_samples_have_it_where_lookups_take_part(toy_pair: Pair, whole: dict) -> None:
+    sampling = Sampling(temperature=0.8)
+    counts = samples(InTurns(toy_pair, 0), sampling, 2_000, whole)
+    assert p_value(counts, joint(toy_pair, sampling)) > 1e-3
+
+
+def test_the_test_notices_guesses_that_were_not_drawn(
+    toy_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(self: Ahead, look: object) -> dict:
+        drawn = rightly(self, look)
+        for n in drawn:
+            if guesses := look.nodes[n].guesses:
+                drawn[n] = guesses[0].token, float(look.probs[n, guesses[0].token])
+        return drawn
+
+    rightly = Ahead._draws
+    monkeypatch.setattr(Ahead, "_draws", wrong)
+    sampling = Sampling(temperature=0.8)
+    whole = {"kind": "pearl", "window": 3, "wait": 1, "drafter": cascade(SHORT)}
+    counts = samples(InTurns(toy_pair, 0), sampling, 2_000, whole)
+    assert p_value(counts, joint(toy_pair, sampling)) < 1e-9
+
+
+@pytest.mark.parametrize("bug", ["certain", "late"])
+def test_the_test_notices_wrong_probabilities(
+    toy_pair: Pair, monkeypatch: pytest.MonkeyPatch, bug: str
+) -> None:
+    def wrong(self: Pearl, tree: TokenTree, *others: object) -> None:
+        rightly(self, tree, *others)
+        if bug == "certain" or tree.fed is not None:
+            source = tree.draft_probs[-1]
+            tree.draft_probs[-1] = Elsewhere(0.5 * source.probability, source.fetch)
+
+    rightly = Pearl._add
+    monkeypatch.setattr(Pearl, "_add", wrong)
+    sampling = Sampling(temperature=1.0)
+    counts = samples(InTurns(toy_pair, 0), sampling, 2_000, window=1, wait=1)
+    assert p_value(counts, joint(toy_pair, sampling)) < 1e-9
+
+
+def test_a_targets_process_has_the_drafts_that_it_runs_itself() -> None:
+    hybrid, _, bandit = (Configuration.model_validate({"drafter": own}) for own in wholes(2))
+    assert (hybrid.beside, hybrid.drafts_itself) == (True, False)
+    assert (bandit.beside, bandit.drafts_itself) == (True, True)
+    assert not pearl(drafter=cascade()).drafts_itself
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        cascade({"kind": "retrieval", "datastore": "nowhere"}),
+        {"kind": "draft_model", "policy": {"kind": "specdecpp", "head": "nowhere"}},
+    ],
+    ids=["datastore", "head"],
+)
+def test_what_the_draft_does_not_have_is_said_by_name_and_costs_no_token(
+    tiny_pair: Pair, drafter: dict
+) -> None:
+    engine = Engine(tiny_pair, pearl(drafter=drafter), open_link=partial(InTurns, tiny_pair, 0))
+    with pytest.raises(UserError, match="nowhere"):
+        engine.drafter.prepare(60)
+    expected = Engine(tiny_pair).generate(requests(tiny_pair))
+    assert [g.tokens for g in engine.generate(requests(tiny_pair))] == [g.tokens for g in expected]
+
+
+def test_without_a_device_for_the_draft_there_is_no_pearl(tiny_pair: Pair) -> None:
+    with pytest.raises(UserError, match="--cluster"):
+        Engine(tiny_pair, pearl())
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        {"kind": "bandit", "arms": [{"kind": "pearl"}, {"kind": "pearl", "window": 3}]},
+        {"kind": "pearl", "drafter": {"kind": "tree"}},
+        {"kind": "pearl", "window": 3, "wait": 4},
+    ],
+    ids=["two", "tree", "wait"],
+)
+def test_settings_that_make_no_sense_are_refused(drafter: dict) -> None:
+    with pytest.raises(UserError, match="pearl"):
+        parse(Configuration, {"drafter": drafter}, "test")

@@ -1,0 +1,60 @@
+"""How long to wait for candidates, and what a trace shows of it."""
+
+import pytest
+
+from specdec_core.drafting.pearl.pace import Pace
+from specdec_core.drafting.pearl.timeline import Timeline, busy
+
+
+def pace(t_draft: float, t_target: float, acceptance: float, t_notice: float = 0.0) -> Pace:
+    found = Pace(12)
+    found.drafted(t_draft)
+    found.verified(t_target)
+    found.waited(0, t_notice)
+    found._acceptance.value = acceptance
+    return found
+
+
+def test_one_waits_for_cheap_candidates_that_are_likely_accepted() -> None:
+    assert pace(0.1, 4.0, 0.8).wait() > pace(0.5, 4.0, 0.8).wait() > 0
+    assert pace(0.5, 4.0, 0.02).wait() == 0
+    assert pace(3.0, 4.0, 0.8).wait() == 0
+    assert pace(0.5, 4.0, 0.8, t_notice=8.0).wait() == 0
+    assert Pace(12).wait() == 12  # nothing was seen yet
+
+
+def test_rates_are_those_of_the_rounds_written_out() -> None:
+    # A draft as slow as the target: one candidate comes during a round. Without waiting a round
+    # behind a rejection feeds none and brings 1; one that need not wait feeds one and brings 1 + α.
+    alpha = 0.5
+    behind = (1 - alpha**2) / (1 - alpha**2 + alpha)
+    expected = (behind * 1 + (1 - behind) * (1 + alpha)) / 2.0
+    assert pace(2.0, 2.0, alpha).rate(0) == pytest.approx(expected)
+
+
+def test_acceptance_and_times_are_what_was_seen() -> None:
+    found = Pace(12)
+    for _ in range(2000):
+        found.judged(3, rejected=True)
+        found.drafted(0.25)
+        found.verified(4.0)
+        found.waited(2, 1.5)
+    assert found.acceptance == pytest.approx(0.75, abs=0.02)
+    assert (found.t_draft, found.t_target, found.t_notice) == pytest.approx((0.25, 4.0, 1.0))
+
+
+def test_a_trace_has_a_row_for_each_side_in_microseconds() -> None:
+    timeline = Timeline()
+    timeline.add("target", "verify", 10.0, 10.004, fed=[2])
+    timeline.add("draft", "draft", 10.001, 10.002, useless=False)
+    names, rows = {}, {}
+    for event in timeline.chrome_trace()["traceEvents"]:
+        if event["ph"] == "M":
+            names[event["tid"]] = event["args"]["name"]
+        else:
+            rows[names[event["tid"]]] = event
+    assert rows["target"]["ts"] == 0
+    assert rows["target"]["dur"] == pytest.approx(4000)
+    assert rows["draft"]["ts"] == pytest.approx(1000)
+    assert rows["target"]["args"] == {"fed": [2]}
+    assert busy(timeline.spans, "draft", "draft") == pytest.approx(0.001)

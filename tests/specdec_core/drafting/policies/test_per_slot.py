@@ -1,0 +1,73 @@
+"""Slots with policies of their own are answered as by each policy alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specdec_core.config import (
+    ConfidencePolicy,
+    ConfidenceProductPolicy,
+    DynamicConfidencePolicy,
+    FixedPolicy,
+    HeuristicPolicy,
+    SvipPolicy,
+)
+from specdec_core.drafting.policies.build import build_policy
+from specdec_core.drafting.policies.per_slot import PerSlot
+from specdec_core.drafting.policies.policy import Signals
+
+SETTINGS = [
+    FixedPolicy(max_tokens=3),
+    ConfidencePolicy(threshold=0.4),
+    SvipPolicy(threshold=1.1),
+    ConfidenceProductPolicy(threshold=0.2),
+    DynamicConfidencePolicy(),
+    HeuristicPolicy(start=2),
+]
+
+
+def built() -> list:
+    return [build_policy(settings, lambda head: None) for settings in SETTINGS]
+
+
+def signals(seed: int, position: int, sampled: bool) -> Signals:
+    """Of one slot for each policy."""
+    logits = torch.randn((len(SETTINGS), 20), generator=torch.Generator().manual_seed(seed)) * 3
+    tokens = logits.argmax(dim=-1).tolist()
+    probs = logits.softmax(dim=-1) if sampled else None
+    slots = list(range(len(SETTINGS)))
+    hidden = torch.arange(len(slots))[:, None].float()
+    return Signals(slots, tokens, [position] * len(slots), logits, probs, hidden)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_each_slot_gets_its_own_policys_answer(sampled: bool) -> None:
+    joint, alone = PerSlot(dict(enumerate(built()))), built()
+    joint.chosen = {slot: slot for slot in range(len(SETTINGS))}
+    for turn in range(4):
+        assert [joint.limit(s) for s in joint.chosen] == [p.limit(s) for s, p in enumerate(alone)]
+        for position in (1, 2, 3):
+            seen = signals(10 * turn + position, position, sampled)
+            expected = [policy.go_on(seen.only([s]))[0] for s, policy in enumerate(alone)]
+            assert joint.go_on(seen) == expected
+        for slot, policy in enumerate(alone):
+            joint.observe(slot, 3, turn)
+            policy.observe(slot, 3, turn)
+
+
+def test_what_is_shown_of_some_slots_is_theirs() -> None:
+    whole = signals(0, 1, sampled=True)
+    some = whole.only([4, 1])
+    assert (some.slots, some.positions) == ([4, 1], [1, 1])
+    assert some.tokens == [whole.tokens[4], whole.tokens[1]]
+    assert some.hidden[:, 0].tolist() == [4, 1]
+    for name in ("top_probability", "probability", "entropy"):
+        values = getattr(whole, name)
+        assert getattr(some, name) == pytest.approx([values[4], values[1]])
+
+
+def test_policies_ask_for_what_any_of_them_needs() -> None:
+    plain, learner = built()[:1], built()[4:5]
+    assert not PerSlot(dict(enumerate(plain))).learns
+    assert PerSlot(dict(enumerate([*plain, *learner]))).learns

@@ -1,0 +1,74 @@
+"""What the tests of drafters that use tokens again have in common."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from specdec_core.config import AUTOREGRESSIVE, Configuration, DrafterSettings, Sampling
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.studies.drift import goodness_of_fit
+from specdec_core.studies.toy_pair import exact_distribution, sample_counts, toy_pair
+from specdec_core.tokens.sampling import RandomStream, draw
+from specdec_core.tokens.statistics import Generation, Origin
+from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.tokens.verification import Verdict
+
+_TEXTS = [
+    "def add(a, b):\n    return a + b\n\ndef add(a, b):\n",
+    "x = 1\ny = 2\nx = 1\ny = 2\nx = 1\n",
+    "import",
+    "for i in range(10):\n    print(i)\n" * 2,
+    "0",
+]
+LENGTH = 3  # of the enumerated continuations
+
+
+def generate(
+    pair: Pair,
+    drafter: DrafterSettings | None,
+    slots: int = 1,
+    sampling: Sampling | None = None,
+) -> list[Generation]:
+    """Continuations of texts of different lengths that repeat themselves and that do not."""
+    configuration = AUTOREGRESSIVE.model_copy(
+        update={"drafter": drafter, "sampling": sampling or Sampling()}
+    )
+    engine = Engine(pair, configuration, slots)
+    return engine.generate(
+        [
+            Request(str(i), engine.encode(text), 30 + 5 * i, seed=i, ignore_eos=True)
+            for i, text in enumerate(_TEXTS)
+        ]
+    )
+
+
+_expected: dict[tuple[int, Sampling], list[list[int]]] = {}
+
+
+def same_as_the_target_alone(pair: Pair, drafter: DrafterSettings, sampling: Sampling) -> bool:
+    """Whether three slots, with requests coming and going, write what the target does alone."""
+    key = id(pair), sampling
+    if key not in _expected:
+        _expected[key] = [g.tokens for g in generate(pair, None, 1, sampling)]
+    return [g.tokens for g in generate(pair, drafter, 3, sampling)] == _expected[key]
+
+
+def from_cache(generations: list[Generation]) -> int:
+    """Tokens of the output that were cached phrases."""
+    return sum(origin is Origin.CACHE for g in generations for origin in g.origins)
+
+
+def take_any_possible_guess(tree: TokenTree, probs: Tensor, random: RandomStream) -> Verdict:
+    """A wrong rule for what a draft model draws: a guess wherever it is possible at all."""
+    possible = [node for node in tree.children().get(ROOT, []) if probs[0, tree.tokens[node]] > 0]
+    [own] = draw(probs[:1], [random.uniform()])
+    return Verdict([], tree.tokens[possible[0]] if possible else own, corrected=False)
+
+
+def fit(drafter: DrafterSettings, sampling: Sampling, samples: int = 4_000) -> float:
+    """p-value of the toy target's exact distribution, given what was sampled."""
+    pair = toy_pair()
+    configuration = Configuration(drafter=drafter, sampling=sampling)
+    counts = sample_counts(pair, configuration, samples, LENGTH)
+    return goodness_of_fit(counts, exact_distribution(pair, sampling, LENGTH))

@@ -1,0 +1,300 @@
+"""A bandit over drafters changes who drafts, never what is written, and learns from each round."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import (
+    AUTOREGRESSIVE,
+    BanditDrafter,
+    ConfidencePolicy,
+    Configuration,
+    DraftModelDrafter,
+    DynamicConfidencePolicy,
+    FixedPolicy,
+    HybridDrafter,
+    PostUseDrafter,
+    PromptLookupDrafter,
+    Sampling,
+    SuffixDrafter,
+    TargetTreeDrafter,
+    TreeDrafter,
+)
+from specdec_core.drafting.bandit import BanditSpec
+from specdec_core.drafting.bandits import build_bandit
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.models.runner import ModelRunner
+from specdec_core.studies.toy_pair import FAR, NEAR, exact_distribution, sample_counts, toy_pair
+from specdec_core.tokens.statistics import Generation
+from tests.specdec_core.tokens.test_lossless import p_value
+
+torch.set_num_threads(1)
+
+PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 9, 17, 30, 1)]
+CHAIN = DraftModelDrafter(policy=FixedPolicy(max_tokens=4))
+MIXED = (
+    CHAIN,
+    DraftModelDrafter(policy=ConfidencePolicy(threshold=0.3, max_tokens=6)),
+    DraftModelDrafter(policy=DynamicConfidencePolicy(max_tokens=5)),
+    TreeDrafter(branching=(3, 2)),
+    PostUseDrafter(policy=FixedPolicy(max_tokens=4)),
+    PromptLookupDrafter(),
+    SuffixDrafter(),
+)
+LENGTHS = tuple(DraftModelDrafter(policy=FixedPolicy(max_tokens=k)) for k in (1, 2, 3, 4))
+
+
+def decode(
+    pair: Pair, drafter: BanditDrafter, slots: int = 3, new_tokens: int = 40, **sampling: float
+) -> tuple[Engine, list[Generation]]:
+    engine = Engine(pair, Configuration(drafter=drafter, sampling=Sampling(**sampling)), slots)
+    requests = [
+        Request(str(i), prompt, new_tokens - 3 * i, seed=i, ignore_eos=True)
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    return engine, engine.generate(requests)
+
+
+@pytest.mark.parametrize("memory", ["request", "all"])
+@pytest.mark.parametrize("reward", ["tokens", "time"])
+@pytest.mark.parametrize("rule", ["ucb", "exp3"])
+def test_greedy_output_is_the_targets(tiny_pair: Pair, rule: str, reward: str, memory: str) -> None:
+    """Arms of different kinds share a draft model that falls behind while others draft."""
+    plain = Engine(tiny_pair, AUTOREGRESSIVE, 3)
+    drafter = BanditDrafter(rule=rule, reward=reward, memory=memory, arms=MIXED, seed=1)
+    _, generations = decode(tiny_pair, drafter)
+    expected = plain.generate(
+        [Request(str(i), p, 40 - 3 * i, ignore_eos=True) for i, p in enumerate(PROMPTS)]
+    )
+    assert [g.tokens for g in generations] == [g.tokens for g in expected]
+    arms = {r.arm for g in generations for r in g.rounds}
+    assert arms == set(range(len(MIXED)))
+
+
+@pytest.mark.parametrize(("rule", "memory"), [("ucb", "all"), ("exp3", "request")])
+def test_samples_have_the_targets_joint_distribution(rule: str, memory: str) -> None:
+    pair = toy_pair()
+    arms = (
+        DraftModelDrafter(draft=NEAR, policy=FixedPolicy(max_tokens=2)),
+        DraftModelDrafter(draft=FAR, policy=FixedPolicy(max_tokens=1)),
+        TreeDrafter(draft=NEAR, branching=(2, 2)),
+        PromptLookupDrafter(),
+    )
+    sampling = Sampling(temperature=1.0)
+    drafter = BanditDrafter(rule=rule, memory=memory, arms=arms)
+    counts = sample_counts(pair, Configuration(drafter=drafter, sampling=sampling), 8_000, 3)
+    assert p_value(counts, exact_distribution(pair, sampling, 3)) > 1e-3
+
+
+def test_every_request_of_a_batch_has_its_own_length_and_one_pass_drafts_them_all(
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The paper's second setting: arms K ∈ {1, …, 4} in one batch."""
+    drafter = BanditDrafter(rule="exp3", arms=LENGTHS, seed=4)
+    engine = Engine(tiny_pair, Configuration(drafter=drafter), 4)
+    for i, prompt in enumerate(PROMPTS[:4]):
+        engine.add(Request(str(i), prompt, 60, ignore_eos=True))
+    engine.step()
+    widths: list[int] = []
+    forward = ModelRunner.forward
+
+    def counted(self: ModelRunner, rows: list[int], *rest: object) -> torch.Tensor:
+        if self is not engine.target:
+            widths.append(len(rows))
+        return forward(self, rows, *rest)
+
+    monkeypatch.setattr(ModelRunner, "forward", counted)
+    mixed = 0
+    for _ in range(6):
+        widths.clear()
+        engine.step()
+        rounds = [active.rounds[-1] for active in engine._active.values()]
+        assert all(r.drafted == r.arm + 1 for r in rounds)
+        mixed += len({r.arm for r in rounds}) > 1
+        # one forward for each depth, of all requests that go so deep
+        deepest = max(r.drafted for r in rounds)
+        assert widths == [sum(r.drafted > depth for r in rounds) for depth in range(deepest)]
+    assert mixed
+
+
+def test_the_bandit_learns_what_the_rounds_added(tiny_pair: Pair) -> None:
+    drafter = BanditDrafter(arms=MIXED)
+    engine, generations = decode(tiny_pair, drafter)
+    assert isinstance(engine.drafter, BanditSpec)
+    bandit = engine.drafter.bandit
+    # a request's last round is cut by the end of the text and counts for nobody
+    told = [r for g in generations for r in g.rounds[:-1]]
+    assert bandit.rounds == [sum(r.arm == arm for r in told) for arm in range(len(MIXED))]
+    assert bandit.tokens == [
+        sum(r.generated for r in told if r.arm == arm) for arm in range(len(MIXED))
+    ]
+    for arm in range(len(MIXED)):
+        whole = sum(r.draft_seconds + r.target_seconds for r in told if r.arm == arm)
+        target = sum(r.target_seconds for r in told if r.arm == arm)
+        assert target <= bandit.seconds[arm] <= whole
+
+
+def test_one_slot_chooses_as_the_bandit_alone_would(tiny_pair: Pair) -> None:
+    """What replay relies on: select for every round, update for all but a request's last."""
+    for rule in ("ucb", "exp3"):
+        drafter = BanditDrafter(rule=rule, arms=MIXED, seed=7)
+        _, generations = decode(tiny_pair, drafter, slots=1)
+        bandit = build_bandit(drafter)
+        for generation in generations:
+            for number, r in enumerate(generation.rounds):
+                assert bandit.select() == r.arm
+                if number < len(generation.rounds) - 1:
+                    bandit.update(r.arm, r.generated)
+
+
+def test_memory_of_a_request_ends_with_it(tiny_pair: Pair) -> None:
+    drafter = BanditDrafter(arms=MIXED, memory="request")
+    engine, generations = decode(tiny_pair, drafter, slots=2)
+    for generation in generations:
+        first = [r.arm for r in generation.rounds[: len(MIXED)]]
+        assert first == list(range(len(first)))
+    assert engine.drafter.bandit.selections == 0
+    _, generations = decode(tiny_pair, drafter.model_copy(update={"memory": "all"}), slots=1)
+    assert [r.arm for r in generations[1].rounds[: len(MIXED)]] != list(range(len(MIXED)))
+
+
+def test_a_request_with_memory_of_its_own_does_not_depend_on_its_batch(tiny_pair: Pair) -> None:
+    drafter = BanditDrafter(rule="exp3", arms=MIXED, memory="request")
+    alone, together = (
+        decode(tiny_pair, drafter, slots=slots, temperature=0.9)[1] for slots in (1, 4)
+    )
+    assert [g.tokens for g in alone] == [g.tokens for g in together]
+    assert [[r.arm for r in g.rounds] for g in alone] == [
+        [r.arm for r in g.rounds] for g in together
+    ]
+
+
+def test_a_saved_state_goes_on_in_another_engine(tiny_pair: Pair, tmp_path) -> None:
+    drafter = BanditDrafter(rule="exp3", arms=MIXED)
+    engine, _ = decode(tiny_pair, drafter, slots=1)
+    path = engine.drafter.bandit.save(tmp_path / "state.json")
+    _, expected = decode_again(engine)
+    other = Engine(
+        tiny_pair, Configuration(drafter=drafter.model_copy(update={"state": str(path)}))
+    )
+    assert other.drafter.bandit.state() != build_bandit(drafter).state()
+    _, found = decode_again(other)
+    assert found == expected
+
+
+def decode_again(engine: Engine) -> tuple[Engine, list[list[int]]]:
+    generations = engine.generate([Request("again", PROMPTS[1], 40, ignore_eos=True)])
+    return engine, [[r.arm for r in g.rounds] for g in generations]
+
+
+def test_a_cancelled_request_teaches_nothing(tiny_pair: Pair) -> None:
+    engine = Engine(tiny_pair, Configuration(drafter=BanditDrafter(rule="exp3", arms=MIXED)), 2)
+    engine.add(Request("a", PROMPTS[1], 40, ignore_eos=True))
+    engine.add(Request("b", PROMPTS[2], 40, ignore_eos=True))
+    engine.step()
+    engine.cancel("a")
+    before = sum(engine.drafter.bandit.rounds)
+    assert before == 2
+    engine.step()
+    assert sum(engine.drafter.bandit.rounds) == 3
+    (generation,) = engine.generate([Request("c", PROMPTS[1], 20, ignore_eos=True)])
+    assert len(generation.tokens) == 20
+
+
+def test_the_best_arm_is_found(tiny_pair: Pair) -> None:
+    """An arm that is always right against one that never drafts more than a token."""
+    target = tiny_pair.target
+    pair = Pair(tiny_pair.spec, tiny_pair.tokenizer, target, {"draft": target})
+    arms = (LENGTHS[0], LENGTHS[3])
+    engine = Engine(pair, Configuration(drafter=BanditDrafter(arms=arms, exploration=0.5)))
+    engine.generate([Request(str(i), p, 120, ignore_eos=True) for i, p in enumerate(PROMPTS)])
+    few, many = engine.drafter.bandit.rounds
+    assert many > 5 * few
+    assert engine.drafter.bandit.frame()["tokens"].tolist() == [2.0, 5.0]
+
+
+@pytest.mark.parametrize("rule", ["ucb", "exp3"])
+def test_a_state_of_other_arms_is_refused_in_one_line(tiny_pair: Pair, tmp_path, rule: str) -> None:
+    known = BanditDrafter(rule=rule, arms=LENGTHS[:2])
+    path = build_bandit(known).save(tmp_path / "state.json")
+    other = BanditDrafter(rule=rule, arms=LENGTHS[:3], state=str(path))
+    with pytest.raises(UserError, match="of other arms") as caught:
+        Engine(tiny_pair, Configuration(drafter=other))
+    assert "\n" not in str(caught.value)
+
+
+def test_nothing_random_is_drawn_from_a_requests_stream_to_choose(tiny_pair: Pair) -> None:
+    """Both rules leave a sampled request the numbers that its tokens are made from."""
+    same = (CHAIN, DraftModelDrafter(policy=ConfidencePolicy(threshold=0.0, max_tokens=4)))
+    plain = Engine(
+        tiny_pair, Configuration(drafter=CHAIN, sampling=Sampling(temperature=0.9)), 2
+    ).generate([Request(str(i), p, 30, seed=i, ignore_eos=True) for i, p in enumerate(PROMPTS)])
+    for rule in ("ucb", "exp3"):
+        drafter = BanditDrafter(rule=rule, arms=same)
+        engine = Engine(
+            tiny_pair, Configuration(drafter=drafter, sampling=Sampling(temperature=0.9)), 2
+        )
+        found = engine.generate(
+            [Request(str(i), p, 30, seed=i, ignore_eos=True) for i, p in enumerate(PROMPTS)]
+        )
+        assert [g.tokens for g in found] == [g.tokens for g in plain]
+        assert len({r.arm for g in found for r in g.rounds}) == 2
+    assert np.isfinite(engine.drafter.bandit.losses).all()
+
+
+def test_arms_that_the_target_begins_are_among_themselves(tiny_pair: Pair) -> None:
+    """Target-initialised trees take the target's token for each round in advance."""
+    begun = (TargetTreeDrafter(branching=(1, 3)), TargetTreeDrafter(branching=(1, 2, 2)))
+    expected = Engine(tiny_pair).generate([Request("0", PROMPTS[1], 40, ignore_eos=True)])
+    engine = Engine(tiny_pair, Configuration(drafter=BanditDrafter(arms=begun)))
+    found = engine.generate([Request("0", PROMPTS[1], 40, ignore_eos=True)])
+    assert found[0].tokens == expected[0].tokens
+    # a request's first round only lets the target draw
+    told = found[0].rounds[1:-1]
+    assert sum(engine.drafter.bandit.tokens) == sum(r.generated for r in told)
+    assert sum(engine.drafter.bandit.rounds) == len(told)
+    with pytest.raises(UserError, match="arms must agree") as caught:
+        Engine(tiny_pair, Configuration(drafter=BanditDrafter(arms=(begun[0], CHAIN))))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_draft_model_that_is_not_asked_reads_nothing(tiny_pair: Pair) -> None:
+    lookups = (PromptLookupDrafter(), SuffixDrafter(), CHAIN)
+    engine = Engine(tiny_pair, Configuration(drafter=BanditDrafter(arms=lookups)))
+    engine.add(Request("0", PROMPTS[3], 20, ignore_eos=True))
+    [draft] = engine._draft_runners.values()
+    held = []
+    while not engine.idle:
+        engine.step()
+        held.append(draft.lengths[0])
+    # the third round is the first of the arm that has a draft model
+    assert held[:2] == [0, 0]
+    assert held[2] >= len(PROMPTS[3])
+    engine.configure(Configuration(drafter=BanditDrafter(arms=LENGTHS)))
+    assert not draft.lazy
+    engine.configure(Configuration(drafter=BanditDrafter(arms=lookups)))
+    assert draft.lazy
+    engine.configure(Configuration(drafter=CHAIN))
+    assert not draft.lazy
+
+
+def test_drafters_made_of_others_can_be_arms_and_have_them(tiny_pair: Pair) -> None:
+    inner = BanditDrafter(arms=(LENGTHS[0], CHAIN, PromptLookupDrafter()), rule="exp3")
+    chain_lookup = HybridDrafter(lookup=SuffixDrafter(), otherwise=inner, min_match=1)
+    extended = HybridDrafter(otherwise=CHAIN, extend=True, min_match=9)
+    drafter = BanditDrafter(arms=(inner, extended, chain_lookup, LENGTHS[2]))
+    engine, generations = decode(tiny_pair, drafter)
+    expected = Engine(tiny_pair, slots=3).generate(
+        [Request(str(i), p, 40 - 3 * i, ignore_eos=True) for i, p in enumerate(PROMPTS)]
+    )
+    assert [g.tokens for g in generations] == [g.tokens for g in expected]
+    told = [r for g in generations for r in g.rounds[:-1]]
+    assert engine.drafter.bandit.rounds == [sum(r.arm == arm for r in told) for arm in range(4)]
+    nested = engine.drafter.arms[0]
+    assert isinstance(nested, BanditSpec)
+    assert sum(nested.bandit.rounds) == sum(r.arm == 0 for r in told)
+    assert sum(n > 0 for n in nested.bandit.rounds) > 1  # its own choices, not the outer's

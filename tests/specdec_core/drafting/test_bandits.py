@@ -1,0 +1,279 @@
+"""UCBSpec and EXP3Spec follow their formulas, learn, and go on from a saved state."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import BanditDrafter, Configuration, parse
+from specdec_core.drafting.bandits import Bandit, EXP3Spec, UCBSpec, build_bandit
+
+RULES = [
+    lambda: UCBSpec(3, 4),
+    lambda: UCBSpec(3, 4, reward="time"),
+    lambda: EXP3Spec(3, 4, seed=5),
+    lambda: EXP3Spec(3, 4, reward="time"),
+]
+plays = st.lists(
+    st.tuples(st.integers(1, 5), st.floats(1e-4, 1e3, allow_nan=False)), min_size=1, max_size=60
+)
+
+
+def play(bandit: Bandit, rewards: list[tuple[int, float]]) -> list[int]:
+    chosen = []
+    for tokens, seconds in rewards:
+        chosen.append(bandit.select())
+        bandit.update(chosen[-1], tokens, seconds)
+    return chosen
+
+
+def test_ucb_takes_each_arm_once_and_then_the_highest_bound() -> None:
+    bandit = UCBSpec(3, 4, confidence=0.05)
+    assert play(bandit, [(1, 1.0), (5, 1.0), (2, 1.0)]) == [0, 1, 2]
+    # t = 3, n = 1: 4/2 · √(2/1 · (1 + 2 log(3 · 9 · √2 / 0.05)))
+    radius = 2 * math.sqrt(2 * (1 + 2 * math.log(3 * 9 * math.sqrt(2) / 0.05)))
+    assert radius == pytest.approx(10.6869, abs=1e-4)
+    assert bandit.preferences() == pytest.approx([1 + radius, 5 + radius, 2 + radius])
+    assert bandit.select() == 1
+    bandit.update(1, 1, 1.0)
+    # t = 4; arm 1 has n = 2 and mean 3
+    twice = 2 * math.sqrt(3 / 4 * (1 + 2 * math.log(3 * 16 * math.sqrt(3) / 0.05)))
+    once = 2 * math.sqrt(2 * (1 + 2 * math.log(3 * 16 * math.sqrt(2) / 0.05)))
+    assert bandit.preferences() == pytest.approx([1 + once, 3 + twice, 2 + once])
+    assert bandit.select() == 2
+
+
+def test_exploration_scales_the_radius_alone() -> None:
+    paper, less, none = (UCBSpec(2, 4, exploration=e) for e in (1.0, 0.5, 0.0))
+    for bandit in (paper, less, none):
+        bandit.update(0, 5)
+        bandit.update(1, 2)
+    radius = paper.radius(0)
+    assert less.preferences() == pytest.approx([5 + radius / 2, 2 + radius / 2])
+    assert none.preferences() == [5, 2]
+
+
+def test_exp3_weighs_losses_by_their_probabilities() -> None:
+    bandit = EXP3Spec(2, 4)
+    assert bandit.preferences() == [0.5, 0.5]
+    first = bandit.select()
+    bandit.update(first, 2)
+    # Ẑ = (4 + 1 − 2) / (4 · 0.5) = 1.5; at the second pull η = √(log 2 / (2 · 2))
+    assert bandit.losses[first] == 1.5
+    rate = math.sqrt(math.log(2) / 4)
+    other = 1 / (1 + math.exp(-rate * 1.5))
+    assert bandit.preferences()[1 - first] == pytest.approx(other)
+    second = bandit.select()
+    p = bandit.preferences()[second]
+    before = bandit.losses[second]
+    bandit.update(second, 5)  # everything accepted: no loss
+    assert bandit.losses[second] == before
+    bandit.select()
+    assert p > 0
+
+
+def test_slots_of_a_batch_are_weighed_by_what_they_were_drawn_with() -> None:
+    bandit = EXP3Spec(2, 4, seed=1)
+    arms = [bandit.select(slot) for slot in range(6)]
+    assert set(arms) == {0, 1}
+    for slot, arm in reversed(list(enumerate(arms))):
+        bandit.update(arm, 3, slot=slot)
+    # all were drawn at p = ½, however the probabilities have moved since
+    assert bandit.losses == [1.0 * arms.count(0), 1.0 * arms.count(1)]
+
+
+def test_a_round_that_nobody_told_of_is_no_pull() -> None:
+    bandit = EXP3Spec(2, 4)
+    bandit.select(0)
+    arm = bandit.select(0)
+    bandit.update(arm, 1)
+    assert sum(bandit.rounds) == 1
+    assert bandit.selections == 2
+
+
+def test_reward_in_time_is_the_ratio_of_sums() -> None:
+    """Arm 1 adds fewer tokens a round and more a millisecond."""
+    bandits = {reward: UCBSpec(2, 4, reward=reward, exploration=0) for reward in ("tokens", "time")}
+    for bandit in bandits.values():
+        for tokens, seconds in ((5, 0.030), (3, 0.010)):
+            bandit.update(0, tokens, seconds)
+        for tokens, seconds in ((3, 0.010), (1, 0.002)):
+            bandit.update(1, tokens, seconds)
+    assert bandits["tokens"].preferences() == [4, 2]
+    # in rounds of the faster arm, 6 ms: 8 tokens in 40 ms, 4 tokens in 12 ms
+    assert bandits["time"].preferences() == pytest.approx([6 * 8 / 40, 6 * 4 / 12])
+    frame = bandits["time"].frame()
+    assert frame["per_millisecond"].tolist() == pytest.approx([8 / 40, 4 / 12])
+    assert bandits["time"].select() == 1
+
+
+def test_a_slow_first_round_does_not_write_an_arm_off() -> None:
+    bandit = UCBSpec(2, 4, reward="time")
+    bandit.update(0, 5, 1.0)  # a hundred times slower than it will be
+    bandit.update(1, 2, 0.01)
+    chosen = 0
+    for _ in range(300):
+        arm = bandit.select()
+        chosen += arm == 0
+        bandit.update(arm, 5 if arm == 0 else 2, 0.01)
+    assert chosen > 100
+
+
+@pytest.mark.parametrize("make", RULES)
+@settings(max_examples=40, deadline=None)
+@given(before=plays, after=plays)
+def test_a_restored_bandit_goes_on_identically(make, before, after) -> None:
+    bandit, other = make(), make()
+    play(bandit, before)
+    other.restore(json.loads(json.dumps(bandit.state())))
+    assert play(other, after) == play(bandit, after)
+    assert other.state() == bandit.state()
+
+
+@pytest.mark.parametrize("make", RULES)
+@settings(max_examples=40, deadline=None)
+@given(rewards=plays)
+def test_what_is_counted_is_what_happened(make, rewards) -> None:
+    bandit = make()
+    chosen = play(bandit, rewards)
+    assert bandit.rounds == [chosen.count(arm) for arm in range(3)]
+    assert sum(bandit.tokens) == sum(tokens for tokens, _ in rewards)
+    assert bandit.frame()["share"].sum() == pytest.approx(1)
+    if isinstance(bandit, EXP3Spec):
+        assert sum(bandit.preferences()) == pytest.approx(1)
+        assert all(0 <= p <= 1 for p in bandit.preferences())
+    else:
+        assert set(chosen[:3]) == set(range(min(3, len(rewards))))
+
+
+@pytest.mark.parametrize("make", [lambda: UCBSpec(2, 1), lambda: EXP3Spec(2, 1)])
+def test_a_million_rounds_stay_finite(make) -> None:
+    """As after a million rounds in which one arm was always rejected."""
+    bandit = make()
+    bandit.rounds, bandit.tokens = [10**6, 30], [2 * 10**6, 30]
+    bandit.losses = [0.0, 5e7]
+    assert all(math.isfinite(value) for value in bandit.preferences())
+    for _ in range(100):
+        arm = bandit.select()
+        bandit.update(arm, 2 - arm)
+    assert bandit.rounds[0] >= 10**6 + 90
+
+
+def test_a_saved_state_is_read_whole_or_refused(tmp_path: Path) -> None:
+    bandit = UCBSpec(2, 4, names=["one", "two"])
+    play(bandit, [(3, 1.0), (4, 1.0), (5, 1.0)])
+    path = bandit.save(tmp_path / "state.json")
+    again = UCBSpec(2, 4, names=["one", "two"])
+    again.load(path)
+    assert again.state() == bandit.state()
+    assert [p.name for p in tmp_path.iterdir()] == ["state.json"]
+    for other, message in (
+        (UCBSpec(2, 4, names=["one", "three"]), "of other arms: one, two"),
+        (UCBSpec(3, 4), "of other arms"),
+        (UCBSpec(2, 5, names=["one", "two"]), "of other arms"),
+        (EXP3Spec(2, 4, names=["one", "two"]), "learned by ucb by tokens"),
+        (UCBSpec(2, 4, names=["one", "two"], reward="time"), "the bandit is ucb by time"),
+    ):
+        with pytest.raises(UserError, match=message) as caught:
+            other.load(path)
+        assert "\n" not in str(caught.value)
+        assert sum(other.rounds) == 0
+    for text, message in (
+        ("{", "not a bandit's state"),
+        ("[]", "not a bandit's state"),
+        (json.dumps(bandit.state() | {"rounds": [1, 2, 3]}), "rounds must be 2 finite numbers"),
+        (json.dumps(bandit.state() | {"tokens": [-1, 2]}), "tokens must be 2 finite numbers"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UserError, match=message) as caught:
+            again.load(path)
+        assert "\n" not in str(caught.value)
+        assert str(path) in str(caught.value)
+    with pytest.raises(UserError, match="no bandit's state can be read"):
+        again.load(tmp_path / "none.json")
+
+
+def test_settings_build_the_bandit_that_they_describe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ucb = BanditDrafter(arms=[1, 2, {"kind": "prompt_lookup"}], confidence=0.1, exploration=0.3)
+    bandit = build_bandit(ucb)
+    assert isinstance(bandit, UCBSpec)
+    assert (bandit.confidence, bandit.exploration, bandit.longest) == (0.1, 0.3, 10)
+    assert bandit.names[:2] == ["draft · fixed K=1", "draft · fixed K=2"]
+    exp3 = BanditDrafter(arms=[1, 4], rule="exp3", reward="time", seed=3)
+    bandit = build_bandit(exp3)
+    assert isinstance(bandit, EXP3Spec)
+    assert (bandit.seed, bandit.reward, bandit.longest) == (3, "time", 4)
+
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    play(bandit, [(3, 1.0)] * 9)
+    bandit.save(tmp_path / "bandits" / "known.json")
+    for name in ("known", str(tmp_path / "bandits" / "known.json")):
+        named = exp3.model_copy(update={"state": name})
+        assert build_bandit(named).state() == bandit.state()
+
+
+@pytest.mark.parametrize(
+    ("drafter", "message"),
+    [
+        ({"arms": [3]}, "at least two arms"),
+        ({"arms": []}, "at least two arms"),
+        ({"arms": [3, 3]}, "at least two arms, each given once"),
+        (
+            {
+                "arms": [
+                    {"drafter": {"kind": "prompt_lookup"}, "sampling": {"temperature": 1.0}},
+                    {"drafter": {"kind": "suffix"}, "sampling": {"temperature": 0.5}},
+                ]
+            },
+            "different sampling settings",
+        ),
+        ({"arms": [1, 2], "confidence": 0}, "confidence"),
+        ({"arms": [1, 2], "exploration": -1}, "exploration"),
+    ],
+)
+def test_settings_that_make_no_bandit_are_one_line(drafter: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        parse(Configuration, {"drafter": {"kind": "bandit", **drafter}}, "file.yaml")
+    assert str(caught.value).startswith("file.yaml: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: UCBSpec(1, 4), "at least two arms"),
+        (lambda: UCBSpec(2, 0), "at least 1 token"),
+        (lambda: UCBSpec(2, 4, confidence=1), "between 0 and 1"),
+        (lambda: UCBSpec(2, 4, exploration=-0.1), "at least 0"),
+    ],
+)
+def test_bandits_that_cannot_be_are_refused(make, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+def test_rewards_that_cannot_be_are_refused() -> None:
+    bandit = UCBSpec(2, 4, reward="time")
+    for tokens, seconds in ((0, 1.0), (6, 1.0), (3, 0.0)):
+        with pytest.raises(ValueError, match="a round"):
+            bandit.update(0, tokens, seconds)
+    assert sum(bandit.rounds) == 0
+
+
+def test_a_bandit_draws_by_itself() -> None:
+    """What else draws random numbers does not matter."""
+    random.seed(1)
+    one = play(EXP3Spec(3, 4, seed=2), [(3, 1.0)] * 50)
+    random.seed(2)
+    random.random()
+    assert play(EXP3Spec(3, 4, seed=2), [(3, 1.0)] * 50) == one
+    assert play(EXP3Spec(3, 4, seed=3), [(3, 1.0)] * 50) != one

@@ -1,0 +1,223 @@
+"""A cascade writes the draft model's own chain in fewer forwards, and the target's own output."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdec_core.config import (
+    CascadeDrafter,
+    ConfidenceProductPolicy,
+    Configuration,
+    DrafterSettings,
+    DraftModelDrafter,
+    DynamicConfidencePolicy,
+    FixedPolicy,
+    HeuristicPolicy,
+    Policy,
+    PreCutPolicy,
+    PromptLookupDrafter,
+    Sampling,
+    SpecDecPlusPlusPolicy,
+    SuffixDrafter,
+    SvipPolicy,
+    TokenCacheDrafter,
+)
+from specdec_core.drafting import cascade
+from specdec_core.drafting.cascade import GuessedChain
+from specdec_core.drafting.drafter import Resources, Sequencing
+from specdec_core.drafting.heads.card import HeadCard
+from specdec_core.drafting.heads.modules import build_head
+from specdec_core.drafting.heads.storage import save_head
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.tokens.sampling import RandomStream, warp
+from specdec_core.tokens.statistics import Counts, Generation, Origin
+from specdec_core.tokens.token_tree import ROOT, TokenTree
+from tests.specdec_core.drafting.reuse import (
+    fit,
+    generate,
+    same_as_the_target_alone,
+    take_any_possible_guess,
+)
+
+GREEDY = Sampling()
+COUPLED = Sampling(temperature=1.0, coupling="gumbel")
+PROPOSERS = {
+    "prompt-lookup": PromptLookupDrafter(max_tokens=4),
+    "suffix": SuffixDrafter(max_tokens=5),
+    "token-cache": TokenCacheDrafter(phrases=3, phrase_length=4),
+}
+POLICIES = {
+    "fixed": FixedPolicy(max_tokens=6),
+    "svip": SvipPolicy(threshold=2.3),
+    "product": ConfidenceProductPolicy(threshold=1e-4),
+    "heuristic": HeuristicPolicy(start=3),
+    "dynamic-confidence": DynamicConfidencePolicy(),
+    "pre-cut": PreCutPolicy(),
+}
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("proposer", PROPOSERS.values(), ids=PROPOSERS)
+def test_output_is_the_targets_own(
+    tiny_pair: Pair, proposer: DrafterSettings, sampling: Sampling
+) -> None:
+    drafter = CascadeDrafter(proposer=proposer, policy=FixedPolicy(max_tokens=6))
+    assert same_as_the_target_alone(tiny_pair, drafter, sampling)
+
+
+def rounds(generations: list[Generation]) -> list[tuple[int, int, int]]:
+    """What the length policy decided and what became of it."""
+    return [(r.position, r.drafted, r.accepted) for g in generations for r in g.rounds]
+
+
+@pytest.mark.parametrize(
+    ("policy", "sampling"),
+    [*((policy, GREEDY) for policy in POLICIES.values()), (POLICIES["svip"], COUPLED)],
+    ids=[*POLICIES, "coupled"],
+)
+def test_the_chain_is_the_draft_models_own_and_ends_where_the_policy_says(
+    tiny_pair: Pair, policy: Policy, sampling: Sampling
+) -> None:
+    plain = generate(tiny_pair, DraftModelDrafter(policy=policy), 1, sampling)
+    guessed = generate(
+        tiny_pair, CascadeDrafter(policy=policy, proposer=TokenCacheDrafter()), 1, sampling
+    )
+    assert rounds(guessed) == rounds(plain)
+    assert Counts.of(guessed).n_draft < Counts.of(plain).n_draft
+
+
+def test_a_head_reads_each_tokens_own_hidden_state(tiny_pair: Pair, tmp_path: Path) -> None:
+    hidden, own = tiny_pair.drafts["draft"].config.hidden_size, tiny_pair.fingerprints
+    card = HeadCard(
+        kind="specdecpp", draft="draft", depth=1, width=8, hidden_size=hidden, top_k=10, w_acc=1,
+        w_rej=1, sampling=GREEDY, pair={"target": own["target"], "draft": own["draft"]},
+    )  # fmt: skip
+    torch.manual_seed(0)
+    save_head(build_head("specdecpp", hidden, 10, depth=1, width=8), card, tmp_path / "head")
+    policy = SpecDecPlusPlusPolicy(head=str(tmp_path / "head"), threshold=0.8)
+    plain = generate(tiny_pair, DraftModelDrafter(policy=policy), slots=3)
+    guessed = generate(
+        tiny_pair, CascadeDrafter(policy=policy, proposer=PROPOSERS["token-cache"]), slots=3
+    )
+    assert rounds(guessed) == rounds(plain)
+    assert len({r.drafted for g in plain for r in g.rounds}) > 3
+    assert Counts.of(guessed).n_draft < Counts.of(plain).n_draft
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS.values(), ids=PROPOSERS)
+def test_a_requests_sample_does_not_depend_on_its_batch(
+    tiny_pair: Pair, proposer: DrafterSettings
+) -> None:
+    drafter = CascadeDrafter(proposer=proposer, policy=SvipPolicy(threshold=2.3))
+    alone, together = (
+        [g.tokens for g in generate(tiny_pair, drafter, slots, Sampling(temperature=0.7))]
+        for slots in (1, 3)
+    )
+    assert alone == together
+
+
+def test_repetitive_text_takes_fewer_forwards(tiny_pair: Pair) -> None:
+    policy = FixedPolicy(max_tokens=8)
+    plain = Counts.of(generate(tiny_pair, DraftModelDrafter(policy=policy)))
+    for proposer in PROPOSERS.values():
+        guessed = Counts.of(generate(tiny_pair, CascadeDrafter(policy=policy, proposer=proposer)))
+        assert guessed.n_drafted == plain.n_drafted
+        assert guessed.n_draft < plain.n_draft < guessed.n_draft_tokens
+    assert guessed.n_draft < 0.9 * plain.n_draft
+
+
+@torch.inference_mode()
+def test_every_sampled_token_carries_the_draft_models_distribution(tiny_pair: Pair) -> None:
+    sampling = Sampling(temperature=0.4, top_k=8)
+    drafter = CascadeDrafter(proposer=PROPOSERS["token-cache"], policy=FixedPolicy(max_tokens=6))
+    engine = Engine(tiny_pair, Configuration(drafter=drafter, sampling=sampling), slots=2)
+    model, propose, foreseen = tiny_pair.drafts["draft"], engine.drafter.propose, 0
+
+    def check(sequences: list[Sequencing]) -> list[TokenTree]:
+        nonlocal foreseen
+        trees = propose(sequences)
+        for sequence, tree in zip(sequences, trees, strict=True):
+            foreseen += len(tree) - tree.draft_forwards
+            assert tree.is_chain
+            if not len(tree):
+                continue
+            text = torch.tensor([sequence.tokens + tree.tokens])
+            expected = warp(model(text).logits[0, len(sequence.tokens) - 1 : -1], sampling)
+            torch.testing.assert_close(torch.stack(tree.draft_probs), expected, atol=1e-4, rtol=0)
+        return trees
+
+    engine.drafter.propose = check
+    prompt = engine.encode("x = 1\ny = 2\nx = 1\ny = 2\n")
+    engine.generate([Request(str(i), prompt, 40, seed=i, ignore_eos=True) for i in range(3)])
+    assert foreseen > 20
+
+
+SHORT = CascadeDrafter(
+    draft="near",
+    proposer=TokenCacheDrafter(phrases=3, phrase_length=2, memory="all"),
+    policy=FixedPolicy(max_tokens=3),
+)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "sampling"),
+    [
+        (SHORT, Sampling(temperature=1.0)),
+        (SHORT, Sampling(temperature=0.7, top_k=3)),
+        (
+            CascadeDrafter(draft="far", policy=SvipPolicy(threshold=1.2, max_tokens=3)),
+            Sampling(temperature=1.3, top_p=0.8),
+        ),
+    ],
+    ids=["temperature", "top-k", "prompt-lookup-svip-top-p"],
+)
+def test_samples_have_the_targets_joint_distribution(
+    drafter: CascadeDrafter, sampling: Sampling
+) -> None:
+    assert fit(drafter, sampling) > 1e-3
+
+
+def test_the_fit_notices_chains_that_were_not_drawn_from_the_distribution_they_carry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cascade, "verify_sampled", take_any_possible_guess)
+    assert fit(SHORT, Sampling(temperature=1.0)) < 1e-9
+
+
+class Foreseeing(GuessedChain):
+    """Guesses what it is told."""
+
+    guesses: dict[int, list[int]]
+
+    def guess(self, sequence: Sequencing, drafted: list[int], room: int) -> TokenTree:
+        tree = TokenTree()
+        tree.graft(ROOT, [5], Origin.CACHE)
+        tree.graft(ROOT, self.guesses[sequence.slot][len(drafted) :][:room], Origin.CACHE)
+        return tree
+
+
+@torch.inference_mode()
+def test_a_perfect_guess_takes_one_forward_and_leaves_the_cache_in_step(tiny_pair: Pair) -> None:
+    policy = FixedPolicy(max_tokens=7)
+    engine = Engine(tiny_pair, Configuration(drafter=DraftModelDrafter(policy=policy)), slots=2)
+    sequences = [
+        Sequencing(slot, list(tokens), GREEDY, RandomStream(0), room=7)
+        for slot, tokens in enumerate([(9, 8, 7, 6), (3, 4)])
+    ]
+    engine.drafter.open(sequences)
+    plain = engine.drafter.propose(sequences)
+    runner = engine.drafter.runner
+    for slot in (0, 1):
+        runner.truncate(slot, 0)
+    resources = Resources(lambda name: runner, print, engine.target.vocab_size, frozenset())
+    drafter = Foreseeing(None, policy, resources)
+    drafter.guesses = {slot: tree.tokens for slot, tree in enumerate(plain)}
+    drafter.open(sequences)
+    trees = drafter.propose(sequences)
+    assert [tree.tokens for tree in trees] == [tree.tokens for tree in plain]
+    assert [tree.draft_forwards for tree in trees] == [1, 1]
+    assert runner.lengths == [4 + 6, 2 + 6]

@@ -1,0 +1,170 @@
+"""Lookahead decoding: the window's tokens and places, the n-grams that come out of it, and that the
+output stays the target's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from specdec_core.config import Configuration, LookaheadDrafter, Sampling
+from specdec_core.drafting.drafter import Outcome, Sequencing
+from specdec_core.drafting.lookahead import Lookahead, Window
+from specdec_core.engine.engine import Engine
+from specdec_core.models.pair import Pair
+from specdec_core.tokens.token_tree import TokenTree
+from tests.specdec_core.drafting.proofs import (
+    assert_exact,
+    assert_greedy_identity,
+    paths,
+    requests,
+    sequence,
+)
+
+Choice = Callable[[tuple[int, ...]], int]  # the target's own token behind the text and a path
+
+
+def choices(tree: TokenTree, choose: Choice) -> list[int]:
+    return [choose(path) for path in [(), *paths(tree)]]
+
+
+def last_plus_ten(path: tuple[int, ...]) -> int:
+    return path[-1] + 10 if path else 10
+
+
+def test_a_window_of_three_columns_by_hand() -> None:
+    window = Window(columns=3, ngram=4, text=[9])
+    assert window.levels == [[9, 9, 9]]
+    window.levels = [[0, 1, 2]]  # level 0; its first token is the text's last
+
+    tree = TokenTree()
+    window.plant(tree, last=0, room=8)
+    assert paths(tree) == [(1,), (1, 2)]
+    assert window.advance(choices(tree, last_plus_ten), [9]) == []
+    # The text moved on by a token, and so did the columns; a new one is drawn from the text.
+    assert window.levels == [[1, 2, 9], [11, 12, 9]]
+
+    tree = TokenTree()
+    window.plant(tree, last=1, room=8)
+    # Level 1 follows level 0 of its column, and there the text's last token is the root.
+    assert paths(tree) == [(2,), (2, 9), (11,), (2, 12), (2, 9, 9)]
+    assert window.advance(choices(tree, last_plus_ten), [9]) == []
+    assert window.levels == [[2, 9, 9], [12, 9, 9], [22, 19, 9]]
+
+    tree = TokenTree()
+    window.plant(tree, last=2, room=8)
+    assert paths(tree) == [
+        (9,), (9, 9),  # level 0
+        (12,), (9, 9, 9),  # level 1: (9, 9) is there already
+        (12, 22), (9, 9, 19), (9, 9, 9, 9),  # level 2
+    ]  # fmt: skip
+    ngrams = window.advance(choices(tree, last_plus_ten), [9])
+    assert ngrams == [(2, 12, 22, 32), (9, 9, 19, 29), (9, 9, 9, 19)]
+    # Now the first level goes, the others take its place, and the columns stay.
+    assert window.levels == [[12, 9, 9], [22, 19, 9], [32, 29, 19]]
+
+
+@given(st.integers(1, 6), st.integers(2, 5), st.lists(st.integers(0, 3), min_size=1, max_size=9))
+def test_the_guess_of_level_i_and_column_j_is_read_i_plus_j_places_on(
+    columns: int, ngram: int, text: list[int]
+) -> None:
+    window = Window(columns, ngram, text)
+    for _ in range(2 * ngram):
+        tree, levels = TokenTree(), [list(level) for level in window.levels]
+        window.plant(tree, text[-1], room=100)
+        levels[0][0] = text[-1]
+        found = [(), *paths(tree)]
+        for i, nodes in enumerate(window._nodes):
+            for j, node in enumerate(nodes):
+                upto = levels[0][1 : j + 1] + [levels[k][j] for k in range(1, i + 1)]
+                assert found[node + 1] == tuple(upto)
+                assert len(upto) == i + j
+        assert len(tree) <= LookaheadDrafter(window=columns, ngram=ngram).nodes
+        assert len(set(found)) == len(found)
+        ngrams = window.advance(choices(tree, lambda path: (sum(path) + len(path)) % 4), text)
+        assert all(len(gram) == ngram for gram in ngrams)
+        assert len(ngrams) == (columns if len(levels) == ngram - 1 else 0)
+
+
+def opened(settings: LookaheadDrafter, text: list[int]) -> tuple[Lookahead, Sequencing]:
+    drafter, own = Lookahead(settings, None), sequence(text)
+    drafter.open([own])
+    return drafter, own
+
+
+def test_ngrams_of_the_last_token_are_the_first_candidates() -> None:
+    settings = LookaheadDrafter(window=1, ngram=3, guesses=2)
+    drafter, own = opened(settings, [1, 2, 3, 1, 4, 5, 1, 6, 7, 1])
+    [tree] = drafter.propose([own])
+    assert paths(tree) == [(6,), (6, 7), (4,), (4, 5)]
+    own.tokens += [8, 1]
+    drafter.observe(own, Outcome(tree, [], [8, 9, 9, 9, 9], 0.0))
+    [tree] = drafter.propose([own])  # the window's second level, a guess behind the last token
+    assert paths(tree)[4:] == [(1,)] or paths(tree)[4:] == [(8,)]
+
+
+def test_nothing_reaches_beyond_the_request() -> None:
+    drafter, own = opened(LookaheadDrafter(window=3, ngram=3, guesses=2), [1, 2, 3, 4, 1])
+    for room, depth in ((0, 0), (1, 1), (2, 2), (9, 3)):
+        own.room = room
+        [tree] = drafter.propose([own])
+        assert tree.depth == depth
+        before = drafter._windows[0].levels
+        drafter.observe(own, Outcome(tree, [], [0] * (len(tree) + 1), 0.0))
+        assert (drafter._windows[0].levels == before) == (room < 2)  # it waits
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [{}, {"window": 1, "ngram": 2}, {"window": 8, "ngram": 5, "from_prompt": False}],
+    ids=str,
+)
+def test_greedy_output_is_the_targets_own(tiny_pair: Pair, shape: dict[str, int]) -> None:
+    assert_greedy_identity(tiny_pair, LookaheadDrafter(**shape))
+
+
+@torch.inference_mode()
+def test_ngrams_in_the_pool_are_what_the_target_chose(tiny_pair: Pair) -> None:
+    """The last token of every n-gram of the window is the target's choice behind what the column
+    saw, recomputed without a cache or a mask."""
+    drafter = LookaheadDrafter(window=4, ngram=3, from_prompt=False)
+    engine = Engine(tiny_pair, Configuration(drafter=drafter), slots=3)
+    observe, checked = engine.drafter.observe, 0
+
+    def check(sequence: Sequencing, outcome: Outcome) -> None:
+        nonlocal checked
+        window = engine.drafter._windows[sequence.slot]
+        nodes = list(window._nodes)
+        observe(sequence, outcome)
+        if not nodes or checked > 60:
+            return
+        text = sequence.tokens[: len(sequence.tokens) - outcome.accepted - 1]
+        found = [(), *paths(outcome.tree)]
+        for node, chosen in zip(nodes[-1], window.levels[-1], strict=False):
+            if len(nodes) == 2:
+                ids = torch.tensor([[*text, *found[node + 1]]])
+                assert tiny_pair.target(ids).logits[0, -1].argmax() == chosen
+                checked += 1
+
+    engine.drafter.observe = check
+    engine.generate(requests())
+    assert checked > 60
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(temperature=1.0), Sampling(temperature=1.2, coupling="gumbel")],
+    ids=["rejection", "coupled"],
+)
+def test_samples_have_the_targets_joint_distribution(sampling: Sampling) -> None:
+    assert_exact(LookaheadDrafter(window=2, ngram=2, guesses=2), sampling)
+
+
+def test_a_window_over_the_node_budget_is_refused() -> None:
+    assert LookaheadDrafter(window=5, ngram=4, guesses=5).nodes == 29
+    with pytest.raises(ValidationError, match="a tree of 149 nodes"):
+        LookaheadDrafter(window=15, ngram=6, guesses=15)

@@ -1,0 +1,54 @@
+"""What a policy is shown of a request does not depend on how the others in its batch sample."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdec_core.config import (
+    CascadeDrafter,
+    Configuration,
+    DrafterSettings,
+    DraftModelDrafter,
+    DynamicTreeDrafter,
+    ForkDrafter,
+    Sampling,
+    SvipPolicy,
+)
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.tokens.statistics import Generation
+
+POLICY = SvipPolicy(threshold=2.05, max_tokens=8)
+SAMPLED = Sampling(temperature=0.4, top_k=20)
+PROMPTS = ((5, 6, 7, 8), (40, 41, 42), (9, 8, 7, 6, 5))
+
+
+def requests() -> list[Request]:
+    """Greedy and sampled ones in turn."""
+    samplings = (Sampling(), SAMPLED, Sampling())
+    pairs = zip(PROMPTS, samplings, strict=True)
+    return [Request(str(i), p, 24, sampling=s, seed=i) for i, (p, s) in enumerate(pairs)]
+
+
+def drafted(generations: list[Generation]) -> list[list[int]]:
+    return [[r.depth for r in generation.rounds] for generation in generations]
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        DraftModelDrafter(policy=POLICY),
+        ForkDrafter(width=2, policy=POLICY),
+        DynamicTreeDrafter(expand=2, children=2, keep=12, policy=POLICY),
+        CascadeDrafter(policy=POLICY),
+    ],
+    ids=lambda drafter: drafter.kind,
+)
+def test_rounds_are_the_same_alone_and_beside_other_samplings(
+    tiny_pair: Pair, drafter: DrafterSettings
+) -> None:
+    configuration = Configuration(drafter=drafter)
+    alone = Engine(tiny_pair, configuration, slots=1).generate(requests())
+    together = Engine(tiny_pair, configuration, slots=3).generate(requests())
+    assert drafted(together) == drafted(alone)
+    assert len({depth for rounds in drafted(alone) for depth in rounds}) > 2, "lengths do not vary"

@@ -1,0 +1,208 @@
+"""Post-use reuses phrases at the draft model and at the target, and changes no text."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import (
+    Configuration,
+    DraftModelDrafter,
+    FixedPolicy,
+    PostUseDrafter,
+    PreCutPolicy,
+    Sampling,
+    SvipPolicy,
+    TokenCacheDrafter,
+    parse,
+)
+from specdec_core.drafting import token_cache
+from specdec_core.drafting.drafter import Outcome, Sequencing
+from specdec_core.drafting.post_use import PostUse
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.tokens.statistics import Counts, Origin
+from specdec_core.tokens.token_tree import ROOT, TokenTree
+from tests.specdec_core.drafting.reuse import fit, from_cache, generate, same_as_the_target_alone
+
+GREEDY = Sampling()
+COUPLED = Sampling(temperature=1.0, coupling="gumbel")
+SIX = FixedPolicy(max_tokens=6)
+DRAFTERS = {
+    "both": PostUseDrafter(policy=SIX),
+    "draft": PostUseDrafter(policy=SIX, at_target=0),
+    "target": PostUseDrafter(policy=SIX, at_draft=0, anchors=2),
+    "pre-cut": PostUseDrafter(policy=PreCutPolicy(), cache=TokenCacheDrafter(memory="all")),
+    "svip": PostUseDrafter(policy=SvipPolicy(threshold=2.3), anchors=5),
+    "output": PostUseDrafter(policy=SIX, cache=TokenCacheDrafter(learn_from="output")),
+}
+
+
+@pytest.mark.parametrize(
+    ("drafter", "sampling"),
+    [*((drafter, GREEDY) for drafter in DRAFTERS.values()), (DRAFTERS["both"], COUPLED)],
+    ids=[*DRAFTERS, "coupled"],
+)
+def test_output_is_the_targets_own(
+    tiny_pair: Pair, drafter: PostUseDrafter, sampling: Sampling
+) -> None:
+    assert same_as_the_target_alone(tiny_pair, drafter, sampling)
+
+
+def test_each_side_saves_its_own_forwards(tiny_pair: Pair) -> None:
+    """Table 3's steps: the draft model's forwards at the draft, the target's at the target."""
+    plain = Counts.of(generate(tiny_pair, DraftModelDrafter(policy=SIX)))
+    at_draft = Counts.of(generate(tiny_pair, DRAFTERS["draft"]))
+    generations = generate(tiny_pair, DRAFTERS["both"])
+    both = Counts.of(generations)
+    assert at_draft.n_drafted == plain.n_drafted
+    assert at_draft.n_draft < 0.9 * plain.n_draft
+    assert at_draft.n_target == plain.n_target > both.n_target
+    assert from_cache(generations) > 5
+
+
+TOY = {
+    "near": PostUseDrafter(
+        draft="near",
+        policy=FixedPolicy(max_tokens=2),
+        anchors=2,
+        cache=TokenCacheDrafter(phrase_length=2, memory="all"),
+    ),
+    "far": PostUseDrafter(
+        draft="far",
+        policy=SvipPolicy(threshold=1.2, max_tokens=3),
+        cache=TokenCacheDrafter(phrase_length=2, memory="all"),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("drafter", "sampling"),
+    [
+        (TOY["near"], Sampling(temperature=1.0)),
+        (TOY["near"], Sampling(temperature=0.7, top_k=3)),
+        (TOY["far"], Sampling(temperature=1.3, top_p=0.8)),
+    ],
+    ids=["temperature", "top-k", "top-p"],
+)
+def test_samples_have_the_targets_joint_distribution(
+    drafter: PostUseDrafter, sampling: Sampling
+) -> None:
+    assert fit(drafter, sampling) > 1e-3
+
+
+def test_the_fit_notices_phrases_that_pass_for_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Phrases behind an anchor with the distribution that the draft model's own token has there."""
+    propose = PostUse.propose
+
+    def mistaken(self: PostUse, sequences: list[Sequencing]) -> list[TokenTree]:
+        trees = propose(self, sequences)
+        for tree in trees:
+            own = {
+                p: q for p, q in zip(tree.parents, tree.draft_probs, strict=True) if q is not None
+            }
+            tree.draft_probs = [own.get(parent) for parent in tree.parents]
+        return trees
+
+    monkeypatch.setattr(PostUse, "propose", mistaken)
+    assert fit(TOY["near"], Sampling(temperature=1.0)) < 1e-9
+
+
+PROMPT = (9, 8, 11)  # of which the draft model makes four different tokens
+
+
+def drafting(pair: Pair, **settings: object) -> tuple[PostUse, Sequencing]:
+    """A drafter of chains of up to four, and a sequence with room for seven tokens."""
+    drafter = PostUseDrafter(policy=FixedPolicy(max_tokens=4), **settings)
+    engine = Engine(pair, Configuration(drafter=drafter))
+    engine.add(Request("0", PROMPT, 20, ignore_eos=True))
+    seen = []
+    engine.drafter.observe = lambda sequence, outcome: seen.append(sequence)
+    engine._admit()
+    [active] = engine._active.values()
+    active.sequence.room = 7
+    return engine.drafter, active.sequence
+
+
+def test_phrases_follow_the_last_anchors_as_far_as_there_is_room(tiny_pair: Pair) -> None:
+    drafter, sequence = drafting(tiny_pair, at_draft=0, anchors=2)
+    [plain] = drafter.propose([sequence])
+    assert plain.is_chain
+    chain = plain.tokens
+    drafter.runner.truncate(0, 2)
+    for key in chain[:3]:
+        drafter.cache.learn(sequence, key, (201, 202, 203, 204, 205))
+    drafter.cache.learn(sequence, chain[3], (311, 312, 313, 314, 315))
+    drafter.cache.learn(sequence, chain[3], (316,))
+    [tree] = drafter.propose([sequence])
+    # Four of the chain; behind the third all that the room of seven allows; behind the fourth too.
+    assert tree.tokens == [*chain, 201, 202, 203, 204, 316, 311, 312, 313]
+    assert tree.parents == [ROOT, 0, 1, 2, 2, 4, 5, 6, 3, 3, 9, 10]
+    assert tree.origins == [Origin.DRAFT] * 4 + [Origin.CACHE] * 8
+    assert tree.depth == sequence.room
+
+
+def test_of_a_short_chain_the_text_is_an_anchor_too(tiny_pair: Pair) -> None:
+    drafter, sequence = drafting(tiny_pair, at_draft=0, anchors=3)
+    drafter.policy.settings = FixedPolicy(max_tokens=1)
+    drafter.cache.learn(sequence, sequence.tokens[-1], (301, 302))
+    [tree] = drafter.propose([sequence])
+    assert tree.parents == [ROOT, ROOT, 1]
+    assert tree.tokens[1:] == [301, 302]
+
+
+@torch.inference_mode()
+def test_what_the_draft_model_confirms_returns_to_the_cache(tiny_pair: Pair) -> None:
+    drafter, sequence = drafting(tiny_pair, at_target=0)
+    [plain] = drafter.propose([sequence])
+    drafter.runner.truncate(0, 2)
+    chain, key = plain.tokens, sequence.tokens[-1]
+    drafter.cache.learn(sequence, key, (chain[0], 301, 302))
+    drafter.cache.learn(sequence, key, (303, 304))
+    [tree] = drafter.propose([sequence])
+    assert tree.tokens == chain
+    assert tree.draft_forwards == 3
+    assert drafter.cache.phrases(sequence, key, 9) == [
+        tuple(chain[:2]), (303, 304), (chain[0], 301, 302)
+    ]  # fmt: skip
+
+
+def test_a_useful_token_behind_a_rejection_becomes_a_phrase(tiny_pair: Pair) -> None:
+    """The recycled tokens of the paper's Figure 1, end to end."""
+    engine = Engine(tiny_pair, Configuration(drafter=PostUseDrafter(policy=SIX)))
+    observe, recycled, looked_up = engine.drafter.cache.observe, [], []
+
+    def watch(sequence: Sequencing, outcome: Outcome) -> None:
+        before = sequence.tokens[-outcome.accepted - 2]
+        recycled.extend(token_cache.useful_phrases(outcome, before, 5))
+        observe(sequence, outcome)
+        for key, phrase in recycled[-3:]:
+            known = engine.drafter.cache.phrases(sequence, key, 99)
+            looked_up.append(any(k[: len(phrase)] == tuple(phrase) for k in known))
+
+    engine.drafter.cache.observe = watch
+    prompt = engine.encode("def add(a, b):\n    return a + b\n\ndef add(a, b):\n")
+    engine.generate([Request("0", prompt, 50, ignore_eos=True)])
+    assert recycled
+    assert all(looked_up[-20:])
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"at_target": 10, "anchors": 3}, "post_use: a tree of 162 nodes, at most 128"),
+        (
+            {"at_draft": 16, "cache": {"phrase_length": 9}},
+            "post_use: tries 144 tokens at the draft",
+        ),
+        ({"cache": {"phrase_length": 0}}, "greater than or equal to 1"),
+        ({"kind": "ouroboros", "phrases": 23, "window": 32}, "ouroboros: tries 147 tokens"),
+        ({"kind": "token_cache", "phrases": 64}, "token_cache: a tree of 320 nodes"),
+    ],
+)
+def test_more_than_the_caches_hold_is_one_clear_line(settings: dict, line: str) -> None:
+    with pytest.raises(UserError) as error:
+        parse(Configuration, {"drafter": {"kind": "post_use", **settings}}, "here")
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)

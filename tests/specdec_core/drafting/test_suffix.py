@@ -1,0 +1,211 @@
+"""The suffix drafter finds the longest suffix that was there before and proposes what most often
+followed it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec_core.config import Configuration, Sampling, SuffixDrafter
+from specdec_core.drafting.automaton import ROOT, SuffixAutomaton
+from specdec_core.drafting.suffix import EarlierOutputs, SuffixLookup
+from specdec_core.engine.engine import Engine
+from specdec_core.models.pair import Pair
+from tests.specdec_core.drafting.proofs import (
+    assert_exact,
+    assert_greedy_identity,
+    found_in,
+    paths,
+    requests,
+    sequence,
+)
+
+Texts = list[list[int]]
+few_tokens = st.integers(0, 2)
+texts = st.lists(st.lists(few_tokens, max_size=14), max_size=4)
+
+
+def places(texts: Texts, phrase: Sequence[int]) -> list[tuple[int, int]]:
+    """Where `phrase` ends: text and position, in the order in which they were read."""
+    size = len(phrase)
+    return [
+        (number, start + size)
+        for number, text in enumerate(texts)
+        for start in range(len(text) - size + 1)
+        if text[start : start + size] == list(phrase)
+    ]
+
+
+def followers(texts: Texts, phrase: Sequence[int]) -> list[int]:
+    """The tokens behind `phrase`, in that order."""
+    return [texts[n][end] for n, end in places(texts, phrase) if end < len(texts[n])]
+
+
+def longest(texts: Texts, end: Sequence[int]) -> int:
+    """Of the suffixes of `end` that something follows, the longest one's length; by trying all."""
+    sizes = range(len(end), 0, -1)
+    return next((n for n in sizes if followers(texts, end[len(end) - n :])), 0)
+
+
+def most_frequent(texts: Texts, phrase: Sequence[int], count: int) -> list[int]:
+    """What most often follows, token by token; of equals what followed last."""
+    tokens: list[int] = []
+    while len(tokens) < count and (found := followers(texts, [*phrase, *tokens])):
+        last = {token: place for place, token in enumerate(found)}
+        tokens.append(max(last, key=lambda token: (found.count(token), last[token])))
+    return tokens
+
+
+@given(texts, st.lists(st.integers(0, 3), max_size=8))
+def test_the_automaton_knows_every_phrase_its_count_and_its_followers(
+    texts: Texts, query: list[int]
+) -> None:
+    automaton = SuffixAutomaton()
+    for text in texts:
+        automaton.begin()
+        automaton.extend(text)
+    assert automaton.tokens == sum(map(len, texts))
+    assert len(automaton.link) <= 2 * automaton.tokens + 1
+    state, matched = ROOT, 0
+    for token in query:
+        state, matched = automaton.step(state, matched, token)
+    sizes = range(len(query), 0, -1)
+    known = next((n for n in sizes if places(texts, query[len(query) - n :])), 0)
+    assert matched == known
+    if matched:
+        assert automaton.count[state] == len(places(texts, query[len(query) - matched :]))
+    state, matched = automaton.followed(state, matched)
+    assert matched == longest(texts, query)
+    phrase = query[len(query) - matched :]
+    assert automaton.continuation(state, 4) == most_frequent(texts, phrase, 4)
+
+
+@given(st.lists(few_tokens, min_size=1, max_size=30), st.lists(few_tokens, max_size=4))
+def test_found_is_the_longest_suffix_that_was_there_before(
+    text: list[int], drafted: list[int]
+) -> None:
+    lookup = SuffixLookup(SuffixDrafter(max_tokens=5, per_match=0))
+    found = found_in(lookup, text, drafted)
+    end = [*text, *drafted]
+    assert found.match == longest([text], end)
+    phrase = end[len(end) - found.match :]
+    expected = most_frequent([text], phrase, 5) if found.match else []
+    assert found.tree.tokens == expected
+    assert found.tree.is_chain
+
+
+@given(
+    st.lists(few_tokens, min_size=1, max_size=30),
+    st.integers(1, 8),
+    st.integers(1, 5),
+)
+def test_a_tree_holds_the_likeliest_continuations(text: list[int], nodes: int, room: int) -> None:
+    lookup = SuffixLookup(SuffixDrafter(max_tokens=nodes, per_match=0, tree=True))
+    own = sequence(text, room=room)
+    lookup.open([own])
+    found = lookup.find(own, (), room)
+    assert found.match == longest([text], text)
+    phrase = text[len(text) - found.match :] if found.match else None
+    likelihoods = {(): 1.0}
+    level = [()] if phrase else []
+    for _ in range(room):
+        longer = []
+        for path in level:
+            behind = followers([text], [*phrase, *path])
+            for token in set(behind):
+                share = behind.count(token) / len(behind)
+                likelihoods[(*path, token)] = likelihoods[path] * share
+                longer.append((*path, token))
+        level = longer
+    del likelihoods[()]
+    chosen = paths(found.tree)
+    assert len(set(chosen)) == len(chosen) == min(nodes, len(likelihoods))
+    shares = [likelihoods[path] for path in chosen]
+    assert shares == pytest.approx(sorted(likelihoods.values(), reverse=True)[: len(chosen)])
+
+
+@given(st.lists(st.lists(few_tokens, min_size=2, max_size=12), min_size=1, max_size=5))
+def test_a_text_read_bit_by_bit_is_the_text_read_at_once(parts: Texts) -> None:
+    settings = SuffixDrafter(per_match=0)
+    growing, own = SuffixLookup(settings), sequence(parts[0])
+    growing.open([own])
+    for part in parts[1:]:
+        growing.find(own, part[:1], own.room)  # drafted text leaves no trace
+        own.tokens += part
+    assert growing.find(own, (), own.room) == found_in(SuffixLookup(settings), own.tokens)
+
+
+@given(
+    st.lists(st.lists(few_tokens, min_size=1, max_size=10), max_size=4),
+    st.lists(few_tokens, min_size=1, max_size=10),
+    st.lists(few_tokens, max_size=6),
+)
+def test_outputs_of_earlier_requests_are_found_but_not_their_prompts(
+    outputs: Texts, text: list[int], later: list[int]
+) -> None:
+    lookup = SuffixLookup(SuffixDrafter(per_match=0, memory="all"))
+    beside = sequence(text, slot=1)
+    lookup.open([beside])
+    for output in outputs:
+        earlier = sequence([9, 9, 9, *text])
+        lookup.open([earlier])
+        earlier.tokens += output
+        lookup.find(beside, (), 5)  # it was reading already when the others ended
+        lookup.close(earlier)
+    beside.tokens += later
+    found = lookup.find(beside, (), beside.room)
+    end = [*text, *later]
+    in_own, in_outputs = longest([end], end), longest(outputs, end)
+    assert found.match == max(in_own, in_outputs)
+    phrase = end[len(end) - found.match :]
+    where = [end] if in_own == found.match else outputs
+    assert found.tree.tokens == (most_frequent(where, phrase, 10) if found.match else [])
+
+
+def test_only_the_latest_outputs_are_remembered() -> None:
+    earlier = EarlierOutputs(most=100)
+    for number in range(40):
+        earlier.learn([number] * 10)
+        assert earlier.texts.tokens <= 100
+    assert 39 in earlier.texts.follows[ROOT]
+    assert 20 not in earlier.texts.follows[ROOT]
+
+
+@pytest.mark.parametrize(
+    ("per_match", "expected"), [(0.0, 10), (0.3, 1), (1.0, 3), (2.5, 7), (9.0, 10)]
+)
+def test_candidates_are_bounded_by_what_was_matched(per_match: float, expected: int) -> None:
+    text = [1, 2, 3, *range(10, 30), 1, 2, 3]
+    found = found_in(SuffixLookup(SuffixDrafter(per_match=per_match)), text)
+    assert found.match == 3
+    assert found.tree.tokens == list(range(10, 10 + expected))
+
+
+def test_too_short_a_match_proposes_nothing() -> None:
+    lookup = SuffixLookup(SuffixDrafter(min_match=3))
+    assert found_in(lookup, [1, 2, 3, 4, 9, 2, 3, 4]).match == 3
+    found = found_in(lookup, [1, 2, 3, 4, 9, 3, 4])
+    assert (len(found.tree), found.match) == (0, 0)
+
+
+@pytest.mark.parametrize("memory", ["request", "all"])
+@pytest.mark.parametrize("tree", [False, True])
+def test_greedy_output_is_the_targets_own(tiny_pair: Pair, memory: str, tree: bool) -> None:
+    assert_greedy_identity(tiny_pair, SuffixDrafter(memory=memory, tree=tree))
+
+
+def test_what_was_written_before_is_accepted_at_once(tiny_pair: Pair) -> None:
+    def rounds(memory: str) -> int:
+        engine = Engine(tiny_pair, Configuration(drafter=SuffixDrafter(memory=memory)), slots=2)
+        engine.generate(requests())
+        return sum(len(g.rounds) for g in engine.generate(requests()))
+
+    assert rounds("all") < 0.7 * rounds("request")
+
+
+@pytest.mark.parametrize("ways", [{}, {"memory": "all"}, {"tree": True}], ids=str)
+def test_samples_have_the_targets_joint_distribution(ways: dict[str, object]) -> None:
+    assert_exact(SuffixDrafter(per_match=0, **ways), Sampling(temperature=1.0))

@@ -1,0 +1,167 @@
+"""The token cache learns USEFUL tokens, looks them up behind the last one, and stays lossless."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specdec_core.config import (
+    Configuration,
+    FixedPolicy,
+    PostUseDrafter,
+    Sampling,
+    TokenCacheDrafter,
+)
+from specdec_core.drafting.drafter import Outcome, Sequencing
+from specdec_core.drafting.token_cache import TokenCache, useful_phrases
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.tokens import verification as verify
+from specdec_core.tokens.sampling import RandomStream
+from specdec_core.tokens.statistics import Origin
+from specdec_core.tokens.token_tree import ROOT, TokenTree
+from tests.specdec_core.drafting.reuse import fit, from_cache, generate, same_as_the_target_alone
+
+GREEDY = Sampling()
+COUPLED = Sampling(temperature=1.0, coupling="gumbel")
+CACHES = {
+    "useful": TokenCacheDrafter(),
+    "output": TokenCacheDrafter(learn_from="output", phrases=2, phrase_length=3),
+    "all": TokenCacheDrafter(memory="all", pool=20, per_key=2),
+}
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("drafter", CACHES.values(), ids=CACHES)
+def test_output_is_the_targets_own(
+    tiny_pair: Pair, drafter: TokenCacheDrafter, sampling: Sampling
+) -> None:
+    assert same_as_the_target_alone(tiny_pair, drafter, sampling)
+
+
+@pytest.mark.parametrize("drafter", CACHES.values(), ids=CACHES)
+def test_phrases_are_used_again(tiny_pair: Pair, drafter: TokenCacheDrafter) -> None:
+    assert from_cache(generate(tiny_pair, drafter)) > 20
+
+
+SHORT = TokenCacheDrafter(phrases=3, phrase_length=2, memory="all")
+WARPED = {
+    "temperature": Sampling(temperature=1.0),
+    "top-k": Sampling(temperature=0.7, top_k=3),
+}
+
+
+@pytest.mark.parametrize("sampling", WARPED.values(), ids=WARPED)
+def test_samples_have_the_targets_joint_distribution(sampling: Sampling) -> None:
+    assert fit(SHORT, sampling) > 1e-3
+
+
+def test_the_fit_notices_rejected_phrases_that_stay_possible(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(verify, "residual", lambda p, token, q: p)
+    assert fit(SHORT, Sampling(temperature=1.0)) < 1e-9
+
+
+@torch.inference_mode()
+def test_useful_tokens_are_those_that_the_target_itself_would_write(tiny_pair: Pair) -> None:
+    """Eq. 7, with the target's choices computed one text at a time, without a cache."""
+    target = tiny_pair.target
+    drafter = PostUseDrafter(policy=FixedPolicy(max_tokens=5))
+    engine = Engine(tiny_pair, Configuration(drafter=drafter))
+    observe, phrases_seen, behind_rejections = engine.drafter.cache.observe, 0, 0
+
+    def check(sequence: Sequencing, outcome: Outcome) -> None:
+        nonlocal phrases_seen, behind_rejections
+        tree = outcome.tree
+        text = sequence.tokens[: len(sequence.tokens) - outcome.accepted - 1]
+
+        def path(node: int) -> list[int]:
+            return [] if node == ROOT else [*path(tree.parents[node]), node]
+
+        def choice(node: int) -> int:
+            drafted = [tree.tokens[n] for n in path(node)]
+            return int(target(torch.tensor([text + drafted])).logits[0, -1].argmax())
+
+        useful = {n for n in range(len(tree)) if tree.tokens[n] == choice(tree.parents[n])}
+        assert set(outcome.path) <= useful
+        expected = set()
+        for node in useful - set(outcome.path):
+            run = [node]
+            while len(run) < 3 and (after := [n for n in useful if tree.parents[n] == run[-1]]):
+                run.append(after[0])
+            phrase = [tree.tokens[n] for n in run]
+            phrase += [choice(run[-1])] if len(run) < 3 else []
+            parent = tree.parents[node]
+            key = text[-1] if parent == ROOT else tree.tokens[parent]
+            expected.add((key, *phrase))
+            behind_rejections += parent not in (ROOT, *outcome.path)
+        found = {(key, *phrase) for key, phrase in useful_phrases(outcome, text[-1], 3)}
+        assert found == expected
+        phrases_seen += len(found)
+        observe(sequence, outcome)
+
+    engine.drafter.cache.observe = check
+    text = engine.encode("def add(a, b):\n    return a + b\n\ndef add(a, b):\n")
+    engine.generate([Request("0", text, 60, ignore_eos=True)])
+    assert phrases_seen > 5
+    assert behind_rejections > 5
+
+
+def sequence(tokens: list[int], slot: int = 0) -> Sequencing:
+    return Sequencing(slot, tokens, GREEDY, RandomStream(0), room=9)
+
+
+def phrases(cache: TokenCache, own: Sequencing, key: int) -> list[tuple[int, ...]]:
+    return cache.phrases(own, key, 9)
+
+
+def test_the_output_is_read_from_the_prompts_last_token_on() -> None:
+    cache = TokenCache(TokenCacheDrafter(phrase_length=2, learn_from="output"))
+    own = sequence([1, 2, 3])
+    cache.open([own])
+    own.tokens += [4, 5, 6]
+    assert [phrases(cache, own, key) for key in (1, 2, 3, 4, 5)] == [[], [], [(4, 5)], [(5, 6)], []]
+
+
+def test_the_prompt_is_read_where_it_is_asked_for() -> None:
+    cache = TokenCache(TokenCacheDrafter(phrase_length=2, from_prompt=True))
+    own = sequence([1, 2, 3])
+    cache.open([own])
+    own.tokens += [4]
+    assert [phrases(cache, own, key) for key in (1, 2, 3)] == [[(2, 3)], [(3, 4)], []]
+
+
+def test_phrases_behind_a_draft_share_their_beginnings_in_the_tree() -> None:
+    cache = TokenCache(TokenCacheDrafter(phrase_length=3))
+    own = sequence([1])
+    cache.open([own])
+    for phrase in [(4, 5, 6), (4, 7, 8), (9, 9, 9, 9)]:
+        cache.learn(own, 3, phrase)
+    found = cache.find(own, [2, 3], room=2)
+    assert found.match == 1
+    assert found.tree.tokens == [9, 9, 4, 7, 5]
+    assert found.tree.parents == [ROOT, 0, ROOT, 2, 2]
+    assert set(found.tree.origins) == {Origin.CACHE}
+    assert len(cache.find(own, [2, 4], room=2).tree) == 0
+
+
+def test_what_a_request_learned_serves_others_only_with_memory_for_all() -> None:
+    for memory, kept in (("request", []), ("all", [(2, 3), (5, 6)])):
+        cache = TokenCache(TokenCacheDrafter(phrase_length=4, memory=memory))
+        first = sequence([1])
+        cache.open([first])
+        cache.learn(first, 7, (5, 6))
+        first.tokens += [2, 3]
+        cache.close(first)
+        second = sequence([1])
+        cache.open([second])
+        assert phrases(cache, second, 1) + phrases(cache, second, 7) == kept
+
+
+def test_a_rejected_drafts_useful_run_ends_with_the_targets_own_token() -> None:
+    # Text … 9; the target wants 1 and then, behind the rejected 2, agrees with 3 and 4.
+    tree = TokenTree.chain([2, 3, 4], Origin.DRAFT)
+    outcome = Outcome(tree, path=[], choices=[1, 3, 4, 5], seconds=0.0)
+    assert sorted(useful_phrases(outcome, 9, 5)) == [(2, [3, 4, 5]), (3, [4, 5])]
+    assert sorted(useful_phrases(outcome, 9, 2)) == [(2, [3, 4]), (3, [4, 5])]

@@ -1,0 +1,245 @@
+"""Static trees: which tokens they hold, how they were drawn, what the caches hold afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specdec_core.config import (
+    AUTOREGRESSIVE,
+    Configuration,
+    DraftModelDrafter,
+    FixedPolicy,
+    ForkDrafter,
+    Sampling,
+    SvipPolicy,
+    TreeDrafter,
+)
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.models.runner import ModelRunner
+from specdec_core.tokens.coupling import SharedNoise
+from specdec_core.tokens.sampling import warp
+from specdec_core.tokens.statistics import Origin
+from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.tokens.topology import fork, k_configuration, static_tree
+
+PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 9, 17, 30, 1)]
+SHAPES = {
+    "4x2x2x1": TreeDrafter(),
+    "1x3": TreeDrafter(branching=(1, 3)),
+    "uneven": TreeDrafter(branching=(3, (2, 0, 1), (1, 0, 2))),
+    "replaced": TreeDrafter(branching=(2, 2, 1), replacement=True),
+    "fork": ForkDrafter(width=3, policy=FixedPolicy(max_tokens=4)),
+}
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "sampled": Sampling(temperature=0.9),
+    "top-k": Sampling(temperature=0.9, top_k=2),
+    "coupled": Sampling(temperature=0.9, coupling="gumbel"),
+}
+
+
+def requests(new_tokens: int = 24) -> list[Request]:
+    return [Request(str(i), p, new_tokens, seed=i, ignore_eos=True) for i, p in enumerate(PROMPTS)]
+
+
+class Watched:
+    """An engine whose rounds can be looked at: the texts and trees of each."""
+
+    def __init__(self, pair: Pair, drafter: object, sampling: Sampling, slots: int = 3) -> None:
+        self.engine = Engine(pair, Configuration(drafter=drafter, sampling=sampling), slots)
+        self.rounds: list[tuple[list[int], int, TokenTree]] = []
+        propose = self.engine.drafter.propose
+
+        def watched(sequences: list) -> list[TokenTree]:
+            trees = propose(sequences)
+            for sequence, tree in zip(sequences, trees, strict=True):
+                self.rounds.append((list(sequence.tokens), sequence.room, tree))
+            return trees
+
+        self.engine.drafter.propose = watched
+
+
+@torch.inference_mode()
+def plain(model: torch.nn.Module, tokens: list[int]) -> torch.Tensor:
+    """The model's logits behind a text, computed afresh."""
+    return model(torch.tensor([tokens])).logits[0, -1]
+
+
+def path(tree: TokenTree, node: int) -> list[int]:
+    tokens: list[int] = []
+    while node != ROOT:
+        tokens.insert(0, tree.tokens[node])
+        node = tree.parents[node]
+    return tokens
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_greedy_output_is_that_of_autoregressive_decoding(tiny_pair: Pair, shape: str) -> None:
+    expected = [g.tokens for g in Engine(tiny_pair, AUTOREGRESSIVE).generate(requests())]
+    for slots in (1, 3):
+        generations = Engine(tiny_pair, Configuration(drafter=SHAPES[shape]), slots).generate(
+            requests()
+        )
+        assert [g.tokens for g in generations] == expected
+        assert max(r.accepted for g in generations for r in g.rounds) > 1
+
+
+def test_a_greedy_tree_holds_the_most_likely_tokens_of_every_node(tiny_pair: Pair) -> None:
+    watched = Watched(tiny_pair, TreeDrafter(branching=(3, (2, 0, 1), 2)), Sampling())
+    watched.engine.generate(requests(12))
+    draft = tiny_pair.drafts["draft"]
+    for text, room, tree in watched.rounds[:12]:
+        whole = static_tree([(3,), (2, 0, 1), (2, 2, 2)][:room])
+        assert tree.parents == whole
+        for parent, nodes in tree.children().items():
+            logits = plain(draft, text + path(tree, parent))
+            best = logits.topk(len(nodes)).indices.tolist()
+            assert [tree.tokens[node] for node in nodes] == best
+        assert set(tree.draft_probs) <= {None}
+        assert set(tree.origins) <= {Origin.DRAFT}
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+@pytest.mark.parametrize("sampling", ["sampled", "top-k"])
+def test_a_sampled_tree_carries_what_its_tokens_were_drawn_from(
+    tiny_pair: Pair, sampling: str, replacement: bool
+) -> None:
+    drafter = TreeDrafter(branching=(3, 2, 1), replacement=replacement)
+    watched = Watched(tiny_pair, drafter, SAMPLINGS[sampling])
+    watched.engine.generate(requests(12))
+    draft, sizes = tiny_pair.drafts["draft"], set()
+    for text, _, tree in watched.rounds[:12]:
+        for parent, nodes in tree.children().items():
+            left = warp(plain(draft, text + path(tree, parent)), SAMPLINGS[sampling])
+            sizes.add(len(nodes))
+            for node in nodes:
+                torch.testing.assert_close(tree.draft_probs[node], left, atol=1e-5, rtol=1e-3)
+                assert left[tree.tokens[node]] > 0
+                if not replacement:
+                    left[tree.tokens[node]] = 0
+                    left /= left.sum()
+    few = sampling == "top-k" and not replacement
+    assert max(sizes) == (2 if few else 3), "where two tokens are possible, two are drawn"
+
+
+def test_a_coupled_tree_holds_the_winners_of_the_shared_race(tiny_pair: Pair) -> None:
+    sampling = SAMPLINGS["coupled"]
+    watched = Watched(tiny_pair, TreeDrafter(branching=(3, 2)), sampling, slots=1)
+    watched.engine.generate(requests(12)[:1])
+    noise, vocabulary = SharedNoise(0), watched.engine.target.vocab_size
+    for text, _, tree in watched.rounds:
+        for parent, nodes in tree.children().items():
+            before = text + path(tree, parent)
+            q = warp(plain(tiny_pair.drafts["draft"], before), sampling)
+            race = q / noise.at(len(before), vocabulary)
+            assert [tree.tokens[n] for n in nodes] == race.topk(len(nodes)).indices.tolist()
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_tree_of_width_one_is_the_chain(tiny_pair: Pair, sampling: str) -> None:
+    chain = DraftModelDrafter(policy=FixedPolicy(max_tokens=4))
+    outcomes = []
+    # The chain ends behind EOS; a tree's shape depends on nothing that is drafted.
+    original = tiny_pair.target.generation_config.eos_token_id
+    tiny_pair.target.generation_config.eos_token_id = -1
+    try:
+        for drafter in (
+            chain,
+            TreeDrafter(branching=(1, 1, 1, 1)),
+            ForkDrafter(width=1, policy=FixedPolicy(max_tokens=4)),
+        ):
+            configuration = Configuration(drafter=drafter, sampling=SAMPLINGS[sampling])
+            generations = Engine(tiny_pair, configuration, 2).generate(requests())
+            outcomes.append([(g.tokens, g.counts) for g in generations])
+    finally:
+        tiny_pair.target.generation_config.eos_token_id = original
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("sampling", ["sampled", "top-k", "coupled"])
+def test_a_sampled_request_does_not_depend_on_who_shares_its_batch(
+    tiny_pair: Pair, shape: str, sampling: str
+) -> None:
+    configuration = Configuration(drafter=SHAPES[shape], sampling=SAMPLINGS[sampling])
+    alone = Engine(tiny_pair, configuration, 1).generate(requests())
+    together = Engine(tiny_pair, configuration, 3).generate(requests())
+    assert [g.tokens for g in alone] == [g.tokens for g in together]
+    assert [g.counts for g in alone] == [g.counts for g in together]
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        TreeDrafter(branching=(3, 2)),
+        ForkDrafter(width=3, policy=SvipPolicy(threshold=2.0, max_tokens=6)),
+        DraftModelDrafter(policy=SvipPolicy(threshold=2.0, max_tokens=6)),
+    ],
+    ids=["tree", "fork", "chain"],
+)
+def test_requests_that_sample_differently_share_a_batch(tiny_pair: Pair, drafter: object) -> None:
+    configuration = Configuration(drafter=drafter)
+    mixed = [
+        replace(request, sampling=sampling)
+        for request, sampling in zip(requests(), [*SAMPLINGS.values(), None], strict=True)
+    ]
+    alone = Engine(tiny_pair, configuration, 1).generate(mixed)
+    together = Engine(tiny_pair, configuration, 5).generate(mixed)
+    assert [(g.tokens, g.counts) for g in alone] == [(g.tokens, g.counts) for g in together]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_tree_costs_a_forward_a_level_and_is_cut_at_the_end(tiny_pair: Pair, shape: str) -> None:
+    drafter = SHAPES[shape]
+    levels = {
+        "4x2x2x1": k_configuration((4, 2, 2, 1)),
+        "1x3": k_configuration((1, 3)),
+        "uneven": static_tree([(3,), (2, 0, 1), (1, 0, 2)]),
+        "replaced": k_configuration((2, 2, 1)),
+        "fork": fork(3, 4),
+    }[shape]
+    watched = Watched(tiny_pair, drafter, Sampling())
+    watched.engine.generate(requests(9))
+    rooms = set()
+    for _, room, tree in watched.rounds:
+        depth = min(room, drafter.depth)
+        assert tree.depth == tree.draft_forwards == depth
+        assert tree.parents == levels[: len(tree)]
+        assert len(tree) == len(levels) or depth < drafter.depth
+        inner = set(tree.parents)
+        assert tree.draft_tokens == len(inner)
+        rooms.add(min(room, drafter.depth))
+    assert len(rooms) > 1, "no tree was cut"
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "sampled"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_both_caches_hold_the_committed_text_as_if_just_read(
+    tiny_pair: Pair, shape: str, sampling: str
+) -> None:
+    """After every round, whichever path of the tree was accepted."""
+    configuration = Configuration(drafter=SHAPES[shape], sampling=SAMPLINGS[sampling])
+    engine = Engine(tiny_pair, configuration, 3)
+    for request in requests():
+        engine.add(request)
+    draft, moved = engine._draft_runner(None), 0
+    while not engine.idle:
+        engine.step()
+        for slot, active in engine._active.items():
+            text = active.sequence.tokens
+            for runner in (engine.target, draft):
+                length = runner.lengths[slot]
+                assert len(text) - 2 <= length <= len(text) - 1
+                fresh = ModelRunner(runner.model, 1, engine.max_length)
+                fresh.prefill([0], [text[:length]])
+                for layer, own in zip(runner.cache.layers, fresh.cache.layers, strict=True):
+                    for kept, read in ((layer.keys, own.keys), (layer.values, own.values)):
+                        torch.testing.assert_close(
+                            kept[slot, :, :length], read[0, :, :length], atol=2e-5, rtol=1e-4
+                        )
+            moved += active.rounds[-1].accepted > 0
+    assert moved > 5, "nothing was ever kept"

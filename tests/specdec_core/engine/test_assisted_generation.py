@@ -1,0 +1,197 @@
+"""The policies taken from transformers draft what its own assisted generation drafts."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_curve
+from transformers import AutoModelForCausalLM
+from transformers.generation import AssistedCandidateGenerator
+
+from specdec_core.config import (
+    Configuration,
+    DraftModelDrafter,
+    DynamicConfidencePolicy,
+    HeuristicPolicy,
+    Policy,
+)
+from specdec_core.drafting.policies.dynamic_confidence import best_threshold
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.pair import Pair
+
+Prompt = tuple[int, ...]
+PROMPTS: list[Prompt] = [tuple(range(5, 5 + n)) for n in (3, 9, 17)]
+NEW_TOKENS = 40
+
+
+def of_sklearn(probabilities: list[float], accepted: list[bool]) -> float:
+    """transformers' formula, as in `update_candidate_strategy`."""
+    fpr, tpr, thresholds = roc_curve([int(a) for a in accepted], probabilities)
+    return float(thresholds[np.argmin(fpr + 3 * (1 - tpr))])
+
+
+@pytest.mark.parametrize("values", [3, 10, 10**6], ids=["many ties", "some ties", "no ties"])
+def test_the_best_threshold_is_that_of_sklearns_roc_curve(values: int) -> None:
+    rng = random.Random(values)
+    compared = 0
+    for _ in range(400):
+        n = rng.randint(2, 60)
+        probabilities = [rng.randint(1, values) / values for _ in range(n)]
+        skill = rng.random()
+        accepted = [rng.random() < skill * p + (1 - skill) / 2 for p in probabilities]
+        if len(set(accepted)) == 2:
+            expected = of_sklearn(probabilities, accepted)
+            assert best_threshold(probabilities, accepted) == expected
+            compared += 1
+    assert compared > 300
+
+
+def test_of_points_of_equal_cost_the_same_one_is_taken_as_in_sklearn() -> None:
+    # The curve rises (sure and accepted), runs along a line of equal cost in steps of `hits` and
+    # `misses`, then goes on flat: rounding chooses among the steps.
+    compared = 0
+    for rise, steps, hits, misses, flat in itertools.product(
+        range(13), range(2, 7), (1, 2, 3), range(1, 7), range(12)
+    ):
+        all_hits, all_misses = rise + steps * hits, steps * misses + flat
+        if misses * all_hits != 3 * hits * all_misses:
+            continue
+        counts = [(rise, 0), *[(hits, misses)] * steps, (0, flat)]
+        probabilities, accepted = [], []
+        for i, (hit, miss) in enumerate(counts):
+            probabilities += [1 - i / 1000] * (hit + miss)
+            accepted += [True] * hit + [False] * miss
+        assert best_threshold(probabilities, accepted) == of_sklearn(probabilities, accepted)
+        compared += 1
+    assert compared > 50
+
+
+@dataclass
+class Decoded:
+    """One text: its tokens, and for each round the candidates (drafted, accepted) and the
+    confidence threshold behind it, where there is one."""
+
+    tokens: list[int]
+    rounds: list[tuple[int, int]] = field(default_factory=list)
+    thresholds: list[float] = field(default_factory=list)
+
+
+def theirs(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, prompts: list[Prompt], **settings
+) -> list[Decoded]:
+    """What transformers does, one `generate` call a prompt with the same models."""
+    target, draft = (
+        AutoModelForCausalLM.from_pretrained(folders[name], dtype=torch.float32)
+        for name in ("target", "draft")
+    )
+    for name, value in settings.items():
+        setattr(draft.generation_config, name, value)
+    update = AssistedCandidateGenerator.update_candidate_strategy
+    current = Decoded([])
+
+    def spy(self: AssistedCandidateGenerator, input_ids, scores, num_matches) -> None:
+        current.rounds.append((scores.shape[1] - 1, int(num_matches)))
+        update(self, input_ids, scores, num_matches)
+        current.thresholds.append(self.generation_config.assistant_confidence_threshold)
+
+    monkeypatch.setattr(AssistedCandidateGenerator, "update_candidate_strategy", spy)
+    texts = []
+    for prompt in prompts:
+        current = Decoded([])
+        output = target.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            assistant_model=draft,
+            do_sample=False,
+            max_new_tokens=NEW_TOKENS,
+        )
+        current.tokens = output[0, len(prompt) :].tolist()
+        texts.append(current)
+    return texts
+
+
+def ours(pair: Pair, policy: Policy, prompts: list[Prompt]) -> list[Decoded]:
+    """What the engine does, one request a prompt in the same slot."""
+    engine = Engine(pair, Configuration(drafter=DraftModelDrafter(policy=policy)))
+    texts = []
+    for prompt in prompts:
+        text = Decoded([])
+        for chunk in engine.stream(Request("r", prompt, NEW_TOKENS)):
+            text.tokens += chunk.tokens
+            if isinstance(policy, DynamicConfidencePolicy):
+                text.thresholds.append(engine.drafter.policy.threshold(0))
+            if chunk.finished:
+                text.rounds = [(r.drafted, r.accepted) for r in chunk.finished.rounds]
+        texts.append(text)
+    return texts
+
+
+@pytest.mark.parametrize(("start", "most"), [(0.05, 3), (0.4, 20)])
+def test_dynamic_confidence_drafts_as_transformers_does(
+    tiny_pair: Pair,
+    tiny_pair_folders: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    start: float,
+    most: int,
+) -> None:
+    expected = theirs(
+        tiny_pair_folders,
+        monkeypatch,
+        PROMPTS,
+        assistant_confidence_threshold=start,
+        num_assistant_tokens=most,
+        num_assistant_tokens_schedule="constant",
+    )
+    texts = ours(tiny_pair, DynamicConfidencePolicy(start=start, max_tokens=most), PROMPTS)
+    for own, other in zip(texts, expected, strict=True):
+        assert own.tokens == other.tokens
+        # The last round is cut by the end of the text and counted differently.
+        assert own.rounds[:-1] == other.rounds[:-1]
+        assert own.thresholds[:-1] == pytest.approx(other.thresholds[:-1], rel=1e-4)
+        assert own.thresholds[0] == start  # every text begins anew
+    assert len({threshold for text in texts for threshold in text.thresholds}) > 4  # and moves
+
+
+def test_the_transient_heuristic_drafts_as_transformers_does(
+    tiny_pair: Pair, tiny_pair_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare_heuristics(tiny_pair, tiny_pair_folders, monkeypatch, True, PROMPTS)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=len)
+def test_the_lasting_heuristic_drafts_as_transformers_does_within_a_text(
+    tiny_pair: Pair,
+    tiny_pair_folders: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    prompt: Prompt,
+) -> None:
+    compare_heuristics(tiny_pair, tiny_pair_folders, monkeypatch, False, [prompt])
+
+
+def compare_heuristics(
+    pair: Pair,
+    folders: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    transient: bool,
+    prompts: list[Prompt],
+) -> None:
+    expected = theirs(
+        folders,
+        monkeypatch,
+        prompts,
+        assistant_confidence_threshold=0.0,
+        num_assistant_tokens=3,
+        num_assistant_tokens_schedule="heuristic_transient" if transient else "heuristic",
+    )
+    texts = ours(pair, HeuristicPolicy(start=3, transient=transient, max_tokens=128), prompts)
+    for own, other in zip(texts, expected, strict=True):
+        assert own.tokens == other.tokens
+        assert own.rounds[:-1] == other.rounds[:-1]
+        assert own.rounds[0][0] == 3
+        assert len({drafted for drafted, _ in own.rounds}) > 2

@@ -1,0 +1,226 @@
+"""What the engine promises about a request: its end, its text, its randomness, its accounts."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from transformers import BloomConfig
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import (
+    AUTOREGRESSIVE,
+    Configuration,
+    DraftModelDrafter,
+    FixedPolicy,
+    HeuristicPolicy,
+    PairSpec,
+    PromptLookupDrafter,
+    Sampling,
+)
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.pair import Pair, check_pair, load_pair
+from specdec_core.models.runner import check_supported
+from specdec_core.tokens.statistics import Counts, Origin
+
+CHAIN = Configuration(drafter=DraftModelDrafter(policy=FixedPolicy(max_tokens=4)))
+SAMPLED = CHAIN.model_copy(update={"sampling": Sampling(temperature=0.9)})
+PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 9, 17, 30, 1)]
+
+
+def requests(new_tokens: int = 24, **options: object) -> list[Request]:
+    return [Request(str(i), p, new_tokens, seed=i, **options) for i, p in enumerate(PROMPTS)]
+
+
+@pytest.mark.parametrize("new_tokens", [1, 2, 7])
+def test_exactly_max_new_tokens_are_generated(tiny_pair: Pair, new_tokens: int) -> None:
+    generations = Engine(tiny_pair, CHAIN, 2).generate(requests(new_tokens, ignore_eos=True))
+    assert {len(g.tokens) for g in generations} == {new_tokens}
+    assert {g.finish_reason for g in generations} == {"length"}
+
+
+def test_an_eos_token_ends_the_text_and_nothing_follows_it(tiny_pair: Pair) -> None:
+    free = Engine(tiny_pair).generate(requests(ignore_eos=True))
+    token = free[0].tokens[6]
+    pair = replace(tiny_pair, tokenizer=tiny_pair.tokenizer)
+    original = pair.target.generation_config.eos_token_id
+    pair.target.generation_config.eos_token_id = token
+    try:
+        ended = Engine(pair, CHAIN, 2).generate(requests())
+    finally:
+        pair.target.generation_config.eos_token_id = original
+    for generation, whole in zip(ended, free, strict=True):
+        if token in whole.tokens:
+            assert generation.tokens == whole.tokens[: whole.tokens.index(token) + 1]
+            assert generation.finish_reason == "stop"
+        else:
+            assert generation.tokens == whole.tokens
+    assert ended[0].finish_reason == "stop"
+
+
+def test_a_stop_string_cuts_text_and_tokens_alike_in_every_configuration(tiny_pair: Pair) -> None:
+    whole = Engine(tiny_pair).generate(requests(ignore_eos=True))[1]
+    stop = whole.text[6:9]
+    outcomes = [
+        Engine(tiny_pair, configuration).generate(
+            [Request("r", PROMPTS[1], 24, stop=(stop,), ignore_eos=True)]
+        )[0]
+        for configuration in (AUTOREGRESSIVE, CHAIN)
+    ]
+    for generation in outcomes:
+        assert generation.text == whole.text[: whole.text.index(stop)]
+        assert generation.finish_reason == "stop"
+        assert len(generation.tokens) == len(generation.origins)
+    assert outcomes[0].tokens == outcomes[1].tokens
+
+
+def test_streamed_text_is_the_text(tiny_pair: Pair) -> None:
+    engine = Engine(tiny_pair, SAMPLED)
+    request = Request("r", PROMPTS[2], 40, seed=3)
+    chunks = list(engine.stream(request))
+    finished = chunks[-1].finished
+    assert finished is not None
+    assert "".join(chunk.text for chunk in chunks) == finished.text
+    assert [t for chunk in chunks for t in chunk.tokens] == finished.tokens
+    assert len(finished.token_seconds) == len(finished.tokens)
+    [at_the_end] = engine.generate([request])
+    assert at_the_end.tokens == finished.tokens
+    assert at_the_end.text == finished.text
+
+
+def test_text_can_wait_for_the_last_chunk(tiny_pair: Pair) -> None:
+    engine = Engine(tiny_pair, CHAIN)
+    engine.add(Request("r", PROMPTS[0], 24, ignore_eos=True))
+    chunks = engine.step(texts=False)
+    late = engine.step(texts=True)[0].text  # somebody wants to see it after all
+    while not chunks[-1].finished:
+        chunks += engine.step(texts=False)
+    assert late
+    assert all(not chunk.text for chunk in chunks[:-1])
+    assert late + chunks[-1].text == chunks[-1].finished.text
+
+
+def test_a_sampled_request_does_not_depend_on_who_shares_its_batch(tiny_pair: Pair) -> None:
+    alone = Engine(tiny_pair, SAMPLED, 1).generate(requests())
+    together = Engine(tiny_pair, SAMPLED, 3).generate(requests())
+    assert [g.tokens for g in alone] == [g.tokens for g in together]
+    reseeded = Engine(tiny_pair, SAMPLED).generate([replace(r, seed=99) for r in requests()])
+    assert [g.tokens for g in alone] != [g.tokens for g in reseeded]
+
+
+def test_requests_join_and_leave_between_rounds(tiny_pair: Pair) -> None:
+    expected = {g.request_id: g.tokens for g in Engine(tiny_pair, CHAIN).generate(requests())}
+    engine = Engine(tiny_pair, CHAIN, 2)
+    waiting, done = requests(), {}
+    waiting.append(Request("cancelled", PROMPTS[0], 24))
+    while waiting or not engine.idle:
+        if waiting:
+            engine.add(waiting.pop())
+        done |= {c.request_id: c.finished.tokens for c in engine.step() if c.finished}
+        engine.cancel("cancelled")
+    assert done == expected
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        DraftModelDrafter(policy=FixedPolicy(max_tokens=4)),
+        DraftModelDrafter(policy=HeuristicPolicy()),
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_lemma_3_1_holds_on_live_counts(
+    tiny_pair: Pair, drafter: DraftModelDrafter, temperature: float
+) -> None:
+    configuration = Configuration(drafter=drafter, sampling=Sampling(temperature=temperature))
+    counts = Counts.of(Engine(tiny_pair, configuration, 3).generate(requests(ignore_eos=True)))
+    assert counts.n_draft + counts.n_target == counts.n + counts.n_discarded
+    assert counts.n_accepted + counts.n_target_tokens == counts.n
+
+
+def test_every_token_carries_its_origin(tiny_pair: Pair) -> None:
+    for configuration, drafted in (
+        (AUTOREGRESSIVE, None),
+        (CHAIN, Origin.DRAFT),
+        (Configuration(drafter=PromptLookupDrafter()), Origin.LOOKUP),
+    ):
+        for generation in Engine(tiny_pair, configuration, 2).generate(requests()):
+            assert len(generation.origins) == len(generation.tokens)
+            start = 0
+            for r in generation.rounds:
+                assert r.position == start
+                own = generation.origins[start : start + r.generated]
+                assert own[: r.accepted] == [drafted] * r.accepted
+                expected = Origin.CORRECTION if r.accepted < r.drafted else Origin.BONUS
+                assert own[r.accepted :] == [expected]
+                start += r.generated
+            assert start == len(generation.tokens)
+
+
+def test_the_configuration_is_swapped_without_loading_again(tiny_pair: Pair) -> None:
+    engine = Engine(tiny_pair, CHAIN, 2)
+    chain = engine.generate(requests())
+    engine.configure(AUTOREGRESSIVE)
+    alone = engine.generate(requests())
+    engine.configure(CHAIN)
+    again = engine.generate(requests())
+    assert [g.tokens for g in chain] == [g.tokens for g in alone]
+    assert [g.counts for g in chain] == [g.counts for g in again]
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request("r", (), 4), "the prompt is empty"),
+        (Request("r", (1,), 0), "max_new_tokens must be at least 1, got 0"),
+        (Request("r", (1,) * 200, 100), "the context holds 256"),
+        (Request("r", (100_000,), 4), "tokens outside"),
+    ],
+)
+def test_a_bad_request_is_refused_in_one_line(
+    tiny_pair: Pair, request_: Request, message: str
+) -> None:
+    engine = Engine(tiny_pair)
+    with pytest.raises(UserError, match=message):
+        engine.add(request_)
+    assert engine.idle
+
+
+def test_a_pair_with_different_vocabularies_is_refused_before_loading(
+    tiny_spec: PairSpec, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("other")
+    pair = load_pair(tiny_spec)
+    pair.tokenizer.add_tokens(["extra"])
+    pair.tokenizer.save_pretrained(folder)
+    pair.target.config.save_pretrained(folder)  # no weights there: loading them would fail
+    spec = tiny_spec.model_copy(update={"drafts": {"other": str(folder)}})
+    with pytest.raises(UserError, match=r"different vocabularies .*'extra'") as error:
+        check_pair(spec)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_model_folder_is_one_line(tiny_spec: PairSpec) -> None:
+    for name in ("./nowhere", "/nowhere/at/all", "bundled:nothing"):
+        with pytest.raises(UserError, match=r"no such folder|nothing") as error:
+            check_pair(tiny_spec.model_copy(update={"target": name}))
+        assert "\n" not in str(error.value)
+
+
+def test_truncated_weights_are_one_line(
+    tiny_spec: PairSpec, tiny_pair_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_pair_folders["target"], broken)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(UserError, match="cannot load its weights") as error:
+        load_pair(tiny_spec.model_copy(update={"target": str(broken)}))
+    assert "\n" not in str(error.value)
+
+
+def test_an_alibi_model_is_refused_by_name() -> None:
+    with pytest.raises(UserError, match="bloom uses ALiBi positions"):
+        check_supported(BloomConfig(), "some/model")

@@ -1,0 +1,146 @@
+"""The engine is token-identical to `generate` for every family of decoder-only models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    OPTConfig,
+    PhiConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from specdec_core.config import (
+    AUTOREGRESSIVE,
+    ConfidencePolicy,
+    Configuration,
+    DraftModelDrafter,
+    FixedPolicy,
+    ForkDrafter,
+    PairSpec,
+    PromptLookupDrafter,
+    RunnerSettings,
+    TreeDrafter,
+)
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.packing import pack_linear_layers
+from specdec_core.models.pair import Pair, load_pair
+from tests.conftest import tiny_tokenizer
+
+SHAPE = {
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+}
+GATED = {**SHAPE, "intermediate_size": 64}
+GROUPED = {**GATED, "num_key_value_heads": 2}
+GEMMA = {**GROUPED, "head_dim": 8, "sliding_window": 12, "query_pre_attn_scalar": 8}
+
+FAMILIES: dict[str, PretrainedConfig] = {
+    "llama": LlamaConfig(**GROUPED, tie_word_embeddings=True),
+    "llama-untied-mha": LlamaConfig(**GATED, tie_word_embeddings=False),
+    "mistral-window": MistralConfig(**GROUPED, sliding_window=12),
+    "qwen2": Qwen2Config(**GROUPED),
+    "qwen2-mixed-window": Qwen2Config(
+        **GROUPED, use_sliding_window=True, sliding_window=12, max_window_layers=2
+    ),
+    "qwen3": Qwen3Config(**GROUPED, head_dim=8),
+    "gemma2-window": Gemma2Config(**GEMMA),
+    "gemma3-window": Gemma3TextConfig(**GEMMA),
+    "gpt2": GPT2Config(
+        vocab_size=320, n_embd=32, n_layer=3, n_head=4, n_positions=256, initializer_range=0.2
+    ),
+    "opt": OPTConfig(**SHAPE, ffn_dim=64, word_embed_proj_dim=32, init_std=0.2, dropout=0.0),
+    "phi": PhiConfig(**GATED),
+    "gpt-neox": GPTNeoXConfig(**GATED),
+}
+PROMPTS = [[7 + (3 * i * n) % 300 for i in range(n)] for n in (1, 6, 19, 40)]
+NEW_TOKENS = 32
+
+
+def noisy_copy(model: torch.nn.Module, config: PretrainedConfig) -> torch.nn.Module:
+    """A draft that agrees with `model` often, not always."""
+    draft = AutoModelForCausalLM.from_config(config).eval()
+    draft.load_state_dict(model.state_dict())
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter += 0.1 * parameter.std(correction=0) * noise
+    return draft
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_output_is_token_identical_to_generate(family: str) -> None:
+    torch.manual_seed(0)
+    config = FAMILIES[family]
+    target = AutoModelForCausalLM.from_config(config).float().eval()
+    reference = []
+    for prompt in PROMPTS:
+        ids = torch.tensor([prompt])
+        output = target.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=NEW_TOKENS,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        reference.append(output[0, len(prompt) :].tolist())
+    assert len({tuple(r) for r in reference}) > 1, "the model ignores its prompt"
+
+    spec = PairSpec(target=family, drafts={"noisy": "copy"}, runner=RunnerSettings(max_length=256))
+    pair = Pair(spec, tiny_tokenizer(), target, {"noisy": noisy_copy(target, config)})
+    configurations = [
+        AUTOREGRESSIVE,
+        Configuration(drafter=DraftModelDrafter(policy=FixedPolicy(max_tokens=4))),
+        Configuration(drafter=DraftModelDrafter(policy=ConfidencePolicy(threshold=0.3))),
+        Configuration(drafter=PromptLookupDrafter()),
+        Configuration(drafter=TreeDrafter(branching=(4, 2, (1, 0, 2, 1, 1, 1, 0, 1)))),
+        # Branches deeper than the sliding windows are wide.
+        Configuration(drafter=ForkDrafter(width=3, policy=FixedPolicy(max_tokens=16))),
+    ]
+    requests = [
+        Request(str(i), tuple(prompt), NEW_TOKENS, ignore_eos=True)
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    accepted = 0
+    for configuration in configurations:
+        for slots in (1, 3):
+            engine = Engine(pair, configuration, slots)
+            generations = engine.generate(requests)
+            assert [g.tokens for g in generations] == reference, (configuration.label, slots)
+            accepted += sum(r.accepted for g in generations for r in g.rounds)
+    for model in (target, *pair.drafts.values()):
+        pack_linear_layers(model)
+    packed = Engine(pair, configurations[1], 3).generate(requests)
+    assert [g.tokens for g in packed] == reference, "with packed weights"
+    assert accepted > 0, "nothing was ever accepted, so nothing was shown"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folder_loads_with_measured_data_types(family: str, tmp_path: Path) -> None:
+    """Choosing the data type runs a shortened model of the family."""
+    model = AutoModelForCausalLM.from_config(FAMILIES[family])
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    pair = load_pair(PairSpec(target=str(tmp_path), drafts={"same": str(tmp_path)}))
+    assert pair.spec.runner.target_dtype in ("float32", "bfloat16")
+    assert pair.target.config.num_hidden_layers == model.config.num_hidden_layers
+    engine = Engine(pair, Configuration(drafter=DraftModelDrafter()))
+    (generation,) = engine.generate([Request("r", (5, 6, 7), 8, ignore_eos=True)])
+    assert len(generation.tokens) == 8

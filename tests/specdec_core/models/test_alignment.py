@@ -1,0 +1,88 @@
+import math
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specdec_core.models.alignment import Trajectory, auc, greedy_trajectories, measure_alignment
+
+
+def tiny(seed: int) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=40,
+        hidden_size=16,
+        num_hidden_layers=1,
+        intermediate_size=32,
+        num_attention_heads=2,
+        eos_token_id=0,
+        initializer_range=0.5,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def brute_force_auc(scores: list[float], positive: list[bool]) -> float:
+    pairs = [
+        0.5 if a == b else float(a > b)
+        for a, p in zip(scores, positive, strict=True)
+        if p
+        for b, n in zip(scores, positive, strict=True)
+        if not n
+    ]
+    return sum(pairs) / len(pairs)
+
+
+def test_auc_counts_ties_as_half():
+    scores = [0.1, 0.4, 0.4, 0.4, 0.9, 0.2]
+    positive = [False, True, False, False, True, True]
+    found = auc(torch.tensor(scores), torch.tensor(positive))
+    assert found == pytest.approx(brute_force_auc(scores, positive))
+
+
+def test_auc_is_undefined_without_both_classes():
+    assert math.isnan(auc(torch.tensor([0.1, 0.2]), torch.tensor([True, True])))
+
+
+def test_a_model_follows_itself_everywhere():
+    model = tiny(0)
+    trajectories = greedy_trajectories(model, [[5, 6, 7], [9, 3, 4, 8, 2]], 12)
+    found = measure_alignment(model, model, trajectories)
+    assert found.agreement == 1.0
+    assert found.oracle_verification_rate == pytest.approx(2 / found.positions)
+    assert found.kl == pytest.approx(0.0, abs=1e-6)
+
+
+def test_ragged_trajectories_are_what_each_prompt_gives_alone():
+    model = tiny(1)
+    prompts = [[5, 6, 7, 11, 12, 30], [9, 3], [4, 8, 2, 1]]
+    together = greedy_trajectories(model, prompts, 10)
+    for prompt, trajectory in zip(prompts, together, strict=True):
+        alone = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=10,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        assert trajectory.tokens.tolist() == alone[0].tolist()
+        assert trajectory.prompt_length == len(prompt)
+
+
+def test_oracle_rate_counts_disagreements_and_one_a_prompt():
+    target, draft = tiny(2), tiny(3)
+    trajectories = greedy_trajectories(target, [[5, 6, 7], [9, 3, 4, 8]], 16)
+    disagreements = positions = 0
+    for trajectory in trajectories:
+        choices = draft(trajectory.tokens[None]).logits[0].argmax(-1).detach()
+        first = trajectory.prompt_length
+        disagreements += int((choices[first - 1 : -1] != trajectory.tokens[first:]).sum())
+        positions += trajectory.generated
+    found = measure_alignment(target, draft, trajectories)
+    assert (found.disagreements, found.positions) == (disagreements, positions)
+    assert found.oracle_verification_rate == (disagreements + 2) / positions
+
+
+def test_nothing_generated_is_an_error():
+    model = tiny(0)
+    with pytest.raises(ValueError, match="no trajectory"):
+        measure_alignment(model, model, [Trajectory(torch.tensor([1, 2]), 2)])

@@ -1,0 +1,206 @@
+import json
+
+import mlflow
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from jobs import train_pair as job
+from specdec_core.base.bundled import NAMES, WEIGHTS, bundled_path
+from specdec_core.base.errors import UserError
+from specdec_core.models.alignment import greedy_trajectories, measure_alignment
+from specdec_core.prompts import stdlib as corpus
+from specdec_core.training.bundled_pair import training
+
+MEBIBYTE = 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(bundled_path("target"))
+
+
+# --- the committed pair -----------------------------------------------------------------------
+
+
+def test_unknown_name_lists_the_known_ones():
+    with pytest.raises(UserError, match=r"'huge'; known: target, draft-medium, draft-small"):
+        bundled_path("huge")
+
+
+def test_models_share_one_vocabulary_and_tokenizer():
+    tokenizers = [AutoTokenizer.from_pretrained(bundled_path(name)) for name in NAMES]
+    assert len({json.dumps(t.get_vocab(), sort_keys=True) for t in tokenizers}) == 1
+    for name in NAMES:
+        config = json.loads((bundled_path(name) / "config.json").read_text())
+        assert config["vocab_size"] == len(tokenizers[0])
+        assert config["eos_token_id"] == tokenizers[0].eos_token_id
+
+
+def test_weights_are_bfloat16_and_small_enough_for_the_repository():
+    for name in NAMES:
+        model = AutoModelForCausalLM.from_pretrained(bundled_path(name))
+        assert model.dtype == torch.bfloat16
+    files = [path for path in WEIGHTS.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 45 * MEBIBYTE
+
+
+def test_draft_follows_the_target_on_held_out_prompts(tokenizer):
+    target, draft = (
+        AutoModelForCausalLM.from_pretrained(bundled_path(name), dtype=torch.float32)
+        for name in ("target", "draft-medium")
+    )
+    prompts = corpus.resolve_prompts("held_out", tokenizer, skipped=[])[:8]
+    ids = [tokenizer(text)["input_ids"] for _, text in prompts]
+    found = measure_alignment(target, draft, greedy_trajectories(target, ids, 64))
+    assert found.oracle_verification_rate < 0.4
+    assert found.confidence_auc > 0.7
+
+
+# --- corpus and prompts -----------------------------------------------------------------------
+
+
+def test_held_out_modules_are_a_tenth_and_never_seen():
+    held_out, seen = corpus.modules_of("held_out"), corpus.modules_of("seen")
+    assert not set(held_out) & set(seen)
+    assert 0.05 < len(held_out) / (len(held_out) + len(seen)) < 0.2
+    assert not [name for name in held_out + seen if "test" in name.split(".")]
+
+
+def test_prompts_are_32_to_256_tokens_and_kept_apart(tokenizer):
+    for split, count in (("held_out", 128), ("seen", 64)):
+        references = corpus.load_references(split)
+        assert len(references) == count
+        assert {corpus.split_of(reference.module) for reference in references} == {split}
+        prompts = corpus.resolve_prompts(split, tokenizer, skipped=[])
+        assert len({name for name, _ in prompts}) == len(prompts) > 0
+        lengths = [len(tokenizer(text)["input_ids"]) for _, text in prompts]
+        assert min(lengths) >= 30
+        assert max(lengths) <= 258
+
+
+def test_training_prompts_come_from_modules_that_no_other_prompt_comes_from(tokenizer):
+    drawn = list(corpus.training_prompts(tokenizer))
+    assert len(drawn) == corpus.TRAINING_PROMPTS
+    assert len({name for name, _ in drawn}) == len(drawn)
+    modules = {name.removeprefix("stdlib/").partition(":")[0] for name, _ in drawn}
+    assert {corpus.split_of(module) for module in modules} == {"seen"}
+    others = [*corpus.load_references("seen"), *corpus.load_references("held_out")]
+    assert not modules & {reference.module for reference in others}
+    assert list(corpus.training_prompts(tokenizer, 5)) == drawn[:5]
+
+
+def test_the_drawing_of_the_bundled_prompts_can_be_repeated(tokenizer):
+    committed = {r.id for r in corpus.load_references("held_out")}
+    drawn = {r.id for r in corpus.choose_references("held_out", tokenizer, len(committed))}
+    # Another interpreter has other modules; most are the same.
+    assert len(committed & drawn) > 0.5 * len(committed)
+
+
+def test_prompt_ends_with_its_definition(tokenizer):
+    reference = corpus.PromptReference("json.decoder", "JSONDecoder.raw_decode", 160, "seen")
+    text = corpus.resolve(reference, tokenizer)
+    assert "def raw_decode(self, s, idx=0):" in text
+    assert text.endswith('"""')
+
+
+def test_missing_reference_is_one_clear_line_or_reported(tokenizer, tmp_path):
+    path = tmp_path / "prompts.json"
+    rows = [
+        corpus.PromptReference("json.decoder", "JSONDecoder.raw_decode", 64, "seen"),
+        corpus.PromptReference("json.decoder", "no_such_function", 64, "seen"),
+        corpus.PromptReference("no_such_module", "f", 64, "seen"),
+    ]
+    corpus.save_references(rows, path)
+    with pytest.raises(UserError, match="has no 'no_such_function' here"):
+        corpus.resolve_prompts("seen", tokenizer, path=path)
+    skipped: list[str] = []
+    prompts = corpus.resolve_prompts("seen", tokenizer, skipped=skipped, path=path)
+    assert [name for name, _ in prompts] == ["stdlib/json.decoder:JSONDecoder.raw_decode"]
+    assert len(skipped) == 2
+
+
+# --- the recipe -------------------------------------------------------------------------------
+
+
+def test_rows_are_the_same_whenever_asked():
+    documents = [list(range(start, start + 50)) for start in range(0, 500, 50)]
+    rows = training.Rows(documents, 16, seed=1)
+    late = rows.batch(30, 4)
+    assert torch.equal(training.Rows(documents, 16, seed=1).batch(30, 4), late)
+    first_epoch = torch.cat([rows.batch(number, 1) for number in range(rows.per_epoch)])
+    assert len(first_epoch.unique()) == rows.per_epoch * 16
+
+
+class Killed(Exception):
+    pass
+
+
+def test_killed_training_resumes_to_the_same_weights(tmp_path):
+    settings = training.SMOKE.model_copy(update={"checkpoint_seconds": 0.0})
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    unbroken.mkdir()
+    broken.mkdir()
+
+    def kill_half_way(phase: str, share: float, figures: dict[str, float]) -> None:
+        if share > 0.5:
+            raise Killed
+
+    def quiet(phase: str, share: float, figures: dict[str, float]) -> None:
+        pass
+
+    tokenizer = training.train_tokenizer(settings, unbroken)
+    training.train_target(settings, unbroken, tokenizer, quiet)
+    with pytest.raises(Killed):
+        training.train_target(settings, broken, tokenizer, kill_half_way)
+    assert not (broken / "target.pt").exists()
+    training.train_target(settings, broken, tokenizer, quiet)
+    first, second = (
+        torch.load(folder / "target.pt", weights_only=True)["model"]
+        for folder in (unbroken, broken)
+    )
+    for name, weight in first.items():
+        torch.testing.assert_close(second[name], weight)
+
+
+def test_sharpening_scales_logits_and_keeps_greedy_output(tmp_path):
+    settings = training.SMOKE
+    torch.manual_seed(0)
+    soft = training.build(settings.target, settings, end=0).bfloat16().float().eval()
+    torch.save({"model": soft.state_dict()}, tmp_path / "target.pt")
+    tokenizer = training.train_tokenizer(settings, tmp_path)
+    sharp = training.sharpen(settings, tmp_path, tokenizer)
+    ids = torch.arange(12)[None]
+    with torch.inference_mode():
+        before, after = soft(ids).logits, sharp(ids).logits
+    torch.testing.assert_close(after, settings.sharpness * before, rtol=1e-2, atol=1e-3)
+    assert torch.equal(after.argmax(-1), before.argmax(-1))
+
+
+def test_smoke_job_trains_a_loadable_pair_and_resumes(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    work, out = tmp_path / "work", tmp_path / "out"
+    threads = torch.get_num_threads()
+    try:
+        job.main(work=work, out=out, config=None, smoke=True)
+        trained = (work / "draft-small.pt").stat().st_mtime_ns
+        job.main(work=work, out=out, config=None, smoke=True)
+    finally:
+        torch.set_num_threads(threads)
+    assert (work / "draft-small.pt").stat().st_mtime_ns == trained
+    for name in NAMES:
+        model = AutoModelForCausalLM.from_pretrained(out / "weights" / name)
+        assert model.config.vocab_size == 512
+    assert "oracle N_target/N" in (out / "weights" / "README.md").read_text()
+    runs = mlflow.search_runs(experiment_names=["train_pair"])
+    assert len(runs) == 2
+    assert runs["metrics.draft-small.loss"].notna().any()
+    assert runs["metrics.held_out.draft-medium.agreement"].notna().all()
+
+
+def test_unknown_setting_is_one_line_that_names_it(tmp_path):
+    config = tmp_path / "settings.yaml"
+    config.write_text("sharpnes: 3\n")
+    with pytest.raises(UserError, match="sharpnes"):
+        job.settings_from(True, config)

@@ -1,0 +1,166 @@
+"""Compiled forwards: the same tokens, few graphs for all sizes, found again on disk."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdec_core.config import Configuration, PairSpec, parse
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.compiled import CompiledRunner
+from specdec_core.models.compiled import runner as compiled_runner
+from specdec_core.models.compiled.static import Captured
+from specdec_core.models.pair import Pair, load_pair
+from specdec_core.models.runner import ModelRunner
+
+PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [20, 21, 22, 20, 21], [30, 31, 30, 31, 30]]
+TREE = [-1, 0, 0, 1, 2]
+LOOKUP = {"kind": "prompt_lookup", "max_ngram": 2, "max_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of graphs that all tests here share: compiling one takes seconds."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder / "specdec" / "graphs"
+
+
+@pytest.fixture(scope="module")
+def compiled_pair(tiny_spec: PairSpec, graphs: Path) -> Pair:
+    settings = tiny_spec.runner.model_copy(update={"compile": True, "max_length": 96})
+    return load_pair(tiny_spec.model_copy(update={"drafts": {}, "runner": settings}))
+
+
+def decoded(pair: Pair, drafter: dict | None, slots: int) -> list[list[int]]:
+    configuration = parse(Configuration, {"drafter": drafter}, "test")
+    engine = Engine(pair, configuration, slots)
+    requests = [Request(str(n), tuple(own), 32) for n, own in enumerate(PROMPTS)]
+    return [generation.tokens for generation in engine.generate(requests)]
+
+
+def both(pair: Pair, slots: int = 3) -> tuple[ModelRunner, CompiledRunner]:
+    """An eager and a compiled runner of the target."""
+    compiled = pair.open_runner(None, slots)
+    assert isinstance(compiled, CompiledRunner)
+    return ModelRunner(pair.target, slots, pair.max_length), compiled
+
+
+def forwards(runners: tuple[ModelRunner, ...], *arguments: object) -> tuple[Tensor, Tensor]:
+    logits = [runner.forward(*arguments) for runner in runners]
+    assert runners[0].choices() == runners[1].choices()
+    return logits[0], logits[1]
+
+
+def test_compiled_engines_write_the_eager_engines_tokens(
+    tiny_pair: Pair, compiled_pair: Pair, graphs: Path
+) -> None:
+    expected = decoded(tiny_pair, None, 1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="running without")
+        assert decoded(compiled_pair, LOOKUP, 1) == expected
+    made = [path.name for path in graphs.glob("*/*.pt2")]
+    assert made
+    assert len(made) <= 4, "at most four graphs of a model, whatever the sizes"
+
+
+@pytest.mark.long
+def test_a_second_start_compiles_nothing(
+    compiled_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both(compiled_pair)
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(torch.export, "export", refuse)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="running without")
+        again = both(compiled_pair)
+        for runner in again:
+            runner.prefill([1], [PROMPTS[1]])
+        eager, compiled = forwards(again, [1], [[3, 4, 5, 6]])
+    torch.testing.assert_close(compiled, eager, atol=2e-5, rtol=0)
+
+
+def test_rows_between_and_trees_leave_every_text_alone(compiled_pair: Pair) -> None:
+    runners = both(compiled_pair)
+    for runner in runners:
+        runner.prefill([0, 1, 2], PROMPTS)
+        runner.watch_hidden(True)
+    for arguments in (
+        ([2, 0], [[1, 2, 3], [4, 5]]),  # row 1 lies between them
+        ([0, 1, 2], [[7, 8, 9, 10, 11]] * 3, [TREE] * 3),
+        ([1], [[40, 41]]),
+    ):
+        eager, compiled = forwards(runners, *arguments)
+        for n, own in enumerate(arguments[1]):
+            place = slice(0, len(own))
+            torch.testing.assert_close(compiled[n, place], eager[n, place], atol=2e-5, rtol=0)
+            hidden = [runner.hidden[n, place] for runner in runners]
+            torch.testing.assert_close(hidden[1], hidden[0], atol=2e-5, rtol=0)
+    assert runners[0].lengths == runners[1].lengths
+
+
+def test_without_a_compiler_one_warning_and_the_eager_tokens(
+    compiled_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with (
+        torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}),
+        pytest.warns(UserWarning, match=r"no C\+\+ compiler"),
+    ):
+        runners = both(compiled_pair)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="running without")
+        for runner in runners:
+            runner.prefill([0], [PROMPTS[0]])
+        expected, found = forwards(runners, [0], [[3]])
+    torch.testing.assert_close(found, expected, atol=0, rtol=0)
+
+
+def test_where_graphs_cannot_be_kept_one_warning_and_the_eager_tokens(
+    compiled_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match=r"running without compiled graphs: .*file"):
+        runners = both(compiled_pair)
+    expected, found = forwards(runners, [0], [[3, 4]])
+    torch.testing.assert_close(found, expected, atol=0, rtol=0)
+
+
+def test_a_broken_graph_is_one_warning_and_the_eager_tokens(
+    compiled_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(
+        "specdec_core.models.compiled.packages.Packages._compile",
+        lambda self, path, *_: path.write_bytes(b"not a package"),
+    )
+    with pytest.warns(UserWarning, match=r"running without compiled graphs: .*specdec"):
+        runners = both(compiled_pair)
+    expected, found = forwards(runners, [0], [[3, 4]])
+    torch.testing.assert_close(found, expected, atol=0, rtol=0)
+
+
+def test_graphs_of_fixed_sizes_give_the_eager_logits(
+    compiled_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a GPU runs, compiled for this device."""
+    monkeypatch.setattr(
+        compiled_runner, "Packages", lambda step, weights, positions: Captured(step)
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="running without")
+        runners = both(compiled_pair, slots=1)
+        for runner in runners:
+            runner.prefill([0], [PROMPTS[1][:2]])
+        eager, compiled = forwards(runners, [0], [[3, 4]])
+    torch.testing.assert_close(compiled, eager, atol=2e-5, rtol=0)

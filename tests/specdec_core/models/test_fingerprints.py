@@ -1,0 +1,123 @@
+"""A fingerprint names the weights, wherever they lie, and notices when they change."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specdec_core.base.bundled import bundled_path
+from specdec_core.base.errors import UserError
+from specdec_core.models import fingerprints as module
+from specdec_core.models.fingerprints import fingerprint
+from specdec_core.models.pair import Pair
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(params=["whole", "sampled"])
+def model(
+    request: pytest.FixtureRequest,
+    tiny_pair_folders: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
+    """A model to change, read whole or as if it were large."""
+    if request.param == "sampled":
+        monkeypatch.setattr(module, "WHOLE", 0)
+    return Path(shutil.copytree(tiny_pair_folders["target"], tmp_path / "model"))
+
+
+def test_a_copy_elsewhere_has_the_same_fingerprint(model: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(model, tmp_path / "deep" / "other")
+    assert fingerprint(str(copy)) == fingerprint(str(model))
+    (copy / "README.md").write_text("new")
+    assert fingerprint(str(copy)) == fingerprint(str(model))
+
+
+def test_a_pairs_models_have_different_ones(tiny_pair: Pair) -> None:
+    found = tiny_pair.fingerprints
+    assert list(found) == ["target", "draft"]
+    assert found["target"] != found["draft"]
+    assert all(len(value) == 16 and int(value, 16) >= 0 for value in found.values())
+
+
+def test_noise_in_one_tensor_changes_it(model: Path) -> None:
+    before = fingerprint(str(model))
+    tensors = load_file(model / WEIGHTS)
+    name = max(tensors, key=lambda name: tensors[name].numel())
+    tensors[name] += 1e-3 * torch.randn_like(tensors[name])
+    save_file(tensors, model / WEIGHTS, metadata={"format": "pt"})
+    assert fingerprint(str(model)) != before
+
+
+def test_another_header_or_size_or_shape_changes_it(model: Path) -> None:
+    seen = {fingerprint(str(model))}
+    save_file(load_file(model / WEIGHTS), model / WEIGHTS, metadata={"format": "xx"})
+    seen.add(fingerprint(str(model)))
+    with (model / WEIGHTS).open("ab") as weights:
+        weights.write(b"\0")
+    seen.add(fingerprint(str(model)))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.5}))
+    seen.add(fingerprint(str(model)))
+    assert len(seen) == 4
+
+
+def test_a_model_that_is_saved_again_is_the_same(model: Path) -> None:
+    before = fingerprint(str(model))
+    config = json.loads((model / "config.json").read_text())
+    config = {**dict(reversed(config.items())), "transformers_version": "9", "_name_or_path": "x"}
+    (model / "config.json").write_text(json.dumps(config))
+    assert fingerprint(str(model)) == before
+
+
+def test_every_shard_of_a_model_counts(model: Path) -> None:
+    tensors = list(load_file(model / WEIGHTS).items())
+    half = len(tensors) // 2
+    (model / WEIGHTS).unlink()
+    files = {"model-1.safetensors": tensors[:half], "model-2.safetensors": tensors[half:]}
+    for file, part in files.items():
+        save_file(dict(part), model / file)
+    index = {"weight_map": {name: file for file, part in files.items() for name, _ in part}}
+    (model / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+    before = fingerprint(str(model))
+    save_file({name: tensor + 1 for name, tensor in tensors[half:]}, model / "model-2.safetensors")
+    assert fingerprint(str(model)) != before
+    (model / "model-1.safetensors").unlink()
+    with pytest.raises(UserError, match=r"model-1\.safetensors: no such file"):
+        fingerprint(str(model))
+
+
+def test_large_files_are_not_read_whole(tmp_path: Path) -> None:
+    shutil.copy(bundled_path("target") / "config.json", tmp_path)
+    with (tmp_path / WEIGHTS).open("wb") as weights:
+        weights.truncate(2**40)  # sparse; hashing a terabyte would take half an hour
+    assert fingerprint(str(tmp_path)) == fingerprint(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no/such-model", "no such folder, and no model of that name in the hub's cache"),
+        ("{}/nothing", "no such folder"),
+        ("{}", "config.json: no such file"),
+    ],
+)
+def test_missing_models_are_one_line(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        fingerprint(name.format(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_weights_are_one_line(model: Path) -> None:
+    (model / WEIGHTS).unlink()
+    with pytest.raises(UserError, match=r"no weights in .* \(model\.safetensors or"):
+        fingerprint(str(model))
+    (model / "config.json").write_text("[]")
+    with pytest.raises(UserError, match="not a JSON object"):
+        fingerprint(str(model))

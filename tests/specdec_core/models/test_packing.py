@@ -1,0 +1,57 @@
+"""Packed weights compute what the plain ones do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from specdec_core.config import PairSpec
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.packing import PackedLinear, pack_linear_layers
+from specdec_core.models.pair import load_pair
+
+pytestmark = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN"
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (2, 300)])
+def test_a_packed_layer_gives_the_layers_output(
+    dtype: torch.dtype, bias: bool, shape: tuple[int, int]
+) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(24, 40, bias=bias).to(dtype)
+    x = torch.randn(*shape, 24).to(dtype)
+    with torch.inference_mode():
+        found = PackedLinear(linear)(x)
+        expected = linear(x)
+    assert found.shape == expected.shape
+    assert found.dtype == dtype
+    atol = 1e-5 if dtype == torch.float32 else 0.02
+    torch.testing.assert_close(found, expected, atol=atol, rtol=0)
+
+
+def test_only_plain_linear_layers_are_replaced() -> None:
+    class Special(nn.Linear):
+        pass
+
+    model = nn.ModuleDict(
+        {"plain": nn.Linear(4, 4), "special": Special(4, 4), "wide": nn.Linear(4, 4).double()}
+    )
+    pack_linear_layers(model)
+    kinds = {name: type(module) for name, module in model.items()}
+    assert kinds == {"plain": PackedLinear, "special": Special, "wide": nn.Linear}
+
+
+def test_a_pair_decodes_the_same_tokens_packed_and_plain(tiny_spec: PairSpec) -> None:
+    outputs = []
+    for pack in (True, False):
+        runner = tiny_spec.runner.model_copy(update={"pack": pack})
+        pair = load_pair(tiny_spec.model_copy(update={"runner": runner}))
+        assert pack == any(isinstance(m, PackedLinear) for m in pair.target.modules())
+        requests = [Request(str(n), tuple(range(5, 5 + n)), 32, ignore_eos=True) for n in (3, 20)]
+        outputs.append([g.tokens for g in Engine(pair).generate(requests)])
+    assert outputs[0] == outputs[1]

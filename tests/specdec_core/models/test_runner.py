@@ -1,0 +1,126 @@
+"""The slot cache under trees, rollback and compaction gives the logits of a plain forward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+from specdec_core.models.pair import Pair
+from specdec_core.models.runner import ModelRunner
+from tests.conftest import tiny_llama
+
+#        0     (after the cached prefix)
+#      1   2
+#     3 4   5
+PARENTS = [-1, 0, 0, 1, 1, 2]
+TOKENS = [11, 12, 13, 14, 15, 16]
+PREFIXES = [[3, 4, 5, 6, 7, 8, 9], [20, 21, 22]]
+
+
+def ancestors(node: int) -> list[int]:
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = PARENTS[node]
+    return path[::-1]
+
+
+@torch.inference_mode()
+def plain(model: torch.nn.Module, tokens: list[int]) -> torch.Tensor:
+    return model(torch.tensor([tokens])).logits[0]
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3-window"])
+def model(request: pytest.FixtureRequest, tiny_pair: Pair) -> torch.nn.Module:
+    if request.param == "llama":
+        return tiny_pair.target
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(
+        vocab_size=320, hidden_size=32, intermediate_size=64, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, sliding_window=5,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        max_position_embeddings=128,
+    )  # fmt: skip
+    return Gemma3ForCausalLM(config).eval()
+
+
+def test_a_tree_in_one_forward_equals_its_paths_one_by_one(model: torch.nn.Module) -> None:
+    runner = ModelRunner(model, slots=2, max_length=64)
+    runner.prefill([0, 1], PREFIXES)
+    logits = runner.forward([0, 1], [TOKENS, TOKENS], [PARENTS, PARENTS])
+    for row, prefix in enumerate(PREFIXES):
+        for node in range(len(TOKENS)):
+            path = prefix + [TOKENS[i] for i in ancestors(node)]
+            torch.testing.assert_close(logits[row, node], plain(model, path)[-1], atol=2e-5, rtol=0)
+
+
+def test_a_tree_grown_level_by_level_equals_the_whole_tree(model: torch.nn.Module) -> None:
+    """Ragged: the second row's tree grows by other levels than the first's."""
+    runner = ModelRunner(model, slots=2, max_length=64)
+    runner.prefill([0, 1], PREFIXES)
+    levels = [[(0, 1), (1, 3), (3, 6)], [(0, 3), (3, 5), (5, 6)]]
+    for step in range(3):
+        ends = [levels[row][step] for row in (0, 1)]
+        logits = runner.forward(
+            [0, 1], [TOKENS[a:b] for a, b in ends], [PARENTS[:b] for _, b in ends]
+        )
+        for row, (a, b) in enumerate(ends):
+            for node in range(a, b):
+                path = PREFIXES[row] + [TOKENS[i] for i in ancestors(node)]
+                expected = plain(model, path)[-1]
+                torch.testing.assert_close(logits[row, node - a], expected, atol=2e-5, rtol=0)
+
+
+def test_an_accepted_path_is_compacted_without_recomputation(model: torch.nn.Module) -> None:
+    runner = ModelRunner(model, slots=2, max_length=64)
+    runner.prefill([0, 1], PREFIXES)
+    runner.forward([0, 1], [TOKENS, TOKENS], [PARENTS, PARENTS])
+    kept = [0, 2, 5]
+    runner.keep(0, len(PREFIXES[0]), kept)
+    runner.truncate(1, len(PREFIXES[1]) + 1)
+    follow = [30, 31]
+    logits = runner.forward([0, 1], [follow, follow[:1]])
+    path = PREFIXES[0] + [TOKENS[i] for i in kept] + follow
+    torch.testing.assert_close(logits[0], plain(model, path)[-2:], atol=2e-5, rtol=0)
+    path = PREFIXES[1] + TOKENS[:1] + follow[:1]
+    torch.testing.assert_close(logits[1, 0], plain(model, path)[-1], atol=2e-5, rtol=0)
+
+
+def test_rows_in_any_order_and_subset_keep_apart(model: torch.nn.Module) -> None:
+    runner = ModelRunner(model, slots=4, max_length=64)
+    texts = {2: [3, 4, 5], 0: [9, 8, 7, 6], 3: [1, 2]}
+    logits = runner.forward(list(texts), list(texts.values()))
+    for i, tokens in enumerate(texts.values()):
+        expected = plain(model, tokens)
+        torch.testing.assert_close(logits[i, : len(tokens)], expected, atol=2e-5, rtol=0)
+    assert runner.lengths == [4, 0, 3, 2]
+    with pytest.raises(ValueError, match="cannot keep"):
+        runner.truncate(1, 1)
+
+
+def test_a_long_prompt_prefilled_in_chunks_equals_one_forward(tiny_pair: Pair) -> None:
+    text = [(7 * i) % 300 for i in range(400)]
+    runner = ModelRunner(tiny_pair.target, slots=1, max_length=500)
+    import specdec_core.models.runner as module
+
+    chunk, module.PREFILL_CHUNK = module.PREFILL_CHUNK, 128
+    try:
+        runner.prefill([0], [text[:-1]])
+    finally:
+        module.PREFILL_CHUNK = chunk
+    logits = runner.forward([0], [text[-1:]])
+    torch.testing.assert_close(logits[0, 0], plain(tiny_pair.target, text)[-1], atol=1e-4, rtol=0)
+
+
+def test_a_single_token_in_bfloat16_gives_its_own_logits_and_leaves_no_trace() -> None:
+    model = tiny_llama(0, hidden=32, layers=2, vocab=320).bfloat16()
+    runner = ModelRunner(model, slots=1, max_length=64)
+    text = PREFIXES[0]
+    runner.prefill([0], [text[:4]])
+    for end in range(4, len(text)):
+        logits = runner.forward([0], [text[end : end + 1]])
+        assert logits.shape[:2] == (1, 1)
+        assert runner.lengths == [end + 1]
+        expected = plain(model, text[: end + 1])[-1]
+        torch.testing.assert_close(logits[0, 0], expected, atol=0.1, rtol=0.05)

@@ -1,0 +1,118 @@
+"""Whatever tree is fed, in whatever steps, and whatever path of it is kept: the slot cache holds
+what a plain forward of the kept text leaves behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config
+
+from specdec_core.models.runner import ModelRunner
+from specdec_core.tokens.token_tree import ROOT
+from tests.conftest import tiny_llama
+
+VOCABULARY, LENGTH = 64, 48
+TOKEN = st.integers(0, VOCABULARY - 1)
+
+
+def gemma() -> torch.nn.Module:
+    """Layers with windows of 4 tokens, and one without."""
+    config = Gemma3TextConfig(
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=4, sliding_window=4,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        max_position_embeddings=LENGTH, initializer_range=0.3,
+    )  # fmt: skip
+    return AutoModelForCausalLM.from_config(config)
+
+
+def gpt2() -> torch.nn.Module:
+    """Learned positions."""
+    config = GPT2Config(
+        vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=4, n_positions=LENGTH,
+        initializer_range=0.3,
+    )  # fmt: skip
+    return AutoModelForCausalLM.from_config(config)
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma", "gpt2"])
+def model(request: pytest.FixtureRequest) -> torch.nn.Module:
+    torch.manual_seed(0)
+    make = {"gemma": gemma, "gpt2": gpt2}.get(request.param)
+    return (make() if make else tiny_llama(0, 16, 2, VOCABULARY)).eval()
+
+
+@st.composite
+def slot_round(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], list[int], list[int]]:
+    """A slot's text, the tokens and parents of its tree, the path that is kept, and at which nodes
+    the tree is cut into the forwards that feed it."""
+    text = draw(st.lists(TOKEN, min_size=1, max_size=12))
+    size = draw(st.integers(1, 9))
+    parents = [draw(st.integers(ROOT, node - 1)) for node in range(size)]
+    tokens = draw(st.lists(TOKEN, min_size=size, max_size=size))
+    node, path = draw(st.integers(ROOT, size - 1)), []
+    while node != ROOT:
+        path.insert(0, node)
+        node = parents[node]
+    cuts = sorted(draw(st.sets(st.integers(1, size - 1), max_size=3))) if size > 1 else []
+    return text, tokens, parents, path, [0, *cuts, size]
+
+
+@torch.inference_mode()
+def plain(model: torch.nn.Module, tokens: list[int]) -> torch.Tensor:
+    return model(torch.tensor([tokens])).logits[0, -1]
+
+
+def ancestors(parents: list[int], node: int) -> list[int]:
+    above = []
+    while node != ROOT:
+        above.insert(0, node)
+        node = parents[node]
+    return above
+
+
+@settings(
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(rounds=st.lists(slot_round(), min_size=1, max_size=3), data=st.data())
+def test_the_cache_holds_the_kept_path(
+    model: torch.nn.Module, rounds: list[tuple], data: st.DataObject
+) -> None:
+    runner = ModelRunner(model, slots=4, max_length=LENGTH)
+    slots = data.draw(st.permutations(range(4)))[: len(rounds)]
+    runner.prefill(slots, [text for text, *_ in rounds])
+    for step in range(max(len(cuts) for *_, cuts in rounds) - 1):
+        fed = [
+            (slot, own, own[4][step], own[4][step + 1])
+            for slot, own in zip(slots, rounds, strict=True)
+            if step + 1 < len(own[4])
+        ]
+        logits = runner.forward(
+            [slot for slot, *_ in fed],
+            [tokens[first:end] for _, (_, tokens, *_), first, end in fed],
+            [parents[:end] for _, (_, _, parents, *_), _, end in fed],
+        )
+        for row, (_, (text, tokens, parents, *_), first, end) in enumerate(fed):
+            node = data.draw(st.integers(first, end - 1))
+            path = text + [tokens[n] for n in ancestors(parents, node)]
+            expected = plain(model, path)
+            torch.testing.assert_close(logits[row, node - first], expected, atol=5e-5, rtol=1e-4)
+    for slot, (text, tokens, _, path, _) in zip(slots, rounds, strict=True):
+        runner.keep(slot, len(text), path)
+        kept = text + [tokens[node] for node in path]
+        assert runner.lengths[slot] == len(kept)
+        fresh = ModelRunner(model, slots=1, max_length=LENGTH)
+        fresh.prefill([0], [kept])
+        for layer, own in zip(runner.cache.layers, fresh.cache.layers, strict=True):
+            for store, read in ((layer.keys, own.keys), (layer.values, own.values)):
+                length = len(kept)
+                torch.testing.assert_close(
+                    store[slot, :, :length], read[0, :, :length], atol=5e-5, rtol=1e-4
+                )
+    follow = data.draw(TOKEN)
+    logits = runner.forward(slots, [[follow]] * len(slots))
+    for row, (text, tokens, _, path, _) in enumerate(rounds):
+        expected = plain(model, [*text, *(tokens[node] for node in path), follow])
+        torch.testing.assert_close(logits[row, 0], expected, atol=5e-5, rtol=1e-4)

@@ -1,0 +1,324 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow
+import pyarrow.parquet as parquet
+import pytest
+
+from specdec_core.base.errors import UserError
+from specdec_core.prompts.prompt_sets import FORMATS, HUB_SETS, Prompt, digest, load_prompts
+from tests.conftest import tiny_tokenizer
+
+ROOT = Path(__file__).parents[3]
+DATASETS = ROOT.parent / "shared" / "datasets"
+real_sets = pytest.mark.skipif(
+    not DATASETS.is_dir(), reason="../shared/datasets is not beside this checkout"
+)
+
+
+def write(path: Path, *records: Any) -> str:
+    lines = [r if isinstance(r, str) else json.dumps(r) for r in records]
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return str(path)
+
+
+class TestFormats:
+    @pytest.mark.parametrize(
+        ("record", "prompt"),
+        [
+            ({"task_id": "HumanEval/7", "prompt": "def f(", "test": ""}, ("HumanEval/7", "def f(")),
+            ({"question": "How many?", "answer": "3"}, ("set/0", "How many?")),
+            (
+                {"id": "s3", "instruction": "Sort.", "instances": [{"input": "2 1", "output": ""}]},
+                ("s3", "Sort.\n\n2 1"),
+            ),
+            (
+                {"id": "s4", "instruction": "Sing.", "instances": [{"input": "", "output": "la"}]},
+                ("s4", "Sing."),
+            ),
+            ({"instruction": "Add.", "input": "1 2", "output": "3"}, ("set/0", "Add.\n\n1 2")),
+            ({"instruction": "Rest.", "input": "", "output": ""}, ("set/0", "Rest.")),
+            ({"instruction": "Rest."}, ("set/0", "Rest.")),
+            (
+                {"question_id": 81, "category": "writing", "turns": ["First.", "Second."]},
+                ("81", "First.", "writing", ("First.", "Second.")),
+            ),
+            ({"prompt": "Go on"}, ("set/0", "Go on")),
+            ({"prompt": "Go on", "id": 12, "note": None}, ("12", "Go on")),
+            ({"prompt": ["First.", "Second."], "prompt_id": 3}, ("set/0", "First.")),
+        ],
+    )
+    def test_record_of_each_known_form_is_read(self, record, prompt, tmp_path):
+        assert load_prompts(write(tmp_path / "set.jsonl", record)) == [Prompt(*prompt)]
+
+    def test_white_space_and_unicode_of_a_prompt_are_kept(self, tmp_path):
+        text = "  def naïve():\n\t→ "
+        assert load_prompts(write(tmp_path / "p.jsonl", {"prompt": text}))[0].text == text
+
+    def test_blank_lines_are_skipped_and_forms_may_be_mixed(self, tmp_path):
+        path = write(tmp_path / "p.jsonl", {"prompt": "a"}, "", {"question": "b"}, "  ")
+        assert [p.text for p in load_prompts(path)] == ["a", "b"]
+
+    def test_limit_takes_the_first_and_reads_no_further(self, tmp_path):
+        path = write(tmp_path / "p.jsonl", {"prompt": "a"}, {"prompt": "b"}, "not JSON")
+        assert [p.text for p in load_prompts(path, limit=2)] == ["a", "b"]
+
+
+@real_sets
+class TestRealSets:
+    @pytest.mark.parametrize(
+        ("name", "count", "first_id"),
+        [
+            ("humaneval", 100, "HumanEval/0"),
+            ("gsm8k_test", 300, "gsm8k_test/0"),
+            ("alpaca_seed_tasks", 175, "seed_task_0"),
+        ],
+    )
+    def test_whole_set_is_read(self, name, count, first_id):
+        prompts = load_prompts(str(DATASETS / f"{name}.jsonl"))
+        assert len(prompts) == len({p.id for p in prompts}) == count
+        assert prompts[0].id == first_id
+        assert all(p.text.strip() for p in prompts)
+
+    def test_an_input_follows_its_instruction(self):
+        prompts = load_prompts(str(DATASETS / "alpaca_seed_tasks.jsonl"), limit=2)
+        assert prompts[1].text == (
+            "What is the relation between the given pairs?\n\nNight : Day :: Right : Left"
+        )
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("lines", "message"),
+        [
+            ([{"prompt": "a"}, '{"prompt": '], r"p\.jsonl:2: malformed JSON, .* at column \d+"),
+            ([{"prompt": "a"}, "", "[1]"], r"p\.jsonl:3: expected a JSON object, got list"),
+            ([{"txt": "a", "n": 1}], r"p\.jsonl:1: unknown form with txt, n; known are .*GSM8K"),
+            ([{}], r"p\.jsonl:1: unknown form with no keys"),
+            ([{"prompt": "a"}, {"prompt": " \n"}], r"p\.jsonl:2: empty prompt"),
+            ([{"turns": []}], r"p\.jsonl:1: the prompt is not a string \(read as MT-Bench"),
+            ([{"prompt": 3}], r"p\.jsonl:1: the prompt is not a string \(read as plain"),
+            ([{"instruction": None, "input": "x"}], r"p\.jsonl:1: not a complete Alpaca record"),
+            ([{"instruction": "x", "instances": []}], r"p\.jsonl:1: not a complete Alpaca seed"),
+            ([{"prompt": "\ud800"}], r"p\.jsonl:1: the prompt holds half a surrogate pair"),
+            ([{"prompt": "a", "id": 1}, {"prompt": "b", "id": "1"}], r":2: id '1' again, .*:1"),
+            ([], r"p\.jsonl: no prompts in it"),
+            (["", " "], r"p\.jsonl: no prompts in it"),
+        ],
+    )
+    def test_bad_record_is_one_line_that_says_where(self, lines, message, tmp_path):
+        path = write(tmp_path / "p.jsonl", *lines)
+        with pytest.raises(UserError, match=message) as caught:
+            load_prompts(path)
+        assert "\n" not in str(caught.value)
+
+    def test_missing_file(self, tmp_path):
+        with pytest.raises(UserError, match=r"none\.jsonl: no such file"):
+            load_prompts(str(tmp_path / "none.jsonl"))
+
+    def test_folder_instead_of_a_file(self, tmp_path):
+        with pytest.raises(UserError, match="cannot be read, is a directory"):
+            load_prompts(str(tmp_path))
+
+    def test_file_that_is_not_text(self, tmp_path):
+        (tmp_path / "p.jsonl").write_bytes(b"\xff\xfe\x00")
+        with pytest.raises(UserError, match="not UTF-8"):
+            load_prompts(str(tmp_path / "p.jsonl"))
+
+    def test_word_that_is_nothing_says_what_prompts_can_be(self):
+        with pytest.raises(UserError, match=r"prompts: no such file; prompts are bundled:held_out"):
+            load_prompts("prompts")
+
+    def test_unknown_bundled_split_names_the_known_ones(self):
+        with pytest.raises(UserError, match="bundled:held_out, bundled:seen and bundled:train"):
+            load_prompts("bundled:unseen")
+
+    @pytest.mark.parametrize("limit", [0, -3])
+    def test_limit_below_one(self, limit):
+        with pytest.raises(UserError, match=f"at least 1 \\(got {limit}\\)"):
+            load_prompts("bundled:held_out", limit=limit)
+
+
+class TestBundled:
+    @pytest.mark.parametrize("split", ["held_out", "seen", "train"])
+    def test_split_is_read_from_the_interpreters_own_library(self, split):
+        prompts = load_prompts(f"bundled:{split}", limit=3, tokenizer=tiny_tokenizer())
+        assert len(prompts) == 3
+        assert all(p.id.startswith("stdlib/") and p.text.strip() for p in prompts)
+
+    def test_needs_the_tokenizer_that_cuts_the_prompts(self):
+        with pytest.raises(ValueError, match="pass the pair's tokenizer"):
+            load_prompts("bundled:held_out")
+
+
+class TestDigest:
+    def test_is_sha256_over_length_prefixed_texts(self):
+        raw = b"\0\0\0\0\0\0\0\x02ab" + b"\0\0\0\0\0\0\0\x02" + "é".encode()
+        found = digest([Prompt("x", "ab"), Prompt("y", "é")])
+        assert found == hashlib.sha256(raw).hexdigest()
+
+    def test_differs_with_the_cut_and_the_order_but_not_with_the_ids(self):
+        sets = [["ab", "c"], ["a", "bc"], ["abc"], ["c", "ab"]]
+        digests = [digest(Prompt("", text) for text in texts) for texts in sets]
+        assert len(set(digests)) == len(sets)
+        assert digest([Prompt("other", "ab"), Prompt("ids", "c")]) == digests[0]
+
+
+# --- the hub, as far as its client asks ---------------------------------------------------------
+
+COMMIT = "c" * 40
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A small hub on this machine, and the environment that points the real client at it."""
+    sets = {
+        "openai/gsm8k": {
+            "main/test": [{"question": f"q{i}", "answer": ""} for i in range(300)],
+            "socratic/test": [{"question": "wrong configuration", "answer": ""}],
+            "main/train": [{"question": "wrong split", "answer": ""}],
+        },
+        "someone/bench": {
+            "default/train": [{"question_id": 5, "turns": ["one", "two"]}],
+            "default/validation": [{"question_id": 6, "turns": ["three", "four"]}],
+        },
+        "someone/images": {"default/test": [{"image": "x", "label": 3}]},
+        "someone/odd": {"default/special": [{"prompt": "x"}]},
+    }
+    folder = tmp_path_factory.mktemp("hub")
+    for name, splits in sets.items():
+        for split, rows in splits.items():
+            path = folder / name / split / "0000.parquet"
+            path.parent.mkdir(parents=True)
+            parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            parts = unquote(urlsplit(self.path).path).strip("/").split("/")
+            if parts[:2] == ["api", "datasets"] and (folder / "/".join(parts[2:4])).is_dir():
+                name, what = "/".join(parts[2:4]), parts[4]
+                if what == "revision" and parts[5:] == ["refs", "convert", "parquet"]:
+                    return self.answer({"id": name, "sha": COMMIT, "siblings": []})
+                if what == "tree":
+                    files = sorted((folder / name).rglob("*.parquet"))
+                    return self.answer(
+                        [
+                            {
+                                "type": "file",
+                                "path": str(file.relative_to(folder / name)),
+                                "size": file.stat().st_size,
+                                "oid": "0" * 40,
+                            }
+                            for file in files
+                        ]
+                    )
+            if parts[0] == "datasets" and parts[3:5] == ["resolve", COMMIT]:
+                file = folder.joinpath(*parts[1:3], *parts[5:])
+                if file.is_file():
+                    return self.answer(file.read_bytes())
+            return self.answer(None)
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def answer(self, body: Any) -> None:
+            data = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
+            self.send_response(404 if body is None else 200)
+            if body is None:
+                self.send_header("X-Error-Code", "RepoNotFound")
+            self.send_header("Content-Length", str(len(data)))
+            self.send_header("ETag", f'"{hashlib.sha1(data).hexdigest()}"')
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    home = tmp_path_factory.mktemp("hub-home")
+    yield {
+        **{k: v for k, v in os.environ.items() if not k.startswith("HF_")},
+        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
+    server.shutdown()
+    server.server_close()
+
+
+def load_in_process(environment: dict[str, str], *calls: tuple[str, int | None]) -> list:
+    """Load in a fresh process, because the client reads its environment at import. Prompts are
+    [id, text] pairs, a UserError is its text."""
+    code = (
+        "import json, sys\n"
+        "from specdec_core.base.errors import UserError\n"
+        "from specdec_core.prompts.prompt_sets import load_prompts\n"
+        "for source, limit in json.loads(sys.argv[1]):\n"
+        "    try:\n"
+        "        found = [[p.id, p.text] for p in load_prompts(source, limit)]\n"
+        "    except UserError as error:\n"
+        "        found = str(error)\n"
+        "    print(json.dumps(found))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(calls)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+class TestHub:
+    def test_sets_are_read_from_their_parquet_copy(self, hub):
+        gsm8k, bench, images, odd, missing = load_in_process(
+            hub,
+            ("openai/gsm8k", None),
+            ("someone/bench", None),
+            ("someone/images", None),
+            ("someone/odd", None),
+            ("someone/nothing", None),
+        )
+        assert gsm8k == [[f"openai/gsm8k/{i}", f"q{i}"] for i in range(300)]
+        assert bench == [["6", "three"]]  # a split that is not for training, where there is one
+        assert images.startswith("someone/images, row 0: unknown form with image, label; known")
+        assert odd == "someone/odd: no test, validation or train split on the hub"
+        assert missing.startswith("someone/nothing: no such file, and no data set of that name")
+        assert "\n" not in missing
+
+    def test_downloaded_set_is_read_again_without_the_hub(self, hub):
+        load_in_process(hub, ("openai/gsm8k", 2))
+        (again,) = load_in_process({**hub, "HF_HUB_OFFLINE": "1"}, ("openai/gsm8k", 2))
+        assert [text for _, text in again] == ["q0", "q1"]
+
+    def test_hub_out_of_reach_is_one_line(self, hub, tmp_path):
+        nowhere = {**hub, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+        (error,) = load_in_process(nowhere, ("openai/gsm8k", 1))
+        assert error.startswith("openai/gsm8k: no such file, and no data set of that name")
+        assert "\n" not in error
+
+    def test_known_sets_name_a_configuration_and_a_split(self):
+        assert all(where.count("/") == 1 for where in HUB_SETS.values())
+
+
+def test_forms_with_more_keys_come_first():
+    """A form whose keys are a subset of a later one's would hide it."""
+    for i, form in enumerate(FORMATS):
+        assert not any(set(form.keys) <= set(later.keys) for later in FORMATS[i + 1 :])

@@ -1,0 +1,201 @@
+"""Recordings say what the models do, and bad ones are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import Sampling
+from specdec_core.engine.engine import Request
+from specdec_core.models.pair import Pair
+from specdec_core.recordings.record import Recorder
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.schema import Header, Recording, save_header, write_shard
+from specdec_core.search.results import PromptSet
+
+N = 40
+
+
+def record(pair: Pair, folder: Path, prompts: int = 6, **settings: object) -> Recording:
+    """Record a few short prompts of the tiny pair in shards of two."""
+    header = Header(
+        pair=pair.spec,
+        fingerprints={"target": "t", "draft": "d"},
+        eos_token_ids=tuple(sorted(pair.eos_token_ids)),
+        prompts=PromptSet(source="test", count=prompts, digest="0"),
+        max_new_tokens=N,
+        **settings,
+    )
+    save_header(header, folder)
+    recorder = Recorder(pair, header)
+    numbered = list(enumerate(requests(prompts)))
+    for shard in range(0, prompts, 2):
+        write_shard(recorder.record(numbered[shard : shard + 2]), folder, shard // 2)
+    return Recording.open(folder)
+
+
+def requests(count: int, new_tokens: int = N) -> list[Request]:
+    return [Request(f"p{i}", (3 + i, 9, 4 * i + 1), new_tokens, seed=i) for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def recording(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    return record(tiny_pair, tmp_path_factory.mktemp("recording"), mixing=0.3)
+
+
+@torch.inference_mode()
+def test_the_trajectory_is_the_targets_greedy_text(tiny_pair: Pair, recording: Recording) -> None:
+    for request, output in zip(requests(6), recording.prompts.outputs, strict=True):
+        text = tiny_pair.target.generate(
+            torch.tensor([request.tokens]), max_new_tokens=N, do_sample=False, pad_token_id=0
+        )
+        assert output.tolist() == text[0, len(request.tokens) :].tolist()
+
+
+@torch.inference_mode()
+def test_columns_are_those_of_both_models_along_the_text(
+    tiny_pair: Pair, recording: Recording
+) -> None:
+    trace = recording.trace()
+    for number in range(6):
+        prompt, output = recording.prompts.tokens[number], recording.prompts.outputs[number]
+        text = torch.tensor(np.concatenate([prompt, output[:-1]]), dtype=torch.long)[None]
+        states = tiny_pair.drafts["draft"](text, output_hidden_states=True)
+        q = states.logits[0, len(prompt) - 1 :].softmax(-1)
+        p = tiny_pair.target(text).logits[0, len(prompt) - 1 :].softmax(-1)
+        rows = trace.trajectory[trace.prompt[trace.trajectory] == number]
+        x, y = torch.tensor(output, dtype=torch.long), q.argmax(-1)
+        entropy = torch.special.entr(q).sum(-1)
+        expected = {
+            "draft_token": y,
+            "target_token": x,
+            "entropy": entropy,
+            "top_probability": q.amax(-1),
+            "probability": q.amax(-1),
+            "top_probs": q.topk(10).values,
+            "hidden": states.hidden_states[-1][0, len(prompt) - 1 :],
+            "rank": (q > q.gather(1, x[:, None])).sum(-1),
+            "target_probability": p.gather(1, x[:, None])[:, 0],
+            "draft_token_target_probability": p.gather(1, y[:, None])[:, 0],
+            "overlap": torch.minimum(p, q).sum(-1),
+            "cross_entropy": -(q * p.log()).sum(-1),
+            "target_entropy": torch.special.entr(p).sum(-1),
+        }
+        for name, values in expected.items():
+            found = getattr(trace, name)[rows]
+            np.testing.assert_allclose(found, values.numpy(), rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+@torch.inference_mode()
+def test_a_continuation_is_what_the_draft_writes_behind_its_own_token(
+    tiny_pair: Pair, recording: Recording
+) -> None:
+    trace = recording.trace()
+    draft = tiny_pair.drafts["draft"]
+    rows = trace.trajectory
+    differing = np.flatnonzero(~trace.agrees)
+    assert len(differing) > 5
+    for place in differing[:12]:
+        number, t = int(trace.prompt[rows[place]]), int(trace.position[rows[place]])
+        own = (trace.prompt == number) & (trace.position == t) & (trace.step > 0)
+        prefix = [*recording.prompts.tokens[number], *recording.prompts.outputs[number][:t]]
+        y = int(trace.draft_token[rows[place]])
+        longest = min(recording.header.max_draft - 1, N - 2 - t)
+        text = torch.tensor([[*prefix, y]], dtype=torch.long)
+        found = trace.draft_token[own].tolist()
+        if y in tiny_pair.eos_token_ids or longest < 1:
+            assert found == []
+            continue
+        written = draft.generate(text, max_new_tokens=longest, do_sample=False, pad_token_id=0)
+        assert found == written[0, text.shape[1] :].tolist()
+
+
+@torch.inference_mode()
+def test_examples_hold_the_state_of_each_token_of_the_mixed_text(
+    tiny_pair: Pair, recording: Recording
+) -> None:
+    trace, table = recording.trace(), recording.examples().to_pandas()
+    assert 0.15 < 1 - table.from_draft.mean() < 0.45
+    for number, own in table.groupby("prompt"):
+        rows = trace.trajectory[trace.prompt[trace.trajectory] == number]
+        x, y = trace.target_token[rows], trace.draft_token[rows]
+        mixed = np.where(own.from_draft, y, x)
+        np.testing.assert_array_equal(own.acceptance, x == y)
+        text = torch.tensor([[*recording.prompts.tokens[number], *mixed]], dtype=torch.long)
+        states = tiny_pair.drafts["draft"](text, output_hidden_states=True).hidden_states[-1]
+        hidden = states[0, -len(mixed) :].numpy()
+        np.testing.assert_allclose(np.stack(own.hidden), hidden, rtol=1e-3, atol=1e-4)
+
+
+def test_sampled_examples_carry_the_acceptance_probability(tiny_pair: Pair, tmp_path: Path) -> None:
+    sampled = record(tiny_pair, tmp_path, 2, sampling=Sampling(temperature=1), continuations=False)
+    trace, table = sampled.trace(), sampled.examples().to_pandas()
+    ratio = trace.draft_token_target_probability / trace.probability
+    np.testing.assert_allclose(table.acceptance, np.minimum(ratio, 1), rtol=1e-5)
+    assert table.acceptance.between(0.01, 0.99).any()
+    with pytest.raises(UserError, match="cannot be replayed"):
+        Replay(sampled)
+
+
+def test_prompts_with_gaps_are_counted_from_0(tiny_pair: Pair, tmp_path: Path) -> None:
+    recording = record(tiny_pair, tmp_path, 2)
+    recorder = Recorder(tiny_pair, recording.header)
+    write_shard(recorder.record([(7, requests(8)[7])]), tmp_path, 5)
+    again = Recording.open(tmp_path)
+    assert again.prompts.numbers == [0, 1, 7]
+    assert sorted(set(again.trace().prompt)) == [0, 1, 2]
+    assert again.trace().lengths.tolist() == [len(own) for own in again.prompts.outputs]
+
+
+def test_a_truncated_file_is_one_line(tiny_pair: Pair, tmp_path: Path) -> None:
+    recording = record(tiny_pair, tmp_path, 2)
+    file = tmp_path / "drafts/draft/shard-00000.parquet"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(UserError, match=r"shard-00000.parquet: not a whole Parquet file") as error:
+        recording.trace()
+    assert "\n" not in str(error.value)
+    file.unlink()
+    with pytest.raises(UserError, match="missing from the recording"):
+        recording.trace()
+
+
+def test_a_recording_of_other_weights_is_refused(recording: Recording) -> None:
+    recording.check({"target": "t", "draft": "d", "another": "a"})
+    with pytest.raises(UserError, match="recorded from other weights of draft"):
+        recording.check({"target": "t", "draft": "e"})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no recording in it"),
+        ("{}", "not a recording's header"),
+        ("not json", "not a recording's header"),
+    ],
+)
+def test_a_folder_without_a_readable_header_is_refused(
+    tmp_path: Path, content: str | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / "recording.json").write_text(content)
+    with pytest.raises(UserError, match=message):
+        Recording.open(tmp_path)
+
+
+def test_a_recording_of_another_version_is_refused(recording: Recording, tmp_path: Path) -> None:
+    save_header(recording.header.model_copy(update={"version": 99}), tmp_path)
+    with pytest.raises(UserError, match="version 99"):
+        Recording.open(tmp_path)
+
+
+def test_what_was_not_recorded_is_one_line(recording: Recording) -> None:
+    with pytest.raises(UserError, match="no draft 'other' was recorded"):
+        recording.trace("other")
+    bare = replace(recording, header=recording.header.model_copy(update={"mixing": 0}))
+    with pytest.raises(UserError, match="recorded without examples"):
+        bare.examples()

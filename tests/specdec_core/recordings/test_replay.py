@@ -1,0 +1,399 @@
+"""Replayed rounds are the live engine's, for every policy and drafter that replay can follow."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import (
+    BanditDrafter,
+    ByBatchPolicy,
+    CascadeDrafter,
+    ConfidencePolicy,
+    ConfidenceProductPolicy,
+    Configuration,
+    DecisionPolicy,
+    Drafter,
+    DraftModelDrafter,
+    DynamicConfidencePolicy,
+    DynamicTreeDrafter,
+    FixedPolicy,
+    ForkDrafter,
+    HeuristicPolicy,
+    HybridDrafter,
+    LookaheadDrafter,
+    OraclePolicy,
+    PairSpec,
+    Policy,
+    PostUseDrafter,
+    PreCutPolicy,
+    PromptLookupDrafter,
+    RetrievalDrafter,
+    RunnerSettings,
+    Sampling,
+    SpecDecPlusPlusPolicy,
+    SuffixDrafter,
+    SvipPolicy,
+    TargetTreeDrafter,
+    TokenCacheDrafter,
+    TreeDrafter,
+)
+from specdec_core.cost import Hardware, oracle_counts
+from specdec_core.drafting.heads.card import HeadCard
+from specdec_core.drafting.heads.modules import build_head
+from specdec_core.drafting.heads.storage import save_head
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.pair import Pair, load_pair
+from specdec_core.prompts.prompt_sets import load_prompts
+from specdec_core.recordings.record import Recorder
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.schema import Header, Recording, save_header, write_shard
+from specdec_core.search.results import PromptSet
+from specdec_core.tokens.statistics import Counts, Generation, Round, rounds_frame
+from specdec_core.training.datastores.build import write_datastore
+
+PROMPTS, FEW, TOKENS = 40, 12, 32
+COUPLED = Sampling(temperature=1.0, coupling="gumbel")
+COLUMNS = [
+    "request_id",
+    "round",
+    *(f.name for f in fields(Round) if not f.name.endswith("_seconds")),
+]
+
+# Policies of a request by itself, decoded in a batch, and those that remember earlier requests or
+# count who is decoded with them.
+OWN: dict[str, Policy] = {
+    "fixed": FixedPolicy(max_tokens=6),
+    "heuristic": HeuristicPolicy(start=3),
+    "confidence": ConfidencePolicy(threshold=0.6),
+    "svip": SvipPolicy(threshold=1.1, max_tokens=12),
+    "confidence_product": ConfidenceProductPolicy(threshold=0.3),
+    "dynamic_confidence": DynamicConfidencePolicy(),
+    "specdecpp": SpecDecPlusPlusPolicy(head="specdecpp", threshold=0.6),
+    "t1": DecisionPolicy(head="t1", threshold=0.5),
+    "t2": DecisionPolicy(head="t2", threshold=0.5),
+    "joint, cumulative": DecisionPolicy(head="joint", threshold=0.3, cumulative=True),
+}
+LASTING: dict[str, Policy] = {
+    "lasting heuristic": HeuristicPolicy(transient=False),
+    "pre_cut": PreCutPolicy(),
+    "by batch": ByBatchPolicy(tokens={1: 4, 2: 0}),
+}
+SVIP = SvipPolicy(threshold=1.1, max_tokens=12)
+CACHE = TokenCacheDrafter(learn_from="output")
+UNEVEN = TreeDrafter(branching=(2, (3, 1), (2, 0, 0, 1), 1, 1))
+
+
+def chain(policy: Policy) -> DraftModelDrafter:
+    return DraftModelDrafter(draft="small", policy=policy)
+
+
+# Drafters of a request by itself, and those that remember earlier requests.
+DRAFTERS: dict[str, Drafter] = {
+    "tree": TreeDrafter(branching=(4, 2, 2, 1)),
+    "deep tree": TreeDrafter(branching=(3, 1, 2, 1, 1, 1, 1)),
+    "uneven tree": UNEVEN,
+    "fork": ForkDrafter(width=3, policy=FixedPolicy(max_tokens=6)),
+    "suffix": SuffixDrafter(),
+    "token cache": CACHE,
+    "cascade": CascadeDrafter(proposer=PromptLookupDrafter(max_tokens=4), policy=SVIP),
+    "cascade of a tree": CascadeDrafter(proposer=CACHE, policy=FixedPolicy(max_tokens=9)),
+    "cascade that learns": CascadeDrafter(proposer=SuffixDrafter(), policy=HeuristicPolicy()),
+    "reuse at the target": PostUseDrafter(cache=CACHE, at_draft=0, policy=FixedPolicy()),
+    "reuse at both": PostUseDrafter(cache=CACHE, policy=HeuristicPolicy(start=8)),
+    "hybrid": HybridDrafter(otherwise=chain(SVIP)),
+    "hybrid that learns": HybridDrafter(otherwise=chain(DynamicConfidencePolicy())),
+    "hybrid with a tree": HybridDrafter(lookup=CACHE, min_match=1, otherwise=UNEVEN),
+    "merged": HybridDrafter(otherwise=chain(FixedPolicy()), merge=True),
+    "merged with a learner": HybridDrafter(
+        lookup=CACHE, min_match=1, otherwise=chain(HeuristicPolicy()), merge=True
+    ),
+    "extended": HybridDrafter(otherwise=chain(SVIP), extend=True),
+    "merged and extended": HybridDrafter(
+        otherwise=chain(FixedPolicy(max_tokens=3)), merge=True, extend=True
+    ),
+    "bandit of a request": BanditDrafter(
+        memory="request",
+        arms=(1, 4, UNEVEN, SuffixDrafter(), chain(HeuristicPolicy())),
+        exploration=0.1,
+    ),
+}
+LASTING_DRAFTERS: dict[str, Drafter] = {
+    "suffix of all": SuffixDrafter(memory="all"),
+    "token cache of all": CACHE.model_copy(update={"memory": "all"}),
+    "ucb": BanditDrafter(arms=(2, 4, chain(HeuristicPolicy(transient=False)), UNEVEN)),
+    "exp3": BanditDrafter(
+        rule="exp3", arms=(3, HybridDrafter(otherwise=chain(SVIP)), CACHE, chain(PreCutPolicy()))
+    ),
+}
+
+
+class Recorded:
+    """The bundled pair in float32, heads with random weights, and recordings of prompts."""
+
+    def __init__(self, root: Path) -> None:
+        settings = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=512)
+        drafts = {"small": "bundled:draft-small"}
+        self.pair: Pair = load_pair(PairSpec(drafts=drafts, runner=settings))
+        self.root = root
+        self._lived: dict[Configuration, list[Generation]] = {}
+        self.requests = [
+            Request(prompt.id, tuple(self.pair.tokenizer(prompt.text)["input_ids"]), TOKENS, seed=i)
+            for i, prompt in enumerate(
+                load_prompts("bundled:held_out", PROMPTS, self.pair.tokenizer)
+            )
+        ]
+        for kind in ("specdecpp", "t1", "t2", "joint"):
+            self._make_head(kind)
+
+    def _make_head(self, kind: str) -> None:
+        """A head that knows nothing, but says different things of different candidates."""
+        hidden, pair = self.pair.drafts["small"].config.hidden_size, self.pair.fingerprints
+        card = HeadCard(
+            kind=kind, draft="small", depth=1, width=16, hidden_size=hidden, top_k=10, w_acc=1,
+            w_rej=1, sampling=Sampling(),
+            pair={"target": pair["target"], "draft": pair["small"]},
+        )  # fmt: skip
+        save_head(build_head(kind, hidden, 10, depth=1, width=16), card, self.root / kind)
+
+    def record(self, sampling: Sampling, prompts: int) -> Replay:
+        header = Header(
+            pair=self.pair.spec,
+            fingerprints=self.pair.fingerprints,
+            eos_token_ids=tuple(self.pair.eos_token_ids),
+            prompts=PromptSet(source="bundled:held_out", count=prompts, digest="0"),
+            sampling=sampling,
+            max_new_tokens=TOKENS,
+            mixing=0,
+        )
+        folder = self.root / f"recording-{sampling.temperature:g}-{prompts}"
+        save_header(header, folder)
+        numbered = list(enumerate(self.requests[:prompts]))
+        write_shard(Recorder(self.pair, header).record(numbered), folder, 0)
+        return Replay(Recording.open(folder))
+
+    def configuration(self, policy: Policy, sampling: Sampling) -> Configuration:
+        head = getattr(policy, "head", None)
+        if head is not None:
+            policy = policy.model_copy(update={"head": str(self.root / head)})
+        drafter = DraftModelDrafter(draft="small", policy=policy)
+        return Configuration(drafter=drafter, sampling=sampling)
+
+    def live(self, configuration: Configuration, prompts: int, slots: int) -> list[Generation]:
+        if configuration not in self._lived:
+            engine = Engine(self.pair, configuration, slots)
+            self._lived[configuration] = engine.generate(self.requests[:prompts])
+        return self._lived[configuration]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return Recorded(tmp_path_factory.mktemp("recorded"))
+
+
+@pytest.fixture(scope="module")
+def greedy(recorded: Recorded) -> Replay:
+    return recorded.record(Sampling(), PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def short(recorded: Recorded) -> Replay:
+    """Of the first prompts."""
+    return recorded.record(Sampling(), FEW)
+
+
+@pytest.fixture(scope="module")
+def coupled(recorded: Recorded) -> Replay:
+    return recorded.record(COUPLED, FEW)
+
+
+def assert_same(replay: Replay, configuration: Configuration, live: list[Generation]) -> None:
+    """Round by round the same, and so the same counts."""
+    replayed = replay.run(configuration)
+    pd.testing.assert_frame_equal(
+        replayed.frame()[COLUMNS], rounds_frame(live)[COLUMNS], check_dtype=False
+    )
+    assert replayed.counts == Counts.of(live)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_replayed_rounds_equal_live_rounds(recorded: Recorded, greedy: Replay, name: str) -> None:
+    configuration = recorded.configuration(OWN[name], Sampling())
+    assert_same(greedy, configuration, recorded.live(configuration, PROMPTS, slots=16))
+
+
+@pytest.mark.parametrize("name", LASTING)
+def test_replay_carries_over_what_was_learned(
+    recorded: Recorded, greedy: Replay, name: str
+) -> None:
+    configuration = recorded.configuration(LASTING[name], Sampling())
+    assert_same(greedy, configuration, recorded.live(configuration, PROMPTS, slots=1))
+
+
+def test_replay_runs_drafters_without_a_model(recorded: Recorded, short: Replay) -> None:
+    for drafter in (PromptLookupDrafter(), None):
+        configuration = Configuration(drafter=drafter)
+        assert_same(short, configuration, recorded.live(configuration, FEW, slots=8))
+
+
+@pytest.mark.parametrize(
+    "name", ["fixed", "svip", "confidence_product", "specdecpp", "joint, cumulative"]
+)
+def test_coupled_sampling_is_replayed_exactly(
+    recorded: Recorded, coupled: Replay, name: str
+) -> None:
+    configuration = recorded.configuration(OWN[name], COUPLED)
+    assert_same(coupled, configuration, recorded.live(configuration, FEW, slots=8))
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_replayed_drafters_are_the_live_ones(recorded: Recorded, short: Replay, name: str) -> None:
+    configuration = Configuration(drafter=DRAFTERS[name])
+    assert_same(short, configuration, recorded.live(configuration, FEW, slots=8))
+
+
+@pytest.mark.parametrize("name", LASTING_DRAFTERS)
+def test_replayed_drafters_remember_earlier_requests(
+    recorded: Recorded, short: Replay, name: str
+) -> None:
+    configuration = Configuration(drafter=LASTING_DRAFTERS[name])
+    assert_same(short, configuration, recorded.live(configuration, FEW, slots=1))
+
+
+@pytest.mark.parametrize("name", ["cascade", "reuse at both", "merged", "suffix"])
+def test_drafters_are_replayed_when_sampling_is_coupled(
+    recorded: Recorded, coupled: Replay, name: str
+) -> None:
+    configuration = Configuration(drafter=DRAFTERS[name], sampling=COUPLED)
+    assert_same(coupled, configuration, recorded.live(configuration, FEW, slots=8))
+
+
+def test_retrieval_is_replayed_on_its_datastore(
+    recorded: Recorded, short: Replay, tmp_path: Path
+) -> None:
+    texts = [request.tokens for request in recorded.requests[FEW:]]
+    write_datastore(texts, ["prompts"], recorded.pair.tokenizer, tmp_path / "own")
+    retrieval = RetrievalDrafter(datastore=str(tmp_path / "own"), min_match=2)
+    for drafter in (
+        retrieval,
+        CascadeDrafter(proposer=retrieval, policy=SVIP),
+        HybridDrafter(lookup=retrieval, otherwise=UNEVEN),
+    ):
+        configuration = Configuration(drafter=drafter)
+        assert_same(short, configuration, recorded.live(configuration, FEW, slots=8))
+
+
+def test_the_test_notices_a_wrong_branching(recorded: Recorded, short: Replay) -> None:
+    live = Configuration(drafter=DRAFTERS["deep tree"])
+    rounds = recorded.live(live, FEW, slots=8)
+    wrong = (
+        TreeDrafter(branching=(3, 1, 2, 1, 1, 1)),
+        TreeDrafter(branching=(2, 1, 2, 1, 1, 1, 1)),
+        TreeDrafter(branching=(3, (1, 1, 2), 2, 1, 1, 1, 1)),
+    )
+    assert short.run(live).counts == Counts.of(rounds)
+    for drafter in wrong:
+        assert short.run(Configuration(drafter=drafter)).counts != Counts.of(rounds)
+
+
+def test_every_arm_is_pulled_and_told_of(recorded: Recorded, short: Replay) -> None:
+    """Else a bandit's replay would be one of a single drafter."""
+    for name in ("ucb", "exp3"):
+        drafter = LASTING_DRAFTERS[name]
+        arms = short.run(Configuration(drafter=drafter)).arm
+        assert set(arms) == set(range(len(drafter.arms)))
+
+
+def test_a_bandit_rewarded_in_time_is_modelled_by_a_profile(
+    recorded: Recorded, short: Replay
+) -> None:
+    """With drafting for nothing it comes to prefer the longer arm, with dear drafts the shorter."""
+    arms = (chain(FixedPolicy(max_tokens=1)), chain(FixedPolicy(max_tokens=8)))
+    bandit = BanditDrafter(arms=arms, reward="time", exploration=0.2)
+    configuration = Configuration(drafter=bandit)
+    assert not short.can(configuration)
+
+    def preferred(draft_seconds: float) -> int:
+        hardware = Hardware(name="made up", target=1.0, drafts={"*": draft_seconds})
+        profile = hardware.profile(["small"])
+        replay = Replay(short.recording, profile=profile)
+        assert replay.can(configuration)
+        return int(np.bincount(replay.run(configuration).arm).argmax())
+
+    assert preferred(1e-6) == 1
+    assert preferred(0.5) == 0
+
+
+def test_the_test_notices_a_wrong_threshold(recorded: Recorded, greedy: Replay) -> None:
+    live = recorded.configuration(ConfidencePolicy(threshold=0.6), Sampling())
+    other = recorded.configuration(ConfidencePolicy(threshold=0.62), Sampling())
+    rounds = recorded.live(live, PROMPTS, slots=16)
+    assert greedy.run(live).counts == Counts.of(rounds)
+    assert greedy.run(other).counts != Counts.of(rounds)
+
+
+def test_the_replayed_oracle_is_theorem_4_1s(recorded: Recorded, greedy: Replay) -> None:
+    track = greedy.track()
+    per_prompt = np.bincount(track.prompt, weights=~track.trace.agrees).astype(int)
+    configuration = recorded.configuration(OraclePolicy(max_tokens=20), Sampling())
+    found = greedy.run(configuration).counts
+    assert found.n_discarded == 0
+    assert found.n == sum(track.trace.lengths)
+    # A prompt that ends in a disagreement needs no further round, and a long agreement needs more
+    # rounds than a draft without a bound would.
+    bound = oracle_counts(per_prompt.tolist(), track.trace.lengths.tolist())
+    ends = int((~track.trace.agrees)[np.cumsum(track.trace.lengths) - 1].sum())
+    longer = int((track.agreeing[track.position == 0] > 20).sum())
+    assert bound.n_target - ends <= found.n_target <= bound.n_target + longer + PROMPTS
+
+
+def test_the_oracle_bounds_every_policy(recorded: Recorded, greedy: Replay) -> None:
+    oracle = greedy.run(recorded.configuration(OraclePolicy(), Sampling())).counts
+    for policy in (*OWN.values(), *LASTING.values()):
+        assert (
+            greedy.run(recorded.configuration(policy, Sampling())).counts.n_target
+            >= oracle.n_target
+        )
+
+
+def test_what_the_recording_does_not_know_is_one_line(recorded: Recorded, short: Replay) -> None:
+    sampled = recorded.configuration(OWN["fixed"], COUPLED)
+    long = recorded.configuration(FixedPolicy(max_tokens=30), Sampling())
+    unknown = Configuration(drafter=DraftModelDrafter(draft="medium"))
+    drafters = (
+        TreeDrafter(draft="medium"),
+        ForkDrafter(policy=SVIP),
+        TargetTreeDrafter(branching=(1, 2, 2)),
+        DynamicTreeDrafter(),
+        LookaheadDrafter(),
+        TokenCacheDrafter(),
+        PostUseDrafter(),
+        CascadeDrafter(policy=FixedPolicy(max_tokens=30)),
+        CascadeDrafter(policy=OraclePolicy()),
+        HybridDrafter(otherwise=UNEVEN, merge=True),
+        HybridDrafter(otherwise=UNEVEN, extend=True),
+        HybridDrafter(otherwise=chain(OraclePolicy())),
+        BanditDrafter(arms=(2, LookaheadDrafter())),
+    )
+    unknowable = [Configuration(drafter=drafter) for drafter in drafters]
+    for configuration in (sampled, long, unknown, *unknowable):
+        assert not short.can(configuration)
+        with pytest.raises(UserError, match="cannot replay") as error:
+            short.run(configuration)
+        assert "\n" not in str(error.value)
+
+
+def test_trees_are_not_known_when_sampling_is_coupled(coupled: Replay) -> None:
+    """Ranks are those of the distribution, and coupled candidates are chosen by noise."""
+    for name in ("tree", "fork", "hybrid with a tree"):
+        assert not coupled.can(Configuration(drafter=DRAFTERS[name], sampling=COUPLED))
+
+
+def test_nothing_that_decodes_can_follow_the_oracle(tiny_pair: Pair) -> None:
+    with pytest.raises(UserError, match="only a replay"):
+        Engine(tiny_pair, Configuration(drafter=DraftModelDrafter(policy=OraclePolicy())))

@@ -1,0 +1,278 @@
+"""A sweep file is checked in full, and every mistake is one line that names file and key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import PairSpec, Sampling
+from specdec_core.drafting.heads.card import HeadCard
+from specdec_core.drafting.heads.modules import build_head
+from specdec_core.drafting.heads.storage import save_head
+from specdec_core.models.pair import fingerprints
+from specdec_core.search.plan import Plan, load_plan
+
+SWEEPS = Path(__file__).parents[3] / "jobs" / "sweeps"
+FIXED = {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": [2, 4]}}}
+LOOKUP = {"drafter": {"kind": "prompt_lookup"}}
+
+
+def write(folder: Path, **content: Any) -> Path:
+    path = folder / "sweep.yaml"
+    path.write_text(yaml.safe_dump({"search": [FIXED], **content}))
+    return path
+
+
+def test_quick_tries_every_policy_with_every_draft_and_what_needs_none() -> None:
+    configurations = load_plan(SWEEPS / "quick.yaml").configurations()
+    assert configurations is not None
+    assert len(configurations) >= 24
+    drafts = ([getattr(part, "draft", None) for part in c.drafter.walk()] for c in configurations)
+    tried = {
+        (c.family, next(filter(None, own), None))
+        for c, own in zip(configurations, drafts, strict=True)
+    }
+    assert tried == {
+        *(
+            (p, d)
+            for p in (
+                "fixed",
+                "heuristic",
+                "confidence",
+                "confidence_product",
+                "svip",
+                "dynamic_confidence",
+                "pre_cut",
+                "specdecpp",
+                "decision",
+                "tree",
+                "cascade",
+                "hybrid",
+            )
+            for d in ("medium", "small")
+        ),
+        ("prompt_lookup", None),
+        ("suffix", None),
+    }
+
+
+def test_a_pattern_names_the_heads_to_try() -> None:
+    policy = {"kind": "decision", "head": "bundled:small-*", "cumulative": True}
+    entry = {"drafter": {"kind": "draft_model", "policy": policy}}
+    configurations = Plan(search=(entry,)).configurations()
+    assert [(c.drafter.draft, c.drafter.policy.head) for c in configurations or []] == [
+        ("small", "bundled:small-joint"),
+        ("small", "bundled:small-t2"),
+    ]
+
+
+def test_standard_is_valid() -> None:
+    assert load_plan(SWEEPS / "standard.yaml").method == "optuna"
+
+
+def test_policies_are_a_thousand_to_replay_with_the_oracle_among_them() -> None:
+    configurations = load_plan(SWEEPS / "policies.yaml").configurations()
+    assert configurations is not None
+    assert len(configurations) >= 1000
+    oracles = [c.drafter.draft for c in configurations if c.family == "oracle"]
+    assert oracles == ["medium", "small"]
+
+
+def test_an_entry_without_a_draft_is_tried_with_each_of_the_pairs() -> None:
+    plan = Plan.model_validate({"pair": {"drafts": {"a": "x", "b": "y"}}, "search": [FIXED]})
+    assert [c.drafter.draft for c in plan.configurations()] == ["a", "a", "b", "b"]
+
+
+def test_a_pair_without_drafts_is_swept_with_what_needs_none() -> None:
+    plan = Plan.model_validate({"pair": {"drafts": {}}, "search": [FIXED, LOOKUP]})
+    assert [c.family for c in plan.configurations()] == ["prompt_lookup"]
+
+
+def trained(pair: PairSpec, kind: str, folder: Path, sampling: Sampling | None = None) -> None:
+    own = fingerprints(pair)
+    card = HeadCard(
+        kind=kind, draft="draft", depth=1, width=8, hidden_size=32, top_k=4, w_acc=1, w_rej=1,
+        pair={"target": own["target"], "draft": own["draft"]}, sampling=sampling or Sampling(),
+    )  # fmt: skip
+    save_head(build_head(kind, 32, 4, depth=1, width=8), card, folder)
+
+
+def test_a_star_stands_for_every_head_trained_for_the_draft_and_sampling(
+    tiny_spec: PairSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    trained(tiny_spec, "specdecpp", tmp_path / "heads" / "a")
+    trained(tiny_spec, "specdecpp", tmp_path / "heads" / "b")
+    trained(tiny_spec, "specdecpp", tmp_path / "heads" / "hot", Sampling(temperature=1))
+    trained(tiny_spec, "t2", tmp_path / "heads" / "c")
+    stranger = tiny_spec.model_copy(update={"target": tiny_spec.drafts["draft"]})
+    trained(stranger, "specdecpp", tmp_path / "heads" / "strange")
+    search = [
+        {"drafter": {"kind": "draft_model", "policy": {"kind": kind, "head": "*"}}}
+        for kind in ("specdecpp", "decision")
+    ]
+    plan = Plan.model_validate({"pair": tiny_spec.model_dump(), "search": search})
+    found = plan.configurations()
+    assert [(c.family, c.drafter.policy.head) for c in found] == [
+        ("specdecpp", "a"),
+        ("specdecpp", "b"),
+        ("decision", "c"),
+    ]
+    before = plan.digest("p")
+    trained(tiny_spec, "t1", tmp_path / "heads" / "d")
+    assert plan.digest("p") != before  # another search
+
+
+def test_a_search_of_heads_alone_says_that_there_are_none(
+    tiny_spec: PairSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    entry = {"drafter": {"kind": "draft_model", "policy": {"kind": "specdecpp", "head": "*"}}}
+    plan = Plan.model_validate({"pair": tiny_spec.model_dump(), "search": [entry]})
+    with pytest.raises(UserError, match="no head of this pair was trained"):
+        plan.check()
+
+
+def test_another_machine_is_a_file_or_its_content_and_part_of_the_digest(tmp_path: Path) -> None:
+    file = tmp_path / "h.yaml"
+    file.write_text('{name: far, target: 0.1, drafts: {"*": 0.02}}')
+    here = load_plan(write(tmp_path))
+    there = load_plan(write(tmp_path), hardware=str(file))
+    assert there.hardware.target.alone == 0.1
+    assert there.digest("p") != here.digest("p")
+    inline = load_plan(write(tmp_path, hardware=there.hardware.model_dump()))
+    assert inline.digest("p") == there.digest("p")
+    file.write_text("{name: far, target: 0.1, drafts: {small: 0.02}}")
+    with pytest.raises(UserError, match="no time given"):
+        load_plan(write(tmp_path), hardware=str(file))
+
+
+def test_lossy_methods_are_allowed_by_name_alone(tmp_path: Path) -> None:
+    lossy = {"drafter": {"kind": "target_tree", "branching": [2, 2]}}
+    exact = {"drafter": {"kind": "target_tree", "branching": [1, 2]}}
+    far = {"name": "far", "target": 0.1, "drafts": {"*": 0.02}}
+    assert load_plan(write(tmp_path)).allow_lossy == ()
+    assert load_plan(write(tmp_path, allow_lossy=["target_tree"])).allow_lossy == ("target_tree",)
+    with pytest.raises(UserError, match=r"sweep.yaml: allow_lossy.0: .*'target_tree'.*'all'"):
+        load_plan(write(tmp_path, allow_lossy=["all"]))
+    load_plan(write(tmp_path, search=[lossy]))  # timed, it has autoregressive decoding to lose to
+    load_plan(write(tmp_path, search=[lossy, exact], hardware=far))
+    load_plan(write(tmp_path, search=[lossy], hardware=far, allow_lossy=["target_tree"]))
+    with pytest.raises(UserError, match=r"only lossy methods.*allow_lossy: \[target_tree\]"):
+        load_plan(write(tmp_path, search=[lossy], hardware=far))
+
+
+def test_counting_by_replay_or_live_is_the_same_sweep() -> None:
+    plan = Plan.model_validate({"search": [FIXED]})
+    for changes in ({"replay": False}, {"traces": "recorded"}):
+        assert plan.model_copy(update=changes).digest("p") == plan.digest("p")
+
+
+def test_options_override_the_file_key_by_key(tmp_path: Path) -> None:
+    path = write(tmp_path, prompts={"source": "a.jsonl", "limit": 3}, max_new_tokens=5)
+    plan = load_plan(path, prompts={"source": "b.jsonl"}, max_new_tokens=7)
+    assert (plan.prompts.source, plan.prompts.limit, plan.max_new_tokens) == ("b.jsonl", 3, 7)
+
+
+def test_a_grid_larger_than_trials_is_sampled_alike_each_time() -> None:
+    many = [{"drafter": {"kind": "prompt_lookup", "max_tokens": list(range(1, 21))}}]
+    plan = Plan.model_validate({"search": many, "trials": 5})
+    chosen = plan.configurations()
+    assert len(chosen) == 5
+    assert chosen == plan.configurations()
+
+
+def test_the_digest_follows_settings_and_prompts() -> None:
+    plan = Plan.model_validate({"search": [FIXED]})
+    longer = plan.model_copy(update={"max_new_tokens": 65})
+    assert len({plan.digest("p"), plan.digest("q"), longer.digest("p")}) == 3
+    assert plan.digest("p") == Plan.model_validate({"search": [FIXED]}).digest("p")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"finalist": 3}, "finalist: unknown key"),
+        ({"prompts": {"file": "x"}}, "prompts.file: unknown key"),
+        ({"method": "random"}, "trials: method random needs a number of trials"),
+        ({"max_new_tokens": 0}, "max_new_tokens: Input should be greater than 0 (got 0)"),
+        (
+            {"search": [{"drafter": {"kind": "draft_model", "draft": "huge"}}]},
+            "the pair has no draft 'huge' (it has: medium, small)",
+        ),
+        (
+            {"search": [{**LOOKUP, "sampling": {"temperature": [0.0, 0.7]}}]},
+            "a sweep compares configurations of one sampling",
+        ),
+        (
+            {
+                "search": [
+                    {
+                        "drafter": {
+                            "kind": "draft_model",
+                            "policy": {"kind": "svip", "threshold": -1},
+                        }
+                    }
+                ]
+            },
+            "search.0: drafter.draft_model.policy.svip.threshold",
+        ),
+        ({"search": []}, "search: nothing to search"),
+        ({"search": "all"}, "search: "),
+    ],
+)
+def test_a_mistake_is_one_line_with_file_and_key(
+    tmp_path: Path, content: dict[str, Any], message: str
+) -> None:
+    path = write(tmp_path, **content)
+    with pytest.raises(UserError) as caught:
+        load_plan(path)
+    assert str(caught.value).startswith(str(path))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file"):
+        load_plan(tmp_path / "none.yaml")
+
+
+def test_nested_drafters_take_every_draft_of_the_pair(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(
+        "search:\n"
+        "- drafter: {kind: bandit, arms: [1, {kind: svip}, {kind: suffix}]}\n"
+        "- drafter: {kind: hybrid, otherwise: {kind: tree, draft: small}}\n"
+        "- drafter: {kind: tree}\n"
+    )
+    found = [c.drafter for c in load_plan(path).configurations()]
+    assert [[part.draft for part in d.walk() if hasattr(part, "draft")] for d in found] == [
+        ["medium", "medium"],
+        ["small", "small"],
+        ["small"],
+        ["medium"],
+        ["small"],
+    ]
+
+
+def test_an_unknown_draft_of_an_arm_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(
+        "search: [{drafter: {kind: bandit, arms: [{kind: suffix}, {kind: tree, draft: big}]}}]\n"
+    )
+    with pytest.raises(UserError, match="the pair has no draft 'big'"):
+        load_plan(path)
+
+
+def test_arms_that_sample_differently_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(
+        "search:\n- drafter:\n    kind: bandit\n"
+        "    arms: [2, {drafter: {kind: suffix}, sampling: {temperature: 1.0}}]\n"
+    )
+    with pytest.raises(UserError, match="different sampling"):
+        load_plan(path)

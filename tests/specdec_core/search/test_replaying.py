@@ -1,0 +1,308 @@
+"""A sweep that replays a recording counts what decoding would; what it cannot, it decodes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from cluster.recording import RecordingPlan, run_recording
+from cluster.sweep.run import run_sweep
+from specdec_core.base.errors import UserError
+from specdec_core.config import PairSpec, Sampling
+from specdec_core.drafting.heads.card import HeadCard
+from specdec_core.drafting.heads.modules import build_head
+from specdec_core.drafting.heads.storage import save_head
+from specdec_core.models.pair import fingerprints
+from specdec_core.recordings.schema import Recording
+from specdec_core.search.folder import SweepFolder
+from specdec_core.search.observer import Observer
+from specdec_core.search.plan import Plan
+from specdec_core.search.replaying import open_replay
+from specdec_core.search.results import SweepResult, Trial
+from specdec_core.tokens.statistics import Counts
+
+pytestmark = pytest.mark.usefixtures("ray_running")
+
+PROMPTS = ["def add(a, b): return a + b", "for i in range(10): print(i)", "x = [1, 2, 3]"]
+TOKENS = 24
+
+
+def drafting(**policy: object) -> dict[str, object]:
+    return {"drafter": {"kind": "draft_model", "policy": policy}}
+
+
+SEARCH = [
+    drafting(kind="fixed", max_tokens=[2, 5, 21]),  # 21: longer than was recorded
+    drafting(kind="heuristic", transient=[True, False]),
+    drafting(kind="confidence_product", threshold=[0.2, 0.5]),
+    drafting(kind="pre_cut", exploration=[0.0, 0.5]),
+    drafting(kind="dynamic_confidence"),
+    drafting(kind="oracle"),
+    {"drafter": {"kind": "prompt_lookup"}},
+    {"drafter": {"kind": "tree", "branching": {"choice": [[3, 1], [2, [2, 1]]]}}},
+    {"drafter": {"kind": "hybrid", "otherwise": {"kind": "tree", "branching": [2, 1, 1]}}},
+    {"drafter": {"kind": "bandit", "arms": [1, 4, {"kind": "suffix"}]}},
+    {"drafter": {"kind": "lookahead"}},  # writes with the target alone: no recording tells it
+]
+
+
+class Heard(Observer):
+    def __init__(self) -> None:
+        self.finished: list[str] = []
+        self.warnings: list[str] = []
+
+    def trial_finished(self, trial: Trial) -> None:
+        self.finished.append(trial.id)
+
+    def warned(self, message: str) -> None:
+        self.warnings.append(message)
+
+
+@pytest.fixture(scope="module")
+def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": text}) for text in PROMPTS))
+    return path
+
+
+def plan_for(spec: PairSpec, prompts: Path, limit: int | None = None, **changes: object) -> Plan:
+    return Plan.model_validate(
+        {
+            "pair": spec.model_dump(),
+            "prompts": {"source": str(prompts), "limit": limit},
+            "max_new_tokens": TOKENS,
+            "search": SEARCH,
+            "finalists": 3,
+            "repeats": 2,
+            "profile": {"widths": [1, 3], "contexts": [16], "batches": [1], "repeats": 2},
+            **changes,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def recorded(
+    tiny_spec: PairSpec, prompts_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Recording]:
+    """A workspace with a recording."""
+    home = tmp_path_factory.mktemp("home")
+    plan = RecordingPlan.model_validate(
+        {
+            "pair": tiny_spec.model_dump(),
+            "prompts": {"source": str(prompts_file)},
+            "max_new_tokens": TOKENS,
+            "max_draft": 20,
+        }
+    )
+    return home, run_recording(plan, home)
+
+
+Swept = tuple[SweepResult, SweepFolder, Heard]
+
+
+@pytest.fixture(scope="module")
+def heads(tiny_spec: PairSpec, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Heads that know nothing, for the pair's draft and (`strange`) for another one."""
+    root, own = tmp_path_factory.mktemp("heads"), fingerprints(tiny_spec)
+    folders = {name: root / name for name in ("specdecpp", "t1", "strange")}
+    for name, folder in folders.items():
+        kind = "t1" if name == "strange" else name
+        draft = own["target"] if name == "strange" else own["draft"]
+        card = HeadCard(
+            kind=kind, draft="draft", depth=1, width=8, hidden_size=32, top_k=4, w_acc=1, w_rej=1,
+            pair={"target": own["target"], "draft": draft}, sampling=Sampling(),
+        )  # fmt: skip
+        save_head(build_head(kind, 32, 4, depth=1, width=8), card, folder)
+    return folders
+
+
+@pytest.fixture(scope="module")
+def plan(tiny_spec: PairSpec, prompts_file: Path, heads: dict[str, Path]) -> Plan:
+    trained = [
+        drafting(kind="specdecpp", head=str(heads["specdecpp"]), threshold=[0.4, 0.8]),
+        drafting(kind="decision", head=str(heads["t1"]), threshold=0.5, cumulative=True),
+    ]
+    return plan_for(tiny_spec, prompts_file, search=[*SEARCH, *trained])
+
+
+@pytest.fixture(scope="module")
+def replayed(plan: Plan, recorded: tuple[Path, Recording]) -> Swept:
+    heard = Heard()
+    return *run_sweep(plan, recorded[0], observers=[heard]), heard
+
+
+@pytest.fixture(scope="module")
+def live(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Swept:
+    heard, home = Heard(), tmp_path_factory.mktemp("live")
+    return *run_sweep(plan, home, observers=[heard]), heard
+
+
+def test_replayed_counts_are_the_live_ones(replayed: Swept, live: Swept) -> None:
+    by_replay = {t.id: t for t in replayed[0].trials}
+    decoded = {t.id: t for t in live[0].trials}
+    oracle = by_replay.keys() - decoded.keys()
+    assert [by_replay[i].configuration.family for i in oracle] == ["oracle"]
+    assert any("oracle" in line for line in live[2].warnings)  # left out, and said so
+    for i, trial in decoded.items():
+        assert by_replay[i].counts == trial.counts, trial.configuration.label
+
+
+def test_what_the_recording_does_not_know_is_decoded(replayed: Swept, live: Swept) -> None:
+    for trial in replayed[0].trials:
+        policy = getattr(trial.configuration.drafter, "policy", None)
+        longest = getattr(policy, "max_tokens", 0)
+        # Autoregressive decoding is counted where it is timed.
+        decoded = longest == 21 or trial.configuration.family in ("autoregressive", "lookahead")
+        assert trial.replayed is not decoded
+    assert not any(trial.replayed for trial in live[0].trials)
+    assert live[0].replay is None
+
+
+def test_the_result_says_what_the_replay_saved(replayed: Swept, recorded: tuple) -> None:
+    result = replayed[0]
+    told = [t for t in result.trials if t.replayed]
+    assert result.replay is not None
+    assert result.replay.recording == str(recorded[1].folder)
+    assert result.replay.configurations == len(told)
+    saved = sum(t.counts["n_draft"] + t.counts["n_target"] for t in told)
+    assert result.replay.forwards_saved == saved > 0
+    assert result.replay.per_second > 0
+
+
+def test_finalists_are_decoded_and_find_the_replayed_counts(replayed: Swept) -> None:
+    result, folder, heard = replayed
+    assert result.replay.checked >= 2
+    assert result.replay.equal == result.replay.checked
+    assert heard.warnings == []
+    assert "oracle" not in {result.trial(t.config_id).configuration.family for t in result.timings}
+    assert result.champion_trial.configuration.family != "oracle"
+    rounds = pd.read_parquet(folder.path / "rounds.parquet")
+    for trial in result.trials:  # few enough that all are notable
+        own = rounds[rounds["config_id"] == trial.id]
+        assert len(own) == trial.counts["n_target"]
+        assert own["drafted"].sum() == trial.counts["n_drafted"]
+    timed = rounds[rounds["config_id"] == result.timings[0].config_id]
+    assert (timed["target_seconds"] > 0).all()
+
+
+def test_the_recorded_oracle_is_the_measured_one(replayed: Swept, live: Swept) -> None:
+    (told,), (measured,) = replayed[0].oracles, live[0].oracles
+    assert told.draft == measured.draft
+    assert told.verification_rate == pytest.approx(measured.verification_rate)
+
+
+def test_a_replay_that_was_interrupted_goes_on(
+    replayed: Swept, recorded: tuple, plan: Plan, tmp_path: Path
+) -> None:
+    shutil.copytree(recorded[0], tmp_path, dirs_exist_ok=True)
+    folder = SweepFolder(tmp_path / "sweeps" / replayed[1].name)
+    (folder.path / "sweep.json").unlink()
+    gone = [t for t in replayed[0].trials if t.replayed][:3]
+    for trial in gone:
+        (folder.path / "trials" / f"{trial.id}.json").unlink()
+    heard = Heard()
+    result, _ = run_sweep(plan, tmp_path, observers=[heard])
+    assert sorted(heard.finished) == sorted(trial.id for trial in gone)
+    counts = {t.id: t.counts for t in replayed[0].trials}
+    assert {t.id: t.counts for t in result.trials} == counts
+    assert result.replay.configurations == replayed[0].replay.configurations
+
+
+@pytest.mark.long
+def test_optuna_is_answered_by_replay_too(
+    recorded: tuple, tiny_spec: PairSpec, prompts_file: Path
+) -> None:
+    search = [drafting(kind="fixed", max_tokens={"randint": [1, 12]})]
+    plan = plan_for(
+        tiny_spec, prompts_file, search=search, method="optuna", trials=5, early_stopping=True
+    )
+    result, _ = run_sweep(plan, recorded[0])
+    drafted = [t for t in result.trials if t.configuration.drafter]
+    assert drafted
+    assert all(t.replayed and t.finished for t in drafted)
+
+
+@pytest.mark.long
+def test_another_machine_ranks_without_timing_anything(
+    recorded: tuple, tiny_spec: PairSpec, prompts_file: Path
+) -> None:
+    def ranked_for(draft_seconds: float) -> SweepResult:
+        hardware = {"name": "far", "target": 0.1, "drafts": {"*": draft_seconds}}
+        plan = plan_for(tiny_spec, prompts_file, search=SEARCH[1:-1], hardware=hardware)
+        return run_sweep(plan, recorded[0])[0]
+
+    cheap, dear = ranked_for(1e-6), ranked_for(10.0)
+    for result in (cheap, dear):
+        assert result.hardware == "far"
+        assert result.timings == []
+        assert result.autoregressive is None
+    # Where drafting is free the surest way to few verifications wins, where it is dear no draft.
+    fewest = min(
+        (t for t in cheap.trials if t.eligible), key=lambda t: t.metrics["verification_rate"]
+    )
+    assert cheap.champion == fewest.id
+    assert dear.champion_trial.counts["n_draft"] == 0
+    counts = Counts(**cheap.champion_trial.counts)
+    seconds = counts.n_target * 0.1 + counts.n_draft * 1e-6
+    assert cheap.champion_trial.metrics["estimated_speedup"] == pytest.approx(
+        counts.n * 0.1 / seconds
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"traces": "nothing"}, r"no recording in it"),
+        ({"max_new_tokens": 8}, r"recorded with other max_new_tokens \(24; the sweep has 8\)"),
+        ({"sampling": {"temperature": 1, "coupling": "gumbel"}}, "recorded with other sampling"),
+        ({"limit": 2}, "recorded with other prompts"),
+    ],
+)
+def test_a_recording_of_something_else_is_refused(
+    recorded: tuple,
+    tiny_spec: PairSpec,
+    prompts_file: Path,
+    changes: dict[str, object],
+    message: str,
+) -> None:
+    home, recording = recorded
+    plan = plan_for(tiny_spec, prompts_file, **{"traces": recording.folder.name, **changes})
+    with pytest.raises(UserError, match=message) as caught:
+        run_sweep(plan, home, name="refused")
+    assert "\n" not in str(caught.value)
+    assert not (home / "sweeps" / "refused").exists()
+
+
+def test_a_recording_of_other_weights_is_refused_and_never_found(
+    recorded: tuple, tiny_spec: PairSpec, prompts_file: Path
+) -> None:
+    home, recording = recorded
+    # The target drafts for itself.
+    swapped = tiny_spec.model_copy(update={"drafts": {"draft": tiny_spec.target}})
+    small = [drafting(kind="fixed", max_tokens=3)]
+    plan = plan_for(swapped, prompts_file, search=small, traces=str(recording.folder))
+    with pytest.raises(UserError, match="recorded from other weights of draft"):
+        run_sweep(plan, home, name="other")
+    digest = recording.header.prompts.digest
+    for spec, wanted, found in (
+        (swapped, True, False),
+        (tiny_spec, False, False),
+        (tiny_spec, True, True),
+    ):
+        own = plan_for(spec, prompts_file, search=small, replay=wanted)
+        replay = open_replay(own, home, spec, fingerprints(spec), None, digest, len(PROMPTS))
+        assert (replay is not None) is found
+
+
+def test_a_head_of_another_pair_is_refused_before_anything_is_written(
+    recorded: tuple, tiny_spec: PairSpec, prompts_file: Path, heads: dict[str, Path]
+) -> None:
+    search = [drafting(kind="decision", head=str(heads["strange"]))]
+    plan = plan_for(tiny_spec, prompts_file, search=search)
+    with pytest.raises(UserError, match="trained for another draft model"):
+        run_sweep(plan, recorded[0], name="strange")
+    assert not (recorded[0] / "sweeps" / "strange").exists()

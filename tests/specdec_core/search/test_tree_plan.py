@@ -1,0 +1,152 @@
+"""The planner finds the tree that trying all of them finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+
+from specdec_core.search.tree_plan import (
+    KConfigurations,
+    PlannedTree,
+    StaticTrees,
+    expected_accepted,
+    fastest,
+    k_configurations,
+    of_branching,
+)
+
+RATES = [
+    [0.5, 0.2, 0.1, 0.05],
+    [0.3, 0.25, 0.2, 0.15],
+    [0.9, 0.02, 0.01],
+    [0.2, 0.4, 0.1],  # the second most likely may be right more often
+]
+
+Subtree = tuple["Subtree", ...]  # of a node: its children's
+
+
+@cache
+def forests(nodes: int, depth: int) -> tuple[tuple[Subtree, ...], ...]:
+    """All ordered lists of trees with exactly `nodes` nodes and at most `depth` levels."""
+    if nodes == 0:
+        return ((),)
+    if depth == 0:
+        return ()
+    return tuple(
+        (first, *rest)
+        for own in range(1, nodes + 1)
+        for first in forests(own - 1, depth - 1)
+        for rest in forests(nodes - own, depth)
+    )
+
+
+def value(acceptance: list[float], forest: tuple[Subtree, ...]) -> float:
+    rates = [*acceptance, *[0.0] * len(forest)]
+    return sum(p * (1 + value(acceptance, own)) for p, own in zip(rates, forest, strict=False))
+
+
+def branchings(nodes: int, depth: int, most: int) -> Iterator[tuple[int, ...]]:
+    """All k-configurations within a budget."""
+    for levels in range(1, depth + 1):
+        for branching in product(range(1, most + 1), repeat=levels):
+            if sum(np.cumprod(branching)) <= nodes:
+                yield branching
+
+
+@pytest.mark.parametrize("acceptance", RATES)
+@pytest.mark.parametrize("depth", [1, 2, 3, 7])
+def test_no_tree_is_better_than_the_planned_one(acceptance: list[float], depth: int) -> None:
+    trees = StaticTrees(acceptance, 7, depth)
+    for nodes in range(1, 8):
+        best = max(
+            value(acceptance, forest)
+            for own in range(1, nodes + 1)
+            for forest in forests(own, depth)
+        )
+        planned = trees.tree(nodes, depth)
+        assert planned.expected == pytest.approx(best)
+        assert trees.values[depth, nodes] == pytest.approx(best)
+        assert planned.nodes <= nodes
+        assert planned.depth <= depth
+
+
+@pytest.mark.parametrize("acceptance", RATES)
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_no_k_configuration_is_better_than_the_planned_one(
+    acceptance: list[float], depth: int
+) -> None:
+    trees = KConfigurations(acceptance, 14, depth)
+    for nodes in (1, 2, 5, 9, 14):
+        best = max(
+            of_branching(acceptance, branching).expected
+            for branching in branchings(nodes, depth, len(acceptance))
+        )
+        planned = trees.tree(nodes, depth)
+        assert planned.branching is not None
+        assert planned.expected == pytest.approx(best)
+        assert trees.values[depth, nodes] == pytest.approx(best)
+        assert planned.nodes <= nodes
+        assert planned.depth <= depth
+
+
+def test_what_is_expected_is_what_happens() -> None:
+    """Paths drawn by the rates are as long as the planner says."""
+    acceptance = [0.5, 0.2, 0.1]
+    tree = StaticTrees(acceptance, 9, 4).tree(9, 4)
+    rng = np.random.default_rng(0)
+    lengths = []
+    for _ in range(4000):
+        node, length = 0, 0
+        for level in tree.children:
+            rank = int(rng.choice(4, p=[*acceptance, 1 - sum(acceptance)]))
+            if rank >= level[node]:
+                break
+            node, length = sum(level[:node]) + rank, length + 1
+        lengths.append(length)
+    error = np.std(lengths) / len(lengths) ** 0.5
+    assert abs(np.mean(lengths) - tree.expected) < 4 * error
+
+
+def test_a_k_configuration_is_the_tree_that_its_numbers_say() -> None:
+    tree = of_branching([0.5, 0.2, 0.1, 0.05], (4, 2, 2, 1))
+    assert tree.children == ((4,), (2,) * 4, (2,) * 8, (1,) * 16)
+    assert (tree.nodes, tree.depth, tree.draft_tokens) == (44, 4, 29)
+    assert tree.branching == (4, 2, 2, 1)
+    assert tree.label == "4·2·2·1"
+    assert tree.expected == pytest.approx(0.85 * (1 + 0.7 * (1 + 0.7 * (1 + 0.5))))
+
+
+def test_dear_nodes_make_small_trees_and_dear_forwards_shallow_ones() -> None:
+    trees = StaticTrees(RATES[0], 24, 8)
+
+    def best(round_: float, forward: float, node: float) -> PlannedTree:
+        return fastest(trees, lambda tree: round_ + forward * tree.depth + node * tree.nodes)
+
+    free, dear_nodes, dear_forwards = best(1, 0, 0), best(1, 0, 0.2), best(1, 0.5, 0)
+    assert free.expected == trees.values.max()
+    assert dear_nodes.nodes < free.nodes
+    assert dear_forwards.depth < free.depth
+
+
+def test_the_grid_has_every_configuration_within_its_bounds_once() -> None:
+    assert sorted(k_configurations(14, 4)) == sorted(branchings(14, 4, 14))
+    assert sorted(k_configurations(20, 5, most=2)) == sorted(branchings(20, 5, 2))
+
+
+@pytest.mark.parametrize("acceptance", [[], [0.8, 0.4], [0.5, -0.1], [[0.5]]])
+def test_rates_that_are_none_are_refused(acceptance: list[float]) -> None:
+    for trees in (KConfigurations, StaticTrees):
+        with pytest.raises(ValueError, match="acceptance rates"):
+            trees(acceptance, 4, 2)
+
+
+def test_an_uneven_tree_has_no_branching() -> None:
+    children = ((2,), (2, 0), (1, 1))
+    tree = PlannedTree(children, expected_accepted([0.5, 0.2], children))
+    assert tree.branching is None
+    assert tree.label == "2|2|2"
+    assert tree.expected == pytest.approx(0.7 + 0.5 * 0.7 + 0.5 * 0.7 * 0.5)

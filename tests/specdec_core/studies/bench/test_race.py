@@ -1,0 +1,158 @@
+"""Everybody is timed alike, and what differs from a reference is found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling, SuffixDrafter
+from specdec_core.engine.engine import Engine
+from specdec_core.models.pair import Pair
+from specdec_core.prompts.conversation import Conversation, conversations
+from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.studies.bench.race import Other, Own, race
+from specdec_core.studies.bench.result import BenchResult
+from specdec_core.studies.peers.choose import peers_of
+from specdec_core.studies.peers.peer import Peer
+from tests.bench_race import CHAIN, NEW_TOKENS
+
+GREEDY = Sampling()
+
+
+class OffByOne(Peer):
+    """transformers' own decoding with one token altered."""
+
+    def __init__(self, peer: Peer, place: int) -> None:
+        self.name, self.version, self.settings = "altered", peer.version, peer.settings
+        self.peer, self.place = peer, place
+
+    def open(self) -> None:
+        self.peer.open()
+
+    def decode(
+        self, prompt_tokens: tuple[int, ...], max_new_tokens: int, *asked: float
+    ) -> list[int]:
+        tokens = self.peer.decode(prompt_tokens, max_new_tokens, *asked)
+        tokens[self.place] += 1
+        return tokens
+
+
+def test_everybody_decodes_every_prompt_and_agrees_in_float32(bench_result: BenchResult) -> None:
+    ours, theirs = (bench_result.at(0.0, group) for group in ("specdec", "transformers"))
+    assert len(ours) == 2
+    assert len(theirs) == 3
+    for row in bench_result.rows:
+        assert row.seconds_per_token.shape == (2, 3)
+        assert (row.seconds_per_token > 0).all()
+    for row in (*ours, *theirs):
+        assert row.agreement(ours[0]).complete, row.name
+        assert row.agreement(theirs[0]).complete, row.name
+    assert not bench_result.unequal()
+
+
+def test_a_contestant_that_alters_a_token_is_caught(tiny_pair: Pair) -> None:
+    prompts = [Prompt("0", "def main("), Prompt("1", "x = 1 +")]
+    asked = conversations(prompts, tiny_pair.tokenizer, NEW_TOKENS, tiny_pair.max_length)
+    (peer, *_) = peers_of(tiny_pair, ["transformers"])
+    with OffByOne(peer, 4) as altered:
+        everybody = [Own(Engine(tiny_pair), AUTOREGRESSIVE, ""), Other(altered, "t", False)]
+        reference, row = race(everybody, asked, NEW_TOKENS, GREEDY, repeats=2)
+    found = row.agreement(reference)
+    assert (found.compared, found.equal, found.first) == (4, 0, 4)
+    assert reference.agreement(reference).complete
+
+
+def test_another_one_begins_each_time() -> None:
+    order: list[tuple[str, Sequence[int]]] = []
+
+    class Noted:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def row(self, temperature: float) -> object:
+            return Own(None, AUTOREGRESSIVE, self.name).row(temperature)
+
+        def begin(self) -> None:
+            pass
+
+        def decode(self, tokens: Sequence[int], *_: object) -> tuple[list[int], None]:
+            order.append((self.name, tokens))
+            return [1], None
+
+    class Whole:
+        def __call__(self, text: str) -> dict[str, list[int]]:
+            return {"input_ids": [ord(c) for c in text]}
+
+    asked = [Conversation(Prompt(text, text), Whole()) for text in "xy"]
+    race([Noted(name) for name in "abc"], asked, 1, GREEDY, repeats=2)
+    timed = "".join(name for name, _ in order[6:])  # behind the warm-up
+    assert timed == "abc" + "bca" + "cab" + "abc"
+
+
+def test_rounds_and_forwards_add_up(bench_result: BenchResult) -> None:
+    for row in bench_result.at(0.0, "specdec"):
+        for take in (take for own in row.takes for take in own):
+            assert sum(take.accepted) == take.tokens == NEW_TOKENS
+            assert sum(take.effort.widths.values()) == len(take.accepted)
+            assert sum(take.effort.seconds.values()) <= sum(take.seconds)
+    chain = bench_result.at(0.0, "specdec")[1]
+    drafted = [take.effort.drafted for take in chain.takes[0]]
+    assert all(drafted)
+    assert chain.mean_accepted() > bench_result.rows[0].mean_accepted() == 1
+
+
+def test_what_was_learned_is_forgotten_between_repeats(tiny_pair: Pair) -> None:
+    """Else the second repeat would find its own output, and be faster than any user's request."""
+    drafter = SuffixDrafter(memory="all")
+    asked = conversations(
+        [Prompt("0", "def main("), Prompt("1", "def main(")], tiny_pair.tokenizer, 24, 256
+    )
+    own = Own(Engine(tiny_pair), Configuration(drafter=drafter), "")
+    (row,) = race([own], asked, 24, GREEDY, repeats=2)
+    first, second = ([len(take.accepted) for take in takes] for takes in row.takes)
+    assert first == second
+    assert first[1] < first[0]  # the same prompt again, within a repeat
+
+
+class Chat:
+    """A tokenizer of letters with a chat template."""
+
+    chat_template = "given"
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [ord(c) for c in text]}
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: object) -> dict:
+        text = "".join(f"{m['role'][0]}:{m['content']};" for m in messages)
+        return self(text + "a:")
+
+    def decode(self, tokens: list[int], **_: object) -> str:
+        return "".join(map(chr, tokens))
+
+
+def test_turns_follow_the_answers_so_far_where_there_is_a_chat_template() -> None:
+    prompt = Prompt("7", "one", "qa", ("one", "two"))
+    conversation = Conversation(prompt, Chat())
+    assert conversation.turns == 2
+    assert conversation.answer(conversation.tokens([])) == "u:one;a:"
+    assert conversation.answer(conversation.tokens(["yes"])) == "u:one;a:yes;u:two;a:"
+    with pytest.raises(UserError, match=r"prompt 7: 17 tokens and 2 × 20 new ones"):
+        conversation.check(20, 50)
+
+
+def test_without_a_chat_template_the_first_turn_is_gone_on_from(tiny_pair: Pair) -> None:
+    prompt = Prompt("7", "one", "qa", ("one", "two"))
+    conversation = Conversation(prompt, tiny_pair.tokenizer)
+    assert conversation.turns == 1
+    assert list(conversation.tokens([])) == tiny_pair.tokenizer("one")["input_ids"]
+
+
+def test_sampled_takes_are_drawn_anew_in_every_repeat(bench_result: BenchResult) -> None:
+    row = bench_result.at(1.0, "specdec")[1]
+    assert row.configuration == CHAIN
+    first, second = ([take.written for take in takes] for takes in row.takes)
+    assert first != second
+    assert np.isfinite(row.tokens_per_second)

@@ -1,0 +1,61 @@
+"""vLLM completes the same prompts with the same tokens, from its own environment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import PairSpec, RunnerSettings
+from specdec_core.models.pair import Pair, load_pair
+from specdec_core.studies.peers.choose import peers_of
+from specdec_core.studies.peers.vllm import VENV
+
+installed = pytest.mark.skipif(
+    not (VENV / "bin" / "python").exists(), reason="vLLM is not installed; `make bench-peers` does"
+)
+PROMPT = tuple(range(5, 14))
+
+
+def test_every_draft_gets_every_length(tiny_pair: Pair) -> None:
+    peers = peers_of(tiny_pair, ["vllm"])
+    names = [peer.name for peer in peers]
+    assert len(set(names)) == len(names)
+    assert names[0] == "vLLM"
+    for peer in peers[1:]:
+        speculative = json.loads(json.dumps(peer.settings))["engine"]["speculative_config"]
+        assert f"K={speculative['num_speculative_tokens']}" in peer.name
+        draft = speculative.get("model")
+        assert (draft == tiny_pair.spec.drafts["draft"]) == peer.name.endswith(", draft")
+
+
+def test_without_its_environment_the_command_that_makes_it_is_named(
+    tiny_pair: Pair, tmp_path: Path
+) -> None:
+    [peer, *_] = peers_of(tiny_pair, ["vllm"], tmp_path / "none")
+    with pytest.raises(UserError, match=r"vLLM: no .*none; `make bench-peers` makes it"):
+        peer.open()
+    peer.close()
+
+
+@installed
+def test_vllm_and_transformers_write_the_same() -> None:
+    """On the bundled pair: vLLM has no attention for heads as narrow as the tiny pair's."""
+    runner = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=256)
+    pair = load_pair(PairSpec(drafts={"small": "bundled:draft-small"}, runner=runner))
+    [reference, *_] = peers_of(pair, ["transformers"])
+    with reference:
+        expected = reference.decode(PROMPT, 24)
+    peers = {peer.name: peer for peer in peers_of(pair, ["vllm"])}
+    for name in ("vLLM", "vLLM draft model K=3, small"):
+        with peers[name] as peer:
+            assert peer.decode(PROMPT, 24) == expected, name
+            drawn = [peer.decode(PROMPT, 16, 1.0, seed) for seed in (1, 1, 2)]
+            assert drawn[0] != drawn[2]
+            if name == "vLLM":  # its draft models draw without the seed
+                assert drawn[0] == drawn[1]
+            assert peer.version.startswith("vllm ")
+            with pytest.raises(UserError, match=r"vLLM.*: .*maximum"):
+                peer.decode(tuple(range(5, 300)), 10)

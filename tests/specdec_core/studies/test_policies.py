@@ -1,0 +1,116 @@
+"""The comparison chooses the fastest, and charges a choice for what it loses elsewhere."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from specdec_core.config import (
+    ConfidencePolicy,
+    Configuration,
+    DraftModelDrafter,
+    FixedPolicy,
+    OraclePolicy,
+    Policy,
+    PromptLookupDrafter,
+    SvipPolicy,
+)
+from specdec_core.cost import ForwardCost, Profile
+from specdec_core.search.results import Trial
+from specdec_core.studies.policies import (
+    ADAPTIVE,
+    Compared,
+    best_of_families,
+    everything,
+    transfers,
+)
+from specdec_core.tokens.statistics import Counts
+
+PROFILE = Profile(
+    target=ForwardCost.constant(1.0),
+    drafts={"d": ForwardCost.constant(0.1)},
+    device="far",
+    target_dtype="unknown",
+    draft_dtype="unknown",
+)
+
+
+def trial(policy: Policy | None, n_draft: int, n_target: int) -> Trial:
+    """Of 100 tokens."""
+    drafter = DraftModelDrafter(draft="d", policy=policy) if policy else PromptLookupDrafter()
+    accepted = 100 - n_target
+    counts = Counts(
+        requests=1, n=100, n_draft=n_draft, n_target=n_target, n_drafted=n_draft,
+        n_discarded=n_draft - accepted, n_accepted=accepted, n_target_tokens=n_target,
+    )  # fmt: skip
+    return Trial.of(Configuration(drafter=drafter), counts, PROFILE, context=10, replayed=True)
+
+
+FIXED, LONGER = FixedPolicy(max_tokens=3), FixedPolicy(max_tokens=6)
+SURE, SURER = ConfidencePolicy(threshold=0.4), ConfidencePolicy(threshold=0.6)
+SVIP, ORACLE = SvipPolicy(), OraclePolicy()
+
+
+@pytest.fixture
+def one() -> Compared:
+    trials = [
+        trial(FIXED, 150, 40),  # 55 s
+        trial(LONGER, 240, 36),  # 60 s
+        trial(SURE, 140, 36),  # 50 s
+        trial(SURER, 120, 39),  # 51 s
+        trial(SVIP, 140, 38),  # 52 s
+        trial(ORACLE, 80, 20),  # 28 s
+        trial(None, 0, 70),
+    ]
+    return Compared("one", trials, PROFILE, 10)
+
+
+@pytest.fixture
+def two() -> Compared:
+    trials = [
+        trial(FIXED, 150, 45),
+        trial(SURE, 200, 40),
+        trial(SURER, 150, 40),
+        trial(SVIP, 0, 54),
+    ]
+    return Compared("two", trials, PROFILE, 10)
+
+
+def test_the_best_of_each_family_is_held_against_fixed_k_and_the_oracle(one: Compared) -> None:
+    best = best_of_families([one])
+    with_draft = best[best["draft"] == "d"].set_index("family")
+    assert list(with_draft.index) == ["oracle", "confidence", "svip", "fixed"]
+    confident = with_draft.loc["confidence"]
+    assert confident["configuration"] == "confidence 0.4"
+    assert confident["tried"] == 2
+    assert confident["latency_ms"] == pytest.approx(500)
+    assert confident["speedup"] == pytest.approx(2)
+    assert confident["over_fixed"] == pytest.approx(55 / 50 - 1)
+    assert confident["of_oracle"] == pytest.approx(28 / 50)
+    lookup = best[best["family"] == "prompt_lookup"].iloc[0]
+    assert math.isnan(lookup["over_fixed"])
+    assert math.isnan(lookup["of_oracle"])
+
+
+def test_a_choice_is_charged_for_what_it_loses_on_the_other_set(
+    one: Compared, two: Compared
+) -> None:
+    moved = transfers([one, two]).set_index(["family", "chosen_on", "used_on"])
+    # 0.4 is best on one and takes 60 s on two, where 0.6 takes 55.
+    assert moved.loc[("confidence", "one", "two"), "loss"] == pytest.approx(60 / 55 - 1)
+    assert moved.loc[("confidence", "two", "one"), "loss"] == pytest.approx(51 / 50 - 1)
+    # Of all that adapt, svip is best on two (54 s) and 0.4 on one.
+    assert moved.loc[(ADAPTIVE, "one", "two"), "loss"] == pytest.approx(60 / 54 - 1)
+    assert moved.loc[(ADAPTIVE, "two", "one"), "loss"] == pytest.approx(52 / 50 - 1)
+    assert (moved.xs("one", level="used_on").xs("one", level="chosen_on")["loss"] == 0).all()
+    assert "oracle" not in moved.index.get_level_values("family")
+    # What was tried on one alone is chosen on neither for the other.
+    fixed = moved.loc[("fixed", "one", "two")]
+    assert fixed["configuration"] == "fixed K=3"
+
+
+def test_everything_is_in_the_table(one: Compared, two: Compared) -> None:
+    table = everything([one, two])
+    assert len(table) == len(one.trials) + len(two.trials)
+    assert table["speedup" if "speedup" in table else "estimated_speedup"].notna().all()

@@ -1,0 +1,97 @@
+"""Coupled sampling: the target's distribution, an output that no draft changes, and the acceptance
+that the formula says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binomtest
+
+from specdec_core.config import (
+    Configuration,
+    DraftModelDrafter,
+    FixedPolicy,
+    PromptLookupDrafter,
+    Sampling,
+    SvipPolicy,
+)
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.tokens import coupling
+from specdec_core.tokens.coupling import SharedNoise, acceptance, choose
+from tests.specdec_core.tokens.test_lossless import engine_counts, joint, p_value, toy_pair
+
+__all__ = ["toy_pair"]
+
+COUPLED = Sampling(temperature=1.0, coupling="gumbel")
+CHAIN = DraftModelDrafter(policy=FixedPolicy(max_tokens=2))
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [COUPLED, Sampling(temperature=0.7, top_k=3, coupling="gumbel")],
+    ids=["plain", "top-k"],
+)
+def test_coupled_samples_have_the_targets_joint_distribution(
+    toy_pair: Pair, sampling: Sampling
+) -> None:
+    counts = engine_counts(toy_pair, Configuration(drafter=CHAIN, sampling=sampling), 10_000)
+    assert p_value(counts, joint(toy_pair, sampling)) > 1e-3
+
+
+def test_the_test_notices_noise_that_is_not_exponential(
+    toy_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def uniform(self: SharedNoise, position: int, size: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(1000 * self.seed + position)
+        return torch.rand(size, generator=generator) + 1e-3
+
+    monkeypatch.setattr(coupling.SharedNoise, "at", uniform)
+    counts = engine_counts(toy_pair, Configuration(drafter=CHAIN, sampling=COUPLED), 10_000)
+    assert p_value(counts, joint(toy_pair, COUPLED)) < 1e-9
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [CHAIN, DraftModelDrafter(policy=SvipPolicy(threshold=1.0)), PromptLookupDrafter()],
+    ids=["chain", "svip", "lookup"],
+)
+def test_coupled_output_does_not_depend_on_what_is_drafted(
+    tiny_pair: Pair, drafter: object
+) -> None:
+    requests = [Request(str(i), (5 + i, 6, 7), 40, seed=i, ignore_eos=True) for i in range(6)]
+    alone = Engine(tiny_pair, Configuration(sampling=COUPLED)).generate(requests)
+    drafted = Engine(tiny_pair, Configuration(drafter=drafter, sampling=COUPLED), slots=3)
+    assert [g.tokens for g in drafted.generate(requests)] == [g.tokens for g in alone]
+
+
+def test_coupled_drafts_agree_as_often_as_the_formula_says() -> None:
+    generator = torch.Generator().manual_seed(0)
+    p, q = torch.rand(2, 12, generator=generator).pow(3)
+    p, q = p / p.sum(), q / q.sum()
+    draws = 4000
+    agreeing = 0
+    for seed in range(draws):
+        noise = SharedNoise(seed)
+        [x], [y] = choose(p[None], noise, [3], 12), choose(q[None], noise, [3], 12)
+        agreeing += x == y
+    expected = float(acceptance(p, q))
+    assert binomtest(agreeing, draws, expected).pvalue > 1e-3
+    variation = float((p - q).abs().sum() / 2)
+    assert (1 - variation) / (1 + variation) <= expected <= 1 - variation
+
+
+def test_acceptance_is_1_for_equal_and_0_for_disjoint_distributions() -> None:
+    p = torch.tensor([0.5, 0.5, 0.0, 0.0])
+    assert float(acceptance(p, p)) == pytest.approx(1)
+    assert float(acceptance(p, p.flip(0))) == 0
+
+
+def test_noise_is_a_function_of_seed_and_position_alone() -> None:
+    first, again = SharedNoise(7), SharedNoise(7)
+    later = [first.at(position, 16) for position in range(200)]
+    assert all(torch.equal(again.at(p, 16), later[p]) for p in reversed(range(200)))
+    assert not torch.equal(first.at(0, 16), first.at(1, 16))
+    assert not torch.equal(first.at(0, 16), SharedNoise(8).at(0, 16))
+    assert np.isclose(torch.stack(later).mean(), 1, atol=0.1)

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from specdec_core.tokens.statistics import (
+    Counts,
+    Generation,
+    Origin,
+    Ratio,
+    Round,
+    paired_ratio,
+    path_rate,
+    rounds_frame,
+)
+
+D, C, B = Origin.DRAFT, Origin.CORRECTION, Origin.BONUS
+
+
+def round_of(position: int, drafted: int, accepted: int, generated: int) -> Round:
+    return Round(position, drafted, accepted, generated, drafted, 0.0, 0.0, 0.0)
+
+
+def generation(request_id: str = "a") -> Generation:
+    """Three rounds: all of 3 accepted, 1 of 3 accepted, and an end token as the last accepted."""
+    return Generation(
+        request_id=request_id,
+        prompt_tokens=5,
+        tokens=[1, 2, 3, 4, 5, 6, 7, 8],
+        text="",
+        origins=[D, D, D, B, D, C, D, D],
+        rounds=[round_of(0, 3, 3, 4), round_of(4, 3, 1, 2), round_of(6, 4, 2, 2)],
+        finish_reason="stop",
+    )
+
+
+class TestCounts:
+    def test_forwards_and_tokens_are_summed_over_rounds_and_requests(self):
+        assert Counts.of([generation("a"), generation("b")]) == Counts(
+            requests=2,
+            n=16,
+            n_draft=20,
+            n_target=6,
+            n_discarded=8,
+            n_drafted=20,
+            n_accepted=12,
+            n_target_tokens=4,
+        )
+        assert generation().counts == Counts.of([generation()])
+
+    def test_every_output_token_is_accepted_or_the_targets(self):
+        counts = generation().counts
+        assert counts.n == counts.n_accepted + counts.n_target_tokens
+
+    def test_metrics_are_the_papers_rates(self):
+        assert generation().counts.metrics() == pytest.approx(
+            {
+                "discard_rate": 4 / 8,
+                "verification_rate": 3 / 8,
+                "mat": 8 / 3,
+                "acceptance_rate": 6 / 10,
+                "utilisation": 8 / 10,
+            }
+        )
+
+    def test_nothing_generated_has_finite_metrics(self):
+        assert all(np.isfinite(value) for value in Counts.of([]).metrics().values())
+
+    def test_dictionary_builds_the_same_counts(self):
+        counts = generation().counts
+        assert Counts(**counts.as_dict()) == counts
+
+
+def test_rounds_frame_has_one_row_a_round_and_the_given_columns():
+    frame = rounds_frame([generation("a"), generation("b")], config="x")
+    assert list(frame["request_id"]) == ["a"] * 3 + ["b"] * 3
+    assert list(frame["round"]) == [0, 1, 2] * 2
+    assert set(frame["config"]) == {"x"}
+    assert frame["accepted"].sum() == 12
+
+
+class TestPathRate:
+    def test_it_is_the_accepted_path_over_the_maximum_depth(self):
+        # 6 of the 8 tokens were drafted, in three rounds that could have drafted 4 each
+        assert path_rate([generation()], depth=4) == pytest.approx(6 / 12)
+        assert path_rate([generation("a"), generation("b")], depth=6) == pytest.approx(12 / 36)
+
+    def test_a_tree_of_many_nodes_is_as_deep_as_a_chain(self):
+        wide = generation()
+        wide.rounds = [round_of(0, 40, 3, 4), round_of(4, 40, 1, 2), round_of(6, 40, 2, 2)]
+        assert path_rate([wide], depth=4) == path_rate([generation()], depth=4)
+
+    def test_the_end_of_a_request_leaves_less_room(self):
+        cut = generation()
+        cut.finish_reason = "length"
+        # 7, 3 and 1 tokens could still be drafted
+        assert path_rate([cut], depth=4) == pytest.approx(6 / (4 + 3 + 1))
+
+    def test_tokens_that_the_target_began_with_count_on_neither_side(self):
+        begun = generation()
+        begun.origins = [Origin.TARGET, D, D, B, Origin.TARGET, C, Origin.TARGET, D]
+        assert path_rate([begun], depth=4) == pytest.approx(3 / 12)
+
+    def test_a_round_that_only_begins_the_first_tree_does_not_count(self):
+        begun = generation()
+        begun.rounds.insert(0, round_of(0, 0, 0, 0))
+        assert path_rate([begun], depth=4) == path_rate([generation()], depth=4)
+
+    def test_nothing_drafted_is_zero(self):
+        assert path_rate([], depth=4) == path_rate([generation()], depth=0) == 0
+
+
+class TestPairedRatio:
+    def test_value_is_the_ratio_of_summed_medians(self):
+        baseline = np.array([[2.0, 4.0], [2.2, 4.2], [9.0, 4.1]])
+        candidate = np.array([[1.0, 2.0], [1.1, 2.1], [1.2, 8.0]])
+        assert paired_ratio(baseline, candidate).value == pytest.approx((2.2 + 4.1) / (1.1 + 2.1))
+
+    def test_interval_covers_the_true_ratio_about_as_often_as_it_says(self):
+        rng = np.random.default_rng(0)
+        truth, covered, trials = 1.5, 0, 150
+        for _ in range(trials):
+            prompts = rng.lognormal(0, 0.5, size=16)
+            own = truth * rng.lognormal(0, 0.15, size=16)  # the speedup differs by prompt
+            candidate = prompts * rng.lognormal(0, 0.03, size=(3, 16))
+            baseline = own * prompts * rng.lognormal(0, 0.03, size=(3, 16))
+            ratio = paired_ratio(baseline, candidate, draws=300)
+            covered += ratio.low <= truth * np.exp(0.15**2 / 2) <= ratio.high
+        assert 0.85 <= covered / trials <= 0.995
+
+    def test_pairing_cancels_what_prompts_and_the_machine_have_in_common(self):
+        rng = np.random.default_rng(0)
+        difficulty = rng.lognormal(0, 2, size=(1, 12))  # prompts from easy to a hundredfold
+        load = rng.uniform(1, 3, size=(5, 12))  # what slowed both runs of a repeat
+        common = difficulty * load
+        paired = paired_ratio(1.2 * common, common)
+        assert (paired.low, paired.high) == pytest.approx((1.2, 1.2))
+        shuffled = paired_ratio(1.2 * common, rng.permuted(common, axis=1))
+        assert shuffled.high - shuffled.low > 0.5
+
+    def test_equal_configurations_are_tied_and_a_clear_winner_is_not(self):
+        rng = np.random.default_rng(0)
+        base = rng.lognormal(0, 0.3, size=12)
+        runs = [base * rng.lognormal(0, 0.05, size=(5, 12)) for _ in range(2)]
+        assert paired_ratio(*runs).tied
+        assert not paired_ratio(1.3 * runs[0], runs[1]).tied
+        assert Ratio(1.1, 1.0, 1.2).tied
+
+    def test_swapping_the_two_inverts_the_ratio(self):
+        rng = np.random.default_rng(0)
+        a, b = rng.lognormal(0, 0.2, size=(2, 3, 8))
+        forward, backward = paired_ratio(a, b), paired_ratio(b, a)
+        assert forward.value == pytest.approx(1 / backward.value)
+        assert forward.low == pytest.approx(1 / backward.high, rel=1e-6)
+
+    def test_the_same_times_give_the_same_interval(self):
+        rng = np.random.default_rng(0)
+        a, b = rng.lognormal(0, 0.2, size=(2, 3, 8))
+        assert paired_ratio(a, b) == paired_ratio(a, b)
+
+    def test_one_repeat_is_a_row(self):
+        ratio = paired_ratio(np.array([2.0, 4.0]), np.array([1.0, 2.0]))
+        assert (ratio.value, ratio.low, ratio.high) == (2.0, 2.0, 2.0)
+
+    def test_unpaired_times_are_refused(self):
+        with pytest.raises(ValueError, match="unpaired times"):
+            paired_ratio(np.ones((2, 3)), np.ones((2, 4)))

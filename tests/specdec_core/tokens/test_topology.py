@@ -1,0 +1,157 @@
+"""A slice of a big mask is the mask that the parents ask for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec_core.config import Configuration, ForkDrafter, SvipPolicy, TreeDrafter
+from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.tokens.token_tree import ROOT
+from specdec_core.tokens.topology import Topologies, below_text, fork, k_configuration, static_tree
+
+POSITIONS = 80
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> list[int]:
+    """The parents of any tree (or several side by side) of up to 12 nodes."""
+    size = draw(st.integers(1, 12))
+    return [draw(st.integers(ROOT, node - 1)) for node in range(size)]
+
+
+@st.composite
+def fed(draw: st.DrawFn) -> tuple[list[int], int, int]:
+    """A tree, how many of its nodes a forward feeds, and where in the cache it begins."""
+    parents = draw(trees())
+    return parents, draw(st.integers(1, len(parents))), draw(st.integers(0, 20))
+
+
+def sees(parents: list[int], start: int, node: int, column: int, window: int | None) -> bool:
+    """Whether a node may attend to a column of the cache, the slow way."""
+
+    def depth(n: int) -> int:
+        return 0 if parents[n] == ROOT else depth(parents[n]) + 1
+
+    if column < start:
+        place, related = column, True
+    elif column - start < len(parents):
+        place, related, above = start + depth(column - start), False, node
+        while above != ROOT:
+            related = related or above == column - start
+            above = parents[above]
+    else:
+        return False
+    return related and (window is None or start + depth(node) - place < window)
+
+
+def check(
+    known: Topologies, rows: list[tuple[list[int], int, int]], window: int | None, padding: int = 0
+) -> None:
+    """Compare the mask and the depths of a forward of `rows` with the slow way."""
+    counts = [count for _, count, _ in rows]
+    width = max(counts) + padding
+    slices = known.slices(counts, width, [parents for parents, _, _ in rows])
+    starts = torch.tensor([start for _, _, start in rows])[:, None]
+    ends = [start + len(parents) for parents, _, start in rows]
+    mask = slices.mask(starts, max(ends) + padding, window)
+    assert mask.shape == (len(rows), 1, width, max(ends) + padding)
+    for row, (parents, count, start) in enumerate(rows):
+        first = len(parents) - count
+        assert slices.first[row] == first
+        for token in range(count):
+            node = first + token
+            expected = [sees(parents, start, node, c, window) for c in range(mask.shape[3])]
+            assert (mask[row, 0, token] == 0).tolist() == expected
+            assert mask[row, 0, token].isfinite().all()
+            above = 0
+            while parents[node] != ROOT:
+                node, above = parents[node], above + 1
+            assert slices.depths[row, token] == above
+
+
+def new() -> Topologies:
+    return Topologies(POSITIONS, torch.float32, "cpu")
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    st.lists(fed(), min_size=1, max_size=3),
+    st.sampled_from([None, 1, 2, 5, 30]),
+    st.integers(0, 2),
+)
+def test_a_mask_is_what_the_parents_say(
+    rows: list[tuple[list[int], int, int]], window: int | None, padding: int
+) -> None:
+    check(new(), rows, window, padding)
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.data())
+def test_a_slice_of_the_big_mask_is_the_mask_of_the_cut_tree(data: st.DataObject) -> None:
+    """k-configurations cut behind any level, a level of them at a time, with and without the
+    text's last token before them, as draft and target feed them."""
+    branching = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    window = data.draw(st.sampled_from([None, 2, 5]))
+    whole = k_configuration(branching)
+    if data.draw(st.booleans()):
+        whole = below_text(whole)
+    known = new()
+    big = known.expect(whole)
+    depths = big.depths.tolist()
+    ends = [node for node in range(1, len(whole)) if depths[node] > depths[node - 1]]
+    rows = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        cut = data.draw(st.sampled_from([*ends, len(whole)]))
+        first = data.draw(st.sampled_from([0, *(end for end in ends if end < cut)]))
+        assert known.find(whole[:cut]) is big
+        rows.append((whole[:cut], cut - first, data.draw(st.integers(0, 10))))
+    check(known, rows, window)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.tuples(st.integers(1, 7), st.integers(0, 20)), min_size=1, max_size=3),
+    st.sampled_from([None, 1, 4]),
+)
+def test_a_chain_is_the_tree_of_width_one(rows: list[tuple[int, int]], window: int | None) -> None:
+    counts, starts = zip(*rows, strict=True)
+    known, width = new(), max(counts)
+    end = max(starts) + width
+    at = torch.tensor(starts)[:, None]
+    chain = known.slices(counts, width).mask(at, end, window)
+    tree = known.slices(counts, width, [range(-1, n - 1) for n in counts]).mask(at, end, window)
+    for row, count in enumerate(counts):
+        assert torch.equal(chain[row, :, :count], tree[row, :, :count])
+
+
+def test_shapes_are_numbered_level_by_level() -> None:
+    assert k_configuration((2, 2)) == [ROOT, ROOT, 0, 0, 1, 1]
+    assert fork(2, 3) == [ROOT, ROOT, 0, 1, 2, 3]
+    assert static_tree([(3,), (2, 0, 1)]) == [ROOT, ROOT, ROOT, 0, 0, 2]
+    assert below_text(fork(2, 2)) == [ROOT, 0, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        TreeDrafter(branching=(3, 2, 1)),
+        TreeDrafter(branching=(3, (2, 0, 1))),
+        ForkDrafter(width=3, policy=SvipPolicy(threshold=0.9, max_tokens=6)),
+    ],
+    ids=["k-configuration", "any-shape", "fork"],
+)
+def test_one_mask_a_model_is_built_at_the_start_and_none_while_decoding(
+    tiny_pair: Pair, drafter: object
+) -> None:
+    engine = Engine(tiny_pair, Configuration(drafter=drafter), slots=2)
+    requests = [Request(str(i), (5 + i, 9), 40, ignore_eos=True) for i in range(3)]
+    runners = [engine.target, engine._draft_runner(None)]
+    built = [set(map(id, runner._topologies._known.values())) for runner in runners]
+    assert list(map(len, built)) == [1, 1]
+    accepted = sum(r.accepted for g in engine.generate(requests) for r in g.rounds)
+    assert accepted > 0
+    assert [set(map(id, r._topologies._known.values())) for r in runners] == built

@@ -1,0 +1,158 @@
+"""Examples are what was recorded, and prompts are held out whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import Sampling
+from specdec_core.engine.engine import Request
+from specdec_core.models.pair import Pair
+from specdec_core.recordings.record import Recorder
+from specdec_core.recordings.schema import Header, Recording, save_header, write_shard
+from specdec_core.search.results import PromptSet
+from specdec_core.training.heads.examples import (
+    acceptance,
+    held_out_prompts,
+    load_examples,
+    rows_behind,
+)
+
+PROMPTS = [tuple(range(5 + 3 * i, 20 + 3 * i)) for i in range(24)]
+NEW_TOKENS = 12
+
+
+def record(pair: Pair, folder: Path, numbers: range, **changes: object) -> Recording:
+    header = Header.model_validate(
+        {
+            "pair": pair.spec,
+            "fingerprints": {"target": "t", "draft": "d"},
+            "eos_token_ids": pair.eos_token_ids,
+            "prompts": PromptSet(source="numbers", count=len(PROMPTS), digest="0"),
+            "max_new_tokens": NEW_TOKENS,
+            "top_k": 4,
+            **changes,
+        }
+    )
+    save_header(header, folder)
+    requests = [(i, Request(f"p{i}", PROMPTS[i], NEW_TOKENS, seed=i)) for i in numbers]
+    write_shard(Recorder(pair, header).record(requests), folder, 0)
+    return Recording.open(folder)
+
+
+@pytest.fixture(scope="module")
+def recording(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    return record(tiny_pair, tmp_path_factory.mktemp("recording"), range(len(PROMPTS)))
+
+
+def states(pair: Pair, tokens: list[int]) -> torch.Tensor:
+    """What the draft's output layer reads at every token."""
+    with torch.no_grad():
+        return pair.drafts["draft"].model(torch.tensor([tokens])).last_hidden_state[0]
+
+
+def test_the_row_behind_a_candidate_holds_the_state_of_the_candidate(
+    recording: Recording, tiny_pair: Pair
+) -> None:
+    trace = recording.trace("draft")
+    candidates, behind = rows_behind(trace)
+    agrees = trace.draft_token[candidates] == trace.target_token[candidates]
+    assert agrees.any()
+    assert not agrees.all()
+    for row, at in list(zip(candidates, behind, strict=True))[::7]:
+        number, position = int(trace.prompt[row]), int(trace.position[row])
+        output = recording.prompts.outputs[number].tolist()
+        fed = [*PROMPTS[number], *output[:position], int(trace.draft_token[row])]
+        expected = states(tiny_pair, fed)[-1].numpy()
+        np.testing.assert_allclose(trace.hidden[at], expected, atol=1e-4)
+
+
+def test_decision_models_read_what_the_candidate_was_drawn_from(
+    recording: Recording, tiny_pair: Pair
+) -> None:
+    trace = recording.trace("draft")
+    found = load_examples([recording], "draft", ["t1", "t2", "joint"])
+    rows = trace.trajectory
+    assert len(found["t1"].labels) == len(rows)
+    row = 5  # of the first prompt
+    fed = [*PROMPTS[0], *recording.prompts.outputs[0].tolist()[:row]]
+    state = states(tiny_pair, fed)[-1]
+    np.testing.assert_allclose(found["t1"].features[row], state.numpy(), atol=1e-4)
+    q = tiny_pair.drafts["draft"].lm_head(state).softmax(dim=-1)
+    expected = [*q.topk(4).values.tolist(), torch.special.entr(q).sum().item()]
+    np.testing.assert_allclose(found["t2"].features[row], expected, atol=1e-4)
+    both = np.concatenate([found["t1"].features, found["t2"].features], axis=1)
+    np.testing.assert_array_equal(found["joint"].features, both)
+    for examples in found.values():
+        np.testing.assert_array_equal(examples.labels, trace.agrees.astype(np.float32))
+
+
+def test_mixed_examples_count_only_where_the_token_is_the_drafts(recording: Recording) -> None:
+    table = recording.examples("draft")
+    [examples] = load_examples([recording], "draft", ["specdecpp"]).values()
+    from_draft = table["from_draft"].to_numpy()
+    assert 0.7 < from_draft.mean() < 0.95
+    assert len(examples.labels) == from_draft.sum()
+    np.testing.assert_array_equal(examples.labels, table["acceptance"].to_numpy()[from_draft])
+    hidden = np.array(table["hidden"].to_pylist(), dtype=np.float32)[from_draft]
+    np.testing.assert_array_equal(examples.features, hidden)
+
+
+def test_under_rejection_sampling_labels_are_acceptance_probabilities(
+    tiny_pair: Pair, tmp_path: Path
+) -> None:
+    sampling = Sampling(temperature=1.0)
+    recording = record(tiny_pair, tmp_path, range(len(PROMPTS)), sampling=sampling)
+    trace = recording.trace("draft")
+    rows = trace.trajectory
+    p, q = trace.draft_token_target_probability[rows], trace.probability[rows]
+    labels = acceptance(trace, rows, sampling)
+    np.testing.assert_allclose(labels, np.minimum(1, p / q), rtol=1e-6)
+    found = load_examples([recording], "draft", ["t1", "t2"])
+    assert np.mean((labels > 0) & (labels < 1)) > 0.1
+    np.testing.assert_array_equal(found["t1"].labels, labels)
+    assert set(found["t2"].labels.tolist()) == {0.0, 1.0}  # outcomes, drawn
+    assert abs(found["t2"].labels.mean() - labels.mean()) < 0.1
+
+
+def test_the_same_prompts_are_held_out_in_every_recording(
+    recording: Recording, tiny_pair: Pair, tmp_path: Path
+) -> None:
+    held_out = held_out_prompts([np.array(tokens) for tokens in PROMPTS])
+    assert 0 < held_out.sum() < len(PROMPTS) / 2
+    many = held_out_prompts([np.array([i]) for i in range(2000)])
+    assert many.mean() == pytest.approx(0.1, abs=0.02)
+
+    first = 6
+    part = record(tiny_pair, tmp_path, range(first, 24))
+    both = load_examples([recording, part], "draft", ["t1"])["t1"]
+    whole = load_examples([recording], "draft", ["t1"])["t1"]
+    owners = recording.trace("draft").prompt[recording.trace("draft").trajectory]
+    np.testing.assert_array_equal(whole.held_out, held_out[owners])
+    again = part.trace("draft").prompt[part.trace("draft").trajectory]
+    np.testing.assert_array_equal(both.held_out, np.append(whole.held_out, held_out[first + again]))
+
+
+def test_recordings_that_do_not_fit_get_one_line(
+    recording: Recording, tiny_pair: Pair, tmp_path: Path
+) -> None:
+    others: dict[str, dict] = {
+        "other target weights": {"fingerprints": {"target": "x", "draft": "d"}},
+        "other draft weights": {"fingerprints": {"target": "t", "draft": "x"}},
+        "other sampling": {"sampling": Sampling(temperature=1.0)},
+    }
+    for i, (complaint, changes) in enumerate(others.items()):
+        other = record(tiny_pair, tmp_path / str(i), range(2), **changes)
+        with pytest.raises(UserError, match=complaint):
+            load_examples([recording, other], "draft", ["t1"])
+    bare = record(tiny_pair, tmp_path / "bare", range(2), mixing=0)
+    with pytest.raises(UserError, match="recorded without examples"):
+        load_examples([bare], "draft", ["specdecpp"])
+    with pytest.raises(UserError, match="too few prompts"):
+        load_examples([bare], "draft", ["t1"])
+    with pytest.raises(UserError, match="no draft 'huge'"):
+        load_examples([recording], "huge", ["t1"])

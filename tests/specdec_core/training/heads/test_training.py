@@ -1,0 +1,92 @@
+"""Training finds what is in the examples, and can be repeated."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load
+
+from specdec_core.drafting.heads.card import HeadSpec, TrainingSettings
+from specdec_core.drafting.heads.loaded import LoadedHead
+from specdec_core.drafting.heads.modules import build_head
+from specdec_core.training.heads.training import HeadTraining, TrainedHead
+from tests.specdec_core.drafting.heads.examples import learnable
+
+SETTINGS = TrainingSettings(learning_rate=3e-2, batch_size=128, epochs=6)
+
+
+def train(spec: HeadSpec, settings: TrainingSettings = SETTINGS) -> TrainedHead:
+    training = HeadTraining(spec, learnable(spec.kind), settings)
+    while not training.done:
+        training.epoch()
+    return training.result()
+
+
+def loaded(trained: TrainedHead) -> LoadedHead:
+    card = trained.card
+    head = build_head(card.kind, card.hidden_size, card.top_k, card.depth, card.width)
+    head.load_state_dict(load(trained.weights))
+    return LoadedHead(head, card)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        HeadSpec(depth=0),
+        HeadSpec(depth=3),
+        HeadSpec(kind="t1", width=16),
+        HeadSpec(kind="t2", width=16),
+        HeadSpec(kind="joint", width=16),
+    ],
+    ids=lambda spec: spec.label,
+)
+def test_a_learnable_rule_is_learned_by_every_kind(spec: HeadSpec) -> None:
+    metrics = train(spec).card.metrics
+    assert metrics["eval_kl"] < 0.05  # 0.21 for the mean of the labels
+    assert metrics["ece"] < 0.1
+    assert metrics["auc"] > 0.8
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
+    first, second = train(HeadSpec()), train(HeadSpec())
+    assert first.weights == second.weights
+    assert first.card == second.card
+    other = train(HeadSpec(), SETTINGS.model_copy(update={"seed": 1}))
+    assert other.weights != first.weights
+    assert other.card.training != first.card.training
+
+
+def test_a_larger_weight_of_rejections_lowers_predictions() -> None:
+    examples = learnable()
+    features = torch.tensor(examples.features)
+    means = [
+        loaded(train(HeadSpec(depth=1, w_rej=w))).probabilities(hidden=features).mean().item()
+        for w in (1, 3, 12)
+    ]
+    assert means[0] == pytest.approx(examples.labels.mean(), abs=0.03)
+    assert means[0] > means[1] + 0.1 > means[2] + 0.2
+
+
+def test_the_weights_of_the_epoch_with_the_least_eval_loss_are_kept() -> None:
+    # So large a rate that the loss goes up and down.
+    settings = TrainingSettings(learning_rate=1.0, batch_size=128, epochs=6)
+    trained = train(HeadSpec(depth=2), settings)
+    card = trained.card
+    losses = [epoch.eval_loss for epoch in card.curve]
+    assert len(losses) == 6
+    assert card.metrics["eval_loss"] == pytest.approx(min(losses), rel=1e-5)
+    assert losses[int(card.metrics["epoch"]) - 1] == min(losses)
+    assert min(losses) < losses[0]
+
+
+def test_held_out_rows_are_not_trained_on() -> None:
+    examples = learnable()
+    examples.labels[examples.held_out] = 1 - examples.labels[examples.held_out]
+    training = HeadTraining(HeadSpec(depth=0), examples, SETTINGS)
+    while not training.done:
+        training.epoch()
+    card = training.result().card
+    assert card.metrics["auc"] < 0.5
+    assert card.examples["eval"] == int(np.sum(examples.held_out))
+    assert card.examples["train"] + card.examples["eval"] == len(examples.labels)
