@@ -21,29 +21,13 @@ from specdec_core.base.files import needs_room
 from specdec_core.drafting.heads.card import HeadCard, HeadSpec, TrainingSettings
 from specdec_core.drafting.heads.modules import HeadKind
 from specdec_core.drafting.heads.storage import WEIGHTS, load_card, save_head
-from specdec_core.search.observer import Observer, Observers
+from specdec_core.search.observer import Observers
 from specdec_core.training.heads.examples import Examples, training_digest
+from specdec_core.training.heads.finished import Finished, HeadObserver
 from specdec_core.training.heads.training import HeadTraining
 
 # Tune tries a lost trial again, but not one whose kept actor died before it began.
 ATTEMPTS = 3
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A trained head, its folder and its card. The label is its name, in a search with the
-    learning rate."""
-
-    label: str
-    folder: Path
-    card: HeadCard
-
-
-class HeadObserver(Observer):
-    """Hears how the training of a grid goes."""
-
-    def head_finished(self, head: Finished) -> None:
-        """A head is trained and on disk, now or earlier."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from specdec_core.config import PairSpec, Sampling, Value
 from specdec_core.engine.engine import Request
 from specdec_core.models.pair import Pair, check_pair, fingerprints, load_pair, resolve_path
 from specdec_core.models.runner import context_length
-from specdec_core.prompts.prompt_sets import Prompt, digest, load_prompts
+from specdec_core.prompts.prompt_sets import Prompt, PromptSet, digest, load_prompts
 from specdec_core.recordings.find import FINISHED, finish, finished
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.schema import (
@@ -45,9 +45,8 @@ from specdec_core.recordings.schema import (
     shards,
     write_shard,
 )
-from specdec_core.search.observer import Observer
+from specdec_core.search.observer import RecordingObserver
 from specdec_core.search.plan import PromptSource
-from specdec_core.search.results import PromptSet
 
 SHARD = 8  # prompts; what a killed recording loses at most, an actor
 _RETRIES = 3  # starts of an actor after it died, and runs of the shard that it had
@@ -87,13 +86,6 @@ class RecordingPlan(Value):
             prompts=prompts,
             **self.model_dump(exclude={"pair", "prompts"}),
         )
-
-
-class RecordingObserver(Observer):
-    """Hears how a recording goes."""
-
-    def recorded(self, prompts: int, tokens: int) -> None:
-        """Some more prompts are on disk, with what the target wrote after them."""
 
 
 def run_recording(

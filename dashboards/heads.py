@@ -15,7 +15,6 @@ from plotly.subplots import make_subplots
 from rich import box
 from rich.table import Table
 
-from cluster.head_training import Finished, HeadObserver
 from dashboards.delivery import Delivery
 from dashboards.drawings import Drawing, draw_heads, log_figures
 from dashboards.look import INK, MUTED, OTHER_COLOURS, base_figure, style
@@ -36,6 +35,7 @@ from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.storage import CARD
 from specdec_core.search.observer import Observer
 from specdec_core.training.heads.evaluation import Modelled
+from specdec_core.training.heads.finished import Finished, HeadObserver
 
 CARD_PARAMS = {"kind", "draft", "depth", "width", "w_acc", "w_rej", "settings", "sampling"}
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
-from cluster.overlap import ONE, PEARL, TWO, Overlap
 from dashboards.figures.timeline import timeline_figure
 from dashboards.sections import Section
 from specdec_core.drafting.pearl.timeline import busy
+from specdec_core.studies.overlap import ONE, PEARL, TWO, Overlap
 
 
 def race_section(result: Overlap) -> Section:

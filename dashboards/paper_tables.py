@@ -13,10 +13,10 @@ import pandas as pd
 from rich import box
 from rich.table import Table as RichTable
 
-from cluster.papers import Measured, PapersResult
 from dashboards.figures.papers import QUANTITIES
 from specdec_core.search.results import Timing
 from specdec_core.studies.papers.plan import Method, Quantity, Table
+from specdec_core.studies.papers.result import Measured, PapersResult
 from specdec_core.tokens.statistics import Ratio, paired_ratio
 
 LESS_IS_BETTER = ("discard_rate", "verification_rate")

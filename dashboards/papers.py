@@ -9,7 +9,6 @@ from pathlib import Path
 
 from plotly.offline import get_plotlyjs
 
-from cluster.papers import Measured, PapersResult
 from dashboards import look
 from dashboards.drawings import Drawing, embed, log_figures, template
 from dashboards.figures.papers import QUANTITIES, paper_figure
@@ -25,6 +24,7 @@ from dashboards.tracking import (
 from specdec_core.base.files import write_atomically
 from specdec_core.config import BanditDrafter, DrafterSettings
 from specdec_core.search.results import Timing
+from specdec_core.studies.papers.result import Measured, PapersResult
 from specdec_core.tokens.statistics import Ratio
 
 TITLE = "The papers' tables in our terms"

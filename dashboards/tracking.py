@@ -42,10 +42,10 @@ from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.drafting.bandits import find_state
 from specdec_core.drafting.heads.storage import resolve_head
-from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import Observer
-from specdec_core.search.results import PromptSet, SweepResult, Timing, Trial, by_estimate
+from specdec_core.search.results import SweepResult, Timing, Trial, by_estimate
 
 CHAMPION = "champion"
 PROMOTED = "specdec.promoted"  # tag of a registered model: when its champion was last set

@@ -99,9 +99,10 @@ def measured(
     from cluster.sweep.idle_trial import IdleTask, IdleTrial
     from cluster.sweep.trial import CountTrial
     from dashboards.tracking import SweepRun
+    from specdec_core.prompts.prompt_sets import PromptSet
     from specdec_core.search.folder import SweepFolder
     from specdec_core.search.observer import Observers
-    from specdec_core.search.results import PromptSet, SweepResult
+    from specdec_core.search.results import SweepResult
 
     plan, profile = _plan(trials, prompts)
     if idle is None:

@@ -19,11 +19,11 @@ from specdec_core.base.workspace import workspace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cluster.head_training import Finished
     from dashboards.tracking import Undelivered
     from specdec_core.drafting.heads.loaded import LoadedHead
     from specdec_core.recordings.schema import Recording
     from specdec_core.training.heads.evaluation import Modelled
+    from specdec_core.training.heads.finished import Finished
 
 T = TypeVar("T", int, float, str)
 

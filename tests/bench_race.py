@@ -10,8 +10,7 @@ from specdec_core.config import AUTOREGRESSIVE, Configuration, DraftModelDrafter
 from specdec_core.engine.engine import Engine
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import conversations
-from specdec_core.prompts.prompt_sets import Prompt
-from specdec_core.search.results import PromptSet
+from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 from specdec_core.studies.bench.benchmark import profiled
 from specdec_core.studies.bench.limits import ForwardClock, oracle_limits, widths_of
 from specdec_core.studies.bench.race import Other, Own, race

@@ -29,7 +29,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.datastores.datastore import check_datastores
 from specdec_core.models.pair import check_pair
-from specdec_core.prompts.prompt_sets import digest, load_prompts
+from specdec_core.prompts.prompt_sets import PromptSet, digest, load_prompts
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import Observer, Observers
 from specdec_core.search.plan import Plan
@@ -39,7 +39,7 @@ from specdec_core.search.replaying import (
     recorded_oracles,
     with_types_of,
 )
-from specdec_core.search.results import METRIC, PromptSet, SweepResult, Timing, Trial, by_estimate
+from specdec_core.search.results import METRIC, SweepResult, Timing, Trial, by_estimate
 from specdec_core.search.round_tables import Rounds
 from specdec_core.tokens.statistics import Counts, rounds_frame
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from cluster.papers import PapersResult
 from dashboards.look import INK, MUTED, OTHER_COLOURS, base_figure, style
 from specdec_core.studies.papers.plan import Method, Quantity, Table
+from specdec_core.studies.papers.result import PapersResult
 
 QUANTITIES: dict[Quantity, tuple[str, str, str]] = {  # heading, format, what it says
     "tokens_per_second": ("tok/s", "{:.0f}", "output tokens per second, prefill included"),

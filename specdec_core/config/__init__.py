@@ -1,6 +1,6 @@
 """One configuration, one value: frozen settings that round-trip through YAML and JSON."""
 
-from specdec_core.config.base import Value, describe, load_yaml, parse
+from specdec_core.config.base import Document, Value, describe, load_yaml, parse
 from specdec_core.config.configuration import AUTOREGRESSIVE, Configuration
 from specdec_core.config.drafters import (
     MOST_NODES,
@@ -54,6 +54,7 @@ __all__ = [
     "Configuration",
     "DType",
     "DecisionPolicy",
+    "Document",
     "DraftModelDrafter",
     "DraftPlacement",
     "Drafter",

@@ -19,6 +19,12 @@ class Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Document(BaseModel):
+    """A value that is written to disk as JSON and read again; it rejects unknown keys."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
 def parse(kind: type[T], value: Any, source: str) -> T:
     """Validate `value` as `kind`; a mismatch is a :class:`UserError` of one line that names
     `source`, the key and what would be right."""

@@ -20,6 +20,7 @@ from specdec_core.base.stopwatch import Stopwatch
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
 from specdec_core.drafting.build import build_drafter
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.pearl.link import Link, no_link
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import ModelRunner
@@ -114,7 +115,7 @@ class Engine:
         if configuration.drafter is not None:
             resources = Resources(
                 self._draft_runner,
-                self.pair.load_head,
+                partial(load_pair_head, self.pair),
                 self.target.vocab_size,
                 self.pair.eos_token_ids,
                 lambda: self.pair.tokenizer_digest,

@@ -26,8 +26,6 @@ from transformers.utils import logging as transformers_logging
 from specdec_core.base.bundled import resolve_path
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, RunnerSettings
-from specdec_core.drafting.heads.loaded import LoadedHead
-from specdec_core.drafting.heads.storage import load_head
 from specdec_core.models.fingerprints import TARGET, fingerprints, tokenizer_digest
 from specdec_core.models.packing import pack_linear_layers
 from specdec_core.models.runner import ModelRunner, check_supported, context_length
@@ -69,13 +67,6 @@ class Pair:
     def tokenizer_digest(self) -> str:
         """The digest of the pair's vocabulary."""
         return tokenizer_digest(self.tokenizer)
-
-    def load_head(self, draft: str | None, name: str) -> LoadedHead:
-        """A trained head for a draft of the pair; raises :class:`UserError` for a head of another
-        pair."""
-        draft = self.draft_name(draft)
-        own, device = self.fingerprints, str(self.drafts[draft].device)
-        return load_head(name, own[draft], own[TARGET], device)
 
     def open_runner(self, draft: str | None, slots: int) -> ModelRunner:
         """A runner, with a cache of its own, for the draft of that name, or the target for None."""

@@ -12,8 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from specdec_core.base.errors import UserError
+from specdec_core.config import Document
 
 log = logging.getLogger(__name__)
+
+
+class PromptSet(Document):
+    """Which prompts were used."""
+
+    source: str  # "bundled:held_out", a path or a hub id
+    count: int
+    digest: str  # sha256 over the texts
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from pydantic import Field, ValidationError
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_path, write_atomically
 from specdec_core.config import PairSpec, Sampling, Value, describe
-from specdec_core.search.results import PromptSet
+from specdec_core.prompts.prompt_sets import PromptSet
 
 VERSION = 1
 HEADER = "recording.json"

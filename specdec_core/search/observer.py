@@ -32,6 +32,13 @@ class Observer:
         """Something is wrong that does not stop the sweep."""
 
 
+class RecordingObserver(Observer):
+    """Hears how a recording goes."""
+
+    def recorded(self, prompts: int, tokens: int) -> None:
+        """Some more prompts are on disk, with what the target wrote after them."""
+
+
 @dataclass(frozen=True)
 class Observers(Observer):
     """Several observers as one."""

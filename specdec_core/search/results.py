@@ -6,28 +6,17 @@ from collections.abc import Collection, Iterable
 from datetime import datetime
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from specdec_core.base.files import write_atomically
-from specdec_core.config import Configuration, OraclePolicy, PairSpec
+from specdec_core.config import Configuration, Document, OraclePolicy, PairSpec
 from specdec_core.cost import Profile
+from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.tokens.statistics import Counts
 
 METRIC = "estimated_speedup"
 NOTABLE = 50  # of thousands of replayed configurations, those that are kept in full detail
 ORACLE = OraclePolicy.model_fields["kind"].default
-
-
-class Document(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class PromptSet(Document):
-    """Which prompts were used."""
-
-    source: str  # "bundled:held_out", a path or a hub id
-    count: int
-    digest: str  # sha256 over the texts
 
 
 class Trial(Document):

@@ -22,6 +22,7 @@ from specdec_core.config import (
 )
 from specdec_core.cost.forward import ForwardCost, Measurement
 from specdec_core.cost.profile import Profile, policies_of, policy_key
+from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.tokens.statistics import Round
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def measure_policies(
                 draft = pair.draft_name(draft)
                 wanted.setdefault(policy_key(draft, policy), (draft, policy))
     policies = {
-        key: build_policy(settings, partial(pair.load_head, draft))
+        key: build_policy(settings, partial(load_pair_head, pair, draft))
         for key, (draft, settings) in wanted.items()
     }
     seen = {}

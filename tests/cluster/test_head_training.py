@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.head_training import Finished, HeadObserver, train_heads
+from cluster.head_training import train_heads
 from specdec_core.base.errors import UserError
 from specdec_core.drafting.heads.card import HeadSpec, TrainingSettings
 from specdec_core.drafting.heads.storage import load_head
+from specdec_core.training.heads.finished import Finished, HeadObserver
 from specdec_core.training.heads.training import HeadTraining
 from tests.full_disk import SmallDisk
 from tests.specdec_core.drafting.heads.examples import PAIR, learnable

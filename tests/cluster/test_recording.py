@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cluster.recording import SHARD, RecordingObserver, RecordingPlan, _writing, run_recording
+from cluster.recording import SHARD, RecordingPlan, _writing, run_recording
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import locked
 from specdec_core.config import PairSpec, Sampling
@@ -23,6 +23,7 @@ from specdec_core.models.pair import Pair
 from specdec_core.recordings.find import find_recording
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.schema import Recording, shard_file
+from specdec_core.search.observer import RecordingObserver
 from specdec_core.search.plan import PromptSource
 
 pytestmark = pytest.mark.usefixtures("ray_running")

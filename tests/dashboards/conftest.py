@@ -28,9 +28,10 @@ from specdec_core.drafting.heads.modules import build_head
 from specdec_core.drafting.heads.storage import save_head
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
+from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.schema import Header, save_header, write_shard
-from specdec_core.search.results import OraclePoint, PromptSet, SweepResult, Timing, Trial
+from specdec_core.search.results import OraclePoint, SweepResult, Timing, Trial
 from specdec_core.studies.profiling import profile_pair
 from specdec_core.tokens.statistics import Counts, paired_ratio, rounds_frame
 

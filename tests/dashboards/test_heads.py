@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from cluster.head_training import Finished
 from dashboards import tracking
 from dashboards.heads import HeadsRun, heads_table, reliability_diagram, training_curves
 from dashboards.tracking import Undelivered, tracking_uri
 from specdec_core.config import PairSpec
 from specdec_core.drafting.heads.card import HeadSpec, TrainingSettings
 from specdec_core.drafting.heads.storage import save_head
+from specdec_core.training.heads.finished import Finished
 from specdec_core.training.heads.training import HeadTraining
 from tests.dashboards.test_delivery import server
 from tests.specdec_core.drafting.heads.examples import learnable

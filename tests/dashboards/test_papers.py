@@ -11,13 +11,14 @@ import pandas as pd
 import pytest
 from mlflow import MlflowClient
 
-from cluster.papers import Measured, PapersResult
 from dashboards.figures.papers import paper_figure
 from dashboards.paper_tables import Sheet, console_table, frame, markdown, sheets
 from dashboards.papers import findings, log_papers, notes, write_papers
 from specdec_core.config import AUTOREGRESSIVE, Configuration
-from specdec_core.search.results import PromptSet, Timing
+from specdec_core.prompts.prompt_sets import PromptSet
+from specdec_core.search.results import Timing
 from specdec_core.studies.papers.plan import PaperPlan
+from specdec_core.studies.papers.result import Measured, PapersResult
 from specdec_core.tokens.statistics import Counts
 
 LOOKUP = {"kind": "prompt_lookup"}

@@ -14,11 +14,10 @@ from jobs.console import run
 from specdec_core.config import Sampling
 from specdec_core.engine.engine import Request
 from specdec_core.models.pair import Pair
-from specdec_core.prompts.prompt_sets import digest, load_prompts
+from specdec_core.prompts.prompt_sets import PromptSet, digest, load_prompts
 from specdec_core.recordings.find import finish
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.schema import Header, save_header, write_shard
-from specdec_core.search.results import PromptSet
 
 
 @dataclass(frozen=True)

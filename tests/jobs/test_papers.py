@@ -16,7 +16,6 @@ import pandas as pd
 import pytest
 from mlflow import MlflowClient
 
-from cluster.papers import PapersResult
 from jobs import papers
 from jobs.papers import PAPERS, parse_sources
 from specdec_core.base.errors import UserError
@@ -26,6 +25,7 @@ from specdec_core.models.fingerprints import tokenizer_digest
 from specdec_core.models.pair import load_tokenizer
 from specdec_core.studies.papers.inputs import load_sets, with_datastores
 from specdec_core.studies.papers.plan import load_paper_plan
+from specdec_core.studies.papers.result import PapersResult
 from tests.jobs.conftest import Command
 
 ROOT = Path(__file__).parents[2]

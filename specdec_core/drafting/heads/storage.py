@@ -18,6 +18,8 @@ from specdec_core.config import describe
 from specdec_core.drafting.heads.card import VERSION, HeadCard
 from specdec_core.drafting.heads.loaded import LoadedHead
 from specdec_core.drafting.heads.modules import Head, build_head
+from specdec_core.models.fingerprints import TARGET
+from specdec_core.models.pair import Pair
 
 BUNDLED = Path(__file__).parents[2] / "bundled" / "heads"
 WEIGHTS, CARD = "model.safetensors", "head.json"
@@ -105,3 +107,11 @@ def load_head(
         reason = str(error).splitlines()[0].rstrip(":")
         raise UserError(f"{file}: not this head's weights: {reason}") from None
     return LoadedHead(head, card, device)
+
+
+def load_pair_head(pair: Pair, draft: str | None, name: str) -> LoadedHead:
+    """A trained head for a draft of `pair`, on that draft's device. Raises :class:`UserError` for a
+    head of another pair."""
+    draft = pair.draft_name(draft)
+    own, device = pair.fingerprints, str(pair.drafts[draft].device)
+    return load_head(name, own[draft], own[TARGET], device)

@@ -29,6 +29,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import CascadeDrafter, Sampling
 from specdec_core.drafting.build import build_drafter
 from specdec_core.drafting.drafter import Lookup, Outcome, Resources, Sequencing
+from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.pearl.canopy import Canopy, Node
 from specdec_core.drafting.pearl.messages import (
     Ask,
@@ -321,7 +322,7 @@ class Ahead:
         for runner in self._runners.values():
             runner.watch_hidden(False)
             runner.widen(2 if cascade or message.width > 1 else 1)
-        load_head = partial(self._pair.load_head, settings.draft)
+        load_head = partial(load_pair_head, self._pair, settings.draft)
         self._policy = build_policy(settings.policy, load_head)
         self._runner, self._settings = self._runners[key], message
         if self._policy.needs_hidden:
@@ -330,7 +331,7 @@ class Ahead:
         if cascade:
             resources = Resources(
                 lambda name: self._runner,
-                self._pair.load_head,
+                partial(load_pair_head, self._pair),
                 message.vocab_size,
                 message.eos_token_ids,
                 lambda: self._pair.tokenizer_digest,

@@ -28,10 +28,9 @@ from specdec_core.config import (
 from specdec_core.engine.engine import Engine
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import Conversation, conversations
-from specdec_core.prompts.prompt_sets import Prompt, digest
+from specdec_core.prompts.prompt_sets import Prompt, PromptSet, digest
 from specdec_core.search.observer import Observer
 from specdec_core.search.plan import Plan, PromptSource
-from specdec_core.search.results import PromptSet
 from specdec_core.studies.bench.limits import ForwardClock, oracle_limits, widths_of
 from specdec_core.studies.bench.race import Contestant, Other, Own, race, take
 from specdec_core.studies.bench.result import BenchResult, Profiled, Row, fastest

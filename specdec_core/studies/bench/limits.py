@@ -13,13 +13,12 @@ from time import perf_counter
 
 import torch
 
-from specdec_core.config import Configuration
+from specdec_core.config import Configuration, Document
 from specdec_core.cost import oracle_counts
 from specdec_core.models.alignment import Trajectory, measure_alignment
 from specdec_core.models.fingerprints import TARGET
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import ModelRunner
-from specdec_core.search.results import Document
 from specdec_core.studies.bench.result import BenchResult, Effort, Forwards, OracleLimit, Row, Take
 
 TIMES = 15  # that a width is timed in each repeat, all widths in turns

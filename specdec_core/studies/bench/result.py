@@ -13,8 +13,8 @@ from pydantic import Field
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
-from specdec_core.config import Configuration, PairSpec
-from specdec_core.search.results import Document, PromptSet
+from specdec_core.config import Configuration, Document, PairSpec
+from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.tokens.statistics import Ratio, paired_ratio
 
 OURS = "specdec"

@@ -18,10 +18,11 @@ from cluster.sweep.idle_trial import IdleTask, IdleTrial
 from cluster.sweep.starting import PATIENCE, Gathering
 from specdec_core.base.errors import UserError
 from specdec_core.cost import Hardware
+from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import Observer
 from specdec_core.search.plan import Plan
-from specdec_core.search.results import PromptSet, SweepResult, Trial
+from specdec_core.search.results import SweepResult, Trial
 from specdec_core.search.round_tables import Rounds
 from tests.full_disk import SmallDisk
 

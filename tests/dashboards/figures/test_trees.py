@@ -16,7 +16,8 @@ from dashboards.figures.trees import (
 )
 from specdec_core.config import Configuration, PairSpec, TreeDrafter
 from specdec_core.cost import Hardware
-from specdec_core.search.results import PromptSet, SweepResult, Trial
+from specdec_core.prompts.prompt_sets import PromptSet
+from specdec_core.search.results import SweepResult, Trial
 from specdec_core.search.tree_plan import k_configurations
 from specdec_core.studies.trees import KINDS, TreeComparison
 from specdec_core.tokens.statistics import Counts

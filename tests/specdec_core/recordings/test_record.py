@@ -13,10 +13,10 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
 from specdec_core.engine.engine import Request
 from specdec_core.models.pair import Pair
+from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Header, Recording, save_header, write_shard
-from specdec_core.search.results import PromptSet
 
 N = 40
 

@@ -49,11 +49,10 @@ from specdec_core.drafting.heads.modules import build_head
 from specdec_core.drafting.heads.storage import save_head
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
-from specdec_core.prompts.prompt_sets import load_prompts
+from specdec_core.prompts.prompt_sets import PromptSet, load_prompts
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Header, Recording, save_header, write_shard
-from specdec_core.search.results import PromptSet
 from specdec_core.tokens.statistics import Counts, Generation, Round, rounds_frame
 from specdec_core.training.datastores.build import write_datastore
 

@@ -28,6 +28,7 @@ from specdec_core.drafting.heads.modules import build_head
 from specdec_core.drafting.heads.storage import save_head
 from specdec_core.engine.engine import Request
 from specdec_core.models.pair import Pair
+from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Header, Recording, save_header, write_shard
@@ -37,7 +38,6 @@ from specdec_core.recordings.thresholds import (
     decision_cost,
     distinct_thresholds,
 )
-from specdec_core.search.results import PromptSet
 from specdec_core.tokens.statistics import Counts
 
 POLICIES: dict[str, Policy] = {

@@ -1,0 +1,97 @@
+"""What the papers' tables are written from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import Field
+
+from specdec_core.base.files import write_atomically
+from specdec_core.config import Configuration, Document, PairSpec
+from specdec_core.prompts.prompt_sets import PromptSet
+from specdec_core.search.results import Timing
+from specdec_core.studies.papers.plan import PaperPlan, Quantity, Table
+from specdec_core.tokens.statistics import Counts, Generation, path_rate
+
+
+class Measured(Document):
+    """A configuration on a prompt set; `timing`, against autoregressive decoding of the same
+    sampling, where a table asks for a time."""
+
+    prompts: str
+    configuration: Configuration
+    counts: dict[str, int]
+    metrics: dict[str, float]
+    timing: Timing | None = None
+
+    @classmethod
+    def of(
+        cls,
+        prompts: str,
+        configuration: Configuration,
+        generations: Sequence[Generation],
+        timing: Timing | None,
+    ) -> Measured:
+        counts = Counts.of(generations)
+        metrics = counts.metrics()
+        if configuration.drafter is None:
+            metrics = {name: metrics[name] for name in ("mat", "verification_rate")}
+        else:
+            metrics["path_rate"] = path_rate(generations, configuration.drafter.depth)
+            metrics["accepted_per_round"] = counts.n_accepted / max(counts.n_target, 1)
+            if not counts.n_draft:
+                del metrics["utilisation"]  # of a draft model
+        if timing is not None:
+            metrics["tokens_per_second"] = timing.tokens_per_second
+            metrics["speedup"] = timing.speedup
+        return cls(
+            prompts=prompts,
+            configuration=configuration,
+            counts=counts.as_dict(),
+            metrics=metrics,
+            timing=timing,
+        )
+
+
+class PapersResult(Document):
+    """Everything that the tables are written from."""
+
+    name: str
+    started: datetime
+    plan: PaperPlan
+    pair: PairSpec  # with the data types that were found best
+    sets: dict[str, PromptSet]
+    measured: list[Measured]
+    environment: dict[str, str] = Field(default={})
+
+    def tables(self) -> dict[str, Table]:
+        """The tables that have a prompt set left."""
+        return {key: table for key, table in self.plan.tables.items() if self.sets_of(table)}
+
+    def sets_of(self, table: Table) -> list[str]:
+        """The prompt sets of a table that were there."""
+        return [name for name in table.prompts if name in self.sets]
+
+    def find(self, prompts: str, configuration: Configuration) -> Measured | None:
+        """What was measured of `configuration` on a set; None where nothing was."""
+        return self._index.get((prompts, configuration))
+
+    def value(self, prompts: str, configuration: Configuration, quantity: Quantity) -> float:
+        """The same as a number; NaN where there is none."""
+        found = self.find(prompts, configuration)
+        return math.nan if found is None else found.metrics.get(quantity, math.nan)
+
+    @cached_property
+    def _index(self) -> dict[tuple[str, Configuration], Measured]:
+        return {(m.prompts, m.configuration): m for m in self.measured}
+
+    def save(self, folder: Path) -> Path:
+        return write_atomically(folder / "papers.json", self.model_dump_json(indent=1))
+
+    @classmethod
+    def load(cls, folder: Path) -> PapersResult:
+        return cls.model_validate_json((Path(folder) / "papers.json").read_text())

@@ -1,0 +1,26 @@
+"""A trained head of a grid, and who hears of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from specdec_core.drafting.heads.card import HeadCard
+from specdec_core.search.observer import Observer
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A trained head, its folder and its card. The label is its name, in a search with the
+    learning rate."""
+
+    label: str
+    folder: Path
+    card: HeadCard
+
+
+class HeadObserver(Observer):
+    """Hears how the training of a grid goes."""
+
+    def head_finished(self, head: Finished) -> None:
+        """A head is trained and on disk, now or earlier."""
