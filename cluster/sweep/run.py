@@ -23,7 +23,7 @@ from cluster.overlap import placed_bench
 from cluster.placement import place
 from cluster.session import check_nodes, get, ray_session, resources
 from cluster.sweep.counting import count_all
-from cluster.sweep.timing import Stopwatch, alone, lost, start_bench
+from cluster.sweep.timing import InterleavedTimes, alone, lost, start_bench
 from cluster.sweep.trial import Task, assess
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec
@@ -203,7 +203,7 @@ def _time(
     contestants = [baseline, *finalists]
     tell.stage(f"timing {len(finalists)} finalists alone", plan.repeats * len(requests))
     get(bench.warm_up.remote(contestants, requests[0]))
-    watch = Stopwatch()
+    watch = InterleavedTimes()
     for repeat in range(plan.repeats):
         get(bench.forget.remote())  # every repeat does the same work
         for request in requests:
@@ -232,7 +232,7 @@ def _forwards(counts: Counts) -> int:
 
 
 def _compare(
-    watch: Stopwatch, finalists: Sequence[Configuration], result: SweepResult, tell: Observer
+    watch: InterleavedTimes, finalists: Sequence[Configuration], result: SweepResult, tell: Observer
 ) -> dict[str, pd.DataFrame]:
     """Whether replayed finalists, decoded now, had the counts that the recording told; fills
     `result.replay`. Returns their rounds."""
@@ -273,7 +273,7 @@ def choose_finalists(
 
 
 def choose_champion(
-    contestants: Sequence[Configuration], watch: Stopwatch, result: SweepResult
+    contestants: Sequence[Configuration], watch: InterleavedTimes, result: SweepResult
 ) -> str:
     """The fastest contestant, but autoregressive decoding, which comes first, where nothing is
     shown to beat it. Among those that cannot be told from the fastest, the one whose counts

@@ -12,7 +12,7 @@ from specdec_core.config import BanditDrafter
 from specdec_core.config import Drafter as DrafterSettings
 from specdec_core.drafting.bandits import Bandit, build_bandit
 from specdec_core.drafting.draft_model import DraftModel
-from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.policies.per_slot import PerSlot
 from specdec_core.models.runner import ModelRunner
 from specdec_core.tokens.token_tree import TokenTree
@@ -67,14 +67,14 @@ class BanditSpec(Drafter):
         until = perf_counter() + seconds
         return all([arm.prepare(max(until - perf_counter(), 0.0)) for arm in self.arms])
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         for drafter in dict.fromkeys(self._drafters):
             drafter.open(sequences)
         if not self.shared:
             for sequence in sequences:
                 self._bandits[sequence.slot] = deepcopy(self.bandit)
 
-    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
+    def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         chosen = [self.of(s.slot).select(s.slot) for s in sequences]
         groups: dict[Drafter, list[int]] = {}
         for place, arm in enumerate(chosen):
@@ -99,14 +99,14 @@ class BanditSpec(Drafter):
             self._seconds[sequence.slot] = start - began - seconds
         return trees
 
-    def arrived(self, sequences: Sequence[Sequencing], trees: Sequence[TokenTree]) -> None:
+    def arrived(self, sequences: Sequence[SlotState], trees: Sequence[TokenTree]) -> None:
         groups: dict[Drafter, list[int]] = {}
         for place, sequence in enumerate(sequences):
             groups.setdefault(self._drafters[self._chosen[sequence.slot]], []).append(place)
         for drafter, places in groups.items():
             drafter.arrived([sequences[p] for p in places], [trees[p] for p in places])
 
-    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         slot = sequence.slot
         arm = self._chosen[slot]  # an arm that is a bandit has noted its own choice in the tree
         added = outcome.accepted + (0 if self.target_width else 1)
@@ -119,11 +119,11 @@ class BanditSpec(Drafter):
             else:
                 drafter.missed(sequence)
 
-    def missed(self, sequence: Sequencing) -> None:
+    def missed(self, sequence: SlotState) -> None:
         for drafter in dict.fromkeys(self._drafters):
             drafter.missed(sequence)
 
-    def close(self, sequence: Sequencing) -> None:
+    def close(self, sequence: SlotState) -> None:
         for drafter in dict.fromkeys(self._drafters):
             drafter.close(sequence)
 

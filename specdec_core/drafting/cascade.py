@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specdec_core.config import CascadeDrafter, Policy
 from specdec_core.drafting.context import DraftContext
-from specdec_core.drafting.drafter import Drafter, Lookup, Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Drafter, Lookup, Outcome, Resources, SlotState
 from specdec_core.drafting.policies.build import build_policy
 from specdec_core.drafting.policies.policy import Signals
 from specdec_core.tokens.coupling import choose
@@ -33,7 +33,7 @@ from specdec_core.tokens.verification import Verdict, verify_greedy, verify_samp
 class _Draft:
     """A slot's chain in the making."""
 
-    sequence: Sequencing
+    sequence: SlotState
     limit: int
     tree: TokenTree = field(default_factory=TokenTree)
     feed: list[int] = field(default_factory=list)  # text and chain that was not read yet
@@ -55,27 +55,27 @@ class GuessedChain(Drafter):
         self.context = DraftContext(self.runner)
         self.policy = build_policy(policy, partial(resources.load_head, draft))
         self.vocab_size, self.eos_token_ids = resources.vocab_size, resources.eos_token_ids
-        self.stopwatch = resources.stopwatch
+        self.clock = resources.clock
         if self.policy.needs_hidden:
             self.runner.watch_hidden(True)
         self._chains: dict[int, tuple[int, int]] = {}  # by slot: length of the text, of the chain
 
-    def guess(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> TokenTree:
+    def guess(self, sequence: SlotState, drafted: Sequence[int], room: int) -> TokenTree:
         """Deterministic candidates for what the draft model writes behind the text and `drafted`,
         at most `room` tokens deep."""
         raise NotImplementedError
 
-    def learn(self, sequence: Sequencing, drafted: Sequence[int], outcome: Outcome) -> None:
+    def learn(self, sequence: SlotState, drafted: Sequence[int], outcome: Outcome) -> None:
         """What became of a guess behind `drafted` at the draft model; `outcome.choices` are the
         draft model's most likely tokens."""
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
             self.policy.reset(sequence.slot)
         self.context.open(sequences)
 
     @torch.inference_mode()
-    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
+    def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         drafts = [_Draft(s, min(s.room, self.policy.limit(s.slot, s.batch))) for s in sequences]
         active = [draft for draft in drafts if draft.limit > 0]
         for draft in active:
@@ -86,7 +86,7 @@ class GuessedChain(Drafter):
             self._chains[draft.sequence.slot] = len(draft.sequence.tokens), len(draft.tree)
         return [draft.tree for draft in drafts]
 
-    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         text, length = self._chains[sequence.slot]
         # The nodes of the chain come first; the draft model has read all of it but, at times, the
         # last one. What else is in the tree it has never seen.
@@ -121,7 +121,7 @@ class GuessedChain(Drafter):
         for draft, guess, own, q in pairs:
             self._decide(draft, guess, own, q)
         signals = self._signals(active, logits, probs)
-        self.stopwatch.chose(returned, logits)
+        self.clock.chose(returned, logits)
         return signals
 
     def _signals(self, active: list[_Draft], logits: Tensor, probs: Tensor | None) -> Signals:
@@ -166,7 +166,7 @@ class GuessedChain(Drafter):
 
     def _verify(
         self,
-        sequence: Sequencing,
+        sequence: SlotState,
         drafted: int,
         guess: TokenTree,
         choices: list[int],
@@ -201,7 +201,7 @@ class GuessedChain(Drafter):
                 own = signals.only([active[n].before + step for n in shown])
                 for n, answer in zip(shown, self.policy.go_on(own), strict=True):
                     answers[n] = answer and open_ended[n]
-                self.stopwatch.asked(asking)
+                self.clock.asked(asking)
             following, step = [], step + 1
             for draft, answer in zip(active, answers, strict=True):
                 if not answer:
@@ -228,17 +228,17 @@ class Cascade(GuessedChain):
         super().__init__(settings.draft, settings.policy, resources)
         self.proposer = proposer
 
-    def guess(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> TokenTree:
+    def guess(self, sequence: SlotState, drafted: Sequence[int], room: int) -> TokenTree:
         return self.proposer.find(sequence, drafted, room).tree
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         super().open(sequences)
         self.proposer.open(sequences)
 
-    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         super().observe(sequence, outcome)
         self.proposer.observe(sequence, outcome)
 
-    def close(self, sequence: Sequencing) -> None:
+    def close(self, sequence: SlotState) -> None:
         super().close(sequence)
         self.proposer.close(sequence)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specdec_core.config import DraftModelDrafter
 from specdec_core.drafting.context import DraftContext
-from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.policies.build import build_policy
 from specdec_core.drafting.policies.policy import Signals
 from specdec_core.tokens.coupling import race
@@ -28,18 +28,18 @@ class DraftModel(Drafter):
         self.context = DraftContext(self.runner)
         self.policy = build_policy(settings.policy, partial(resources.load_head, settings.draft))
         self.vocab_size, self.eos_token_ids = resources.vocab_size, resources.eos_token_ids
-        self.stopwatch = resources.stopwatch
+        self.clock = resources.clock
         if self.policy.needs_hidden:
             self.runner.watch_hidden(True)
         self.runner.lazy = self.runner.lazy or self.policy.rests
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
             self.policy.reset(sequence.slot)
         self.context.open(sequences)
 
     @torch.inference_mode()
-    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
+    def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         trees = [TokenTree() for _ in sequences]
         limits = [min(s.room, self.policy.limit(s.slot, s.batch)) for s in sequences]
         active = [i for i, limit in enumerate(limits) if limit > 0]
@@ -65,18 +65,18 @@ class DraftModel(Drafter):
                 break
             asking = perf_counter()
             answers = zip(shown, self.policy.go_on(signals.only(shown)), strict=True)
-            self.stopwatch.asked(asking)
+            self.clock.asked(asking)
             active = [active[n] for n, go in answers if go and n in open_ended]
         return trees
 
-    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         self.context.keep(sequence, outcome)
         if drafted := len(outcome.tree):
             self.policy.observe(sequence.slot, drafted, outcome.accepted)
 
     def _draft(
         self,
-        sequences: list[Sequencing],
+        sequences: list[SlotState],
         feed: list[list[int]],
         positions: list[int],
         reads: Sequence[str],
@@ -93,12 +93,12 @@ class DraftModel(Drafter):
         drawn = self._draw(sequences, positions, probs, last)
         signals = Signals([s.slot for s in sequences], drawn, positions, logits, probs, hidden)
         signals.fetch(reads)
-        self.stopwatch.chose(returned, logits)
+        self.clock.chose(returned, logits)
         return signals, by_row(probs, samplings)
 
     def _draw(
         self,
-        sequences: list[Sequencing],
+        sequences: list[SlotState],
         positions: list[int],
         probs: Tensor | None,
         last: list[int],

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specdec_core.config import DynamicTreeDrafter
 from specdec_core.drafting.context import DraftContext
-from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.growing import Growth, Level
 from specdec_core.drafting.policies.branches import Branches
 from specdec_core.drafting.policies.build import build_policy
@@ -57,17 +57,17 @@ class DynamicTree(Drafter):
         self.vocab_size, self.eos_token_ids = resources.vocab_size, resources.eos_token_ids
         self.least = math.log(settings.least) if settings.least else -math.inf
         self._cached: dict[int, dict[int, int]] = {}  # by slot
-        self.stopwatch = resources.stopwatch
+        self.clock = resources.clock
         if self.policy.needs_hidden:
             self.runner.watch_hidden(True)
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
             self.policy.reset(sequence.slot)
         self.context.open(sequences)
 
     @torch.inference_mode()
-    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
+    def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         growth = Growth(self.context, sequences, self.vocab_size)
         marks = [_Marks(min(s.room, self.policy.limit(s.slot, s.batch))) for s in sequences]
         wanted = {i: [ROOT] for i, own in enumerate(marks) if own.limit > 0}
@@ -79,7 +79,7 @@ class DynamicTree(Drafter):
             candidates = self._expand(growth, marks, level, probs, depth)
             depth += 1
             wanted = self._choose(growth, marks, level, probs, candidates, depth)
-            self.stopwatch.chose(returned, level.logits)
+            self.clock.chose(returned, level.logits)
         trees = []
         for sequence, tree, own, cached in zip(
             sequences, growth.trees, marks, growth.cached, strict=True
@@ -90,7 +90,7 @@ class DynamicTree(Drafter):
             self._cached[sequence.slot] = {number[n]: at for n, at in cached.items() if n in number}
         return trees
 
-    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         self.context.keep(sequence, outcome, self._cached.pop(sequence.slot))
         if drafted := outcome.tree.depth:
             self.policy.observe(sequence.slot, drafted, outcome.accepted)
@@ -189,7 +189,7 @@ def _part(tree: TokenTree, number: Mapping[int, int]) -> TokenTree:
 def _confidences(
     logits: Tensor,
     probs: Tensor | None,
-    sequences: Sequence[Sequencing],
+    sequences: Sequence[SlotState],
     depth: int,
     vocab_size: int,
 ) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec_core.config import Sampling
 from specdec_core.drafting.context import DraftContext
-from specdec_core.drafting.drafter import Sequencing
+from specdec_core.drafting.drafter import SlotState
 from specdec_core.tokens.sampling import draw_siblings, warp
 from specdec_core.tokens.statistics import Origin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
@@ -42,7 +42,7 @@ class Growth:
     """
 
     def __init__(
-        self, context: DraftContext, sequences: Sequence[Sequencing], vocab_size: int
+        self, context: DraftContext, sequences: Sequence[SlotState], vocab_size: int
     ) -> None:
         self.context, self.sequences, self.vocab_size = context, sequences, vocab_size
         self.trees = [TokenTree() for _ in sequences]

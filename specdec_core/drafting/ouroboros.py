@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specdec_core.config import FixedPolicy, OuroborosDrafter, PostUseDrafter, TokenCacheDrafter
-from specdec_core.drafting.drafter import Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Outcome, Resources, SlotState
 from specdec_core.drafting.post_use import PostUse
 from specdec_core.tokens.statistics import Origin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
@@ -55,12 +55,12 @@ class Ouroboros(PostUse):
         self.window = settings.window
         self._lines: dict[int, _Line] = {}
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         super().open(sequences)
         for sequence in sequences:
             self._lines[sequence.slot] = _Line(self._filled([], sequence.tokens))
 
-    def guess(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> TokenTree:
+    def guess(self, sequence: SlotState, drafted: Sequence[int], room: int) -> TokenTree:
         tree = super().guess(sequence, drafted, room)
         line, node = self._lines[sequence.slot], ROOT
         line.nodes = []
@@ -69,7 +69,7 @@ class Ouroboros(PostUse):
             line.nodes.append(node)
         return tree
 
-    def learn(self, sequence: Sequencing, drafted: Sequence[int], outcome: Outcome) -> None:
+    def learn(self, sequence: SlotState, drafted: Sequence[int], outcome: Outcome) -> None:
         super().learn(sequence, drafted, outcome)
         # Jacobi: the next guess at a place is what the draft model says behind the guesses so far.
         line = self._lines[sequence.slot]
@@ -77,7 +77,7 @@ class Ouroboros(PostUse):
         decided = outcome.accepted + 1
         line.tokens = self._filled(answers[decided:], [*sequence.tokens, *drafted])
 
-    def close(self, sequence: Sequencing) -> None:
+    def close(self, sequence: SlotState) -> None:
         super().close(sequence)
         self._lines.pop(sequence.slot, None)
 

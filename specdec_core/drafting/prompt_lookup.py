@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specdec_core.config import PromptLookupDrafter
-from specdec_core.drafting.drafter import Found, Lookup, Resources, Sequencing
+from specdec_core.drafting.drafter import Found, Lookup, Resources, SlotState
 from specdec_core.tokens.statistics import Origin
 from specdec_core.tokens.token_tree import TokenTree
 
@@ -43,12 +43,12 @@ class PromptLookup(Lookup):
         self.settings = settings
         self._indices: dict[int, _Index] = {}
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
             index = _Index(self.settings.min_ngram, self.settings.max_ngram)
             self._indices[sequence.slot] = index
 
-    def find(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> Found:
+    def find(self, sequence: SlotState, drafted: Sequence[int], room: int) -> Found:
         index, tokens = self._indices[sequence.slot], sequence.tokens
         index.extend(tokens)
         end = [*tokens[-self.settings.max_ngram :], *drafted]

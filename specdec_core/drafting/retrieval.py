@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 
 from specdec_core.config import RetrievalDrafter
 from specdec_core.drafting.datastores.datastore import open_datastore
-from specdec_core.drafting.drafter import Found, Lookup, Resources, Sequencing
+from specdec_core.drafting.drafter import Found, Lookup, Resources, SlotState
 from specdec_core.tokens.statistics import Origin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 
@@ -25,7 +25,7 @@ class RetrievalLookup(Lookup):
         digest = resources.tokenizer_digest() if resources.tokenizer_digest else None
         self.datastore = open_datastore(settings.datastore, digest)
 
-    def find(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> Found:
+    def find(self, sequence: SlotState, drafted: Sequence[int], room: int) -> Found:
         settings = self.settings
         text = [*sequence.tokens[-settings.max_match :], *drafted]
         matches = self.datastore.longest(text, settings.min_match, settings.max_match)

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from specdec_core.base.errors import UserError
-from specdec_core.base.stopwatch import Stopwatch
+from specdec_core.base.round_clock import RoundClock
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
 from specdec_core.drafting.build import build_drafter
-from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.pearl.link import Link, no_link
 from specdec_core.models.pair import Pair
@@ -63,7 +63,7 @@ class _Active:
     """A request in its slot."""
 
     request: Request
-    sequence: Sequencing
+    sequence: SlotState
     decoder: StreamDecoder
     started: float
     prefill_seconds: float
@@ -98,7 +98,7 @@ class Engine:
         self.max_length = pair.max_length
         self.target = pair.open_runner(None, slots)
         self._draft_runners: dict[str, ModelRunner] = {}
-        self._stopwatch = Stopwatch()
+        self._clock = RoundClock()
         self._active: dict[int, _Active] = {}
         self._queue: deque[Request] = deque()
         self.configure(configuration)
@@ -119,7 +119,7 @@ class Engine:
                 self.target.vocab_size,
                 self.pair.eos_token_ids,
                 lambda: self.pair.tokenizer_digest,
-                self._stopwatch,
+                self._clock,
                 self.slots,
                 open_link=self._link,
             )
@@ -195,7 +195,7 @@ class Engine:
             last.target_seconds = verified - drafted
             last.other_seconds = end - verified
             last.draft_forward_seconds = drafting
-            last.policy_seconds = self._stopwatch.policy
+            last.policy_seconds = self._clock.policy
             last.target_forward_seconds = forward
             last.verify_seconds = verify
             slot.token_seconds += [end - slot.started] * len(chunk.tokens)
@@ -243,7 +243,7 @@ class Engine:
             return
         start = perf_counter()
         sequences = [
-            Sequencing(
+            SlotState(
                 slot,
                 list(request.tokens),
                 request.sampling or self.configuration.sampling,
@@ -266,7 +266,7 @@ class Engine:
 
     def _begin(self) -> float:
         """A round begins, now."""
-        self._stopwatch.begin()
+        self._clock.begin()
         for runner in self._draft_runners.values():
             runner.seconds = 0.0
         return perf_counter()
@@ -274,7 +274,7 @@ class Engine:
     def _drafting_seconds(self) -> float:
         """What the round has spent in draft models."""
         forwards = sum(runner.seconds for runner in self._draft_runners.values())
-        return forwards + self._stopwatch.waited
+        return forwards + self._clock.waited
 
     def _draft(self, active: list[_Active]) -> list[TokenTree]:
         if self.drafter is None:
@@ -294,7 +294,7 @@ class Engine:
         rows, tokens, parents, begun = [], [], [], []
         for n, (slot, tree) in enumerate(zip(active, trees, strict=True)):
             rows.append(slot.sequence.slot)
-            if slot.sequence.starts:
+            if slot.sequence.target_start:
                 begun.append(n)
                 tokens.append(tree.tokens)
                 parents.append(tree.parents)
@@ -314,7 +314,7 @@ class Engine:
         return logits, choices, seconds
 
     def _verify(
-        self, sequence: Sequencing, tree: TokenTree, choices: list[int], probs: Tensor | None
+        self, sequence: SlotState, tree: TokenTree, choices: list[int], probs: Tensor | None
     ) -> Verdict:
         """Accept or reject by the rule that the request's sampling asks for. When sampling is
         coupled, `choices` become the coupled ones."""
@@ -329,13 +329,13 @@ class Engine:
             noise, size = sequence.random.noise, self.target.vocab_size
             choices[:] = choose(probs[: len(positions)], noise, positions, size)
             verify = partial(verify_greedy, tree, choices)
-        if not sequence.starts:
+        if not sequence.target_start:
             return verify()
-        begun = range(len(sequence.starts))
+        begun = range(len(sequence.target_start))
         return longest(begun, [verify(start=node) for node in begun])
 
     def _starts(
-        self, sequence: Sequencing, verdict: Verdict, logits: Tensor, probs: Tensor | None
+        self, sequence: SlotState, verdict: Verdict, logits: Tensor, probs: Tensor | None
     ) -> list[int]:
         """The tokens that the target draws behind the accepted path, without replacement, to begin
         the next tree with; none unless the drafter asks for them."""
@@ -374,7 +374,7 @@ class Engine:
         sequence, path = slot.sequence, verdict.path
         read = [node for node in path if node < tree.read]
         self.target.keep(sequence.slot, len(sequence.tokens), read)
-        begun, sequence.starts = len(sequence.starts), starts
+        begun, sequence.target_start = len(sequence.target_start), starts
         tokens = [tree.tokens[node] for node in path]
         origins = [tree.origins[node] for node in path]
         if not starts and verdict.token is not None:

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from specdec_core.config import DraftModelDrafter, Policy
 from specdec_core.drafting.cascade import Cascade, GuessedChain
-from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.policies.policy import LengthPolicy, Rule
 from specdec_core.drafting.post_use import PostUse
 from specdec_core.recordings.track import Track
@@ -47,7 +47,7 @@ class Trail:
         self.track, self.place = track, place
         self._firsts = track.firsts.tolist()
 
-    def start(self, sequence: Sequencing) -> int:
+    def start(self, sequence: SlotState) -> int:
         """The start of the round to come."""
         return self._firsts[self.place.prompt] + len(sequence.tokens) - self.place.length
 
@@ -59,7 +59,7 @@ class Chains(Trail):
         super().__init__(track, place)
         self.policy = policy
 
-    def draft(self, sequence: Sequencing) -> tuple[list[int], int, int]:
+    def draft(self, sequence: SlotState) -> tuple[list[int], int, int]:
         """What the draft model would write in the round to come, as far as it could matter; how
         much of it is drafted; and the policy's limit within the room."""
         start, limit = self.start(sequence), min(self.policy.limit(sequence.slot), sequence.room)
@@ -89,11 +89,11 @@ class Chains(Trail):
 class Recorded(Drafter):
     """A drafter that proposes for a slot at a time."""
 
-    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
+    def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         return [self.draft(sequence) for sequence in sequences]
 
     @abstractmethod
-    def draft(self, sequence: Sequencing) -> TokenTree:
+    def draft(self, sequence: SlotState) -> TokenTree:
         """The tree of the round to come."""
 
 
@@ -104,17 +104,17 @@ class RecordedChain(Recorded):
         self.policy = resources.policy(settings.draft, settings.policy)
         self.chains = Chains(resources.track(settings.draft), resources.place, self.policy)
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
             self.policy.reset(sequence.slot)
 
-    def draft(self, sequence: Sequencing) -> TokenTree:
+    def draft(self, sequence: SlotState) -> TokenTree:
         tokens, length, _ = self.chains.draft(sequence)
         tree = TokenTree.chain(tokens[:length], Origin.DRAFT)
         tree.draft_forwards = tree.draft_tokens = length
         return tree
 
-    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         if drafted := len(outcome.tree):
             self.policy.observe(sequence.slot, drafted, outcome.accepted)
 
@@ -145,7 +145,7 @@ class RecordedTree(Recorded):
         self._ranks = track.ranks.tolist()
         self._targets = trace.target_token[trace.trajectory].tolist()
 
-    def draft(self, sequence: Sequencing) -> TokenTree:
+    def draft(self, sequence: SlotState) -> TokenTree:
         start = self.trail.start(sequence)
         nodes = self._nodes[start]
         tokens, begin, place = [UNKNOWN] * nodes, 0, 0
@@ -174,14 +174,14 @@ class RecordedGuesses(GuessedChain):
         self.eos_token_ids = resources.eos_token_ids
         self._lengths: dict[int, int] = {}
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
             self.policy.reset(sequence.slot)
 
-    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
+    def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         return [self._draft(sequence) for sequence in sequences]
 
-    def _draft(self, sequence: Sequencing) -> TokenTree:
+    def _draft(self, sequence: SlotState) -> TokenTree:
         tokens, length, limit = self.chains.draft(sequence)
         chain = TokenTree.chain(tokens[:length], Origin.DRAFT)
         drafted = 0
@@ -196,7 +196,7 @@ class RecordedGuesses(GuessedChain):
         self._lengths[sequence.slot] = length
         return chain
 
-    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         if length := self._lengths[sequence.slot]:
             accepted = sum(node < length for node in outcome.path)
             self.policy.observe(sequence.slot, length, accepted)

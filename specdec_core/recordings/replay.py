@@ -37,7 +37,7 @@ from specdec_core.config import (
 from specdec_core.cost import Profile, policies_of
 from specdec_core.drafting.bandit import BanditSpec
 from specdec_core.drafting.build import build_drafter
-from specdec_core.drafting.drafter import Drafter, Outcome, Sequencing
+from specdec_core.drafting.drafter import Drafter, Outcome, SlotState
 from specdec_core.drafting.heads.loaded import LoadedHead
 from specdec_core.drafting.heads.storage import load_head
 from specdec_core.drafting.hybrid import Hybrid
@@ -248,7 +248,7 @@ class Replay:
             output = output.tolist()
             place.prompt, place.length = number, len(prompt)
             # Nothing is drawn from the random stream: the output is fixed.
-            sequence = Sequencing(0, prompt.tolist(), configuration.sampling, RandomStream(0))
+            sequence = SlotState(0, prompt.tolist(), configuration.sampling, RandomStream(0))
             if drafter is not None:
                 drafter.open([sequence])
             position = 0

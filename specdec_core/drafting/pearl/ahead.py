@@ -28,7 +28,7 @@ from torch import Tensor
 from specdec_core.base.errors import UserError
 from specdec_core.config import CascadeDrafter, Sampling
 from specdec_core.drafting.build import build_drafter
-from specdec_core.drafting.drafter import Lookup, Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Lookup, Outcome, Resources, SlotState
 from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.pearl.canopy import Canopy, Node
 from specdec_core.drafting.pearl.messages import (
@@ -60,7 +60,7 @@ _READ = 96  # nodes of a tree in the cache, guesses that are tried among them
 
 @dataclass(slots=True)
 class _Slot:
-    sequence: Sequencing  # its tokens are what the target has confirmed
+    sequence: SlotState  # its tokens are what the target has confirmed
     canopy: Canopy
     end: int
     drafted: int = 0  # tokens that the policy has seen of the chain since it began anew
@@ -345,7 +345,7 @@ class Ahead:
         # Independent of the target's own uniform numbers; coupled noise must be the same.
         stream.uniform = random.Random(f"{message.seed} {message.root} {self._salt}").random
         canopy = Canopy(Node(message.root, text[-1], len(text) - 1, None, told=True))
-        sequence = Sequencing(number, list(text), message.sampling, stream)
+        sequence = SlotState(number, list(text), message.sampling, stream)
         self._slots[number] = _Slot(sequence, canopy, message.end)
         self._policy.reset(number)
         if self._lookup is not None:

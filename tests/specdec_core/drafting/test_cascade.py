@@ -27,7 +27,7 @@ from specdec_core.config import (
 )
 from specdec_core.drafting import cascade
 from specdec_core.drafting.cascade import GuessedChain
-from specdec_core.drafting.drafter import Resources, Sequencing
+from specdec_core.drafting.drafter import Resources, SlotState
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.modules import build_head
 from specdec_core.drafting.heads.storage import save_head
@@ -137,7 +137,7 @@ def test_every_sampled_token_carries_the_draft_models_distribution(tiny_pair: Pa
     engine = Engine(tiny_pair, Configuration(drafter=drafter, sampling=sampling), slots=2)
     model, propose, foreseen = tiny_pair.drafts["draft"], engine.drafter.propose, 0
 
-    def check(sequences: list[Sequencing]) -> list[TokenTree]:
+    def check(sequences: list[SlotState]) -> list[TokenTree]:
         nonlocal foreseen
         trees = propose(sequences)
         for sequence, tree in zip(sequences, trees, strict=True):
@@ -193,7 +193,7 @@ class Foreseeing(GuessedChain):
 
     guesses: dict[int, list[int]]
 
-    def guess(self, sequence: Sequencing, drafted: list[int], room: int) -> TokenTree:
+    def guess(self, sequence: SlotState, drafted: list[int], room: int) -> TokenTree:
         tree = TokenTree()
         tree.graft(ROOT, [5], Origin.CACHE)
         tree.graft(ROOT, self.guesses[sequence.slot][len(drafted) :][:room], Origin.CACHE)
@@ -205,7 +205,7 @@ def test_a_perfect_guess_takes_one_forward_and_leaves_the_cache_in_step(tiny_pai
     policy = FixedPolicy(max_tokens=7)
     engine = Engine(tiny_pair, Configuration(drafter=DraftModelDrafter(policy=policy)), slots=2)
     sequences = [
-        Sequencing(slot, list(tokens), GREEDY, RandomStream(0), room=7)
+        SlotState(slot, list(tokens), GREEDY, RandomStream(0), room=7)
         for slot, tokens in enumerate([(9, 8, 7, 6), (3, 4)])
     ]
     engine.drafter.open(sequences)

@@ -12,7 +12,7 @@ from specdec_core.config import (
     Sampling,
 )
 from specdec_core.drafting import cascade
-from specdec_core.drafting.drafter import Sequencing
+from specdec_core.drafting.drafter import SlotState
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Counts
@@ -96,7 +96,7 @@ def test_the_next_line_is_what_the_draft_model_said_behind_the_last_one(tiny_pai
     drafter, checked = engine.drafter, 0
     learn = drafter.learn
 
-    def check(sequence: Sequencing, drafted: list[int], outcome: object) -> None:
+    def check(sequence: SlotState, drafted: list[int], outcome: object) -> None:
         nonlocal checked
         text = [*sequence.tokens, *drafted]
         tree: TokenTree = outcome.tree

@@ -29,7 +29,7 @@ from specdec_core.config import (
     SvipPolicy,
     parse,
 )
-from specdec_core.drafting.drafter import Sequencing
+from specdec_core.drafting.drafter import SlotState
 from specdec_core.drafting.policies.build import build_policy
 from specdec_core.drafting.policies.policy import LengthPolicy, Signals
 from specdec_core.engine.engine import Engine, Request
@@ -213,7 +213,7 @@ def test_by_batch_drafts_as_many_as_its_table_says_for_the_requests_of_the_round
     engine = Engine(tiny_pair, configuration, slots=4)
     propose, most = engine.drafter.propose, dict.fromkeys((1, 2, 3, 4), 0)
 
-    def noted(sequences: Sequence[Sequencing]) -> list[TokenTree]:
+    def noted(sequences: Sequence[SlotState]) -> list[TokenTree]:
         trees = propose(sequences)
         most[len(sequences)] = max(most[len(sequences)], *map(len, trees))
         return trees

@@ -12,7 +12,7 @@ from time import perf_counter
 from torch import Tensor
 
 
-class Stopwatch:
+class RoundClock:
     """Seconds since the round began of `policy`: choosing the drafted tokens and asking whether to
     draft another one; and `waited`, for a draft model's forwards."""
 
