@@ -22,11 +22,10 @@ from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.drafter import Drafter, Lookup, Outcome, Resources, SlotState
 from specdec_core.drafting.policies.build import build_policy
 from specdec_core.drafting.policies.policy import Signals
-from specdec_core.tokens.coupling import choose
-from specdec_core.tokens.sampling import by_row, distributions
+from specdec_core.tokens.acceptance import rule_of
+from specdec_core.tokens.sampling import distributions
 from specdec_core.tokens.statistics import Origin
 from specdec_core.tokens.token_tree import TokenTree
-from specdec_core.tokens.verification import Verdict, verify_greedy, verify_sampled
 
 
 @dataclass(slots=True)
@@ -54,7 +53,7 @@ class GuessedChain(Drafter):
         self.runner = resources.draft_runner(draft)
         self.context = DraftContext(self.runner)
         self.policy = build_policy(policy, partial(resources.load_head, draft))
-        self.vocab_size, self.eos_token_ids = resources.vocab_size, resources.eos_token_ids
+        self.eos_token_ids = resources.eos_token_ids
         self.clock = resources.clock
         if self.policy.needs_hidden:
             self.runner.watch_hidden(True)
@@ -117,7 +116,8 @@ class GuessedChain(Drafter):
         choices = self.runner.choices()
         samplings = [draft.sequence.sampling for draft in active]
         probs = distributions(logits, samplings)
-        pairs = zip(active, guesses, choices, by_row(probs, samplings), strict=True)
+        rows = [None] * len(active) if probs is None else probs
+        pairs = zip(active, guesses, choices, rows, strict=True)
         for draft, guess, own, q in pairs:
             self._decide(draft, guess, own, q)
         signals = self._signals(active, logits, probs)
@@ -150,37 +150,22 @@ class GuessedChain(Drafter):
         first = len(draft.feed) - 1  # place of the distribution behind what was fed
         places = slice(first, first + 1 + len(guess))
         q = None if probs is None else probs[places]
-        verdict = self._verify(sequence, len(chain), guess, choices[places], q)
+        rule, random = rule_of(sequence.sampling), sequence.random
+        at = len(sequence.tokens) + len(chain)
+        decided = rule.choices(guess, choices[places], q, random, at)
+        verdict = rule.verify(guess, decided, q, random)
         read = self.runner.lengths[slot] - len(guess)
         self.runner.keep(slot, read, verdict.path)
         tokens = [*(guess.tokens[node] for node in verdict.path), verdict.token]
         drawn = [0, *(node + 1 for node in verdict.path)]
         draft.new = [
-            (token, first + place, None if q is None else q[place])
+            (token, first + place, q[place] if rule.carries_q else None)
             for token, place in zip(tokens, drawn, strict=True)
         ]
         chain.draft_forwards += 1
         chain.draft_tokens += 1 + len(guess)
         if len(guess):
             self.learn(sequence, chain.tokens, Outcome(guess, verdict.path, choices[places], 0.0))
-
-    def _verify(
-        self,
-        sequence: SlotState,
-        drafted: int,
-        guess: TokenTree,
-        choices: list[int],
-        probs: Tensor | None,
-    ) -> Verdict:
-        if probs is None:
-            return verify_greedy(guess, choices)
-        if sequence.sampling.coupling == "rejection":
-            return verify_sampled(guess, probs, sequence.random)
-        start = len(sequence.tokens) + drafted
-        positions = [start, *(start + depth + 1 for depth in guess.depths())]
-        return verify_greedy(
-            guess, choose(probs, sequence.random.noise, positions, self.vocab_size)
-        )
 
     def _ask(self, active: list[_Draft], signals: Signals) -> list[_Draft]:
         """Append the new tokens one by one, as far as the policy wants them. The drafts that it

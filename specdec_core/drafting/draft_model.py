@@ -14,8 +14,7 @@ from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.policies.build import build_policy
 from specdec_core.drafting.policies.policy import Signals
-from specdec_core.tokens.coupling import race
-from specdec_core.tokens.sampling import by_row, distributions, quantile
+from specdec_core.tokens.acceptance import Places
 from specdec_core.tokens.statistics import Origin
 from specdec_core.tokens.token_tree import TokenTree
 
@@ -27,7 +26,7 @@ class DraftModel(Drafter):
         self.runner = resources.draft_runner(settings.draft)
         self.context = DraftContext(self.runner)
         self.policy = build_policy(settings.policy, partial(resources.load_head, settings.draft))
-        self.vocab_size, self.eos_token_ids = resources.vocab_size, resources.eos_token_ids
+        self.eos_token_ids = resources.eos_token_ids
         self.clock = resources.clock
         if self.policy.needs_hidden:
             self.runner.watch_hidden(True)
@@ -82,50 +81,24 @@ class DraftModel(Drafter):
         reads: Sequence[str],
     ) -> tuple[Signals, list[Tensor | None]]:
         """One forward: the next token of each row, which is the `positions`-th candidate of its
-        round, and the distribution it was drawn from. The signals know the values `reads`."""
+        round, and the distribution that it carries. The signals know the values `reads`."""
         logits = self.runner.forward([s.slot for s in sequences], feed)
         last = [len(own) - 1 for own in feed]
         logits = _at(logits, last)
         hidden = None if self.runner.hidden is None else _at(self.runner.hidden, last)
         returned = perf_counter()
-        samplings = [s.sampling for s in sequences]
-        probs = distributions(logits, samplings)
-        drawn = self._draw(sequences, positions, probs, last)
-        signals = Signals([s.slot for s in sequences], drawn, positions, logits, probs, hidden)
+        at = Places(
+            [s.sampling for s in sequences],
+            [s.random for s in sequences],
+            [len(s.tokens) + n - 1 for s, n in zip(sequences, positions, strict=True)],
+            logits,
+            lambda: _at(self.runner.chosen, last),
+        )
+        slots = [s.slot for s in sequences]
+        signals = Signals(slots, at.draw(), positions, logits, at.probs, hidden)
         signals.fetch(reads)
         self.clock.chose(returned, logits)
-        return signals, by_row(probs, samplings)
-
-    def _draw(
-        self,
-        sequences: list[SlotState],
-        positions: list[int],
-        probs: Tensor | None,
-        last: list[int],
-    ) -> Tensor:
-        """Tokens (rows,) drawn from the distributions `probs` (rows, vocabulary); where decoding is
-        greedy the most likely ones at the places `last` of the forward."""
-        if probs is None:
-            return _at(self.runner.chosen, last)
-        rows: dict[str, list[int]] = {}
-        noise = [
-            (s.random.noise, len(s.tokens) + position - 1)
-            for s, position in zip(sequences, positions, strict=True)
-        ]
-        for row, sequence in enumerate(sequences):
-            sampling = sequence.sampling
-            rows.setdefault("" if sampling.greedy else sampling.coupling, []).append(row)
-        drawn = torch.empty(len(sequences), dtype=torch.long, device=probs.device)
-        for rule, own in rows.items():
-            some = slice(None) if len(rows) == 1 else own
-            if rule == "rejection":
-                uniforms = [sequences[row].random.uniform() for row in own]
-                drawn[some] = quantile(probs[some], uniforms)
-            elif rule == "gumbel":
-                drawn[some] = race(probs[some], [noise[row] for row in own], self.vocab_size)
-            else:
-                drawn[some] = _at(self.runner.chosen, last)[some]
-        return drawn
+        return signals, at.carried()
 
 
 def _at(states: Tensor, places: list[int]) -> Tensor:

@@ -29,7 +29,7 @@ class Fork(Drafter):
     """
 
     def __init__(self, settings: ForkDrafter, resources: Resources) -> None:
-        self.settings, self.vocab_size = settings, resources.vocab_size
+        self.settings = settings
         runner = resources.draft_runner(settings.draft)
         self.context = DraftContext(runner)
         self.policy = build_policy(settings.policy, partial(resources.load_head, settings.draft))
@@ -48,7 +48,7 @@ class Fork(Drafter):
 
     @torch.inference_mode()
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
-        growth = Growth(self.context, sequences, self.vocab_size)
+        growth = Growth(self.context, sequences)
         limits = [
             min(s.room, max(self.policy.limit(branch, s.batch) for branch in self._branches(s)))
             for s in sequences

@@ -30,7 +30,7 @@ class TargetTree(Drafter):
     """
 
     def __init__(self, settings: TargetTreeDrafter, resources: Resources) -> None:
-        self.settings, self.vocab_size = settings, resources.vocab_size
+        self.settings = settings
         self.clock = resources.clock
         self.target_width = settings.branching[0]
         self.shapes = [k_configuration(settings.branching)]
@@ -43,7 +43,7 @@ class TargetTree(Drafter):
 
     @torch.inference_mode()
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
-        growth = Growth(self.context, sequences, self.vocab_size)
+        growth = Growth(self.context, sequences)
         ends = {
             i: [tree.add(token, ROOT, Origin.TARGET) for token in sequence.target_start]
             for i, (tree, sequence) in enumerate(zip(growth.trees, sequences, strict=True))

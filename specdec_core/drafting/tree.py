@@ -24,7 +24,7 @@ class StaticTree(Drafter):
     """
 
     def __init__(self, settings: TreeDrafter, resources: Resources) -> None:
-        self.settings, self.vocab_size = settings, resources.vocab_size
+        self.settings = settings
         self.clock = resources.clock
         self.context = DraftContext(resources.draft_runner(settings.draft))
         parents = static_tree(settings.children)
@@ -42,7 +42,7 @@ class StaticTree(Drafter):
 
     @torch.inference_mode()
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
-        growth = Growth(self.context, sequences, self.vocab_size)
+        growth = Growth(self.context, sequences)
         shapes = [{ROOT: ROOT} for _ in sequences]  # which of the shape's nodes each node is
         ends = [[ROOT] for _ in sequences]
         for depth in range(self.settings.depth):

@@ -24,13 +24,13 @@ from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.pearl.link import Link, no_link
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import ModelRunner
-from specdec_core.tokens.coupling import choose
+from specdec_core.tokens.acceptance import Places, rule_of
 from specdec_core.tokens.detokenising import StreamDecoder
-from specdec_core.tokens.sampling import RandomStream, draw, warp_rows
+from specdec_core.tokens.sampling import RandomStream, distributions
 from specdec_core.tokens.statistics import Generation, Origin, Round
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from specdec_core.tokens.topology import below_text
-from specdec_core.tokens.verification import Verdict, longest, verify_greedy, verify_sampled
+from specdec_core.tokens.verification import Verdict, longest
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,8 @@ class Engine:
         if self.drafter is not None:
             self.drafter.arrived([slot.sequence for slot in active], trees)
         samplings = [slot.sequence.sampling for slot in active]
-        probs = warp_rows(logits, samplings)
+        probs = distributions(logits, samplings)
+        probs = [None] * len(active) if probs is None else probs
         verify = perf_counter() - verified
         chunks = []
         for n, (slot, tree) in enumerate(zip(active, trees, strict=True)):
@@ -247,7 +248,7 @@ class Engine:
                 slot,
                 list(request.tokens),
                 request.sampling or self.configuration.sampling,
-                RandomStream(request.seed),
+                RandomStream(request.seed, self.target.vocab_size),
                 room=request.max_new_tokens - 1,
             )
             for slot, request in entering.items()
@@ -318,21 +319,12 @@ class Engine:
     ) -> Verdict:
         """Accept or reject by the rule that the request's sampling asks for. When sampling is
         coupled, `choices` become the coupled ones."""
-        if probs is None:
-            verify = partial(verify_greedy, tree, choices)
-        elif sequence.sampling.coupling == "rejection":
-            verify = partial(verify_sampled, tree, probs, sequence.random)
-        else:
-            start = len(sequence.tokens)
-            depths = tree.depths()[: tree.read]
-            positions = [start, *(start + depth + 1 for depth in depths)]
-            noise, size = sequence.random.noise, self.target.vocab_size
-            choices[:] = choose(probs[: len(positions)], noise, positions, size)
-            verify = partial(verify_greedy, tree, choices)
+        rule, random = rule_of(sequence.sampling), sequence.random
+        choices[:] = rule.choices(tree, choices, probs, random, len(sequence.tokens))
         if not sequence.target_start:
-            return verify()
+            return rule.verify(tree, choices, probs, random)
         begun = range(len(sequence.target_start))
-        return longest(begun, [verify(start=node) for node in begun])
+        return longest(begun, [rule.verify(tree, choices, probs, random, node) for node in begun])
 
     def _starts(
         self, sequence: SlotState, verdict: Verdict, logits: Tensor, probs: Tensor | None
@@ -343,23 +335,15 @@ class Engine:
         if wanted <= 1:
             return [verdict.token] * wanted
         end = verdict.path[-1] + 1 if verdict.path else 0
-        if verdict.left is not None:
-            starts, left = [verdict.token], verdict.left.clone()
-            left[verdict.token] = 0
-            while len(starts) < wanted and left.sum() > 0:
-                [token] = draw(left[None], [sequence.random.uniform()])
-                left[token] = 0
-                starts.append(token)
-            return starts
-        scores = logits[end]
-        if probs is not None:
-            place = len(sequence.tokens) + len(verdict.path)
-            noise = sequence.random.noise.at(place, self.target.vocab_size)
-            scores = probs[end] / noise.to(probs.device)
-        best = scores.topk(min(wanted, len(scores)))
-        others = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        possible = [t for t, score in others if t != verdict.token and score != 0]
-        return [verdict.token, *possible][:wanted]
+        at = Places(
+            [sequence.sampling],
+            [sequence.random],
+            [len(sequence.tokens) + len(verdict.path)],
+            logits[end : end + 1],
+            lambda: logits[end : end + 1].argmax(dim=-1),
+        )
+        at.probs = None if probs is None else probs[end : end + 1]
+        return [verdict.token, *rule_of(sequence.sampling).others(verdict, at, wanted - 1)]
 
     def _commit(
         self,

@@ -248,7 +248,7 @@ class Replay:
             output = output.tolist()
             place.prompt, place.length = number, len(prompt)
             # Nothing is drawn from the random stream: the output is fixed.
-            sequence = SlotState(0, prompt.tolist(), configuration.sampling, RandomStream(0))
+            sequence = SlotState(0, prompt.tolist(), configuration.sampling, RandomStream(0, 0))
             if drafter is not None:
                 drafter.open([sequence])
             position = 0

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import CascadeDrafter, Sampling
+from specdec_core.config import CascadeDrafter
 from specdec_core.drafting.build import build_drafter
 from specdec_core.drafting.drafter import Lookup, Outcome, Resources, SlotState
 from specdec_core.drafting.heads.storage import load_pair_head
@@ -48,7 +48,8 @@ from specdec_core.drafting.policies.build import build_policy
 from specdec_core.drafting.policies.policy import LengthPolicy, Signals
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import ModelRunner
-from specdec_core.tokens.sampling import RandomStream, distributions, quantile
+from specdec_core.tokens.acceptance import Places, rule_of
+from specdec_core.tokens.sampling import RandomStream, quantile
 from specdec_core.tokens.statistics import Origin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 
@@ -204,19 +205,15 @@ class Ahead:
         logits, hidden = _own(logits, counts), runner.hidden
         owners = [slot for slot, own in zip(slots, nodes, strict=True) for _ in own]
         flat = [node for own in nodes for node in own]
-        probs = distributions(logits, [slot.sequence.sampling for slot in owners])
-        likely = logits.float().softmax(dim=-1) if probs is None else probs
-        coupled = [n for n, slot in enumerate(owners) if _coupled(slot.sequence.sampling)]
-        if coupled:
-            likely = likely.clone()
-            size = self._settings.vocab_size
-            for n in coupled:
-                noise = owners[n].sequence.random.noise.at(flat[n].position + 1, size)
-                raced = likely[n] / noise[: likely.shape[-1]].to(likely.device)
-                likely[n] = raced / raced.sum()
-        return _Look(
-            owners, flat, logits, None if hidden is None else _own(hidden, counts), probs, likely
+        at = Places(
+            [slot.sequence.sampling for slot in owners],
+            [slot.sequence.random for slot in owners],
+            [node.position + 1 for node in flat],
+            logits,
+            lambda: logits.argmax(dim=-1),
         )
+        hidden = None if hidden is None else _own(hidden, counts)
+        return _Look(owners, flat, logits, hidden, at.probs, at.confidences())
 
     def _sprout(
         self, look: _Look, tried: Set[Node]
@@ -254,7 +251,7 @@ class Ahead:
             if node is slot.canopy.tip:
                 grown.setdefault(slot.number, []).append(n)
             slot.canopy.grow(node, first, others[:guesses])
-            exact = _rejection(slot.sequence.sampling)
+            exact = rule_of(slot.sequence.sampling).carries_q
             if exact:
                 node.behind = look.probs[n]
             new.append((first.number, node.number, token, True, chance if exact else None))
@@ -263,7 +260,8 @@ class Ahead:
 
     def _draws(self, look: _Look) -> dict[int, tuple[int, float]]:
         """By place the tokens that are drawn there for rejection sampling, and their chances."""
-        places = [n for n, slot in enumerate(look.slots) if _rejection(slot.sequence.sampling)]
+        rules = [rule_of(slot.sequence.sampling) for slot in look.slots]
+        places = [n for n, rule in enumerate(rules) if rule.carries_q]
         if not places:
             return {}
         own = look.probs[places]
@@ -341,7 +339,7 @@ class Ahead:
 
     def _begin(self, message: Begin) -> None:
         number, text = message.slot, message.tokens
-        stream = RandomStream(message.seed)
+        stream = RandomStream(message.seed, self._settings.vocab_size)
         # Independent of the target's own uniform numbers; coupled noise must be the same.
         stream.uniform = random.Random(f"{message.seed} {message.root} {self._salt}").random
         canopy = Canopy(Node(message.root, text[-1], len(text) - 1, None, told=True))
@@ -402,11 +400,3 @@ def _own(states: Tensor, counts: Sequence[int]) -> Tensor:
     if all(own == states.shape[1] for own in counts):
         return states.flatten(0, 1)
     return torch.cat([row[:own] for row, own in zip(states, counts, strict=True)])
-
-
-def _rejection(sampling: Sampling) -> bool:
-    return not sampling.greedy and sampling.coupling == "rejection"
-
-
-def _coupled(sampling: Sampling) -> bool:
-    return not sampling.greedy and sampling.coupling == "gumbel"

@@ -51,7 +51,7 @@ def assert_exact(drafter: DrafterSettings, sampling: Sampling, samples: int = 4_
 
 
 def sequence(tokens: Sequence[int], slot: int = 0, room: int = 50) -> SlotState:
-    return SlotState(slot, list(tokens), Sampling(), RandomStream(0), room)
+    return SlotState(slot, list(tokens), Sampling(), RandomStream(0, 320), room)
 
 
 def found_in(lookup: Lookup, text: Sequence[int], drafted: Sequence[int] = ()) -> Found:

@@ -37,10 +37,10 @@ from specdec_core.tokens.sampling import RandomStream, warp
 from specdec_core.tokens.statistics import Counts, Generation, Origin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from tests.specdec_core.drafting.reuse import (
+    AnyPossibleGuess,
     fit,
     generate,
     same_as_the_target_alone,
-    take_any_possible_guess,
 )
 
 GREEDY = Sampling()
@@ -184,7 +184,7 @@ def test_samples_have_the_targets_joint_distribution(
 def test_the_fit_notices_chains_that_were_not_drawn_from_the_distribution_they_carry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cascade, "verify_sampled", take_any_possible_guess)
+    monkeypatch.setattr(cascade, "rule_of", lambda sampling: AnyPossibleGuess())
     assert fit(SHORT, Sampling(temperature=1.0)) < 1e-9
 
 
@@ -205,7 +205,7 @@ def test_a_perfect_guess_takes_one_forward_and_leaves_the_cache_in_step(tiny_pai
     policy = FixedPolicy(max_tokens=7)
     engine = Engine(tiny_pair, Configuration(drafter=DraftModelDrafter(policy=policy)), slots=2)
     sequences = [
-        SlotState(slot, list(tokens), GREEDY, RandomStream(0), room=7)
+        SlotState(slot, list(tokens), GREEDY, RandomStream(0, 320), room=7)
         for slot, tokens in enumerate([(9, 8, 7, 6), (3, 4)])
     ]
     engine.drafter.open(sequences)

@@ -18,11 +18,11 @@ from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Counts
 from specdec_core.tokens.token_tree import TokenTree
 from tests.specdec_core.drafting.reuse import (
+    AnyPossibleGuess,
     fit,
     from_cache,
     generate,
     same_as_the_target_alone,
-    take_any_possible_guess,
 )
 
 GREEDY = Sampling()
@@ -87,7 +87,7 @@ def test_samples_have_the_targets_joint_distribution(sampling: Sampling) -> None
 def test_the_fit_notices_chains_that_were_not_drawn_from_the_distribution_they_carry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cascade, "verify_sampled", take_any_possible_guess)
+    monkeypatch.setattr(cascade, "rule_of", lambda sampling: AnyPossibleGuess())
     assert fit(TOY, Sampling(temperature=1.0)) < 1e-9
 
 

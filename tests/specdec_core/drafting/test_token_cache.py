@@ -109,7 +109,7 @@ def test_useful_tokens_are_those_that_the_target_itself_would_write(tiny_pair: P
 
 
 def sequence(tokens: list[int], slot: int = 0) -> SlotState:
-    return SlotState(slot, tokens, GREEDY, RandomStream(0), room=9)
+    return SlotState(slot, tokens, GREEDY, RandomStream(0, 320), room=9)
 
 
 def phrases(cache: TokenCache, own: SlotState, key: int) -> list[tuple[int, ...]]:

@@ -130,12 +130,12 @@ def test_a_coupled_tree_holds_the_winners_of_the_shared_race(tiny_pair: Pair) ->
     sampling = SAMPLINGS["coupled"]
     watched = Watched(tiny_pair, TreeDrafter(branching=(3, 2)), sampling, slots=1)
     watched.engine.generate(requests(12)[:1])
-    noise, vocabulary = SharedNoise(0), watched.engine.target.vocab_size
+    noise = SharedNoise(0, watched.engine.target.vocab_size)
     for text, _, tree in watched.rounds:
         for parent, nodes in tree.children().items():
             before = text + path(tree, parent)
             q = warp(plain(tiny_pair.drafts["draft"], before), sampling)
-            race = q / noise.at(len(before), vocabulary)
+            race = q / noise.at(len(before))
             assert [tree.tokens[n] for n in nodes] == race.topk(len(nodes)).indices.tolist()
 
 
