@@ -32,7 +32,7 @@ from specdec_core.models.pair import check_pair
 from specdec_core.prompts.prompt_sets import PromptSet, digest, load_prompts
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import Observer, Observers
-from specdec_core.search.plan import Plan
+from specdec_core.search.plan import ResolvedPlan
 from specdec_core.search.replaying import (
     asked_recording,
     open_replay,
@@ -48,7 +48,7 @@ CHUNKS = 8  # looks that early stopping gets at a configuration
 
 
 def run_sweep(
-    plan: Plan,
+    plan: ResolvedPlan,
     home: Path,
     name: str | None = None,
     fresh: bool = False,
@@ -63,9 +63,8 @@ def run_sweep(
     Raises :class:`UserError` for bad input, before anything is written.
     """
     tell = Observers(observers)
-    plan.check()
     tokenizer = check_pair(plan.pair)
-    check_datastores(plan.samples(), tokenizer)
+    check_datastores(plan.samples, tokenizer)
     prompts = load_prompts(plan.prompts.source, plan.prompts.limit, tokenizer)
     prompt_set = PromptSet(source=plan.prompts.source, count=len(prompts), digest=digest(prompts))
     identity = plan.digest(prompt_set.digest)
@@ -97,7 +96,7 @@ def run_sweep(
             plan, home, pair, fingerprints, asked, prompt_set.digest, len(requests)
         )
         with folder.lock():
-            folder.begin(plan, identity)
+            folder.begin(plan.asked, identity)
             folder.save_pair(pair)
             profile = folder.profile()
             if plan.hardware is not None:
@@ -106,7 +105,7 @@ def run_sweep(
                 with alone(bench, needs["GPU"], tell):
                     tell.stage("profiling forwards")
                     options = plan.profile.model_dump(exclude_none=True)
-                    profile = get(bench.profile.remote(plan.samples(), **options))
+                    profile = get(bench.profile.remote(plan.samples, **options))
             folder.save_profile(profile)
             result = SweepResult(
                 name=folder.name,
@@ -163,7 +162,7 @@ def _replayed_rounds(task: Task, trials: Iterable[Trial]) -> list[pd.DataFrame]:
 
 @contextmanager
 def _timing_bench(
-    plan: Plan,
+    plan: ResolvedPlan,
     pair: PairSpec,
     gpus: float,
     node: str,
@@ -182,7 +181,7 @@ def _timing_bench(
 
 
 def _time(
-    plan: Plan,
+    plan: ResolvedPlan,
     bench: ray.actor.ActorHandle,
     requests: Sequence[Any],
     result: SweepResult,
@@ -199,7 +198,7 @@ def _time(
     if kept_out := sorted(kept_out - set(plan.allow_lossy)):
         names = ", ".join(kept_out)
         tell.warned(f"{names}: lossy, so counted but never the best (allow_lossy: [{names}])")
-    finalists += [c for c in plan.configurations() or () if c.beside]
+    finalists += [c for c in plan.configurations or () if c.beside]
     contestants = [baseline, *finalists]
     tell.stage(f"timing {len(finalists)} finalists alone", plan.repeats * len(requests))
     get(bench.warm_up.remote(contestants, requests[0]))
