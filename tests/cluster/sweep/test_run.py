@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cluster.sweep.run import choose_champion, choose_finalists, run_sweep
+from cluster.sweep.finalists import choose_champion, choose_finalists
+from cluster.sweep.run import run_sweep
 from cluster.sweep.timing import Stopwatch
 from specdec_core.base.errors import UserError
 from specdec_core.config import (
