@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import random
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -105,9 +106,8 @@ class CompletionService:
     def requests(self, body: CompletionRequest) -> list[Request]:
         """One engine request for each prompt. Raises :class:`ApiError`."""
         max_new_tokens = body.max_tokens or DEFAULT_MAX_TOKENS
-        seed = secrets.randbits(63) if body.seed is None else body.seed
         requests = []
-        for prompt in body.prompt:
+        for prompt, seed in zip(body.prompt, seeds(body.seed), strict=False):
             tokens = self.engine.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
             if len(tokens) + max_new_tokens > self.engine.max_length:
                 raise ApiError(
@@ -203,6 +203,16 @@ class CompletionService:
                 yield "data: [DONE]\n\n"
             except EngineFailed:
                 yield f"data: {json.dumps(SERVER_ERROR.body)}\n\n"
+
+
+def seeds(seed: int | None) -> Iterator[int]:
+    """The seeds of a request's choices, each with a random stream of its own: the first one's is
+    `seed`, or without one a random number, and the others follow from it."""
+    first = secrets.randbits(63) if seed is None else seed
+    yield first
+    others = random.Random(f"choices {first}")
+    while True:
+        yield others.getrandbits(63)
 
 
 SERVER_ERROR = ApiError("the server failed to answer", status=500, type="server_error")

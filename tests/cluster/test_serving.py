@@ -117,6 +117,22 @@ def test_sampling_follows_the_request_and_its_seed(client, tiny_pair):
     assert limited == engine_text(tiny_pair, max_new_tokens=16, sampling=Sampling())
 
 
+def test_every_choice_has_a_random_stream_of_its_own(client):
+    options = {"model": MODEL, "max_tokens": 16, "temperature": 1.5}
+
+    def texts(prompt: object, **more: object) -> list[str]:
+        answer = client.completions.create(prompt=prompt, **options, **more)
+        return [choice.text for choice in answer.choices]
+
+    seeded = texts([PROMPT] * 4, seed=3)
+    assert len(set(seeded)) == 4
+    assert texts([PROMPT] * 4, seed=3) == seeded
+    assert texts([PROMPT] * 2, seed=3) == seeded[:2]
+    assert texts(PROMPT, seed=3) == seeded[:1]
+    assert not set(seeded[1:]) & set(texts([PROMPT] * 4, seed=4))
+    assert len({*texts([PROMPT] * 4), *texts([PROMPT] * 4)}) == 8
+
+
 def test_stop_strings_end_the_text(client, tiny_pair):
     text = engine_text(tiny_pair, max_new_tokens=40)
     stop = next(text[i : i + 2] for i in range(5, len(text)) if "\ufffd" not in text[i : i + 2])
