@@ -8,9 +8,10 @@ import pytest
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, Sampling, parse
+from specdec_core.drafting.build import Pearl
 from specdec_core.drafting.pearl.ahead import Ahead
-from specdec_core.drafting.pearl.drafter import Pearl
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.drafting.pearl.messages import End
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Origin
 from specdec_core.tokens.token_tree import Elsewhere, TokenTree
@@ -267,6 +268,31 @@ def test_what_the_draft_does_not_have_is_said_by_name_and_costs_no_token(
         engine.drafter.prepare(60)
     expected = Engine(tiny_pair).generate(requests(tiny_pair))
     assert [g.tokens for g in engine.generate(requests(tiny_pair))] == [g.tokens for g in expected]
+
+
+def test_the_draft_forgets_a_cancelled_request_and_counts_the_others(
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = {"kind": "by_batch", "tokens": {1: 6, 2: 2}}
+    link = InTurns(tiny_pair, 0)
+    configuration = pearl(drafter={"kind": "draft_model", "policy": policy})
+    engine = Engine(tiny_pair, configuration, slots=2, open_link=partial(_same, link))
+    for request in requests(tiny_pair, 2):
+        engine.add(request)
+    engine.step()
+    engine.cancel("0")
+    while any(isinstance(message, End) for message in link.to_draft):
+        engine.step()
+    batches, limit = [], link.ahead._policy.limit
+
+    def noted(slot: int, batch: int) -> int:
+        batches.append((slot, batch))
+        return limit(slot, batch)
+
+    monkeypatch.setattr(link.ahead._policy, "limit", noted)
+    while not engine.idle:
+        engine.step()
+    assert set(batches) == {(1, 1)}
 
 
 def test_without_a_device_for_the_draft_there_is_no_pearl(tiny_pair: Pair) -> None:
