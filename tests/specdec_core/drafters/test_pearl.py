@@ -140,6 +140,29 @@ def test_others_may_propose_for_some_rounds_or_some_candidates(
         assert temperature or accepted & {Origin.LOOKUP, Origin.CACHE}
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_bandit_is_rewarded_with_the_tokens_that_its_rounds_added(
+    tiny_pair: Pair, temperature: float
+) -> None:
+    """Also with those of rounds whose late candidate was accepted, where the target adds none."""
+    part = {"kind": "pearl", "window": 3, "wait": 2}
+    arms = [part, {"kind": "draft_model"}, {"kind": "suffix"}]
+    configuration = Configuration.model_validate({"drafter": {"kind": "bandit", "arms": arms}})
+    late = 0
+    for seed in range(4):
+        engine = Engine(tiny_pair, configuration, 2, open_link=partial(InTurns, tiny_pair, seed))
+        sampling = Sampling(temperature=temperature)
+        found = engine.generate(requests(tiny_pair, sampling=sampling, ignore_eos=True))
+        # A request's last round is cut by the end of the text.
+        told = [r for g in found for r in g.rounds[:-1]]
+        bandit = engine.drafter.bandit
+        assert sum(bandit.tokens) == sum(r.generated for r in told)
+        for arm in range(len(arms)):
+            assert bandit.tokens[arm] == sum(r.generated for r in told if r.arm == arm)
+        late += sum(r.generated == r.accepted for r in told)
+    assert late > 4
+
+
 def test_of_a_whole_with_pearl_the_late_candidate_is_judged(tiny_pair: Pair) -> None:
     [_, drafter, _] = wholes(3)
     configuration = Configuration.model_validate({"drafter": drafter})
