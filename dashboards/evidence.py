@@ -22,6 +22,7 @@ from specdec_core.config import (
     PreCutPolicy,
 )
 from specdec_core.errors import UserError
+from specdec_core.policies import PolicyOutcome
 from specdec_core.policies.pre_cut import PreCut
 from specdec_core.results import SweepResult, Trial
 from specdec_core.traces import Recording, Replay
@@ -132,7 +133,7 @@ def _best_of_each(result: SweepResult, replay: Replay) -> list[Trial]:
 class _Initialised(PreCut):
     """Pre-cut that goes by its first Q-table for good."""
 
-    def observe(self, slot: int, drafted: int, accepted: int) -> None:
+    def observe(self, slot: int, outcome: PolicyOutcome) -> None:
         """Nothing is learned."""
 
 

@@ -13,7 +13,7 @@ from specdec_core.config import DraftModelDrafter
 from specdec_core.coupling import race
 from specdec_core.drafters.base import Drafter, Outcome, Resources, Sequencing
 from specdec_core.drafters.context import DraftContext
-from specdec_core.policies import Signals, build_policy
+from specdec_core.policies import PolicyOutcome, Signals, build_policy
 from specdec_core.sampling import by_row, distributions, quantile
 from specdec_core.stats import Origin
 from specdec_core.token_tree import TokenTree
@@ -70,8 +70,10 @@ class DraftModel(Drafter):
 
     def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
         self.context.keep(sequence, outcome)
-        if drafted := len(outcome.tree):
-            self.policy.observe(sequence.slot, drafted, outcome.accepted)
+        tree = outcome.tree
+        if drafted := len(tree):
+            told = PolicyOutcome(drafted, outcome.accepted, tree.draft_forwards)
+            self.policy.observe(sequence.slot, told)
 
     def _draft(
         self,

@@ -21,7 +21,7 @@ from specdec_core.config import DynamicTreeDrafter
 from specdec_core.drafters.base import Drafter, Outcome, Resources, Sequencing
 from specdec_core.drafters.context import DraftContext
 from specdec_core.drafters.growing import Growth, Level
-from specdec_core.policies import Signals, build_policy
+from specdec_core.policies import PolicyOutcome, Signals, build_policy
 from specdec_core.policies.branches import Branches
 from specdec_core.sampling import distributions
 from specdec_core.stats import Origin
@@ -91,8 +91,10 @@ class DynamicTree(Drafter):
 
     def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
         self.context.keep(sequence, outcome, self._cached.pop(sequence.slot))
-        if drafted := outcome.tree.depth:
-            self.policy.observe(sequence.slot, drafted, outcome.accepted)
+        tree = outcome.tree
+        if drafted := tree.depth:
+            told = PolicyOutcome(drafted, outcome.accepted, tree.draft_forwards)
+            self.policy.observe(sequence.slot, told)
 
     def _expand(
         self,

@@ -14,7 +14,7 @@ from specdec_core.config import ForkDrafter
 from specdec_core.drafters.base import Drafter, Outcome, Resources, Sequencing
 from specdec_core.drafters.context import DraftContext
 from specdec_core.drafters.growing import Children, Growth, Level
-from specdec_core.policies import Signals, build_policy
+from specdec_core.policies import PolicyOutcome, Signals, build_policy
 from specdec_core.token_tree import ROOT, TokenTree
 from specdec_core.topology import fork
 
@@ -111,7 +111,7 @@ class Fork(Drafter):
             if outcome.path:
                 accepted[outcome.path[0]] = outcome.accepted
         for slot, own in zip(slots, accepted, strict=False):
-            self.policy.observe(slot, tree.depth, own)
+            self.policy.observe(slot, PolicyOutcome(tree.depth, own, tree.draft_forwards))
 
     def _branches(self, sequence: Sequencing) -> range:
         """The policy's slots of the branches of a slot."""

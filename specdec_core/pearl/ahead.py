@@ -43,7 +43,7 @@ from specdec_core.pearl.messages import (
     Refused,
     Sprout,
 )
-from specdec_core.policies import LengthPolicy, Signals, build_policy
+from specdec_core.policies import LengthPolicy, PolicyOutcome, Signals, build_policy
 from specdec_core.runner import ModelRunner
 from specdec_core.sampling import RandomStream, distributions, quantile
 from specdec_core.stats import Origin
@@ -354,7 +354,7 @@ class Ahead:
     def _commit(self, message: Commit) -> None:
         slot = self._slots[message.slot]
         if message.drafted:
-            self._policy.observe(slot.number, message.drafted, message.accepted)
+            self._policy.observe(slot.number, PolicyOutcome(message.drafted, message.accepted, message.drafted))
         self._learn(slot, message)
         tip = slot.canopy.tip
         self._keep(slot, slot.canopy.confirm(message.tokens, self._numbers))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from specdec_core import config
 from specdec_core.errors import UserError
 from specdec_core.heads import LoadedHead
-from specdec_core.policies.base import LengthPolicy, Rule, Signals
+from specdec_core.policies.base import LengthPolicy, PolicyOutcome, Rule, Signals
 from specdec_core.policies.by_batch import ByBatch
 from specdec_core.policies.dynamic import DynamicConfidence
 from specdec_core.policies.heads import Decision, SpecDecPlusPlus
@@ -18,6 +18,7 @@ from specdec_core.policies.thresholds import Confidence, ConfidenceProduct, Fixe
 __all__ = [
     "LengthPolicy",
     "LoadHead",
+    "PolicyOutcome",
     "Rule",
     "Signals",
     "build_policy",

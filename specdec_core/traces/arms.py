@@ -14,7 +14,7 @@ from functools import cached_property
 from specdec_core.config import DraftModelDrafter, Policy
 from specdec_core.drafters import Cascade, Drafter, Outcome, PostUse, Resources, Sequencing
 from specdec_core.drafters.cascade import GuessedChain
-from specdec_core.policies import LengthPolicy, Rule
+from specdec_core.policies import LengthPolicy, PolicyOutcome, Rule
 from specdec_core.stats import Origin
 from specdec_core.token_tree import ROOT, TokenTree
 from specdec_core.traces.track import Track
@@ -115,7 +115,8 @@ class RecordedChain(Recorded):
 
     def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
         if drafted := len(outcome.tree):
-            self.policy.observe(sequence.slot, drafted, outcome.accepted)
+            told = PolicyOutcome(drafted, outcome.accepted, outcome.tree.draft_forwards)
+            self.policy.observe(sequence.slot, told)
 
 
 class RecordedTree(Recorded):
@@ -196,9 +197,7 @@ class RecordedGuesses(GuessedChain):
         return chain
 
     def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
-        if length := self._lengths[sequence.slot]:
-            accepted = sum(node < length for node in outcome.path)
-            self.policy.observe(sequence.slot, length, accepted)
+        self.judged(sequence, outcome, self._lengths[sequence.slot])
 
 
 class RecordedCascade(Cascade, RecordedGuesses):

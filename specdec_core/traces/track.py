@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec_core.errors import UserError
-from specdec_core.policies import LengthPolicy, Rule
+from specdec_core.policies import LengthPolicy, PolicyOutcome, Rule
 from specdec_core.traces.rounds import NO_ARM, ReplayedRounds, Rounds
 from specdec_core.traces.schema import Trace
 
@@ -238,7 +238,7 @@ class Track:
                 rounds.add_chain(number, position, drafted, accepted, generated)
                 position += generated
                 if drafted and position < length:
-                    policy.observe(0, drafted, accepted)
+                    policy.observe(0, PolicyOutcome(drafted, accepted, drafted))
         return rounds.done(self.trace.prompts.ids)
 
 

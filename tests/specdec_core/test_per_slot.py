@@ -13,7 +13,7 @@ from specdec_core.config import (
     HeuristicPolicy,
     SvipPolicy,
 )
-from specdec_core.policies import Signals, build_policy
+from specdec_core.policies import PolicyOutcome, Signals, build_policy
 from specdec_core.policies.per_slot import PerSlot
 
 SETTINGS = [
@@ -51,8 +51,8 @@ def test_each_slot_gets_its_own_policys_answer(sampled: bool) -> None:
             expected = [policy.go_on(seen.only([s]))[0] for s, policy in enumerate(alone)]
             assert joint.go_on(seen) == expected
         for slot, policy in enumerate(alone):
-            joint.observe(slot, 3, turn)
-            policy.observe(slot, 3, turn)
+            joint.observe(slot, PolicyOutcome(3, turn, 3))
+            policy.observe(slot, PolicyOutcome(3, turn, 3))
 
 
 def test_what_is_shown_of_some_slots_is_theirs() -> None:
