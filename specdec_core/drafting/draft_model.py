@@ -13,7 +13,7 @@ from specdec_core.config import DraftModelDrafter
 from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.policies.build import build_policy
-from specdec_core.drafting.policies.policy import Signals
+from specdec_core.drafting.policies.policy import PolicyOutcome, Signals
 from specdec_core.tokens.acceptance import Places
 from specdec_core.tokens.statistics import Origin
 from specdec_core.tokens.token_tree import TokenTree
@@ -70,8 +70,10 @@ class DraftModel(Drafter):
 
     def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         self.context.keep(sequence, outcome)
-        if drafted := len(outcome.tree):
-            self.policy.observe(sequence.slot, drafted, outcome.accepted)
+        tree = outcome.tree
+        if drafted := len(tree):
+            told = PolicyOutcome(drafted, outcome.accepted, tree.draft_forwards)
+            self.policy.observe(sequence.slot, told)
 
     def _draft(
         self,
