@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from specdec_core.config import Configuration, Sampling
+from specdec_core.config import Configuration, Sampling, Temperature
 from specdec_core.stats import Counts, Generation
 
 MAX_STOP_STRINGS = 4
@@ -63,7 +63,7 @@ class CompletionRequest(BaseModel):
     model: str | None = None
     prompt: Any = Field(description="a string, strings, token ids, or lists of token ids")
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0)] | None = None
+    temperature: Temperature | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None

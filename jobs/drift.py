@@ -14,6 +14,7 @@ from specdec_core.config import (
     PairSpec,
     Sampling,
     TargetTreeDrafter,
+    Temperature,
     parse,
 )
 from specdec_core.errors import UserError
@@ -58,7 +59,8 @@ def main(
     texts under the target. Width 1 is lossless and shows what noise looks like."""
     if name == ".." or Path(name).name != name:
         raise UserError(f"--name {name}: expected a folder's name, not a path")
-    if temperature <= 0:
+    temperature = parse(Temperature, temperature, "--temperature")
+    if temperature == 0:
         raise UserError(
             f"--temperature {temperature:g}: expected more than 0, greedy output has no likelihood"
         )

@@ -24,6 +24,8 @@ from specdec_core.config import (
     PairSpec,
     PearlDrafter,
     Sampling,
+    Temperature,
+    parse,
 )
 from specdec_core.errors import UserError
 from specdec_core.workspace import workspace
@@ -65,7 +67,7 @@ def main(
         raise UserError("the pair has no draft model: give one with --draft")
     types = given(compile=compile, target_dtype=dtype, draft_dtype=dtype)
     spec = spec.model_copy(update={"runner": spec.runner.model_copy(update=types)})
-    sampling = Sampling(temperature=temperature)
+    sampling = Sampling(temperature=parse(Temperature, temperature, "--temperature"))
     chains, pearl = (
         [Configuration(drafter=drafter, sampling=sampling) for drafter in drafters]
         for drafters in (
