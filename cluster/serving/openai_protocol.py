@@ -20,8 +20,8 @@ from pydantic import (
 )
 from typing_extensions import TypeAliasType
 
-from specdec_core.config import Configuration, Sampling
-from specdec_core.tokens.statistics import Counts, Generation
+from specdec_core.config import Configuration, Sampling, Temperature
+from specdec_core.stats import Counts, Generation
 
 MAX_STOP_STRINGS = 4
 MAX_PROMPTS = 64
@@ -105,7 +105,7 @@ class CompletionRequest(BaseModel):
         description=f"a string, token ids, or at most {MAX_PROMPTS} of these, none of them empty",
     )
     max_tokens: NewTokens | None = None
-    temperature: Annotated[float, Field(ge=0)] | None = None
+    temperature: Temperature | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0), WHOLE] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None

@@ -352,14 +352,14 @@ class Engine:
                 left[token] = 0
                 starts.append(token)
             return starts
-        scores = logits[end]
+        scores, least = logits[end], -torch.inf
         if probs is not None:
             place = len(sequence.tokens) + len(verdict.path)
             noise = sequence.random.noise.at(place, self.target.vocab_size)
-            scores = probs[end] / noise.to(probs.device)
+            scores, least = probs[end] / noise.to(probs.device), 0.0
         best = scores.topk(min(wanted, len(scores)))
         others = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        possible = [t for t, score in others if t != verdict.token and score != 0]
+        possible = [t for t, score in others if t != verdict.token and score > least]
         return [verdict.token, *possible][:wanted]
 
     def _commit(
