@@ -9,6 +9,8 @@ from typer import Option
 
 from jobs.console import console, run
 from jobs.profile import chosen_pair, sizes
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
 from specdec_core.config import (
     Configuration,
     PairSpec,
@@ -17,8 +19,6 @@ from specdec_core.config import (
     Temperature,
     parse,
 )
-from specdec_core.errors import UserError
-from specdec_core.workspace import workspace
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,6 +16,7 @@ from typer import Argument, Option
 
 from jobs.choice import Choice, choose
 from jobs.console import console, run
+from specdec_core.base.errors import UserError
 from specdec_core.config import (
     Configuration,
     DraftModelDrafter,
@@ -24,8 +25,7 @@ from specdec_core.config import (
     Temperature,
     parse,
 )
-from specdec_core.errors import UserError
-from specdec_core.stats import Generation, Origin
+from specdec_core.tokens.statistics import Generation, Origin
 
 if TYPE_CHECKING:
     from specdec_core.engine.engine import Engine

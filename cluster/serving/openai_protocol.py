@@ -21,7 +21,7 @@ from pydantic import (
 from typing_extensions import TypeAliasType
 
 from specdec_core.config import Configuration, Sampling, Temperature
-from specdec_core.stats import Counts, Generation
+from specdec_core.tokens.statistics import Counts, Generation
 
 MAX_STOP_STRINGS = 4
 MAX_PROMPTS = 64

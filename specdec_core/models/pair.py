@@ -24,12 +24,10 @@ from transformers.utils import logging as transformers_logging
 from specdec_core.base.bundled import resolve_path
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, RunnerSettings
-from specdec_core.errors import UserError
-from specdec_core.fingerprint import TARGET, fingerprints, tokenizer_digest
+from specdec_core.models.fingerprints import TARGET, fingerprints, tokenizer_digest
 from specdec_core.models.generation_settings import read_generation_settings, warn_of_unsupported
-from specdec_core.heads import LoadedHead, load_head
-from specdec_core.packing import pack_linear_layers
-from specdec_core.runner import ModelRunner, check_supported, context_length
+from specdec_core.models.packing import pack_linear_layers
+from specdec_core.models.runner import ModelRunner, check_supported, context_length
 
 # Of its time in float32, what a forward in bfloat16 may take to be preferred.
 _CLEARLY = 0.93

@@ -17,9 +17,9 @@ from scipy.stats import chisquare
 
 from specdec_core.config import Configuration
 from specdec_core.engine import Engine, Request
-from specdec_core.pair import Pair
-from specdec_core.sampling import tempered
-from specdec_core.stats import Counts, Generation
+from specdec_core.models.pair import Pair
+from specdec_core.tokens.sampling import tempered
+from specdec_core.tokens.statistics import Counts, Generation
 
 _LEAST_EXPECTED = 10  # samples of a text; rarer texts count as one
 _SPLITS = 16

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Temperature, Value, load_yaml, parse
-from specdec_core.errors import UserError
 
 TIMED = ("tokens_per_second", "speedup")  # what a clock tells; counts tell the others
 Quantity = Literal[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.openai_protocol import ApiError, CompletionRequest
+from cluster.serving.openai_protocol import ApiError, CompletionRequest
 from specdec_core.config import Sampling
 
 

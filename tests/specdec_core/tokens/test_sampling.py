@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from specdec_core.config import Configuration, Sampling
-from specdec_core.coupling import SharedNoise, acceptance, choose
 from specdec_core.engine import Engine, Request
-from specdec_core.pair import Pair
-from specdec_core.sampling import draw, draw_siblings, warp, warp_rows
-from specdec_core.verify import residual
+from specdec_core.models.pair import Pair
+from specdec_core.tokens.coupling import SharedNoise, acceptance, choose
+from specdec_core.tokens.sampling import draw, draw_siblings, warp, warp_rows
+from specdec_core.tokens.verification import residual
 
 LAST = math.nextafter(1, 0)  # the largest of random.random()'s numbers
 UNIFORMS = [0.0, 0.5, 1 - 2**-24, LAST]
