@@ -1,17 +1,20 @@
 """PEARL writes what the target alone would write, whoever is early or late, and though drafts
 die."""
 
+import itertools
 from functools import partial
 
 import numpy as np
 import pytest
 
-from specdec_core.config import Configuration, Sampling, parse
-from specdec_core.drafters import Pearl
+from specdec_core.config import Configuration, PearlDrafter, Sampling, parse
+from specdec_core.drafters import Outcome, Pearl, Resources, Sequencing
 from specdec_core.engine import Engine, Request
 from specdec_core.errors import UserError
 from specdec_core.pair import Pair
-from specdec_core.pearl.ahead import Ahead
+from specdec_core.pearl.look import Look
+from specdec_core.pearl.messages import Begin, Drafted, Pause, Ready
+from specdec_core.sampling import RandomStream
 from specdec_core.stats import Origin
 from specdec_core.token_tree import Elsewhere, TokenTree
 from tests.specdec_core.pearl.in_turns import InTurns
@@ -188,6 +191,46 @@ def test_drafts_may_die_at_any_time(tiny_pair: Pair, temperature: float) -> None
     assert deaths > 10
 
 
+class Scripted:
+    """A link to a draft that says what it is told to say."""
+
+    number, connected, configured, offset = 1, True, None, 0.0
+
+    def __init__(self) -> None:
+        self.heard: list = []
+        self.to_say: list = [Ready()]
+        self.timeouts: list[float] = []
+
+    def send(self, message: object) -> None:
+        self.heard.append(message)
+
+    def receive(self, timeout: float = 0.0) -> list:
+        self.timeouts.append(timeout)
+        said, self.to_say = self.to_say, []
+        return said
+
+
+def test_nobody_waits_for_candidates_behind_a_pause_though_some_before_it_were_judged() -> None:
+    link = Scripted()
+    resources = Resources(None, None, 100, frozenset(), open_link=lambda: link)
+    drafter = Pearl(PearlDrafter(window=2, wait=2), resources)
+    sequence = Sequencing(0, [5, 6], Sampling(), RandomStream(0), room=20)
+    drafter.open([sequence])
+    [root] = [message.root for message in link.heard if isinstance(message, Begin)]
+    numbers = [root, 1, 2, 3, 4]
+    chain = [(n, before, 10 + n, True, None) for before, n in itertools.pairwise(numbers)]
+    link.to_say += [Drafted(0, chain, 4, 4, 0.0, 0.001), Pause(0, 4)]
+    [tree] = drafter.propose([sequence])
+    drafter.arrived([sequence], [tree])
+    assert tree.tokens == [11, 12, 13]
+    sequence.tokens += tree.tokens
+    drafter.observe(sequence, Outcome(tree, [0, 1, 2], tree.tokens, 0.0))
+    link.timeouts.clear()
+    [tree] = drafter.propose([sequence])
+    assert tree.tokens == [14]
+    assert not any(link.timeouts)
+
+
 def samples(
     link: InTurns,
     sampling: Sampling,
@@ -235,15 +278,15 @@ def test_samples_have_it_where_lookups_take_part(toy_pair: Pair, whole: dict) ->
 def test_the_test_notices_guesses_that_were_not_drawn(
     toy_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(self: Ahead, look: object) -> dict:
-        drawn = rightly(self, look)
+    def wrong(self: Look) -> dict:
+        drawn = rightly(self)
         for n in drawn:
-            if guesses := look.nodes[n].guesses:
-                drawn[n] = guesses[0].token, float(look.probs[n, guesses[0].token])
+            if guesses := self.nodes[n].guesses:
+                drawn[n] = guesses[0].token, float(self.probs[n, guesses[0].token])
         return drawn
 
-    rightly = Ahead._draws
-    monkeypatch.setattr(Ahead, "_draws", wrong)
+    rightly = Look.draws
+    monkeypatch.setattr(Look, "draws", wrong)
     sampling = Sampling(temperature=0.8)
     whole = {"kind": "pearl", "window": 3, "wait": 1, "drafter": cascade(SHORT)}
     counts = samples(InTurns(toy_pair, 0), sampling, 2_000, whole)
