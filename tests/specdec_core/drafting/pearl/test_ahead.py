@@ -27,12 +27,9 @@ from specdec_core.drafting.pearl.messages import (
     Pause,
     Ready,
 )
-<<<<<<< ours
+from specdec_core.drafting.policies.policy import PolicyOutcome
+from specdec_core.drafting.policies.thresholds import Fixed
 from specdec_core.models.pair import Pair
-=======
-from specdec_core.policies import PolicyOutcome
-from specdec_core.policies.thresholds import Fixed
->>>>>>> theirs
 
 PROMPT = "def main():\n    return"
 POLICY = FixedPolicy(max_tokens=4)
