@@ -38,6 +38,7 @@ from mlflow.exceptions import MlflowException
 from cluster.folder import SweepFolder
 from cluster.observer import Observer
 from dashboards.delivery import Delivery, unreachable
+from dashboards.views import present
 from specdec_core.bandits import find_state
 from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.errors import UserError
@@ -555,9 +556,11 @@ def experiment_id_of(client: MlflowClient, name: str) -> str:
         location = None
         if not os.environ.get("MLFLOW_TRACKING_URI"):
             location = (workspace() / "mlartifacts" / name).as_uri()
-        return client.create_experiment(name, artifact_location=location)
+        made = client.create_experiment(name, artifact_location=location)
+        experiment = client.get_experiment(made)
     if experiment.lifecycle_stage == "deleted":
         client.restore_experiment(experiment.experiment_id)
+    present(client, experiment)
     return experiment.experiment_id
 
 
