@@ -26,6 +26,8 @@ from specdec_core.config import (
     PairSpec,
     PearlDrafter,
     Sampling,
+    Temperature,
+    parse,
 )
 
 PLACEMENT = Path(__file__).parents[1] / "cluster" / "local-2.yaml"
@@ -65,7 +67,7 @@ def main(
         raise UserError("the pair has no draft model: give one with --draft")
     types = given(compile=compile, target_dtype=dtype, draft_dtype=dtype)
     spec = spec.model_copy(update={"runner": spec.runner.model_copy(update=types)})
-    sampling = Sampling(temperature=temperature)
+    sampling = Sampling(temperature=parse(Temperature, temperature, "--temperature"))
     chains, pearl = (
         [Configuration(drafter=drafter, sampling=sampling) for drafter in drafters]
         for drafters in (

@@ -20,7 +20,7 @@ from pydantic import (
 )
 from typing_extensions import TypeAliasType
 
-from specdec_core.config import Configuration, Sampling
+from specdec_core.config import Configuration, Sampling, Temperature
 from specdec_core.tokens.statistics import Counts, Generation
 
 MAX_STOP_STRINGS = 4
@@ -105,7 +105,7 @@ class CompletionRequest(BaseModel):
         description=f"a string, token ids, or at most {MAX_PROMPTS} of these, none of them empty",
     )
     max_tokens: NewTokens | None = None
-    temperature: Annotated[float, Field(ge=0)] | None = None
+    temperature: Temperature | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0), WHOLE] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None

@@ -173,7 +173,7 @@ class _Equality(AcceptanceRule):
     def siblings(
         self, at: Places, counts: Sequence[int], replacement: bool
     ) -> list[list[Candidate]]:
-        best = self.scores(at).topk(min(max(counts), at.logits.shape[-1])).indices.tolist()
+        best = self._best(self.scores(at), max(counts))
         rows = zip(best, counts, strict=True)
         return [[(token, None) for token in own[:count]] for own, count in rows]
 
@@ -188,9 +188,14 @@ class _Equality(AcceptanceRule):
         return verify_greedy(tree, choices, below)
 
     def others(self, verdict: Verdict, at: Places, count: int) -> list[int]:
-        best = self.scores(at)[0].topk(min(count + 1, at.logits.shape[-1]))
-        found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [t for t, own in found if t != verdict.token and own > self.least][:count]
+        [best] = self._best(self.scores(at), count + 1)
+        return [token for token in best if token != verdict.token][:count]
+
+    def _best(self, scores: Tensor, count: int) -> list[list[int]]:
+        """The `count` best tokens of each row (n, vocabulary) that can be chosen at all."""
+        best = scores.topk(min(count, scores.shape[-1]))
+        rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [[t for t, own in zip(*row, strict=True) if own > self.least] for row in rows]
 
 
 class _Greedy(_Equality):

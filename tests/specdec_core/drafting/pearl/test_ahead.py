@@ -27,6 +27,8 @@ from specdec_core.drafting.pearl.messages import (
     Pause,
     Ready,
 )
+from specdec_core.drafting.policies.policy import PolicyOutcome
+from specdec_core.drafting.policies.thresholds import Fixed
 from specdec_core.models.pair import Pair
 
 PROMPT = "def main():\n    return"
@@ -146,6 +148,25 @@ def test_the_policy_is_asked_about_the_chain_alone(tiny_pair: Pair, drafter: Dra
     told.say(told.chain()[:2])
     told.hear()
     assert told.pauses == [prompt + 4, prompt + 8]
+
+
+@pytest.mark.parametrize("lookup", LOOKUPS, ids=lambda own: own.kind)
+def test_the_policy_is_told_how_many_forwards_brought_its_candidates(
+    tiny_pair: Pair, lookup: Drafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes: list[PolicyOutcome] = []
+    monkeypatch.setattr(Fixed, "observe", lambda self, slot, outcome: outcomes.append(outcome))
+    cascade = CascadeDrafter(proposer=lookup, policy=FixedPolicy(max_tokens=9))
+    told, expected = Told(tiny_pair, 1, drafter=cascade), []
+    for _ in range(8):
+        calls = 0
+        while told.ahead.draft():
+            calls += 1
+        told.hear()
+        told.say(told.chain())
+        expected.append(PolicyOutcome(9, 9, calls))
+    assert outcomes == expected
+    assert any(outcome.draft_calls < 9 for outcome in outcomes)
 
 
 def test_a_lookup_learns_what_became_of_the_chain_and_how_the_text_ended(tiny_pair: Pair) -> None:
