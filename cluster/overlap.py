@@ -12,7 +12,7 @@ from cluster.devices import claim_device
 from cluster.draft_actor import LOADING, PlacedDraft
 from cluster.placement import Placed, Placement, place
 from cluster.session import get, on_node
-from cluster.sharded_target.sharded_runner import load_sharded
+from cluster.sharded_target.sharded_pair import load_sharded
 from cluster.sweep.timing import Bench
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec

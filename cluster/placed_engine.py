@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 from cluster.draft_actor import LOADING, PlacedDraft
 from cluster.placement import place
-from cluster.sharded_target.sharded_runner import load_sharded
+from cluster.sharded_target.sharded_pair import load_sharded
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement
 from specdec_core.drafting.pearl.link import no_link

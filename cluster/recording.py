@@ -27,7 +27,7 @@ from specdec_core.base.files import NoRoom, locked, needs_room
 from specdec_core.config import PairSpec, Sampling, Value
 from specdec_core.engine.engine import Request
 from specdec_core.models.pair import Pair, check_pair, fingerprints, load_pair, resolve_path
-from specdec_core.models.runner import context_length
+from specdec_core.models.supported import context_length
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet, digest, load_prompts
 from specdec_core.recordings.find import FINISHED, finish, finished
 from specdec_core.recordings.record import Recorder

@@ -23,9 +23,10 @@ from cluster.sharded_target.shard_weights import load_heads, load_layers
 from specdec_core.base.bundled import resolve_path
 from specdec_core.base.wire import LinkLost, connect
 from specdec_core.config import PairSpec
+from specdec_core.models.eager import EagerRunner
 from specdec_core.models.packing import PackedLinear, pack_linear_layers
 from specdec_core.models.pair import load_pair
-from specdec_core.models.runner import ModelRunner
+from specdec_core.models.runner import Batch, ModelRunner, Output
 
 # What a shard is asked: the number of a runner, a method of :class:`Shard` and its arguments.
 Call = tuple[int, str, tuple[Any, ...]]
@@ -72,6 +73,7 @@ class Shard:
         # Where logits come out: everybody has them with split heads, the last with split layers.
         self.answers = rank == (parts - 1 if split == "layers" else 0)
         self.runners: dict[int, ModelRunner] = {}
+        self.outputs: dict[int, Output] = {}  # of each runner's last forward
         self._store: dist.TCPStore | None = None
 
     def address(self) -> tuple[str, int]:
@@ -95,7 +97,7 @@ class Shard:
             self.model = load(name, kind, exchange)
             if spec.runner.pack and self.device.type == "cpu":
                 pack_linear_layers(self.model)
-            self._open = lambda slots: PartRunner(self.model, slots, spec.runner.max_length)
+            self._open = lambda slots: EagerRunner(self.model, slots, spec.runner.max_length)
         own = _weights(self.model)
         return ShardFacts(
             rank=self.rank,
@@ -154,6 +156,7 @@ class Shard:
 
     def close(self, number: int) -> None:
         self.runners.pop(number, None)
+        self.outputs.pop(number, None)
 
     def expect(self, number: int, parents: Sequence[int]) -> None:
         self.runners[number].expect(parents)
@@ -168,28 +171,20 @@ class Shard:
     def keep(self, number: int, row: int, start: int, kept: Sequence[int]) -> None:
         self.runners[number].keep(row, start, kept)
 
-    def prefill(self, number: int, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
-        self.runners[number].prefill(rows, tokens)
-
     def forward(
-        self,
-        number: int,
-        rows: Sequence[int],
-        tokens: Sequence[Sequence[int]],
-        parents: Sequence[Sequence[int]] | None,
-        logits: bool,
-    ) -> tuple[list[list[int]], Packed | None, Packed | None] | None:
-        """The choices; the logits if they are wanted at once; hidden states if they are watched."""
-        runner = self.runners[number]
-        runner.forward(rows, tokens, parents)
+        self, number: int, batch: Batch, logits: bool
+    ) -> tuple[list[int], Packed | None, Packed | None] | None:
+        """The most likely tokens; the logits if they are wanted at once; hidden states if they are
+        watched."""
+        output = self.outputs[number] = self.runners[number].forward(batch)
         if not self.answers:
             return None
-        hidden = None if runner.hidden is None else pack(runner.hidden)
-        return runner.choices(), self.logits(number) if logits else None, hidden
+        hidden = None if output.hidden is None else pack(output.hidden)
+        return output.chosen.tolist(), self.logits(number) if logits else None, hidden
 
     def logits(self, number: int) -> Packed | None:
         """Those of the last forward."""
-        return pack(self.runners[number]._logits) if self.answers else None
+        return pack(self.outputs[number].logits) if self.answers else None
 
 
 def _weights(model: nn.Module) -> list[Tensor]:
@@ -197,19 +192,6 @@ def _weights(model: nn.Module) -> list[Tensor]:
     local = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
     packed = [m._packed for m in model.modules() if isinstance(m, PackedLinear)]
     return [*{p.data_ptr(): p for p in local}.values(), *packed]
-
-
-class PartRunner(ModelRunner):
-    """A runner of a part of a model, which may have no logits."""
-
-    def _run(
-        self, rows: Sequence[int], tokens: Sequence[Sequence[int]], *args: Any, **kwargs: Any
-    ) -> Tensor:
-        logits = super()._run(rows, tokens, *args, **kwargs)
-        if logits is None:
-            nothing = torch.zeros((), dtype=self.dtype, device=self.device)
-            return nothing.expand(len(rows), max(map(len, tokens)), self.vocab_size)
-        return logits
 
 
 @dataclass(frozen=True)

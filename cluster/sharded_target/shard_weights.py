@@ -145,7 +145,7 @@ class _SummedEmbedding(nn.Module):
 
 def load_layers(path: str, dtype: torch.dtype | str, exchange: Exchange) -> PreTrainedModel:
     """This rank's layers; its forward takes part in everybody's. Only the last rank's returns
-    logits, the others' None."""
+    logits, the others' zeros."""
     config = AutoConfig.from_pretrained(path)
     whole: Any = AutoModelForCausalLM._model_mapping[type(config)]
 
@@ -245,10 +245,13 @@ def _connect(model: PreTrainedModel, exchange: Exchange) -> None:
         layers[own[-1]].register_forward_hook(send)
         whole = model.forward
 
-        def forward(*args: Any, **kwargs: Any) -> CausalLMOutputWithPast:
+        size = model.config.get_text_config(decoder=True).vocab_size
+
+        def forward(*args: Any, input_ids: Tensor, **kwargs: Any) -> CausalLMOutputWithPast:
             try:
-                return whole(*args, **kwargs)
+                return whole(*args, input_ids=input_ids, **kwargs)
             except _HandedOn:
-                return CausalLMOutputWithPast()
+                nothing = torch.zeros((), dtype=model.dtype, device=model.device)
+                return CausalLMOutputWithPast(logits=nothing.expand(*input_ids.shape, size))
 
         model.forward = functools.wraps(whole)(forward)

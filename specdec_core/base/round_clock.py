@@ -1,8 +1,8 @@
 """Where a round's time goes.
 
-A runner counts its forwards' seconds, in `seconds`; a drafter that asks a policy counts here. What
-is left of a round is bookkeeping. Taking the time costs a round a few microseconds, so it is always
-taken.
+A runner counts its forwards' seconds, in `seconds`; drafters report here what choosing tokens and
+asking a length policy takes, the engine how far the round has come. What is left of a round is
+bookkeeping. Taking the time costs a round a few microseconds, so it is always taken.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from torch import Tensor
 
 
 class RoundClock:
-    """Seconds since the round began of `policy`: choosing the drafted tokens and asking whether to
-    draft another one; and `waited`, for a draft model's forwards."""
+    """The time of one round after the other. `policy` are the round's seconds of choosing drafted
+    tokens and asking whether to draft another one; `waited` those of waiting for a draft model."""
 
-    __slots__ = ("policy", "waited")
+    __slots__ = ("_began", "_drafted", "_fed", "_read", "_verified", "policy", "waited")
 
     def __init__(self) -> None:
         self.begin()
@@ -24,6 +24,7 @@ class RoundClock:
     def begin(self) -> None:
         """A round begins."""
         self.policy = self.waited = 0.0
+        self._began = self._drafted = self._fed = self._read = self._verified = perf_counter()
 
     def chose(self, since: float, logits: Tensor) -> None:
         """Tokens were chosen from `logits` and are known to the host; the forward that made those
@@ -38,3 +39,38 @@ class RoundClock:
     def asked(self, since: float) -> None:
         """The policy was asked at `since` and has answered."""
         self.policy += perf_counter() - since
+
+    def drafted(self) -> None:
+        """All candidates are there."""
+        self._drafted = perf_counter()
+
+    def feeds(self) -> None:
+        """The target begins to read them."""
+        self._fed = perf_counter()
+
+    def read(self) -> None:
+        """The target has read them."""
+        self._read = perf_counter()
+
+    def verified(self) -> None:
+        """All verdicts are there."""
+        self._verified = perf_counter()
+
+    @property
+    def until_read(self) -> float:
+        """Seconds of drafting and of the target's forward."""
+        return self._read - self._began
+
+    def seconds(self, draft_forwards: float) -> dict[str, float]:
+        """The round is over: its seconds, by the names of
+        :class:`specdec_core.tokens.statistics.Round`'s fields, given those of the draft models'
+        forwards."""
+        return {
+            "draft_seconds": self._drafted - self._began,
+            "target_seconds": self._read - self._drafted,
+            "other_seconds": perf_counter() - self._read,
+            "draft_forward_seconds": draft_forwards + self.waited,
+            "policy_seconds": self.policy,
+            "target_forward_seconds": self._read - self._fed,
+            "verify_seconds": self._verified - self._read,
+        }

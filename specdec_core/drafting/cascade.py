@@ -22,10 +22,12 @@ from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.drafter import Drafter, Lookup, Outcome, Resources, SlotState
 from specdec_core.drafting.policies.build import build_policy
 from specdec_core.drafting.policies.policy import PolicyOutcome, Signals
+from specdec_core.models.runner import Batch, Output
 from specdec_core.tokens.acceptance import rule_of
 from specdec_core.tokens.sampling import distributions
 from specdec_core.tokens.statistics import Origin
 from specdec_core.tokens.token_tree import TokenTree
+from specdec_core.tokens.topology import behind
 
 
 @dataclass(slots=True)
@@ -110,67 +112,61 @@ class GuessedChain(Drafter):
             # One token comes from the draft model itself.
             room = draft.limit - len(drafted) - 1
             guess = self.guess(draft.sequence, drafted, room) if room > 0 else TokenTree()
-            fed = len(draft.feed)
             guesses.append(guess)
             tokens.append(draft.feed + guess.tokens)
-            parents.append([*range(-1, fed - 1), *(fed + parent for parent in guess.parents)])
-        chains = all(guess.is_chain for guess in guesses)
-        rows = [draft.sequence.slot for draft in active]
-        logits = self.runner.forward(rows, tokens, None if chains else parents)
+            parents.append(behind(len(draft.feed), guess.parents))
+        rows, asked = [draft.sequence.slot for draft in active], [1 + len(g) for g in guesses]
+        output = self.runner.forward(Batch(rows, tokens, parents, asked))
         returned = perf_counter()
-        choices = self.runner.choices()
-        samplings = [draft.sequence.sampling for draft in active]
-        probs = distributions(logits, samplings)
-        rows = [None] * len(active) if probs is None else probs
-        pairs = zip(active, guesses, choices, rows, strict=True)
-        for draft, guess, own, q in pairs:
+        owners = zip(active, asked, strict=True)
+        samplings = [draft.sequence.sampling for draft, count in owners for _ in range(count)]
+        probs = distributions(output.logits, samplings)
+        split = [None] * len(active) if probs is None else probs.split(asked)
+        for draft, guess, own, q in zip(active, guesses, output.choices(), split, strict=True):
             self._decide(draft, guess, own, q)
-        signals = self._signals(active, logits, probs)
-        self.clock.chose(returned, logits)
+        signals = self._signals(active, output, probs)
+        self.clock.chose(returned, output.logits)
         return signals
 
-    def _signals(self, active: list[_Draft], logits: Tensor, probs: Tensor | None) -> Signals:
-        """What the policy may see of all new tokens, given the logits and distributions (rows,
-        width, vocabulary) of the forward."""
+    def _signals(self, active: list[_Draft], output: Output, probs: Tensor | None) -> Signals:
+        """What the policy may see of all new tokens, given what the forward says and the
+        distributions (n, vocabulary)."""
         slots, tokens, positions, places = [], [], [], []
-        width = logits.shape[1]
-        for row, draft in enumerate(active):
+        first = 0
+        for draft, count in zip(active, output.counts, strict=True):
             draft.before = len(tokens)
             for position, (token, place, _) in enumerate(draft.new, len(draft.tree) + 1):
                 slots.append(draft.sequence.slot)
                 tokens.append(token)
                 positions.append(position)
-                places.append(row * width + place)
-        states = (logits, probs, self.runner.hidden)
-        flat = (None if own is None else own.flatten(0, 1) for own in states)
-        signals = Signals(slots, tokens, positions, *flat, places)
+                places.append(first + place)
+            first += count
+        signals = Signals(slots, tokens, positions, output.logits, probs, output.hidden, places)
         signals.fetch(self.policy.reads)
         return signals
 
     def _decide(
-        self, draft: _Draft, guess: TokenTree, choices: list[int], probs: Tensor | None
+        self, draft: _Draft, guess: TokenTree, choices: list[int], q: Tensor | None
     ) -> None:
-        """The chain's next tokens: the guesses that the draft model accepts and its own token."""
+        """The chain's next tokens: the guesses that the draft model accepts and its own token.
+        `choices` (1 + nodes) and `q` (1 + nodes, vocabulary) are the draft model's."""
         sequence, chain, slot = draft.sequence, draft.tree, draft.sequence.slot
-        first = len(draft.feed) - 1  # place of the distribution behind what was fed
-        places = slice(first, first + 1 + len(guess))
-        q = None if probs is None else probs[places]
         rule, random = rule_of(sequence.sampling), sequence.random
         at = len(sequence.tokens) + len(chain)
-        decided = rule.choices(guess, choices[places], q, random, at)
+        decided = rule.choices(guess, choices, q, random, at)
         verdict = rule.verify(guess, decided, q, random)
         read = self.runner.lengths[slot] - len(guess)
         self.runner.keep(slot, read, verdict.path)
         tokens = [*(guess.tokens[node] for node in verdict.path), verdict.token]
         drawn = [0, *(node + 1 for node in verdict.path)]
         draft.new = [
-            (token, first + place, q[place] if rule.carries_q else None)
+            (token, place, q[place] if rule.carries_q else None)
             for token, place in zip(tokens, drawn, strict=True)
         ]
         chain.draft_forwards += 1
         chain.draft_tokens += 1 + len(guess)
         if len(guess):
-            self.learn(sequence, chain.tokens, Outcome(guess, verdict.path, choices[places], 0.0))
+            self.learn(sequence, chain.tokens, Outcome(guess, verdict.path, choices, 0.0))
 
     def _ask(self, active: list[_Draft], signals: Signals) -> list[_Draft]:
         """Append the new tokens one by one, as far as the policy wants them. The drafts that it

@@ -14,6 +14,7 @@ from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.policies.build import build_policy
 from specdec_core.drafting.policies.policy import PolicyOutcome, Signals
+from specdec_core.models.runner import Batch
 from specdec_core.tokens.acceptance import Places
 from specdec_core.tokens.statistics import Origin
 from specdec_core.tokens.token_tree import TokenTree
@@ -84,27 +85,17 @@ class DraftModel(Drafter):
     ) -> tuple[Signals, list[Tensor | None]]:
         """One forward: the next token of each row, which is the `positions`-th candidate of its
         round, and the distribution that it carries. The signals know the values `reads`."""
-        logits = self.runner.forward([s.slot for s in sequences], feed)
-        last = [len(own) - 1 for own in feed]
-        logits = _at(logits, last)
-        hidden = None if self.runner.hidden is None else _at(self.runner.hidden, last)
+        slots = [s.slot for s in sequences]
+        output = self.runner.forward(Batch(slots, feed, wanted=[1] * len(feed)))
         returned = perf_counter()
         at = Places(
             [s.sampling for s in sequences],
             [s.random for s in sequences],
             [len(s.tokens) + n - 1 for s, n in zip(sequences, positions, strict=True)],
-            logits,
-            lambda: _at(self.runner.chosen, last),
+            output.logits,
+            lambda: output.chosen,
         )
-        slots = [s.slot for s in sequences]
-        signals = Signals(slots, at.draw(), positions, logits, at.probs, hidden)
+        signals = Signals(slots, at.draw(), positions, at.logits, at.probs, output.hidden)
         signals.fetch(reads)
-        self.clock.chose(returned, logits)
+        self.clock.chose(returned, at.logits)
         return signals, at.carried()
-
-
-def _at(states: Tensor, places: list[int]) -> Tensor:
-    """Row n's entry (rows, …) at its own place of `states` (rows, width, …)."""
-    if places.count(places[0]) == len(places):
-        return states[:, places[0]]
-    return states[list(range(len(places))), places]

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.drafter import SlotState
+from specdec_core.models.runner import Batch
 from specdec_core.tokens.acceptance import Places
 from specdec_core.tokens.statistics import Origin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.tokens.topology import behind
 
 
 @dataclass(slots=True)
@@ -48,7 +50,7 @@ class Growth:
     def read(self, wanted: Mapping[int, Sequence[int]]) -> Level:
         """Feed the draft model the nodes `wanted[i]` of tree i, in their order and parents first;
         or [ROOT], to begin with. What it has not read of the text goes before them."""
-        feed, parents, places = [], [], []
+        feed, parents = [], []
         for i, nodes in wanted.items():
             tree, cached = self.trees[i], self.cached[i]
             text = [] if i in self._read else self.context.pending(self.sequences[i])
@@ -59,19 +61,17 @@ class Growth:
                 cached[node] = len(own)
                 own.append(ROOT if parent == ROOT else cached[parent])
             feed.append(text + [tree.tokens[node] for node in new])
-            parents.append(_behind(text, own) if text else own)
-            places.append(range(len(feed[-1]) - len(nodes), len(feed[-1])))
+            parents.append(behind(len(text), own))
             tree.draft_forwards += 1
             tree.draft_tokens += len(nodes)
-        runner = self.context.runner
         rows = [self.sequences[i].slot for i in wanted]
-        chains = all(own == list(range(-1, len(own) - 1)) for own in parents)
-        logits = runner.forward(rows, feed, None if chains else parents)
+        asked = [len(nodes) for nodes in wanted.values()]
+        output = self.context.runner.forward(Batch(rows, feed, parents, asked))
         return Level(
             [i for i, nodes in wanted.items() for _ in nodes],
             [node for nodes in wanted.values() for node in nodes],
-            _at(logits, places),
-            None if runner.hidden is None else _at(runner.hidden, places),
+            output.logits,
+            output.hidden,
         )
 
     def branch(self, level: Level, counts: Sequence[int], replacement: bool = False) -> Children:
@@ -102,17 +102,3 @@ class Growth:
             level.logits,
             lambda: level.logits.argmax(dim=-1),
         )
-
-
-def _behind(text: Sequence[int], parents: Sequence[int]) -> list[int]:
-    """The parents when the tree is fed together with the end of the text before it."""
-    last = len(text) - 1
-    return [*range(-1, last), *(parent + len(text) for parent in parents)]
-
-
-def _at(states: Tensor, places: Sequence[range]) -> Tensor:
-    """The entries (n, …) at each row's own places of `states` (rows, width, …)."""
-    if all(own == range(states.shape[1]) for own in places):
-        return states.flatten(0, 1)
-    rows = [row for row, own in enumerate(places) for _ in own]
-    return states[rows, [place for own in places for place in own]]

@@ -7,7 +7,7 @@ model's own code writes to it and reads from it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -92,10 +92,25 @@ class SlotCache(Cache):
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
 
     def open_window(self, rows: Sequence[int], width: int) -> Window:
-        """Aim the next forward behind each row's valid tokens."""
+        """Aim the next forward behind each row's valid tokens. Raises :class:`ValueError` where
+        they have no room for `width` more."""
         rows = list(rows)
-        self.window = Window(rows, [self.lengths[row] for row in rows], width)
-        return self.window
+        window = Window(rows, [self.lengths[row] for row in rows], width)
+        if window.end > self.positions:
+            raise ValueError(f"{window.end} tokens do not fit in a slot of {self.positions}")
+        self.window = window
+        return window
+
+    def append(self, rows: Iterable[int], counts: Iterable[int]) -> None:
+        """So many tokens have been written behind those of each row."""
+        for row, count in zip(rows, counts, strict=True):
+            self.lengths[row] += count
+
+    def truncate(self, row: int, length: int) -> None:
+        """Forget everything of `row` past its first `length` tokens."""
+        if length > self.lengths[row]:
+            raise ValueError(f"row {row} holds {self.lengths[row]} tokens, cannot keep {length}")
+        self.lengths[row] = length
 
     def _held(self) -> list[SlotLayer]:
         """The layers that this process runs; others of the model may be elsewhere."""

@@ -24,10 +24,12 @@ from transformers.utils import logging as transformers_logging
 from specdec_core.base.bundled import resolve_path
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, RunnerSettings
+from specdec_core.models.eager import EagerRunner
 from specdec_core.models.fingerprints import TARGET, fingerprints, tokenizer_digest
 from specdec_core.models.generation_settings import read_generation_settings, warn_of_unsupported
 from specdec_core.models.packing import pack_linear_layers
-from specdec_core.models.runner import ModelRunner, check_supported, context_length
+from specdec_core.models.runner import Batch, ModelRunner
+from specdec_core.models.supported import check_supported, context_length
 
 # Of its time in float32, what a forward in bfloat16 may take to be preferred.
 _CLEARLY = 0.93
@@ -71,12 +73,12 @@ class Pair:
         """A runner, with a cache of its own, for the draft of that name, or the target for None."""
         size = self.target.config.get_text_config(decoder=True).vocab_size
         model = self.target if draft is None else self.drafts[draft]
+        runner = EagerRunner(model, slots, self.max_length, size)
         if not self.spec.runner.compile:
-            return ModelRunner(model, slots, self.max_length, size)
+            return runner
         from specdec_core.models.compiled import CompiledRunner  # torch's compilers take a second
 
-        weights = self.fingerprints[TARGET if draft is None else draft]
-        return CompiledRunner(model, slots, self.max_length, size, weights)
+        return CompiledRunner(runner, self.fingerprints[TARGET if draft is None else draft])
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -210,13 +212,13 @@ def _faster_dtype(name: str, width: int, pack: bool) -> str:
         model = AutoModelForCausalLM.from_config(config).to(getattr(torch, dtype))
         if pack:
             pack_linear_layers(model)
-        runners[dtype] = ModelRunner(model, slots=1, max_length=context + width)
+        runners[dtype] = EagerRunner(model, slots=1, max_length=context + width)
         runners[dtype].prefill([0], [[0] * context])
     seconds: dict[str, list[float]] = {dtype: [] for dtype in runners}
     for _ in range(40):
         for dtype, runner in runners.items():
             start = perf_counter()
-            runner.forward([0], [[0] * width])
+            runner.forward(Batch([0], [[0] * width]))
             seconds[dtype].append(perf_counter() - start)
             runner.truncate(0, context)
     # Neither noise nor a tie must decide: recordings and sweeps of a pair should agree. The least

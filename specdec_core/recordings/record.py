@@ -19,7 +19,7 @@ from torch import Tensor
 from specdec_core.config import Configuration
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from specdec_core.models.runner import ModelRunner
+from specdec_core.models.runner import Batch, ModelRunner
 from specdec_core.recordings.schema import (
     DRAFTS,
     EVERY_ROW,
@@ -83,7 +83,6 @@ class Recorder:
             rows = _Rows(self.header.top_k)
             chunks = list(_forced(runner, prompt, output))
             q = self._distributions(torch.cat([logits for logits, _ in chunks]))
-            q = q[:, : self.target.vocab_size]
             hidden = torch.cat([states for _, states in chunks])
             drafted = choice(q, range(len(output)))
             compared = _compare(p, q, drafted, output)
@@ -128,12 +127,11 @@ class Recorder:
             active = {slot: [y] for slot, (_, y, _) in zip(slots, batch, strict=True)}
             step = 1
             while active:
-                logits = runner.forward(list(active), list(active.values()))[:, -1]
-                hidden = runner.hidden[:, -1]
-                q = self._distributions(logits)[:, : self.target.vocab_size]
+                output = runner.forward(Batch(list(active), list(active.values())))
+                q = self._distributions(output.logits)
                 tokens = choice(q, [batch[slot - 1][0] + step for slot in active])
                 for row, (slot, token) in enumerate(zip(list(active), tokens, strict=True)):
-                    found[slot - 1].append((token, q[row], hidden[row]))
+                    found[slot - 1].append((token, q[row], output.hidden[row]))
                     if token in ends or step == batch[slot - 1][2]:
                         del active[slot]
                     else:
@@ -189,9 +187,8 @@ def _forced(
     fed = [prompt[-1], *output[:-1]]
     for start in range(0, len(fed), _CHUNK):
         chunk = fed[start : start + _CHUNK]
-        logits = runner.forward([0], [chunk])[0]
-        states = None if runner.hidden is None else runner.hidden[0, : len(chunk)].float()
-        yield logits, states
+        output = runner.forward(Batch([0], [chunk]))
+        yield output.logits, None if output.hidden is None else output.hidden.float()
 
 
 _Step = tuple[int, Tensor, Tensor]

@@ -23,11 +23,11 @@ from specdec_core.config import (
 from specdec_core.cost.forward import ForwardCost, Measurement
 from specdec_core.cost.profile import Profile, policies_of, policy_key
 from specdec_core.drafting.heads.storage import load_pair_head
+from specdec_core.models.runner import Batch, ModelRunner
 from specdec_core.tokens.statistics import Round
 
 if TYPE_CHECKING:
     from specdec_core.models.pair import Pair
-    from specdec_core.models.runner import ModelRunner
 
 WIDTHS = (1, 2, 3, 5, 8, 12, 16, 24, 33)  # up to a tree of 32 candidates
 CONTEXTS = (64, 256, 512)
@@ -134,7 +134,8 @@ def measure_policies(
     for draft in {draft for draft, _ in wanted.values()}:
         runner = pair.open_runner(draft, 1)
         runner.watch_hidden(True)
-        seen[draft] = runner.forward([0], [[1]])[:, -1], runner.hidden[:, -1]
+        output = runner.forward(Batch([0], [[1]]))
+        seen[draft] = output.logits, output.hidden
         runner.watch_hidden(False)
     told = PolicyOutcome(_CANDIDATES, _CANDIDATES - 1, _CANDIDATES)
     seconds: dict[str, list[float]] = {key: [] for key in policies}
@@ -169,8 +170,8 @@ def time_forward(runner: ModelRunner, width: int, batch: int) -> float:
     """Seconds of a forward of `width` tokens of the first `batch` rows, which are as they were."""
     lengths = runner.lengths[:batch]
     start = time.perf_counter()
-    logits = runner.forward(range(batch), [[1] * width] * batch)
-    logits[0, 0, 0].item()  # waits for the device
+    output = runner.forward(Batch(range(batch), [[1] * width] * batch))
+    output.logits[0, 0].item()  # waits for the device
     seconds = time.perf_counter() - start
     for row, length in enumerate(lengths):
         runner.truncate(row, length)

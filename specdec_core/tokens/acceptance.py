@@ -114,6 +114,7 @@ class Places:
 class AcceptanceRule(ABC):
     """How a model's tokens are chosen, and candidates accepted."""
 
+    samples = True  # whether it needs distributions, or logits are enough
     carries_q = False  # whether a candidate carries the distribution that it was drawn from
 
     @abstractmethod
@@ -199,6 +200,8 @@ class _Equality(AcceptanceRule):
 
 
 class _Greedy(_Equality):
+    samples = False
+
     def scores(self, at: Places) -> Tensor:
         return at.logits
 

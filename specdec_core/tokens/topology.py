@@ -46,9 +46,9 @@ def fork(width: int, depth: int) -> list[int]:
     return k_configuration([width, *[1] * (depth - 1)])
 
 
-def below_text(parents: Iterable[int]) -> list[int]:
-    """The parents when the text's last token is fed with the tree, as its first node."""
-    return [ROOT, *(parent + 1 for parent in parents)]
+def behind(count: int, parents: Iterable[int]) -> list[int]:
+    """The parents when the text's last `count` tokens are fed with the tree, as its first nodes."""
+    return [*range(ROOT, count - 1), *(parent + count for parent in parents)]
 
 
 class Topology:
@@ -144,15 +144,21 @@ class Topologies:
         return self._chain
 
     def slices(
-        self, counts: Sequence[int], width: int, parents: Sequence[Sequence[int]] | None = None
+        self,
+        counts: Sequence[int],
+        width: int,
+        parents: Sequence[Sequence[int] | None] | None = None,
     ) -> Slices:
         """For a forward of `width` tokens a row, of which the first `counts[i]` are row i's own:
-        the last nodes of the tree `parents[i]`, or a chain."""
-        if parents is None:
-            rows = [(self.chain(width), 0, count) for count in counts]
-        else:
-            found = zip(parents, counts, strict=True)
-            rows = [(self.find(own, count), len(own) - count, count) for own, count in found]
+        the last nodes of the tree `parents[i]`, or a chain. Of a tree that is a chain, what is held
+        already is text."""
+        rows = []
+        for n, count in enumerate(counts):
+            own = None if parents is None else parents[n]
+            if own is None or list(own) == list(range(-1, len(own) - 1)):
+                rows.append((self.chain(width), 0, count))
+            else:
+                rows.append((self.find(own, count), len(own) - count, count))
         return Slices(rows, width, self._columns)
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from specdec_core.drafting.drafter import SlotState
 from specdec_core.drafting.pearl.canopy import Node, Source
-from specdec_core.models.runner import ModelRunner
+from specdec_core.models.runner import Batch, ModelRunner
 from specdec_core.tokens.acceptance import Places, rule_of
 from specdec_core.tokens.sampling import quantile
 
@@ -38,22 +37,17 @@ class Look:
     ) -> Look:
         """Feed the draft `nodes[i]` of slot i, whose tree in its cache then has these `parents`."""
         feed = [[node.token for node in own] for own in nodes]
-        chains = all(own == list(range(-1, len(own) - 1)) for own in parents)
-        slots = [sequence.slot for sequence in sequences]
-        logits = runner.forward(slots, feed, None if chains else parents)
-        counts = [len(own) for own in nodes]
-        logits = _flat(logits, counts)
-        hidden = None if runner.hidden is None else _flat(runner.hidden, counts)
+        output = runner.forward(Batch([sequence.slot for sequence in sequences], feed, parents))
         owners = [s for s, own in zip(sequences, nodes, strict=True) for _ in own]
         flat = [node for own in nodes for node in own]
         at = Places(
             [sequence.sampling for sequence in owners],
             [sequence.random for sequence in owners],
             [node.position + 1 for node in flat],
-            logits,
-            lambda: logits.argmax(dim=-1),
+            output.logits,
+            lambda: output.chosen,
         )
-        return cls(owners, flat, logits, at.probs, hidden, at.confidences())
+        return cls(owners, flat, at.logits, at.probs, output.hidden, at.confidences())
 
     def exact(self, place: int) -> bool:
         """Whether the token there has to be drawn at random, for rejection sampling."""
@@ -76,10 +70,3 @@ class Look:
         hidden = [None] * len(places) if self.hidden is None else self.hidden[places]
         for rows in zip(self.logits[places], probs, hidden, strict=True):
             yield Source(forward, *rows)
-
-
-def _flat(states: Tensor, counts: Sequence[int]) -> Tensor:
-    """The first so many entries of each row of `states` (rows, width, …), one behind the other."""
-    if all(own == states.shape[1] for own in counts):
-        return states.flatten(0, 1)
-    return torch.cat([row[:own] for row, own in zip(states, counts, strict=True)])

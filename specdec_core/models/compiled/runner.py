@@ -1,4 +1,4 @@
-"""A :class:`ModelRunner` whose forwards are compiled graphs."""
+"""Forwards as compiled graphs over the slot cache."""
 
 from __future__ import annotations
 
@@ -8,36 +8,30 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from specdec_core.models.compiled.graphs import CannotCompile, Graphs
 from specdec_core.models.compiled.packages import Packages
 from specdec_core.models.compiled.static import Captured
 from specdec_core.models.compiled.step import Step
-from specdec_core.models.runner import PREFILL_CHUNK, ModelRunner
-
-# Prefill makes logits that nobody reads; a chunk's shall not take more memory than this.
-_MOST_LOGITS = 64 * 2**20
+from specdec_core.models.eager import EagerRunner
+from specdec_core.models.runner import Batch, ModelRunner, Output, compiled_chunk, select
 
 
 class CompiledRunner(ModelRunner):
     """Forwards are graphs: compiled ahead of time and kept on disk on a CPU, CUDA graphs of
-    static shapes on a GPU. Where a model cannot be compiled it runs eagerly, after one warning.
+    static shapes on a GPU. They work on the cache of an `eager` runner, which takes over, after one
+    warning, where its model cannot be compiled.
 
     `weights` is the digest of the model's weights.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        slots: int,
-        max_length: int,
-        vocab_size: int | None,
-        weights: str,
-    ) -> None:
-        super().__init__(model, slots, max_length, vocab_size)
-        self._prefill_chunk = max(1, min(PREFILL_CHUNK, _MOST_LOGITS // (4 * self.vocab_size)))
-        step = Step(model, self._windows, self._last_position, self.vocab_size)
+    def __init__(self, eager: EagerRunner, weights: str) -> None:
+        super().__init__()
+        self._eager, self.cache = eager, eager.cache
+        self.device, self.vocab_size = eager.device, eager.vocab_size
+        self.max_length = eager.max_length
+        self.prefill_chunk = compiled_chunk(self.vocab_size)
+        step = Step(eager.model, eager.windows, eager.last_position, self.vocab_size)
         positions = self.cache.positions
         self._graphs: Graphs | None = (
             Packages(step, weights, positions) if self.device.type == "cpu" else Captured(step)
@@ -45,61 +39,61 @@ class CompiledRunner(ModelRunner):
         columns = torch.arange(positions, device=self.device)
         self._columns = cache(lambda end: columns[:end])
         self._stores: dict[tuple[int, int], tuple[list[Tensor], list[Tensor]]] = {}
-        self._chosen: Tensor | None = None
         self._watched = False
         self._width = 1
-        with torch.no_grad():
-            super()._run([0], [[0]])  # the model makes the cache's layers
         self._prepare()
+
+    @property
+    def lengths(self) -> list[int]:
+        return self.cache.lengths
+
+    def truncate(self, row: int, length: int) -> None:
+        self.cache.truncate(row, length)
+
+    def keep(self, row: int, start: int, kept: Sequence[int]) -> None:
+        self.cache.keep(row, start, kept)
+
+    def expect(self, parents: Sequence[int]) -> None:
+        self._eager.expect(parents)
 
     def watch_hidden(self, wanted: bool) -> None:
         self._watched = wanted
-        super().watch_hidden(wanted and self._graphs is None)
-        self.hidden = None
+        self._eager.watch_hidden(wanted and self._graphs is None)
 
     def widen(self, width: int) -> None:
         self._width = width
 
-    @torch.inference_mode()
     def _prepare(self) -> None:
-        """Have the graphs of a chain before the first request comes. What is written to the cache
-        is overwritten."""
-        for rows in range(1, min(self.cache.slots, 2) + 1):
-            for width in (1, 2):
-                self._run(range(rows), [[0] * width] * rows)
+        """Have the cache's layers, which the model makes, and the graphs of a chain before the
+        first request comes."""
+        with torch.no_grad():
+            self._eager._forward(Batch([0], [[0]]))
+        self.truncate(0, 0)
+        with torch.inference_mode():
+            for count in range(1, min(self.cache.slots, 2) + 1):
+                for width in (1, 2):
+                    self._forward(Batch(range(count), [[0] * width] * count))
+                    for row in range(count):
+                        self.truncate(row, 0)
 
-    @property
-    def chosen(self) -> Tensor:
-        return super().chosen if self._chosen is None else self._chosen
-
-    def _run(
-        self,
-        rows: Sequence[int],
-        tokens: Sequence[Sequence[int]],
-        parents: Sequence[Sequence[int]] | None = None,
-        logits: bool = True,
-    ) -> Tensor:
+    def _forward(self, batch: Batch) -> Output:
         if self._graphs is not None:
             try:
-                return self._run_graph(list(rows), tokens, parents)
+                return self._run_graph(batch)
             except CannotCompile as reason:
-                warnings.warn(f"running without compiled graphs: {reason}", stacklevel=2)
-                self._graphs = self._chosen = None
-                super().watch_hidden(self._watched)
-        return super()._run(rows, tokens, parents, logits)
+                warnings.warn(f"running without compiled graphs: {reason}", stacklevel=3)
+                self._graphs = None
+                self._eager.watch_hidden(self._watched)
+        return self._eager._forward(batch)
 
-    def _run_graph(
-        self,
-        rows: list[int],
-        tokens: Sequence[Sequence[int]],
-        parents: Sequence[Sequence[int]] | None,
-    ) -> Tensor:
+    def _run_graph(self, batch: Batch) -> Output:
+        rows, tokens = list(batch.rows), batch.tokens
         width = self._graphs.width(max(self._width, *map(len, tokens)))
         first, count = self._graphs.cover(rows, self.cache.slots)
         end = max(self.lengths[row] for row in rows) + width
         if end >= self.cache.positions:
             raise ValueError(f"{end} tokens do not fit in a slot of {self.cache.positions}")
-        slices = self._topologies.slices([len(own) for own in tokens], width, parents)
+        slices = self._eager.topologies.slices([len(own) for own in tokens], width, batch.parents)
         # Rows that happen to lie between are fed padding, which lands behind their text.
         feed = [
             [[length, *[0] * width], [length, *[0] * width]]
@@ -111,9 +105,10 @@ class CompiledRunner(ModelRunner):
             padding = [0] * (width - len(own))
             feed[row - first] = [[length, *own, *padding], [length - begun, *depths]]
         places = None if rows == list(range(first, first + count)) else [r - first for r in rows]
+        windows = self._eager.windows.values()
         inputs = (
             torch.tensor(feed, device=self.device),
-            [self._sees(slices.sees(window), places, count) for window in self._windows.values()],
+            [self._sees(slices.sees(window), places, count) for window in windows],
             self._columns(self._graphs.end(end, self.cache.positions)),
             *self._stored(first, count),
         )
@@ -121,10 +116,13 @@ class CompiledRunner(ModelRunner):
         if places is not None:
             logits, chosen = logits[places], chosen[places]
             hidden = hidden[places] if self._watched else hidden
-        fed = max(map(len, tokens))
-        self._chosen = chosen if fed == width else chosen[:, :fed]
-        self.hidden = hidden if self._watched else None
-        return logits
+        self.cache.append(rows, map(len, tokens))
+        return Output(
+            batch.counts,
+            select(logits, batch),
+            select(hidden, batch) if self._watched else None,
+            select(chosen, batch),
+        )
 
     @staticmethod
     def _sees(own: Tensor, places: list[int] | None, count: int) -> Tensor:

@@ -18,7 +18,7 @@ from specdec_core.cost import oracle_counts
 from specdec_core.models.alignment import Trajectory, measure_alignment
 from specdec_core.models.fingerprints import TARGET
 from specdec_core.models.pair import Pair
-from specdec_core.models.runner import ModelRunner
+from specdec_core.models.runner import Batch, ModelRunner
 from specdec_core.studies.bench.result import BenchResult, Effort, Forwards, OracleLimit, Row, Take
 
 TIMES = 15  # that a width is timed in each repeat, all widths in turns
@@ -101,7 +101,7 @@ class ForwardClock:
         runner, tokens = self._runners[model], [[0] * width]
 
         def forward() -> None:
-            runner.forward([0], tokens)
+            runner.forward(Batch([0], tokens))
             if runner.device.type == "cuda":
                 torch.cuda.synchronize(runner.device)
             runner.truncate(0, self.context)

@@ -22,11 +22,11 @@ from transformers import (
 )
 
 from cluster.sharded_target.exchange import SocketExchange
-from cluster.sharded_target.shard import PartRunner
 from cluster.sharded_target.shard_weights import check_split, load_heads, load_layers, own_layers
 from specdec_core.base.errors import UserError
+from specdec_core.models.eager import EagerRunner
 from specdec_core.models.packing import pack_linear_layers
-from specdec_core.models.runner import ModelRunner
+from specdec_core.models.runner import Batch
 
 SHAPE = {
     "vocab_size": 319,  # which two ranks cannot share evenly
@@ -58,13 +58,13 @@ BY_HEADS = ["llama", "llama-untied-biased", "qwen3", "qwen2-mixed-window", "gemm
 CASES = [(name, "heads") for name in BY_HEADS] + [(name, "layers") for name in FAMILIES]
 
 
-def logits_of(runner: ModelRunner) -> list[Tensor]:
+def logits_of(runner: EagerRunner) -> list[Tensor]:
     """Of ragged rows, a tree, and what is kept of it."""
     runner.prefill([0, 1], [list(range(5, 25)), list(range(40, 50))])
-    found = [runner.forward([1, 0], [[5, 6, 7], [8, 9, 1]])]
-    found.append(runner.forward([0], [[9, 10, 11, 12]], [[-1, 0, 0, 1]]))
+    found = [runner.forward(Batch([1, 0], [[5, 6, 7], [8, 9, 1]])).logits]
+    found.append(runner.forward(Batch([0], [[9, 10, 11, 12]], [[-1, 0, 0, 1]])).logits)
     runner.keep(0, 23, [0, 2])
-    found.append(runner.forward([0, 1], [[3], [318]]))
+    found.append(runner.forward(Batch([0, 1], [[3], [318]])).logits)
     return found
 
 
@@ -76,7 +76,7 @@ def part(rank: int, folder: str, split: str, pack: bool) -> None:
     model = load(folder, torch.float32, SocketExchange("127.0.0.1", rank, 2))
     if pack:
         pack_linear_layers(model)
-    found = logits_of(PartRunner(model, 2, 128))
+    found = logits_of(EagerRunner(model, 2, 128))
     if rank == (0 if split == "heads" else 1):
         torch.save(found, f"{folder}/logits-{split}")
     dist.barrier()
@@ -90,7 +90,7 @@ def test_two_parts_compute_what_the_whole_computes(family: str, split: str, tmp_
     whole.save_pretrained(tmp_path)
     mp.start_processes(part, (str(tmp_path), split, family == "llama"), 2, start_method="fork")
     together = torch.load(tmp_path / f"logits-{split}")
-    for ours, theirs in zip(together, logits_of(ModelRunner(whole, 2, 128)), strict=True):
+    for ours, theirs in zip(together, logits_of(EagerRunner(whole, 2, 128)), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 

@@ -15,7 +15,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from cluster.placement import Placement
-from cluster.sharded_target.sharded_runner import LazyTensor, ShardedPair, sharded_pair
+from cluster.sharded_target.sharded_pair import ShardedPair, sharded_pair
+from cluster.sharded_target.sharded_runner import ShardedRunner
 from specdec_core.config import (
     Configuration,
     DraftModelDrafter,
@@ -29,6 +30,7 @@ from specdec_core.config import (
 from specdec_core.drafting.pearl.socket_link import WireLink, serve
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
+from specdec_core.models.runner import Batch
 from specdec_core.tokens.statistics import Origin
 from tests.conftest import tiny_tokenizer
 
@@ -94,19 +96,21 @@ def test_logits_are_those_of_the_whole_model(both: Both) -> None:
     """Of ragged rows, of a tree, and of what is kept of it."""
     runners = [pair.open_runner(None, 2) for pair in (both.sharded, both.whole)]
     logits: list[list[torch.Tensor]] = []
+    choices: list[list[list[int]]] = []
     for runner in runners:
         runner.prefill([0, 1], [PROMPTS[1], PROMPTS[2]])
-        ragged = runner.forward([0, 1], [[5, 6, 7], [8]])
-        logits.append([ragged[0][:], ragged[1][:1]])
-        logits[-1].append(runner.forward([0], [[9, 10, 11, 12]], [[-1, 0, 0, 1]])[:])
+        own = [runner.forward(Batch([0, 1], [[5, 6, 7], [8]])).logits]
+        own.append(runner.forward(Batch([0], [[9, 10, 11, 12]], [[-1, 0, 0, 1]])).logits)
         runner.keep(0, len(PROMPTS[1]) + 3, [0, 2])
         runner.truncate(1, 5)
-        logits[-1].append(runner.forward([1, 0], [[3], [4]])[:])
+        last = runner.forward(Batch([1, 0], [[3, 9, 8], [4]], wanted=[0, 1]))
+        logits.append([*own, last.logits])
+        choices.append(last.choices())
+        assert choices[-1] == [[], last.chosen.tolist()]
     for ours, theirs in zip(*logits, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
-    ours, theirs = runners
-    assert ours.choices() == theirs.choices() == ours.chosen.tolist()
-    assert ours.lengths == theirs.lengths
+    assert choices[0] == choices[1]
+    assert runners[0].lengths == runners[1].lengths
 
 
 def test_each_rank_has_only_its_part(both: Both) -> None:
@@ -158,11 +162,11 @@ def test_what_all_shards_refuse_is_refused(both: Both) -> None:
     runner = both.sharded.open_runner(None, 1)
     runner.prefill([0], [PROMPTS[0]])
     with pytest.raises(ValueError, match="do not fit"):
-        runner.forward([0], [[5] * 500])
+        runner.forward(Batch([0], [[5] * 500]))
     assert runner.lengths == [len(PROMPTS[0])]
     whole = both.whole.open_runner(None, 1)
     whole.prefill([0], [PROMPTS[0]])
-    ours, theirs = (r.forward([0], [[5, 6]])[:] for r in (runner, whole))
+    ours, theirs = (r.forward(Batch([0], [[5, 6]])).logits for r in (runner, whole))
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
     assert both.sharded.group.rebuilt == 0
 
@@ -175,8 +179,8 @@ def test_a_killed_shard_costs_no_token_and_changes_none(both: Both) -> None:
     unseen = []
     for runner in runners:
         runner.prefill([0], [PROMPTS[1]])
-        runner.forward([0], [[5, 6]], [[-1, -1]])
-        unseen.append(runner.forward([0], [[7, 8, 9]], [[-1, -1, 0, 1, 1]]))
+        runner.forward(Batch([0], [[5, 6]], [[-1, -1]]))
+        unseen.append(runner.forward(Batch([0], [[7, 8, 9]], [[-1, -1, 0, 1, 1]])))
 
     configuration = CONFIGURATIONS["tree"]
     expected = Engine(both.whole, configuration, slots=2).generate(REQUESTS[:2])
@@ -198,7 +202,8 @@ def test_a_killed_shard_costs_no_token_and_changes_none(both: Both) -> None:
     for runner in runners:
         runner.keep(0, len(PROMPTS[1]), [1, 4])
     ours, theirs = (
-        [lazy[:], r.forward([0], [[4]])[:]] for lazy, r in zip(unseen, runners, strict=True)
+        [output.logits, r.forward(Batch([0], [[4]])).logits]
+        for output, r in zip(unseen, runners, strict=True)
     )
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
@@ -211,21 +216,24 @@ def test_a_shard_that_fails_alone_is_heard(both: Both) -> None:
     prlimit(pid, RLIMIT_AS, (room, room))
     runner = both.sharded.open_runner(None, 10_000)  # caches of a gigabyte
     with pytest.raises(RuntimeError, match="memory"):
-        runner.forward([0], [[5]])
+        runner.forward(Batch([0], [[5]]))
 
 
-def test_a_lazy_tensor_is_fetched_when_its_numbers_are_asked_for() -> None:
+@pytest.mark.parametrize("both", ["heads"], indirect=True)
+def test_logits_are_fetched_where_they_are_looked_at_and_come_along_from_then_on(
+    both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fetched = []
-
-    def fetch() -> torch.Tensor:
-        fetched.append(1)
-        return torch.arange(6.0).view(1, 2, 3)
-
-    lazy = LazyTensor(fetch, (1, 2, 3))
-    row = lazy[0]
-    assert row.shape == (2, 3)
-    assert not fetched
-    assert row[1].tolist() == [3, 4, 5]
-    assert torch.cat([lazy, lazy[:, :1]], dim=1).shape == (1, 3, 3)
-    assert lazy.argmax().item() == 5
+    fetch = ShardedRunner._fetch_logits
+    monkeypatch.setattr(
+        ShardedRunner, "_fetch_logits", lambda *own: fetched.append(own) or fetch(*own)
+    )
+    Engine(both.sharded, CONFIGURATIONS["chain"], slots=2).generate(REQUESTS)
+    assert not fetched, "greedy decoding looks at none"
+    Engine(both.sharded, CONFIGURATIONS["sampled chain"], slots=2).generate(REQUESTS)
     assert len(fetched) == 1
+    runner = both.sharded.open_runner(None, 1)
+    earlier = runner.forward(Batch([0], [[5]]))
+    runner.forward(Batch([0], [[6]]))
+    with pytest.raises(RuntimeError, match="of an earlier forward"):
+        _ = earlier.logits

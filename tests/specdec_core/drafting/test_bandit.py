@@ -27,7 +27,7 @@ from specdec_core.drafting.bandit import BanditSpec
 from specdec_core.drafting.bandits import build_bandit
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from specdec_core.models.runner import ModelRunner
+from specdec_core.models.runner import Batch, ModelRunner, Output
 from specdec_core.studies.toy_pair import FAR, NEAR, exact_distribution, sample_counts, toy_pair
 from specdec_core.tokens.statistics import Generation
 from tests.specdec_core.tokens.test_lossless import p_value
@@ -102,10 +102,10 @@ def test_every_request_of_a_batch_has_its_own_length_and_one_pass_drafts_them_al
     widths: list[int] = []
     forward = ModelRunner.forward
 
-    def counted(self: ModelRunner, rows: list[int], *rest: object) -> torch.Tensor:
+    def counted(self: ModelRunner, batch: Batch) -> Output:
         if self is not engine.target:
-            widths.append(len(rows))
-        return forward(self, rows, *rest)
+            widths.append(len(batch.rows))
+        return forward(self, batch)
 
     monkeypatch.setattr(ModelRunner, "forward", counted)
     mixed = 0
@@ -266,7 +266,7 @@ def test_a_draft_model_that_is_not_asked_reads_nothing(tiny_pair: Pair) -> None:
     lookups = (PromptLookupDrafter(), SuffixDrafter(), CHAIN)
     engine = Engine(tiny_pair, Configuration(drafter=BanditDrafter(arms=lookups)))
     engine.add(Request("0", PROMPTS[3], 20, ignore_eos=True))
-    [draft] = engine._draft_runners.values()
+    draft = engine.drafts.open(None)
     held = []
     while not engine.idle:
         engine.step()

@@ -18,8 +18,8 @@ from specdec_core.config import (
     TreeDrafter,
 )
 from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.eager import EagerRunner
 from specdec_core.models.pair import Pair
-from specdec_core.models.runner import ModelRunner
 from specdec_core.tokens.coupling import SharedNoise
 from specdec_core.tokens.sampling import warp
 from specdec_core.tokens.statistics import Origin
@@ -229,15 +229,15 @@ def test_both_caches_hold_the_committed_text_as_if_just_read(
     engine = Engine(tiny_pair, configuration, 3)
     for request in requests():
         engine.add(request)
-    draft, moved = engine._draft_runner(None), 0
+    draft, moved = engine.drafts.open(None), 0
     while not engine.idle:
         engine.step()
         for slot, active in engine._active.items():
-            text = active.sequence.tokens
+            text = active.state.tokens
             for runner in (engine.target, draft):
                 length = runner.lengths[slot]
                 assert len(text) - 2 <= length <= len(text) - 1
-                fresh = ModelRunner(runner.model, 1, engine.max_length)
+                fresh = EagerRunner(runner.model, 1, engine.max_length)
                 fresh.prefill([0], [text[:length]])
                 for layer, own in zip(runner.cache.layers, fresh.cache.layers, strict=True):
                     for kept, read in ((layer.keys, own.keys), (layer.values, own.values)):

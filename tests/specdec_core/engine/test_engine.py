@@ -22,7 +22,7 @@ from specdec_core.config import (
 )
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair, check_pair, load_pair
-from specdec_core.models.runner import check_supported
+from specdec_core.models.supported import check_supported
 from specdec_core.tokens.statistics import Counts, Origin
 
 CHAIN = Configuration(drafter=DraftModelDrafter(policy=FixedPolicy(max_tokens=4)))

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.compiled import CompiledRunner
 from specdec_core.models.compiled import runner as compiled_runner
 from specdec_core.models.compiled.static import Captured
+from specdec_core.models.eager import EagerRunner
 from specdec_core.models.pair import Pair, load_pair
-from specdec_core.models.runner import ModelRunner
+from specdec_core.models.runner import Batch, ModelRunner, Output
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [20, 21, 22, 20, 21], [30, 31, 30, 31, 30]]
 TREE = [-1, 0, 0, 1, 2]
@@ -45,17 +45,21 @@ def decoded(pair: Pair, drafter: dict | None, slots: int) -> list[list[int]]:
     return [generation.tokens for generation in engine.generate(requests)]
 
 
-def both(pair: Pair, slots: int = 3) -> tuple[ModelRunner, CompiledRunner]:
+def both(pair: Pair, slots: int = 3) -> tuple[EagerRunner, CompiledRunner]:
     """An eager and a compiled runner of the target."""
     compiled = pair.open_runner(None, slots)
     assert isinstance(compiled, CompiledRunner)
-    return ModelRunner(pair.target, slots, pair.max_length), compiled
+    return EagerRunner(pair.target, slots, pair.max_length), compiled
 
 
-def forwards(runners: tuple[ModelRunner, ...], *arguments: object) -> tuple[Tensor, Tensor]:
-    logits = [runner.forward(*arguments) for runner in runners]
-    assert runners[0].choices() == runners[1].choices()
-    return logits[0], logits[1]
+def forwards(runners: tuple[ModelRunner, ...], *batch: object) -> tuple[Output, Output]:
+    eager, compiled = (runner.forward(Batch(*batch)) for runner in runners)
+    assert eager.choices() == compiled.choices()
+    return eager, compiled
+
+
+def assert_close(found: Output, expected: Output, atol: float) -> None:
+    torch.testing.assert_close(found.logits, expected.logits, atol=atol, rtol=0)
 
 
 def test_compiled_engines_write_the_eager_engines_tokens(
@@ -86,7 +90,7 @@ def test_a_second_start_compiles_nothing(
         for runner in again:
             runner.prefill([1], [PROMPTS[1]])
         eager, compiled = forwards(again, [1], [[3, 4, 5, 6]])
-    torch.testing.assert_close(compiled, eager, atol=2e-5, rtol=0)
+    assert_close(compiled, eager, atol=2e-5)
 
 
 def test_rows_between_and_trees_leave_every_text_alone(compiled_pair: Pair) -> None:
@@ -98,13 +102,12 @@ def test_rows_between_and_trees_leave_every_text_alone(compiled_pair: Pair) -> N
         ([2, 0], [[1, 2, 3], [4, 5]]),  # row 1 lies between them
         ([0, 1, 2], [[7, 8, 9, 10, 11]] * 3, [TREE] * 3),
         ([1], [[40, 41]]),
+        # A piece of a prompt, a tree, and the last of a chain.
+        ([2, 1, 0], [[1, 2, 3, 4], [7, 8, 9], [5, 6]], [None, [-1, 0, 0], None], [0, 3, 1]),
     ):
         eager, compiled = forwards(runners, *arguments)
-        for n, own in enumerate(arguments[1]):
-            place = slice(0, len(own))
-            torch.testing.assert_close(compiled[n, place], eager[n, place], atol=2e-5, rtol=0)
-            hidden = [runner.hidden[n, place] for runner in runners]
-            torch.testing.assert_close(hidden[1], hidden[0], atol=2e-5, rtol=0)
+        assert_close(compiled, eager, atol=2e-5)
+        torch.testing.assert_close(compiled.hidden, eager.hidden, atol=2e-5, rtol=0)
     assert runners[0].lengths == runners[1].lengths
 
 
@@ -122,7 +125,7 @@ def test_without_a_compiler_one_warning_and_the_eager_tokens(
         for runner in runners:
             runner.prefill([0], [PROMPTS[0]])
         expected, found = forwards(runners, [0], [[3]])
-    torch.testing.assert_close(found, expected, atol=0, rtol=0)
+    assert_close(found, expected, atol=0)
 
 
 def test_where_graphs_cannot_be_kept_one_warning_and_the_eager_tokens(
@@ -133,7 +136,7 @@ def test_where_graphs_cannot_be_kept_one_warning_and_the_eager_tokens(
     with pytest.warns(UserWarning, match=r"running without compiled graphs: .*file"):
         runners = both(compiled_pair)
     expected, found = forwards(runners, [0], [[3, 4]])
-    torch.testing.assert_close(found, expected, atol=0, rtol=0)
+    assert_close(found, expected, atol=0)
 
 
 def test_a_broken_graph_is_one_warning_and_the_eager_tokens(
@@ -147,7 +150,7 @@ def test_a_broken_graph_is_one_warning_and_the_eager_tokens(
     with pytest.warns(UserWarning, match=r"running without compiled graphs: .*specdec"):
         runners = both(compiled_pair)
     expected, found = forwards(runners, [0], [[3, 4]])
-    torch.testing.assert_close(found, expected, atol=0, rtol=0)
+    assert_close(found, expected, atol=0)
 
 
 def test_graphs_of_fixed_sizes_give_the_eager_logits(
@@ -163,4 +166,4 @@ def test_graphs_of_fixed_sizes_give_the_eager_logits(
         for runner in runners:
             runner.prefill([0], [PROMPTS[1][:2]])
         eager, compiled = forwards(runners, [0], [[3, 4]])
-    torch.testing.assert_close(compiled, eager, atol=2e-5, rtol=0)
+    assert_close(compiled, eager, atol=2e-5)

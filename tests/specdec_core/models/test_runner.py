@@ -6,8 +6,9 @@ import pytest
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
+from specdec_core.models.eager import EagerRunner
 from specdec_core.models.pair import Pair
-from specdec_core.models.runner import ModelRunner
+from specdec_core.models.runner import Batch
 from tests.conftest import tiny_llama
 
 #        0     (after the cached prefix)
@@ -46,54 +47,56 @@ def model(request: pytest.FixtureRequest, tiny_pair: Pair) -> torch.nn.Module:
 
 
 def test_a_tree_in_one_forward_equals_its_paths_one_by_one(model: torch.nn.Module) -> None:
-    runner = ModelRunner(model, slots=2, max_length=64)
+    runner = EagerRunner(model, slots=2, max_length=64)
     runner.prefill([0, 1], PREFIXES)
-    logits = runner.forward([0, 1], [TOKENS, TOKENS], [PARENTS, PARENTS])
+    output = runner.forward(Batch([0, 1], [TOKENS, TOKENS], [PARENTS, PARENTS]))
     for row, prefix in enumerate(PREFIXES):
         for node in range(len(TOKENS)):
             path = prefix + [TOKENS[i] for i in ancestors(node)]
-            torch.testing.assert_close(logits[row, node], plain(model, path)[-1], atol=2e-5, rtol=0)
+            found = output.of_row(row)[node]
+            torch.testing.assert_close(found, plain(model, path)[-1], atol=2e-5, rtol=0)
 
 
 def test_a_tree_grown_level_by_level_equals_the_whole_tree(model: torch.nn.Module) -> None:
     """Ragged: the second row's tree grows by other levels than the first's."""
-    runner = ModelRunner(model, slots=2, max_length=64)
+    runner = EagerRunner(model, slots=2, max_length=64)
     runner.prefill([0, 1], PREFIXES)
     levels = [[(0, 1), (1, 3), (3, 6)], [(0, 3), (3, 5), (5, 6)]]
     for step in range(3):
         ends = [levels[row][step] for row in (0, 1)]
-        logits = runner.forward(
-            [0, 1], [TOKENS[a:b] for a, b in ends], [PARENTS[:b] for _, b in ends]
-        )
+        tokens, parents = [TOKENS[a:b] for a, b in ends], [PARENTS[:b] for _, b in ends]
+        output = runner.forward(Batch([0, 1], tokens, parents))
         for row, (a, b) in enumerate(ends):
             for node in range(a, b):
                 path = PREFIXES[row] + [TOKENS[i] for i in ancestors(node)]
                 expected = plain(model, path)[-1]
-                torch.testing.assert_close(logits[row, node - a], expected, atol=2e-5, rtol=0)
+                torch.testing.assert_close(
+                    output.of_row(row)[node - a], expected, atol=2e-5, rtol=0
+                )
 
 
 def test_an_accepted_path_is_compacted_without_recomputation(model: torch.nn.Module) -> None:
-    runner = ModelRunner(model, slots=2, max_length=64)
+    runner = EagerRunner(model, slots=2, max_length=64)
     runner.prefill([0, 1], PREFIXES)
-    runner.forward([0, 1], [TOKENS, TOKENS], [PARENTS, PARENTS])
+    runner.forward(Batch([0, 1], [TOKENS, TOKENS], [PARENTS, PARENTS]))
     kept = [0, 2, 5]
     runner.keep(0, len(PREFIXES[0]), kept)
     runner.truncate(1, len(PREFIXES[1]) + 1)
     follow = [30, 31]
-    logits = runner.forward([0, 1], [follow, follow[:1]])
+    output = runner.forward(Batch([0, 1], [follow, follow[:1]]))
     path = PREFIXES[0] + [TOKENS[i] for i in kept] + follow
-    torch.testing.assert_close(logits[0], plain(model, path)[-2:], atol=2e-5, rtol=0)
+    torch.testing.assert_close(output.of_row(0), plain(model, path)[-2:], atol=2e-5, rtol=0)
     path = PREFIXES[1] + TOKENS[:1] + follow[:1]
-    torch.testing.assert_close(logits[1, 0], plain(model, path)[-1], atol=2e-5, rtol=0)
+    torch.testing.assert_close(output.of_row(1), plain(model, path)[-1:], atol=2e-5, rtol=0)
 
 
 def test_rows_in_any_order_and_subset_keep_apart(model: torch.nn.Module) -> None:
-    runner = ModelRunner(model, slots=4, max_length=64)
+    runner = EagerRunner(model, slots=4, max_length=64)
     texts = {2: [3, 4, 5], 0: [9, 8, 7, 6], 3: [1, 2]}
-    logits = runner.forward(list(texts), list(texts.values()))
+    output = runner.forward(Batch(list(texts), list(texts.values())))
     for i, tokens in enumerate(texts.values()):
         expected = plain(model, tokens)
-        torch.testing.assert_close(logits[i, : len(tokens)], expected, atol=2e-5, rtol=0)
+        torch.testing.assert_close(output.of_row(i), expected, atol=2e-5, rtol=0)
     assert runner.lengths == [4, 0, 3, 2]
     with pytest.raises(ValueError, match="cannot keep"):
         runner.truncate(1, 1)
@@ -101,26 +104,53 @@ def test_rows_in_any_order_and_subset_keep_apart(model: torch.nn.Module) -> None
 
 def test_a_long_prompt_prefilled_in_chunks_equals_one_forward(tiny_pair: Pair) -> None:
     text = [(7 * i) % 300 for i in range(400)]
-    runner = ModelRunner(tiny_pair.target, slots=1, max_length=500)
-    import specdec_core.models.runner as module
-
-    chunk, module.PREFILL_CHUNK = module.PREFILL_CHUNK, 128
-    try:
-        runner.prefill([0], [text[:-1]])
-    finally:
-        module.PREFILL_CHUNK = chunk
-    logits = runner.forward([0], [text[-1:]])
-    torch.testing.assert_close(logits[0, 0], plain(tiny_pair.target, text)[-1], atol=1e-4, rtol=0)
+    runner = EagerRunner(tiny_pair.target, slots=1, max_length=500)
+    runner.prefill_chunk = 128
+    runner.prefill([0], [text[:-1]])
+    logits = runner.forward(Batch([0], [text[-1:]])).logits
+    torch.testing.assert_close(logits[0], plain(tiny_pair.target, text)[-1], atol=1e-4, rtol=0)
 
 
 def test_a_single_token_in_bfloat16_gives_its_own_logits_and_leaves_no_trace() -> None:
     model = tiny_llama(0, hidden=32, layers=2, vocab=320).bfloat16()
-    runner = ModelRunner(model, slots=1, max_length=64)
+    runner = EagerRunner(model, slots=1, max_length=64)
     text = PREFIXES[0]
     runner.prefill([0], [text[:4]])
     for end in range(4, len(text)):
-        logits = runner.forward([0], [text[end : end + 1]])
-        assert logits.shape[:2] == (1, 1)
+        logits = runner.forward(Batch([0], [text[end : end + 1]])).logits
+        assert len(logits) == 1
         assert runner.lengths == [end + 1]
         expected = plain(model, text[: end + 1])[-1]
-        torch.testing.assert_close(logits[0, 0], expected, atol=0.1, rtol=0.05)
+        torch.testing.assert_close(logits[0], expected, atol=0.1, rtol=0.05)
+
+
+def test_prompts_trees_and_next_tokens_share_a_forward(model: torch.nn.Module) -> None:
+    """A piece of a prompt of which no logits are wanted, a tree behind the end of its text, and a
+    single token: each row gets what it asks for, as if it had been alone."""
+    runner = EagerRunner(model, slots=3, max_length=64)
+    prompt, text, short = list(range(30, 45)), PREFIXES[0], PREFIXES[1]
+    runner.prefill([1, 2], [text[:-1], short[:-1]])
+    parents = [-1, *(parent + 1 for parent in PARENTS)]
+    tokens = [prompt[:9], [text[-1], *TOKENS], short[-1:]]
+    output = runner.forward(Batch([0, 1, 2], tokens, [None, parents, None], [0, 7, 1]))
+    assert output.counts == [0, 7, 1]
+    assert len(output.logits) == len(output.chosen) == 8
+    assert [len(own) for own in output.choices()] == output.counts
+    for node in range(-1, len(TOKENS)):
+        path = text + [TOKENS[i] for i in (ancestors(node) if node >= 0 else [])]
+        found = output.of_row(1)[node + 1]
+        torch.testing.assert_close(found, plain(model, path)[-1], atol=2e-5, rtol=0)
+    torch.testing.assert_close(output.of_row(2), plain(model, short)[-1:], atol=2e-5, rtol=0)
+    last = runner.forward(Batch([0], [prompt[9:]], wanted=[1])).logits
+    torch.testing.assert_close(last, plain(model, prompt)[-1:], atol=2e-5, rtol=0)
+
+
+def test_a_forward_that_raises_has_appended_nothing(model: torch.nn.Module) -> None:
+    runner = EagerRunner(model, slots=2, max_length=64)
+    runner.prefill([0, 1], PREFIXES)
+    with pytest.raises(ValueError, match="do not fit"):
+        runner.forward(Batch([0, 1], [[5], [5] * 500]))
+    assert runner.lengths == [len(prefix) for prefix in PREFIXES]
+    logits = runner.forward(Batch([1], [[30]])).logits
+    expected = plain(model, [*PREFIXES[1], 30])[-1:]
+    torch.testing.assert_close(logits, expected, atol=2e-5, rtol=0)

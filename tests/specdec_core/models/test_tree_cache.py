@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config
 
-from specdec_core.models.runner import ModelRunner
+from specdec_core.models.eager import EagerRunner
+from specdec_core.models.runner import Batch
 from specdec_core.tokens.token_tree import ROOT
 from tests.conftest import tiny_llama
 
@@ -80,7 +81,7 @@ def ancestors(parents: list[int], node: int) -> list[int]:
 def test_the_cache_holds_the_kept_path(
     model: torch.nn.Module, rounds: list[tuple], data: st.DataObject
 ) -> None:
-    runner = ModelRunner(model, slots=4, max_length=LENGTH)
+    runner = EagerRunner(model, slots=4, max_length=LENGTH)
     slots = data.draw(st.permutations(range(4)))[: len(rounds)]
     runner.prefill(slots, [text for text, *_ in rounds])
     for step in range(max(len(cuts) for *_, cuts in rounds) - 1):
@@ -89,21 +90,25 @@ def test_the_cache_holds_the_kept_path(
             for slot, own in zip(slots, rounds, strict=True)
             if step + 1 < len(own[4])
         ]
-        logits = runner.forward(
-            [slot for slot, *_ in fed],
-            [tokens[first:end] for _, (_, tokens, *_), first, end in fed],
-            [parents[:end] for _, (_, _, parents, *_), _, end in fed],
+        output = runner.forward(
+            Batch(
+                [slot for slot, *_ in fed],
+                [tokens[first:end] for _, (_, tokens, *_), first, end in fed],
+                [parents[:end] for _, (_, _, parents, *_), _, end in fed],
+            )
         )
         for row, (_, (text, tokens, parents, *_), first, end) in enumerate(fed):
             node = data.draw(st.integers(first, end - 1))
             path = text + [tokens[n] for n in ancestors(parents, node)]
             expected = plain(model, path)
-            torch.testing.assert_close(logits[row, node - first], expected, atol=5e-5, rtol=1e-4)
+            torch.testing.assert_close(
+                output.of_row(row)[node - first], expected, atol=5e-5, rtol=1e-4
+            )
     for slot, (text, tokens, _, path, _) in zip(slots, rounds, strict=True):
         runner.keep(slot, len(text), path)
         kept = text + [tokens[node] for node in path]
         assert runner.lengths[slot] == len(kept)
-        fresh = ModelRunner(model, slots=1, max_length=LENGTH)
+        fresh = EagerRunner(model, slots=1, max_length=LENGTH)
         fresh.prefill([0], [kept])
         for layer, own in zip(runner.cache.layers, fresh.cache.layers, strict=True):
             for store, read in ((layer.keys, own.keys), (layer.values, own.values)):
@@ -112,7 +117,7 @@ def test_the_cache_holds_the_kept_path(
                     store[slot, :, :length], read[0, :, :length], atol=5e-5, rtol=1e-4
                 )
     follow = data.draw(TOKEN)
-    logits = runner.forward(slots, [[follow]] * len(slots))
+    logits = runner.forward(Batch(slots, [[follow]] * len(slots))).logits
     for row, (text, tokens, _, path, _) in enumerate(rounds):
         expected = plain(model, [*text, *(tokens[node] for node in path), follow])
-        torch.testing.assert_close(logits[row, 0], expected, atol=5e-5, rtol=1e-4)
+        torch.testing.assert_close(logits[row], expected, atol=5e-5, rtol=1e-4)

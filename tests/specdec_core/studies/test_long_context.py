@@ -16,8 +16,9 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, DraftModelDrafter, FixedPolicy
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.cache import SlotLayer
+from specdec_core.models.eager import EagerRunner
 from specdec_core.models.pair import Pair
-from specdec_core.models.runner import ModelRunner
+from specdec_core.models.runner import Batch
 from specdec_core.studies.long_context import CANDIDATES, measure_contexts, room_for
 
 LAYERS, HEADS, SIZE = 2, 4, 16
@@ -62,10 +63,10 @@ def model() -> LlamaForCausalLM:
 
 def allocated(model: LlamaForCausalLM, context: int, rows: int, width: int) -> int:
     """Bytes that a forward behind `context` tokens makes, the texts of the rows being ragged."""
-    runner = ModelRunner(model, rows, FAR + 32)
+    runner = EagerRunner(model, rows, FAR + 32)
     runner.prefill(range(rows), [[1] * (context - row) for row in range(rows)])
     with Allocations() as made:
-        runner.forward(range(rows), [[1] * width] * rows)
+        runner.forward(Batch(range(rows), [[1] * width] * rows))
     return made.bytes
 
 
@@ -117,13 +118,13 @@ def test_a_round_makes_no_copy_of_the_caches(model: LlamaForCausalLM, tiny_pair:
 
 
 def test_memory_is_slots_times_positions_and_does_not_grow(model: LlamaForCausalLM) -> None:
-    runner = ModelRunner(model, slots=3, max_length=300)
+    runner = EagerRunner(model, slots=3, max_length=300)
     runner.prefill([0, 1, 2], [[1], [2, 3], [4]])
     stores = [store for layer in runner.cache.layers for store in (layer.keys, layer.values)]
     held = [store.data_ptr() for store in stores]
     expected = cached(runner.cache.positions, 3)
     for _ in range(200):
-        runner.forward([0, 1, 2], [[5, 6]] * 3)
+        runner.forward(Batch([0, 1, 2], [[5, 6]] * 3))
         for row in range(3):
             runner.truncate(row, runner.lengths[row] - 1)
         now = [store for layer in runner.cache.layers for store in (layer.keys, layer.values)]

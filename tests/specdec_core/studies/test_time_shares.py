@@ -24,8 +24,8 @@ from specdec_core.config import (
     TreeDrafter,
 )
 from specdec_core.engine.engine import Engine, Request
+from specdec_core.models.eager import EagerRunner
 from specdec_core.models.pair import Pair
-from specdec_core.models.runner import ModelRunner
 from specdec_core.studies.time_shares import FORWARDS, PARTS, beyond_forwards, sample_stacks, split
 
 CHAIN = DraftModelDrafter(policy=ConfidenceProductPolicy(threshold=0.3, max_tokens=5))
@@ -81,7 +81,7 @@ class Copies:
             monkeypatch.setattr(torch.Tensor, name, self._counting(getattr(torch.Tensor, name)))
         # What a forward does with its own inputs is the forward's affair.
         for name in ("forward", "prefill", "keep"):
-            monkeypatch.setattr(ModelRunner, name, self._ignoring(getattr(ModelRunner, name)))
+            monkeypatch.setattr(EagerRunner, name, self._ignoring(getattr(EagerRunner, name)))
 
     def _counting(self, read):
         def counted(tensor, *args):

@@ -11,7 +11,7 @@ from specdec_core.config import Configuration, ForkDrafter, SvipPolicy, TreeDraf
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.token_tree import ROOT
-from specdec_core.tokens.topology import Topologies, below_text, fork, k_configuration, static_tree
+from specdec_core.tokens.topology import Topologies, behind, fork, k_configuration, static_tree
 
 POSITIONS = 80
 
@@ -55,13 +55,13 @@ def check(
     counts = [count for _, count, _ in rows]
     width = max(counts) + padding
     slices = known.slices(counts, width, [parents for parents, _, _ in rows])
-    starts = torch.tensor([start for _, _, start in rows])[:, None]
+    begins = zip(rows, slices.first, strict=True)
+    starts = [start + len(parents) - count - own for (parents, count, start), own in begins]
     ends = [start + len(parents) for parents, _, start in rows]
-    mask = slices.mask(starts, max(ends) + padding, window)
+    mask = slices.mask(torch.tensor(starts)[:, None], max(ends) + padding, window)
     assert mask.shape == (len(rows), 1, width, max(ends) + padding)
     for row, (parents, count, start) in enumerate(rows):
         first = len(parents) - count
-        assert slices.first[row] == first
         for token in range(count):
             node = first + token
             expected = [sees(parents, start, node, c, window) for c in range(mask.shape[3])]
@@ -70,7 +70,7 @@ def check(
             above = 0
             while parents[node] != ROOT:
                 node, above = parents[node], above + 1
-            assert slices.depths[row, token] == above
+            assert starts[row] + slices.depths[row, token] == start + above
 
 
 def new() -> Topologies:
@@ -98,7 +98,7 @@ def test_a_slice_of_the_big_mask_is_the_mask_of_the_cut_tree(data: st.DataObject
     window = data.draw(st.sampled_from([None, 2, 5]))
     whole = k_configuration(branching)
     if data.draw(st.booleans()):
-        whole = below_text(whole)
+        whole = behind(1, whole)
     known = new()
     big = known.expect(whole)
     depths = big.depths.tolist()
@@ -132,7 +132,9 @@ def test_shapes_are_numbered_level_by_level() -> None:
     assert k_configuration((2, 2)) == [ROOT, ROOT, 0, 0, 1, 1]
     assert fork(2, 3) == [ROOT, ROOT, 0, 1, 2, 3]
     assert static_tree([(3,), (2, 0, 1)]) == [ROOT, ROOT, ROOT, 0, 0, 2]
-    assert below_text(fork(2, 2)) == [ROOT, 0, 0, 1, 2]
+    assert behind(1, fork(2, 2)) == [ROOT, 0, 0, 1, 2]
+    assert behind(3, [ROOT, 0, 0]) == [ROOT, 0, 1, 2, 3, 3]
+    assert behind(0, [ROOT, ROOT, 1]) == [ROOT, ROOT, 1]
 
 
 @pytest.mark.parametrize(
@@ -149,9 +151,9 @@ def test_one_mask_a_model_is_built_at_the_start_and_none_while_decoding(
 ) -> None:
     engine = Engine(tiny_pair, Configuration(drafter=drafter), slots=2)
     requests = [Request(str(i), (5 + i, 9), 40, ignore_eos=True) for i in range(3)]
-    runners = [engine.target, engine._draft_runner(None)]
-    built = [set(map(id, runner._topologies._known.values())) for runner in runners]
+    runners = [engine.target, engine.drafts.open(None)]
+    built = [set(map(id, runner.topologies._known.values())) for runner in runners]
     assert list(map(len, built)) == [1, 1]
     accepted = sum(r.accepted for g in engine.generate(requests) for r in g.rounds)
     assert accepted > 0
-    assert [set(map(id, r._topologies._known.values())) for r in runners] == built
+    assert [set(map(id, r.topologies._known.values())) for r in runners] == built

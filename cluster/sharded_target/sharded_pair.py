@@ -1,0 +1,69 @@
+"""A pair whose target is on the devices of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from transformers import AutoConfig
+
+from cluster.placement import Placed, Placement, place
+from cluster.sharded_target.sharded_runner import ShardedRunner
+from cluster.sharded_target.target_group import TargetGroup
+from specdec_core.base.bundled import resolve_path
+from specdec_core.config import PairSpec
+from specdec_core.models.pair import Pair, check_pair, load_drafts, load_skeleton, resolve_dtypes
+from specdec_core.models.runner import ModelRunner
+
+
+@dataclass
+class ShardedPair(Pair):
+    """`target` has the target's configuration only; its weights are with the `group`."""
+
+    group: TargetGroup | None = None
+
+    def open_runner(self, draft: str | None, slots: int) -> ModelRunner:
+        if draft is not None:
+            return super().open_runner(draft, slots)
+        assert self.group is not None
+        size = self.target.config.get_text_config(decoder=True).vocab_size
+        return ShardedRunner(self.group, slots, size, self.spec.runner.device)
+
+
+@contextmanager
+def sharded_pair(spec: PairSpec, placement: Placement) -> Iterator[ShardedPair]:
+    """The pair with its drafts here and its target on devices placed for it on the connected
+    cluster, which are given back at the end.
+
+    Raises:
+        UserError: the pair, the placement or both together are wrong.
+    """
+    placed = place(placement)
+    try:
+        pair = load_sharded(spec, placed)
+        try:
+            yield pair
+        finally:
+            pair.group.close()
+    finally:
+        placed.remove()
+
+
+def load_sharded(spec: PairSpec, placed: Placed, drafts: bool = True) -> ShardedPair:
+    """The pair with its target on the devices of `placed` and its `drafts` in this process, or
+    nowhere but for their configurations."""
+    torch.set_num_threads(spec.runner.threads)
+    tokenizer = check_pair(spec)
+    if placed.kind == "GPU" and spec.runner.target_dtype == "auto":
+        # The checkpoint's own, wherever the drafts are.
+        dtype = AutoConfig.from_pretrained(resolve_path(spec.target)).dtype or torch.float32
+        runner = spec.runner.model_copy(update={"target_dtype": str(dtype).removeprefix("torch.")})
+        spec = spec.model_copy(update={"runner": runner})
+    spec = resolve_dtypes(spec)
+    own = load_drafts(spec) if drafts else {n: load_skeleton(m) for n, m in spec.drafts.items()}
+    pair = ShardedPair(spec, tokenizer, load_skeleton(spec.target), own)
+    runner = spec.runner.model_copy(update={"max_length": pair.max_length})
+    pair.group = TargetGroup(placed, spec.model_copy(update={"runner": runner}))
+    return pair

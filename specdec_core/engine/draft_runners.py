@@ -1,0 +1,37 @@
+"""The runners of a pair's drafts, which several drafters may share."""
+
+from __future__ import annotations
+
+from specdec_core.models.pair import Pair
+from specdec_core.models.runner import ModelRunner
+
+
+class DraftRunners:
+    """Opened when they are first asked for, with so many `slots`, and kept."""
+
+    def __init__(self, pair: Pair, slots: int) -> None:
+        self._pair, self._slots = pair, slots
+        self._runners: dict[str, ModelRunner] = {}
+
+    def open(self, name: str | None) -> ModelRunner:
+        """The runner of the draft of that name; the first draft's without one."""
+        name = self._pair.draft_name(name)
+        if name not in self._runners:
+            self._runners[name] = self._pair.open_runner(name, self._slots)
+        return self._runners[name]
+
+    def reset(self) -> None:
+        """Do without what the drafters so far have asked for."""
+        for runner in self._runners.values():
+            runner.watch_hidden(False)
+            runner.lazy = False
+
+    def empty(self, slot: int) -> None:
+        """Forget the text of a slot."""
+        for runner in self._runners.values():
+            runner.truncate(slot, 0)
+
+    @property
+    def seconds(self) -> float:
+        """What all their forwards have taken so far."""
+        return sum(runner.seconds for runner in self._runners.values())

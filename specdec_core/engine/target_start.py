@@ -1,0 +1,59 @@
+"""Draft trees that the target begins (improved MCSD, §3.1): what they ask of the engine.
+
+A drafter with a `target_width` has the target draw the first tokens of every tree. So the target's
+own token of a round is not added to the text, but is in the next round's tree; the target has then
+read all of the text before it, and says nothing new behind that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from specdec_core.drafting.drafter import SlotState
+from specdec_core.tokens.acceptance import AcceptanceRule, Places
+from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.tokens.verification import Verdict, longest
+
+
+def behind_text(choices: list[int], probs: Tensor | None) -> tuple[list[int], Tensor | None]:
+    """What the target says behind the nodes of a tree, [i + 1], where [0], what it says behind the
+    text, was decided before and is not looked at."""
+    return [ROOT, *choices], None if probs is None else torch.cat([probs[:1], probs])
+
+
+def verify(
+    rule: AcceptanceRule,
+    state: SlotState,
+    tree: TokenTree,
+    choices: list[int],
+    probs: Tensor | None,
+) -> Verdict:
+    """The longest of the verdicts below each of the target's own tokens."""
+    own = range(len(state.target_start))
+    return longest(own, [rule.verify(tree, choices, probs, state.random, node) for node in own])
+
+
+def next_start(
+    rule: AcceptanceRule,
+    state: SlotState,
+    verdict: Verdict,
+    probs: Tensor | None,
+    logits: Callable[[], Tensor],
+    width: int,
+) -> list[int]:
+    """At most `width` tokens that the target draws behind the accepted path to begin the next tree
+    with, without replacement, the verdict's own first. `probs` (1 + nodes, vocabulary) are the
+    target's distributions, `logits` gives what the forward has said: of the nodes and, unless the
+    target began the tree, of the text before them."""
+    if width == 1:
+        return [verdict.token]
+    end = verdict.path[-1] if verdict.path else ROOT
+    place = end if state.target_start else end + 1
+    own = logits()[place : place + 1]
+    position = len(state.tokens) + len(verdict.path)
+    at = Places([state.sampling], [state.random], [position], own, lambda: own.argmax(dim=-1))
+    at.probs = None if probs is None else probs[end + 1 : end + 2]
+    return [verdict.token, *rule.others(verdict, at, width - 1)]
