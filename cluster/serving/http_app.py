@@ -34,8 +34,7 @@ from cluster.serving.openai_protocol import (
     Usage,
 )
 from specdec_core.base.errors import UserError
-from specdec_core.drafting.bandit import BanditSpec
-from specdec_core.drafting.bandits import Bandit
+from specdec_core.drafting.states import load_state, save_state
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.tokens.statistics import Generation
 
@@ -57,27 +56,24 @@ class CompletionService:
         self.loop = EngineLoop(engine)
         self.started = int(time.time())
         self.learned = learned
-        self._kept = 0  # selections in the file
-        if self.bandit is not None and learned is not None and learned.exists():
-            self.bandit.load(learned)
-            self._kept = self.bandit.selections
+        if engine.drafter is not None and learned is not None and learned.exists():
+            engine.drafter.load(load_state(learned), str(learned))
+        self._kept = self.state()  # what the file has
 
-    @property
-    def bandit(self) -> Bandit | None:
-        """What chooses the drafter for all requests, if anything does."""
-        drafter = self.engine.drafter
-        return drafter.bandit if isinstance(drafter, BanditSpec) and drafter.shared else None
+    def state(self) -> dict[str, Any] | None:
+        """What the drafter has learned that serves later requests."""
+        return None if self.engine.drafter is None else self.engine.drafter.state()
 
     def keep_learned(self) -> None:
-        """Save what the bandit has learned since it was saved last."""
-        bandit = self.bandit
-        if bandit is None or self.learned is None or bandit.selections == self._kept:
+        """Save what the drafter has learned since it was saved last."""
+        state = self.state()
+        if state is None or self.learned is None or state == self._kept:
             return
         try:
-            bandit.save(self.learned)
+            save_state(state, self.learned)
         except OSError as error:
             logger.warning("%s: what was learned is not saved: %s", self.learned, error.strerror)
-        self._kept = bandit.selections
+        self._kept = state
 
     async def keep_learning(self) -> None:
         """Save it again and again, so that little is lost however the server ends."""
@@ -86,11 +82,8 @@ class CompletionService:
             await self.loop.between_steps(self.keep_learned)
 
     def arms(self) -> list[dict[str, Any]] | None:
-        """What is known of each of the bandit's arms; None without a bandit."""
-        if self.bandit is None:
-            return None
-        rows = self.bandit.frame().drop(columns="preference").to_dict("records")
-        return [{k: None if v != v else v for k, v in row.items()} for row in rows]
+        """What is known of each drafter that is chosen among; None where none is chosen."""
+        return None if self.engine.drafter is None else self.engine.drafter.learned()
 
     def check_model(self, name: str | None) -> None:
         """Raises :class:`ApiError` (404) for a model that is not served here."""

@@ -8,8 +8,10 @@ taken.
 from __future__ import annotations
 
 from time import perf_counter
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Stopwatch:

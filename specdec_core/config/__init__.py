@@ -1,92 +1,51 @@
-"""One configuration, one value: frozen settings that round-trip through YAML and JSON."""
+"""One configuration, one value: frozen settings that round-trip through YAML and JSON.
 
-from specdec_core.config.base import Document, Value, describe, load_yaml, parse
+The settings of each kind of drafter and length policy are in the kind's own place
+(:mod:`specdec_core.config.kinds`).
+"""
+
+from specdec_core.config.base import Document, Value, describe, identity, load_yaml, parse
 from specdec_core.config.configuration import AUTOREGRESSIVE, Configuration
 from specdec_core.config.drafters import (
     MOST_NODES,
-    BanditDrafter,
-    CascadeDrafter,
-    Drafter,
+    AnyDrafter,
     DrafterSettings,
-    DraftModelDrafter,
-    DynamicTreeDrafter,
-    ForkDrafter,
-    HybridDrafter,
-    LookaheadDrafter,
-    OuroborosDrafter,
-    PearlDrafter,
-    PostUseDrafter,
-    PromptLookupDrafter,
-    RetrievalDrafter,
-    SuffixDrafter,
-    TargetTreeDrafter,
-    TokenCacheDrafter,
-    TreeDrafter,
+    LookupSettings,
+    ModelSettings,
 )
+from specdec_core.config.kinds import add_drafter, add_policy, run_time
 from specdec_core.config.pair import DType, PairSpec, RunnerSettings
 from specdec_core.config.placement import DraftPlacement, Placement, TargetPlacement
-from specdec_core.config.policies import (
-    MOST_TOKENS,
-    ByBatchPolicy,
-    ConfidencePolicy,
-    ConfidenceProductPolicy,
-    DecisionPolicy,
-    DynamicConfidencePolicy,
-    FixedPolicy,
-    HeuristicPolicy,
-    OraclePolicy,
-    Policy,
-    PreCutPolicy,
-    SpecDecPlusPlusPolicy,
-    SvipPolicy,
-)
+from specdec_core.config.policies import MOST_TOKENS, AnyPolicy, PolicySettings
+from specdec_core.config.recorded import RecordingFacts
 from specdec_core.config.sampling import Sampling
 
 __all__ = [
     "AUTOREGRESSIVE",
     "MOST_NODES",
     "MOST_TOKENS",
-    "BanditDrafter",
-    "ByBatchPolicy",
-    "CascadeDrafter",
-    "ConfidencePolicy",
-    "ConfidenceProductPolicy",
+    "AnyDrafter",
+    "AnyPolicy",
     "Configuration",
     "DType",
-    "DecisionPolicy",
     "Document",
-    "DraftModelDrafter",
     "DraftPlacement",
-    "Drafter",
     "DrafterSettings",
-    "DynamicConfidencePolicy",
-    "DynamicTreeDrafter",
-    "FixedPolicy",
-    "ForkDrafter",
-    "HeuristicPolicy",
-    "HybridDrafter",
-    "LookaheadDrafter",
-    "OraclePolicy",
-    "OuroborosDrafter",
+    "LookupSettings",
+    "ModelSettings",
     "PairSpec",
-    "PearlDrafter",
     "Placement",
-    "Policy",
-    "PostUseDrafter",
-    "PreCutPolicy",
-    "PromptLookupDrafter",
-    "RetrievalDrafter",
+    "PolicySettings",
+    "RecordingFacts",
     "RunnerSettings",
     "Sampling",
-    "SpecDecPlusPlusPolicy",
-    "SuffixDrafter",
-    "SvipPolicy",
     "TargetPlacement",
-    "TargetTreeDrafter",
-    "TokenCacheDrafter",
-    "TreeDrafter",
     "Value",
+    "add_drafter",
+    "add_policy",
     "describe",
+    "identity",
     "load_yaml",
     "parse",
+    "run_time",
 ]

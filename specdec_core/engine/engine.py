@@ -18,7 +18,6 @@ from torch import Tensor
 from specdec_core.base.errors import UserError
 from specdec_core.base.stopwatch import Stopwatch
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
-from specdec_core.drafting.build import build_drafter
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
 from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.pearl.link import Link, no_link
@@ -123,7 +122,7 @@ class Engine:
                 self.slots,
                 open_link=self._link,
             )
-            self.drafter = build_drafter(configuration.drafter, resources)
+            self.drafter = resources.build(configuration.drafter)
             for shape in self.drafter.shapes:
                 self.target.expect(shape if self.drafter.target_width else below_text(shape))
 

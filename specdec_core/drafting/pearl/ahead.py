@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import CascadeDrafter, Sampling
-from specdec_core.drafting.build import build_drafter
+from specdec_core.config import Sampling
 from specdec_core.drafting.drafter import Lookup, Outcome, Resources, Sequencing
 from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.pearl.canopy import Canopy, Node
@@ -44,13 +43,12 @@ from specdec_core.drafting.pearl.messages import (
     Refused,
     Sprout,
 )
-from specdec_core.drafting.policies.build import build_policy
-from specdec_core.drafting.policies.policy import LengthPolicy, Signals
+from specdec_core.drafting.policies.policy import LengthPolicy
+from specdec_core.drafting.policies.signals import Signals
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import ModelRunner
 from specdec_core.tokens.sampling import RandomStream, distributions, quantile
-from specdec_core.tokens.statistics import Origin
-from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 
 _GUESSES = 2  # at what the target may say in place of a drawn token
 _AT_ONCE = 16  # tokens that a draft reads of a text that it is behind of
@@ -314,30 +312,26 @@ class Ahead:
                 slot.drafted = 0
 
     def _configure(self, message: Configure) -> None:
-        settings = message.drafter
-        cascade = isinstance(settings, CascadeDrafter)
+        settings, guesses = message.drafter, message.drafter.guesses
         key = self._pair.draft_name(settings.draft), message.slots
         if key not in self._runners:
             self._runners[key] = self._pair.open_runner(*key)
         for runner in self._runners.values():
             runner.watch_hidden(False)
-            runner.widen(2 if cascade or message.width > 1 else 1)
-        load_head = partial(load_pair_head, self._pair, settings.draft)
-        self._policy = build_policy(settings.policy, load_head)
+            runner.widen(2 if guesses or message.width > 1 else 1)
+        resources = Resources(
+            lambda name: self._runner,
+            partial(load_pair_head, self._pair),
+            message.vocab_size,
+            message.eos_token_ids,
+            lambda: self._pair.tokenizer_digest,
+            slots=message.slots,
+        )
+        self._policy = resources.policy(settings.draft, settings.policy)
         self._runner, self._settings = self._runners[key], message
         if self._policy.needs_hidden:
             self._runner.watch_hidden(True)
-        self._lookup = None
-        if cascade:
-            resources = Resources(
-                lambda name: self._runner,
-                partial(load_pair_head, self._pair),
-                message.vocab_size,
-                message.eos_token_ids,
-                lambda: self._pair.tokenizer_digest,
-                slots=message.slots,
-            )
-            self._lookup = build_drafter(settings.proposer, resources)
+        self._lookup = None if guesses is None else resources.build(guesses)
 
     def _begin(self, message: Begin) -> None:
         number, text = message.slot, message.tokens

@@ -9,7 +9,7 @@ import pytest
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, Sampling, parse
 from specdec_core.drafting.pearl.ahead import Ahead
-from specdec_core.drafting.pearl.drafter import Pearl
+from specdec_core.drafting.pearl.drafter import PearlDrafter
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Origin
@@ -231,14 +231,14 @@ def test_the_test_notices_guesses_that_were_not_drawn(
 def test_the_test_notices_wrong_probabilities(
     toy_pair: Pair, monkeypatch: pytest.MonkeyPatch, bug: str
 ) -> None:
-    def wrong(self: Pearl, tree: TokenTree, *others: object) -> None:
+    def wrong(self: PearlDrafter, tree: TokenTree, *others: object) -> None:
         rightly(self, tree, *others)
         if bug == "certain" or tree.fed is not None:
             source = tree.draft_probs[-1]
             tree.draft_probs[-1] = Elsewhere(0.5 * source.probability, source.fetch)
 
-    rightly = Pearl._add
-    monkeypatch.setattr(Pearl, "_add", wrong)
+    rightly = PearlDrafter._add
+    monkeypatch.setattr(PearlDrafter, "_add", wrong)
     sampling = Sampling(temperature=1.0)
     counts = samples(InTurns(toy_pair, 0), sampling, 2_000, window=1, wait=1)
     assert p_value(counts, joint(toy_pair, sampling)) < 1e-9

@@ -3,35 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdec_core.config import DraftModelDrafter
 from specdec_core.drafting.context import DraftContext
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
-from specdec_core.drafting.policies.build import build_policy
-from specdec_core.drafting.policies.policy import Signals
+from specdec_core.drafting.policies.signals import Signals
+from specdec_core.drafting.recorded import PolicyChains, Recorded, RecordedResources
 from specdec_core.tokens.coupling import race
 from specdec_core.tokens.sampling import by_row, distributions, quantile
-from specdec_core.tokens.statistics import Origin
-from specdec_core.tokens.token_tree import TokenTree
+from specdec_core.tokens.token_tree import Origin, TokenTree
 
 
-class DraftModel(Drafter):
+class DraftModelDrafter(Drafter):
     """Drafts chains from a draft of the pair."""
 
-    def __init__(self, settings: DraftModelDrafter, resources: Resources) -> None:
+    def __init__(self, settings: DraftModelSettings, resources: Resources) -> None:
         self.runner = resources.draft_runner(settings.draft)
         self.context = DraftContext(self.runner)
-        self.policy = build_policy(settings.policy, partial(resources.load_head, settings.draft))
+        self.policy = resources.policy(settings.draft, settings.policy)
         self.vocab_size, self.eos_token_ids = resources.vocab_size, resources.eos_token_ids
         self.stopwatch = resources.stopwatch
         if self.policy.needs_hidden:
             self.runner.watch_hidden(True)
         self.runner.lazy = self.runner.lazy or self.policy.rests
+
+    @classmethod
+    def replayed(cls, settings: DraftModelSettings, recorded: RecordedResources) -> RecordedChain:
+        return RecordedChain(settings, recorded)
+
+    @classmethod
+    def replayed_at_once(cls, settings: DraftModelSettings, recorded: RecordedResources) -> Any:
+        track = recorded.track(settings.draft)
+        policy = recorded.policy(settings.draft, settings.policy)
+        lengths = policy.lengths(track)
+        return track.walk(policy) if lengths is None else track.walk_all(track.chains(lengths))
 
     def open(self, sequences: Sequence[Sequencing]) -> None:
         for sequence in sequences:
@@ -126,6 +136,28 @@ class DraftModel(Drafter):
             else:
                 drawn[some] = _at(self.runner.chosen, last)[some]
         return drawn
+
+
+class RecordedChain(Recorded):
+    """A recorded draft model's chain."""
+
+    def __init__(self, settings: DraftModelSettings, recorded: RecordedResources) -> None:
+        self.policy = recorded.policy(settings.draft, settings.policy)
+        self.chains = PolicyChains(settings.draft, self.policy, recorded)
+
+    def open(self, sequences: Sequence[Sequencing]) -> None:
+        for sequence in sequences:
+            self.policy.reset(sequence.slot)
+
+    def draft(self, sequence: Sequencing) -> TokenTree:
+        tokens, length, _ = self.chains.draft(sequence)
+        tree = TokenTree.chain(tokens[:length], Origin.DRAFT)
+        tree.draft_forwards = tree.draft_tokens = length
+        return tree
+
+    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+        if drafted := len(outcome.tree):
+            self.policy.observe(sequence.slot, drafted, outcome.accepted)
 
 
 def _at(states: Tensor, places: list[int]) -> Tensor:

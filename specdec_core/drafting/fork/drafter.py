@@ -4,23 +4,23 @@ MCSD, §3.2 and §3.3)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import islice
 from time import perf_counter
+from typing import Any
 
 import torch
 
-from specdec_core.config import ForkDrafter
 from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafting.fork.settings import ForkSettings
 from specdec_core.drafting.growing import Children, Growth, Level
-from specdec_core.drafting.policies.build import build_policy
-from specdec_core.drafting.policies.policy import Signals
+from specdec_core.drafting.policies.signals import Signals
+from specdec_core.drafting.recorded import RecordedResources, RecordedTree
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from specdec_core.tokens.topology import fork
 
 
-class Fork(Drafter):
+class ForkDrafter(Drafter):
     """Draws the first candidates of `width` branches, then one more for every branch, until the
     policy would stop all of them.
 
@@ -28,17 +28,26 @@ class Fork(Drafter):
     what became of each branch; one that only follows how rounds end, what became of the fork.
     """
 
-    def __init__(self, settings: ForkDrafter, resources: Resources) -> None:
+    def __init__(self, settings: ForkSettings, resources: Resources) -> None:
         self.settings, self.vocab_size = settings, resources.vocab_size
         runner = resources.draft_runner(settings.draft)
         self.context = DraftContext(runner)
-        self.policy = build_policy(settings.policy, partial(resources.load_head, settings.draft))
+        self.policy = resources.policy(settings.draft, settings.policy)
         self.stopwatch = resources.stopwatch
         if self.policy.needs_hidden:
             runner.watch_hidden(True)
         self.shapes = [fork(settings.width, settings.depth)]
         runner.expect(self.shapes[0][: -settings.width])  # the last level is not read
         self._cached: dict[int, dict[int, int]] = {}
+
+    @classmethod
+    def replayed(cls, settings: ForkSettings, recorded: RecordedResources) -> RecordedTree:
+        return RecordedTree(settings.draft, settings.children, recorded)
+
+    @classmethod
+    def replayed_at_once(cls, settings: ForkSettings, recorded: RecordedResources) -> Any:
+        track = recorded.track(settings.draft)
+        return track.walk_all(track.trees(settings.children))
 
     def open(self, sequences: Sequence[Sequencing]) -> None:
         for sequence in sequences:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import BanditDrafter
-from specdec_core.config import Drafter as DrafterSettings
-from specdec_core.drafting.bandits import Bandit, build_bandit
-from specdec_core.drafting.draft_model import DraftModel
+from specdec_core.config import identity
+from specdec_core.drafting.bandit.rules import Bandit, EXP3Spec, UCBSpec
+from specdec_core.drafting.bandit.settings import BanditSettings
+from specdec_core.drafting.draft_model.drafter import DraftModelDrafter
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
 from specdec_core.drafting.policies.per_slot import PerSlot
+from specdec_core.drafting.states import find_state, load_state
 from specdec_core.models.runner import ModelRunner
 from specdec_core.tokens.token_tree import TokenTree
 
 
-class BanditSpec(Drafter):
+class BanditDrafter(Drafter):
     """Drafts by the arm that the bandit selects, and tells the bandit of the tokens that the round
     added and of its time.
 
@@ -34,18 +36,13 @@ class BanditSpec(Drafter):
     drafting by the slot's own arm; of arms that drafted together each counts its share by forwards.
     """
 
-    def __init__(
-        self,
-        settings: BanditDrafter,
-        resources: Resources,
-        build: Callable[[DrafterSettings, Resources], Drafter],
-    ) -> None:
+    def __init__(self, settings: BanditSettings, resources: Resources) -> None:
         self.bandit = build_bandit(settings)
         self.shared = settings.memory == "all"
         self.arms, asked = [], []
         for arm in settings.arms:
             runners: dict[int, ModelRunner] = {}
-            self.arms.append(build(arm, _noting(resources, runners)))
+            self.arms.append(_noting(resources, runners).build(arm))
             asked.append(runners)
         for number, runner in {n: r for runners in asked for n, r in runners.items()}.items():
             # Nobody waits for a draft model to read a text that it is not asked about.
@@ -127,6 +124,23 @@ class BanditSpec(Drafter):
         for drafter in dict.fromkeys(self._drafters):
             drafter.close(sequence)
 
+    @classmethod
+    def check_state(cls, settings: BanditSettings, state: dict[str, Any], source: str) -> None:
+        build_bandit(settings).restore(state, source)
+
+    def state(self) -> dict[str, Any] | None:
+        return self.bandit.state() if self.shared else None
+
+    def load(self, state: dict[str, Any], source: str = "the state") -> None:
+        if self.shared:
+            self.bandit.restore(state, source)
+
+    def learned(self) -> list[dict[str, Any]] | None:
+        if not self.shared:
+            return None
+        rows = self.bandit.frame().drop(columns="preference").to_dict("records")
+        return [{k: None if v != v else v for k, v in row.items()} for row in rows]
+
     def of(self, slot: int) -> Bandit:
         """The bandit that chooses for `slot`."""
         return self.bandit if self.shared else self._bandits[slot]
@@ -149,7 +163,7 @@ def _joined(arms: Sequence[Drafter]) -> tuple[list[Drafter], list[PerSlot | None
     drafters, policies = list(arms), [None] * len(arms)
     chains: dict[int, list[int]] = {}
     for number, arm in enumerate(arms):
-        if isinstance(arm, DraftModel):
+        if isinstance(arm, DraftModelDrafter):
             chains.setdefault(id(arm.runner), []).append(number)
     for numbers in chains.values():
         if len(numbers) > 1:
@@ -158,3 +172,27 @@ def _joined(arms: Sequence[Drafter]) -> tuple[list[Drafter], list[PerSlot | None
             for number in numbers:
                 drafters[number], policies[number] = joint, joint.policy
     return drafters, policies
+
+
+def build_bandit(settings: BanditSettings) -> Bandit:
+    """The bandit that `settings` describe, with the saved state that they name.
+
+    Raises:
+        UserError: there is no such state, or it is of another bandit.
+    """
+    shared = {
+        "reward": settings.reward,
+        "names": [arm.label for arm in settings.arms],
+        "ids": [identity(arm) for arm in settings.arms],
+    }
+    arms, longest = len(settings.arms), settings.depth
+    bandit: Bandit
+    if settings.rule == "ucb":
+        rule = {"confidence": settings.confidence, "exploration": settings.exploration}
+        bandit = UCBSpec(arms, longest, **rule, **shared)
+    else:
+        bandit = EXP3Spec(arms, longest, seed=settings.seed, **shared)
+    if settings.state is not None:
+        path = find_state(settings.state)
+        bandit.restore(load_state(path), str(path))
+    return bandit

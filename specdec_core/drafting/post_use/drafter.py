@@ -6,15 +6,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from specdec_core.config import PostUseDrafter
-from specdec_core.drafting.cascade import GuessedChain
 from specdec_core.drafting.drafter import Outcome, Resources, Sequencing
-from specdec_core.drafting.token_cache import TokenCache, useful_phrases
-from specdec_core.tokens.statistics import Origin
-from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.drafting.guessed_chain import GuessedChain, RecordedGuesses
+from specdec_core.drafting.post_use.settings import PostUseSettings
+from specdec_core.drafting.recorded import RecordedResources
+from specdec_core.drafting.token_cache import TokenCacheDrafter, useful_phrases
+from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 
 
-class PostUse(GuessedChain):
+class PostUseDrafter(GuessedChain):
     """A draft model's chain with a token cache on both sides.
 
     At the draft model (Alg. 2) W phrases behind the chain's last token go through it in one masked
@@ -34,11 +34,15 @@ class PostUse(GuessedChain):
     - Under sampling a phrase is a one-hot proposal in both models, which keeps both exact.
     """
 
-    def __init__(self, settings: PostUseDrafter, resources: Resources) -> None:
+    def __init__(self, settings: PostUseSettings, resources: Resources) -> None:
         super().__init__(settings.draft, settings.policy, resources)
         self.settings = settings
-        self.cache = TokenCache(settings.cache, resources)
+        self.cache = TokenCacheDrafter(settings.cache, resources)
         self._learns = settings.cache.learn_from == "useful"
+
+    @classmethod
+    def replayed(cls, settings: PostUseSettings, recorded: RecordedResources) -> PostUseDrafter:
+        return RecordedPostUse(settings, recorded)
 
     def open(self, sequences: Sequence[Sequencing]) -> None:
         super().open(sequences)
@@ -86,3 +90,7 @@ class PostUse(GuessedChain):
         if count and room > 0 and key not in self.eos_token_ids:
             for phrase in self.cache.phrases(sequence, key, count):
                 tree.graft(parent, phrase[:room], Origin.CACHE)
+
+
+class RecordedPostUse(PostUseDrafter, RecordedGuesses):
+    """A recorded draft model's chain with a token cache on both sides."""

@@ -7,21 +7,17 @@ keeps the target's distribution, since each arm alone does.
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import pandas as pd
 from pydantic import BaseModel, Field, ValidationError
 
 from specdec_core.base.errors import UserError
-from specdec_core.base.files import write_atomically
-from specdec_core.base.workspace import workspace
-from specdec_core.config import BanditDrafter, describe
+from specdec_core.config import describe
 
 Reward = Literal["tokens", "time"]
 
@@ -31,7 +27,8 @@ class BanditState(BaseModel, extra="forbid"):
 
     rule: Literal["ucb", "exp3"]
     reward: Reward
-    arms: list[str]  # what the arms are called
+    arms: list[str]  # their ids; before, what they were called
+    names: list[str] | None = None  # what they are called
     longest: int = Field(ge=1)  # L
     selections: int = Field(ge=0)
     rounds: list[int]  # n_i, the observed pulls
@@ -70,14 +67,16 @@ class Bandit(ABC):
         *,
         reward: Reward = "tokens",
         names: Sequence[str] | None = None,
+        ids: Sequence[str] | None = None,
     ) -> None:
         if arms < 2:
             raise UserError(f"a bandit chooses among at least two arms, got {arms}")
         if longest < 1:
             raise UserError(f"the longest proposal must have at least 1 token, got {longest}")
         self.names = list(names) if names is not None else [str(arm) for arm in range(arms)]
-        if len(self.names) != arms:
-            raise ValueError(f"{len(self.names)} names for {arms} arms")
+        self.ids = list(ids) if ids is not None else self.names
+        if not len(self.names) == len(self.ids) == arms:
+            raise ValueError(f"{len(self.names)} names and {len(self.ids)} ids for {arms} arms")
         self.arms, self.longest, self.reward = arms, longest, reward
         self.selections = 0
         self.rounds = [0] * arms
@@ -141,7 +140,8 @@ class Bandit(ABC):
         return {
             "rule": self.rule,
             "reward": self.reward,
-            "arms": list(self.names),
+            "arms": list(self.ids),
+            "names": list(self.names),
             "longest": self.longest,
             "selections": self.selections,
             "rounds": list(self.rounds),
@@ -163,33 +163,25 @@ class Bandit(ABC):
         theirs, own = (f"{b.rule} by {b.reward}" for b in (found, self))
         if theirs != own:
             raise UserError(f"{source}: learned by {theirs}, the bandit is {own}")
-        theirs, own = (f"{', '.join(arms)}" for arms in (found.arms, self.names))
-        if found.arms != self.names or found.longest != self.longest:
+        order = self._order(found.arms)
+        if order is None or found.longest != self.longest:
             raise UserError(
-                f"{source}: of other arms: {theirs} (at most {found.longest} tokens), "
-                f"the bandit's are {own} (at most {self.longest})"
+                f"{source}: of other arms: {', '.join(found.names or found.arms)} (at most "
+                f"{found.longest} tokens), the bandit's are {', '.join(self.names)} (at most "
+                f"{self.longest})"
             )
         self.selections = found.selections
-        self.rounds, self.tokens = found.rounds, found.tokens
-        self.seconds, self.losses = found.seconds, found.losses
+        for name in ("rounds", "tokens", "seconds", "losses"):
+            values = getattr(found, name)
+            setattr(self, name, [values[place] for place in order])
 
-    def save(self, path: str | Path) -> Path:
-        """Write the state as JSON, whole or not at all."""
-        return write_atomically(Path(path), json.dumps(self.state(), ensure_ascii=False, indent=1))
-
-    def load(self, path: str | Path) -> None:
-        """Restore what :meth:`save` wrote.
-
-        Raises:
-            UserError: the file cannot be read, or :meth:`restore` does not take it.
-        """
-        try:
-            state = json.loads(Path(path).read_text())
-        except OSError as error:
-            raise UserError(f"{path}: no bandit's state can be read: {error.strerror}") from None
-        except ValueError as error:
-            raise UserError(f"{path}: not a bandit's state: {error}") from None
-        self.restore(state, str(path))
+    def _order(self, arms: Sequence[str]) -> list[int] | None:
+        """Where each arm is among those of a state; None where these are others. In states of
+        before an arm has its name."""
+        for own in (self.ids, self.names):
+            if sorted(arms) == sorted(own):
+                return [arms.index(arm) for arm in own]
+        return None
 
 
 class UCBSpec(Bandit):
@@ -206,10 +198,9 @@ class UCBSpec(Bandit):
         *,
         confidence: float = 0.05,
         exploration: float = 1.0,
-        reward: Reward = "tokens",
-        names: Sequence[str] | None = None,
+        **shared: Any,
     ) -> None:
-        super().__init__(arms, longest, reward=reward, names=names)
+        super().__init__(arms, longest, **shared)
         if not 0 < confidence < 1:
             raise UserError(f"confidence (δ) must be between 0 and 1, got {confidence:g}")
         if exploration < 0:
@@ -252,10 +243,9 @@ class EXP3Spec(Bandit):
         longest: int,
         *,
         seed: int = 0,
-        reward: Reward = "tokens",
-        names: Sequence[str] | None = None,
+        **shared: Any,
     ) -> None:
-        super().__init__(arms, longest, reward=reward, names=names)
+        super().__init__(arms, longest, **shared)
         self.seed = seed
         self._drawn: dict[int, float] = {}  # the probability of each slot's last selection
 
@@ -287,35 +277,3 @@ class EXP3Spec(Bandit):
         weights = [math.exp(-rate * (loss - least)) for loss in self.losses]
         total = sum(weights)
         return [weight / total for weight in weights]
-
-
-def build_bandit(settings: BanditDrafter) -> Bandit:
-    """The bandit that `settings` describe, with the saved state that they name.
-
-    Raises:
-        UserError: there is no such state, or it is of another bandit.
-    """
-    names = [arm.label for arm in settings.arms]
-    shared = {"reward": settings.reward, "names": names}
-    bandit: Bandit
-    if settings.rule == "ucb":
-        bandit = UCBSpec(
-            len(names),
-            settings.depth,
-            confidence=settings.confidence,
-            exploration=settings.exploration,
-            **shared,
-        )
-    else:
-        bandit = EXP3Spec(len(names), settings.depth, seed=settings.seed, **shared)
-    if settings.state is not None:
-        bandit.load(find_state(settings.state))
-    return bandit
-
-
-def find_state(name: str) -> Path:
-    """The file of a saved state: a path, or the name of one in the workspace's bandits/."""
-    path = Path(name)
-    if path.exists() or path.suffix == ".json":
-        return path
-    return workspace() / "bandits" / f"{name}.json"

@@ -7,16 +7,15 @@ from time import perf_counter
 
 import torch
 
-from specdec_core.config import TargetTreeDrafter
 from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
 from specdec_core.drafting.growing import Growth
-from specdec_core.tokens.statistics import Origin
-from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.drafting.target_tree.settings import TargetTreeSettings
+from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 from specdec_core.tokens.topology import k_configuration
 
 
-class TargetTree(Drafter):
+class TargetTreeDrafter(Drafter):
     """The first level is what the target drew for the next place, `branching[0]` tokens, one of
     which is sure to be in the output; each has a subtree of the draft's, of `branching[1:]`
     children. A request's first round only lets the target draw.
@@ -29,10 +28,10 @@ class TargetTree(Drafter):
     must not lose for want of candidates.
     """
 
-    def __init__(self, settings: TargetTreeDrafter, resources: Resources) -> None:
+    def __init__(self, settings: TargetTreeSettings, resources: Resources) -> None:
         self.settings, self.vocab_size = settings, resources.vocab_size
         self.stopwatch = resources.stopwatch
-        self.target_width = settings.branching[0]
+        self.target_width = settings.target_width
         self.shapes = [k_configuration(settings.branching)]
         self.context = DraftContext(resources.draft_runner(settings.draft))
         self.context.runner.expect(k_configuration(settings.branching[:-1]))  # leaves are not read

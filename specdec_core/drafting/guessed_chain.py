@@ -1,31 +1,29 @@
 """A draft model's chain, several tokens a forward: speculative decoding of the draft model itself.
 
 What is guessed about the draft model's next tokens is verified against it by the very rule that the
-target applies (verify.py). So the chain is one that the draft model alone would have written: the
-same tokens when greedy, and under sampling every token is drawn from the draft model's own
-distribution q, which it carries to the target's verification. Guesses change how many forwards of
-the draft model a chain takes, and nothing else.
+target applies. So the chain is one that the draft model alone would have written: the same tokens
+when greedy, and under sampling every token is drawn from the draft model's own distribution q,
+which it carries to the target's verification. Guesses change how many forwards of the draft model a
+chain takes, and nothing else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
-from specdec_core.config import CascadeDrafter, Policy
+from specdec_core.config import PolicySettings
 from specdec_core.drafting.context import DraftContext
-from specdec_core.drafting.drafter import Drafter, Lookup, Outcome, Resources, Sequencing
-from specdec_core.drafting.policies.build import build_policy
-from specdec_core.drafting.policies.policy import Signals
+from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafting.policies.signals import Signals
+from specdec_core.drafting.recorded import PolicyChains, RecordedResources
 from specdec_core.tokens.coupling import choose
 from specdec_core.tokens.sampling import by_row, distributions
-from specdec_core.tokens.statistics import Origin
-from specdec_core.tokens.token_tree import TokenTree
+from specdec_core.tokens.token_tree import Origin, TokenTree
 from specdec_core.tokens.verification import Verdict, verify_greedy, verify_sampled
 
 
@@ -50,10 +48,10 @@ class GuessedChain(Drafter):
     its own, and what lies behind the token where it stops is dropped.
     """
 
-    def __init__(self, draft: str | None, policy: Policy, resources: Resources) -> None:
+    def __init__(self, draft: str | None, policy: PolicySettings, resources: Resources) -> None:
         self.runner = resources.draft_runner(draft)
         self.context = DraftContext(self.runner)
-        self.policy = build_policy(policy, partial(resources.load_head, draft))
+        self.policy = resources.policy(draft, policy)
         self.vocab_size, self.eos_token_ids = resources.vocab_size, resources.eos_token_ids
         self.stopwatch = resources.stopwatch
         if self.policy.needs_hidden:
@@ -221,24 +219,41 @@ class GuessedChain(Drafter):
         self.runner.truncate(slot, min(self.runner.lengths[slot], end))
 
 
-class Cascade(GuessedChain):
-    """Guesses by a lookup, verified by the draft model, whose chain the target verifies."""
+class RecordedGuesses(GuessedChain):
+    """A recorded draft model's chain with guesses about it: they take part of its forwards and
+    leave its tokens as they are. A kind in a replay is this and the kind itself."""
 
-    def __init__(self, settings: CascadeDrafter, resources: Resources, proposer: Lookup) -> None:
-        super().__init__(settings.draft, settings.policy, resources)
-        self.proposer = proposer
-
-    def guess(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> TokenTree:
-        return self.proposer.find(sequence, drafted, room).tree
+    def __init__(
+        self, draft: str | None, policy: PolicySettings, recorded: RecordedResources
+    ) -> None:
+        self.policy = recorded.policy(draft, policy)
+        self.chains = PolicyChains(draft, self.policy, recorded)
+        self.eos_token_ids = recorded.eos_token_ids
+        self._lengths: dict[int, int] = {}
 
     def open(self, sequences: Sequence[Sequencing]) -> None:
-        super().open(sequences)
-        self.proposer.open(sequences)
+        for sequence in sequences:
+            self.policy.reset(sequence.slot)
+
+    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
+        return [self._draft(sequence) for sequence in sequences]
+
+    def _draft(self, sequence: Sequencing) -> TokenTree:
+        tokens, length, limit = self.chains.draft(sequence)
+        chain = TokenTree.chain(tokens[:length], Origin.DRAFT)
+        drafted = 0
+        while drafted < length:
+            room = limit - drafted - 1
+            guess = TokenTree()
+            if room > 0:
+                guess = self.guess(sequence, tokens[:drafted], room)
+            chain.draft_forwards += 1
+            chain.draft_tokens += 1 + len(guess)
+            drafted += len(guess.follow(tokens[drafted:])) + 1
+        self._lengths[sequence.slot] = length
+        return chain
 
     def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
-        super().observe(sequence, outcome)
-        self.proposer.observe(sequence, outcome)
-
-    def close(self, sequence: Sequencing) -> None:
-        super().close(sequence)
-        self.proposer.close(sequence)
+        if length := self._lengths[sequence.slot]:
+            accepted = sum(node < length for node in outcome.path)
+            self.policy.observe(sequence.slot, length, accepted)

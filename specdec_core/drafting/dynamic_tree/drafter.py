@@ -10,23 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from heapq import nlargest
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
-from specdec_core.config import DynamicTreeDrafter
 from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafting.dynamic_tree.settings import DynamicTreeSettings
 from specdec_core.drafting.growing import Growth, Level
 from specdec_core.drafting.policies.branches import Branches
-from specdec_core.drafting.policies.build import build_policy
-from specdec_core.drafting.policies.policy import Signals
+from specdec_core.drafting.policies.signals import Signals
 from specdec_core.tokens.sampling import distributions
-from specdec_core.tokens.statistics import Origin
-from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 
 
 @dataclass(slots=True)
@@ -38,7 +35,7 @@ class _Marks:
     products: list[float] = field(default_factory=list)  # the policy's values, from the root on
 
 
-class DynamicTree(Drafter):
+class DynamicTreeDrafter(Drafter):
     """Expands the most confident nodes of each level, and sends the most confident nodes of all
     levels to verification.
 
@@ -48,11 +45,11 @@ class DynamicTree(Drafter):
     neither expanded nor sent: what is expected of it does not pay for its place in the forward.
     """
 
-    def __init__(self, settings: DynamicTreeDrafter, resources: Resources) -> None:
+    def __init__(self, settings: DynamicTreeSettings, resources: Resources) -> None:
         self.settings = settings
         self.runner = resources.draft_runner(settings.draft)
         self.context = DraftContext(self.runner)
-        self.policy = build_policy(settings.policy, partial(resources.load_head, settings.draft))
+        self.policy = resources.policy(settings.draft, settings.policy)
         self.branches = Branches(self.policy)
         self.vocab_size, self.eos_token_ids = resources.vocab_size, resources.eos_token_ids
         self.least = math.log(settings.least) if settings.least else -math.inf

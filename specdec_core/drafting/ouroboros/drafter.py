@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specdec_core.config import FixedPolicy, OuroborosDrafter, PostUseDrafter, TokenCacheDrafter
 from specdec_core.drafting.drafter import Outcome, Resources, Sequencing
-from specdec_core.drafting.post_use import PostUse
-from specdec_core.tokens.statistics import Origin
-from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.drafting.ouroboros.settings import OuroborosSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.post_use.drafter import PostUseDrafter
+from specdec_core.drafting.post_use.settings import PostUseSettings
+from specdec_core.drafting.token_cache import TokenCacheSettings
+from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 
 
 @dataclass(slots=True)
@@ -20,7 +22,7 @@ class _Line:
     nodes: list[int] = field(default_factory=list)
 
 
-class Ouroboros(PostUse):
+class OuroborosDrafter(PostUseDrafter):
     """A draft model that writes phrase by phrase, and phrases behind its drafts.
 
     As published: the draft model tries pooled phrases, several tokens a forward; K phrases behind
@@ -35,17 +37,17 @@ class Ouroboros(PostUse):
     greedily or compares samples.
     """
 
-    def __init__(self, settings: OuroborosDrafter, resources: Resources) -> None:
-        cache = TokenCacheDrafter(
+    def __init__(self, settings: OuroborosSettings, resources: Resources) -> None:
+        cache = TokenCacheSettings(
             phrases=settings.phrases,
             phrase_length=settings.phrase_length,
             pool=settings.pool,
             per_key=settings.per_key,
             memory="all",
         )
-        reuse = PostUseDrafter.model_construct(
+        reuse = PostUseSettings.model_construct(
             draft=settings.draft,
-            policy=FixedPolicy(max_tokens=settings.max_tokens),
+            policy=FixedSettings(max_tokens=settings.max_tokens),
             at_draft=settings.phrases,
             at_target=settings.phrases,
             anchors=1,

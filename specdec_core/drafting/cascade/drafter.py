@@ -1,0 +1,44 @@
+"""A draft model's chain that a lookup guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specdec_core.drafting.cascade.settings import CascadeSettings
+from specdec_core.drafting.drafter import Lookup, Outcome, Resources, Sequencing
+from specdec_core.drafting.guessed_chain import GuessedChain, RecordedGuesses
+from specdec_core.drafting.recorded import RecordedResources
+from specdec_core.tokens.token_tree import TokenTree
+
+
+class CascadeDrafter(GuessedChain):
+    """Guesses by a lookup, verified by the draft model, whose chain the target verifies."""
+
+    def __init__(self, settings: CascadeSettings, resources: Resources) -> None:
+        super().__init__(settings.draft, settings.policy, resources)
+        proposer = resources.build(settings.proposer)
+        assert isinstance(proposer, Lookup)
+        self.proposer = proposer
+
+    @classmethod
+    def replayed(cls, settings: CascadeSettings, recorded: RecordedResources) -> CascadeDrafter:
+        return RecordedCascade(settings, recorded)
+
+    def guess(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> TokenTree:
+        return self.proposer.find(sequence, drafted, room).tree
+
+    def open(self, sequences: Sequence[Sequencing]) -> None:
+        super().open(sequences)
+        self.proposer.open(sequences)
+
+    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+        super().observe(sequence, outcome)
+        self.proposer.observe(sequence, outcome)
+
+    def close(self, sequence: Sequencing) -> None:
+        super().close(sequence)
+        self.proposer.close(sequence)
+
+
+class RecordedCascade(CascadeDrafter, RecordedGuesses):
+    """A recorded draft model's chain, guessed by a lookup."""
