@@ -18,7 +18,7 @@ from specdec_core.config.pair import DType, PairSpec, RunnerSettings
 from specdec_core.config.placement import DraftPlacement, Placement, TargetPlacement
 from specdec_core.config.policies import MOST_TOKENS, AnyPolicy, PolicySettings
 from specdec_core.config.recorded import RecordingFacts
-from specdec_core.config.sampling import Sampling
+from specdec_core.config.sampling import Sampling, Temperature
 
 __all__ = [
     "AUTOREGRESSIVE",
@@ -40,6 +40,7 @@ __all__ = [
     "RunnerSettings",
     "Sampling",
     "TargetPlacement",
+    "Temperature",
     "Value",
     "add_drafter",
     "add_policy",

@@ -94,7 +94,7 @@ class Drafter:
         """The same, of a round that another drafter has proposed for."""
 
     def close(self, sequence: Sequencing) -> None:
-        """The request has ended: `sequence.tokens` is its whole text."""
+        """The request leaves its slot, finished or cancelled: `sequence.tokens` is all its text."""
 
     def state(self) -> dict[str, Any] | None:
         """What it has learned that serves later requests, as JSON can hold it; None: nothing."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from specdec_core.config import PolicySettings
 from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.drafting.recorded import PolicyChains, RecordedResources
 from specdec_core.tokens.coupling import choose
@@ -90,9 +91,14 @@ class GuessedChain(Drafter):
         # last one. What else is in the tree it has never seen.
         read = min(self.runner.lengths[sequence.slot] - text, length)
         self.context.keep(sequence, outcome, {node: node for node in range(read)})
+        self.judged(sequence, outcome, length)
+
+    def judged(self, sequence: Sequencing, outcome: Outcome, length: int) -> None:
+        """Tell the policy what became of the chain, the first `length` nodes of the tree."""
         if length:
             accepted = sum(node < length for node in outcome.path)
-            self.policy.observe(sequence.slot, length, accepted)
+            told = PolicyOutcome(length, accepted, outcome.tree.draft_forwards)
+            self.policy.observe(sequence.slot, told)
 
     def _forward(self, active: list[_Draft]) -> Signals:
         """One forward of the draft model: reads the feed and the guesses behind it, decides which
@@ -254,6 +260,4 @@ class RecordedGuesses(GuessedChain):
         return chain
 
     def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
-        if length := self._lengths[sequence.slot]:
-            accepted = sum(node < length for node in outcome.path)
-            self.policy.observe(sequence.slot, length, accepted)
+        self.judged(sequence, outcome, self._lengths[sequence.slot])

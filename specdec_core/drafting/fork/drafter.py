@@ -14,6 +14,7 @@ from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
 from specdec_core.drafting.fork.settings import ForkSettings
 from specdec_core.drafting.growing import Children, Growth, Level
+from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.drafting.recorded import RecordedResources, RecordedTree
 from specdec_core.tokens.token_tree import ROOT, TokenTree
@@ -121,7 +122,7 @@ class ForkDrafter(Drafter):
             if outcome.path:
                 accepted[outcome.path[0]] = outcome.accepted
         for slot, own in zip(slots, accepted, strict=False):
-            self.policy.observe(slot, tree.depth, own)
+            self.policy.observe(slot, PolicyOutcome(tree.depth, own, tree.draft_forwards))
 
     def _branches(self, sequence: Sequencing) -> range:
         """The policy's slots of the branches of a slot."""

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from specdec_core.config.policies import MOST_TOKENS, MaxTokens, PolicySettings, up_to
-from specdec_core.drafting.policies.policy import LengthPolicy
+from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
 
 if TYPE_CHECKING:
     from specdec_core.drafting.policies.signals import Signals
@@ -102,8 +102,8 @@ class DynamicConfidencePolicy(LengthPolicy):
             answers.append(probability >= history.threshold)
         return answers
 
-    def observe(self, slot: int, drafted: int, accepted: int) -> None:
-        history = self._history(slot)
+    def observe(self, slot: int, outcome: PolicyOutcome) -> None:
+        history, accepted = self._history(slot), outcome.accepted
         # Behind the first rejected token the target has judged nothing.
         judged, history.round = history.round[: accepted + 1], []
         history.probabilities += judged

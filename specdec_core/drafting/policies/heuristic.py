@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from specdec_core.config.policies import MOST_TOKENS, MaxTokens, PolicySettings, up_to
-from specdec_core.drafting.policies.policy import LengthPolicy
+from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
 
 
 class HeuristicSettings(PolicySettings):
@@ -51,8 +51,9 @@ class HeuristicPolicy(LengthPolicy):
     def limit(self, slot: int, batch: int = 1) -> int:
         return self._lengths.get(slot, min(self.settings.start, self.settings.max_tokens))
 
-    def observe(self, slot: int, drafted: int, accepted: int) -> None:
-        change = self.settings.increase if accepted == drafted else -self.settings.decrease
+    def observe(self, slot: int, outcome: PolicyOutcome) -> None:
+        everything = outcome.accepted == outcome.drafted
+        change = self.settings.increase if everything else -self.settings.decrease
         self._lengths[slot] = min(max(self.limit(slot) + change, 1), self.settings.max_tokens)
 
     def reset(self, slot: int) -> None:
