@@ -86,10 +86,16 @@ def add_policy(kind: str, place: str) -> None:
     _add(POLICIES, kind, place)
 
 
-def settings_of(table: Mapping[str, str], kind: str) -> type[KindSettings]:
-    """The settings class of `kind`. Raises KeyError for one that is not in `table`."""
+def drafter_settings(kind: str) -> Any:
+    """The settings class of a kind of drafter. Raises KeyError for one that is not in the table."""
     _import_own()
-    return _settings(table[kind], kind)
+    return _settings(DRAFTERS[kind], kind)
+
+
+def policy_settings(kind: str) -> Any:
+    """The settings class of a kind of length policy; KeyError as above."""
+    _import_own()
+    return _settings(POLICIES[kind], kind)
 
 
 def kinds_of(table: Mapping[str, str], base: type[Settings]) -> dict[str, type[Settings]]:
