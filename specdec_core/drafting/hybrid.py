@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from specdec_core.config.drafters import AnyDrafter, AnyLookup, DrafterSettings
-from specdec_core.config.recorded import RecordingFacts
+from specdec_core.config import AnyDrafter, AnyLookup, DrafterSettings, RecordingFacts
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.drafter import Drafter, Found, Lookup, Outcome, Resources, Sequencing
 from specdec_core.drafting.suffix import SuffixSettings

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from specdec_core.base.errors import UserError
-from specdec_core.config.policies import MOST_TOKENS, MaxTokens, PolicySettings, up_to
+from specdec_core.config import MOST_TOKENS, MaxTokens, PolicySettings
 from specdec_core.drafting.policies.policy import LengthPolicy, RecordedChains
 
 
@@ -21,7 +21,7 @@ class OracleSettings(PolicySettings):
 
     @property
     def label(self) -> str:
-        return f"oracle{up_to(self.max_tokens)}"
+        return f"oracle{self.up_to}"
 
     @property
     def decodes(self) -> bool:
