@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specdec_core.drafting.cascade.settings import CascadeSettings
-from specdec_core.drafting.drafter import Lookup, Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Outcome, Resources, Sequencing
 from specdec_core.drafting.guessed_chain import GuessedChain
 from specdec_core.tokens.token_tree import TokenTree
 
@@ -15,9 +15,7 @@ class CascadeDrafter(GuessedChain):
 
     def __init__(self, settings: CascadeSettings, resources: Resources) -> None:
         super().__init__(settings.draft, settings.policy, resources)
-        proposer = resources.build(settings.proposer)
-        assert isinstance(proposer, Lookup)
-        self.proposer = proposer
+        self.proposer = resources.lookup(settings.proposer)
 
     def guess(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> TokenTree:
         return self.proposer.find(sequence, drafted, room).tree

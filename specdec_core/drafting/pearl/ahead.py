@@ -253,7 +253,7 @@ class Ahead:
         self._runner, self._settings = self._runners[key], message
         if policy.needs_hidden:
             self._runner.watch_hidden(True)
-        self._lookup = None if guesses is None else resources.build(guesses)
+        self._lookup = None if guesses is None else resources.lookup(guesses)
 
     def _begin(self, message: Begin) -> None:
         number, text = message.slot, message.tokens

@@ -42,7 +42,7 @@ class OraclePolicy(LengthPolicy):
         )
 
     @classmethod
-    def replayed(cls, settings: OracleSettings) -> LengthPolicy:
+    def replayed(cls, settings: OracleSettings, *heads: object) -> LengthPolicy:
         return Foresight(settings)
 
 
