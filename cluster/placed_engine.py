@@ -52,8 +52,7 @@ def check_models(
             " placement that has one for the draft"
         )
     known = ", ".join(spec.drafts) or "none"
-    for part in configuration.drafter.walk() if configuration.drafter else ():
-        if not hasattr(part, "draft") or (spec.drafts and part.draft in (None, *spec.drafts)):
-            continue
-        wanted = "a draft" if part.draft is None else f"draft {part.draft!r}"
-        raise UserError(f"the configuration needs {wanted}, the pair's drafts are: {known}")
+    for draft in configuration.drafts:
+        if not spec.drafts or draft not in (None, *spec.drafts):
+            wanted = "a draft" if draft is None else f"draft {draft!r}"
+            raise UserError(f"the configuration needs {wanted}, the pair's drafts are: {known}")

@@ -28,7 +28,7 @@ from dashboards.tracking import (
 from specdec_core.base.files import write_atomically
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.studies.bench import spec_bench
-from specdec_core.studies.bench.limits import Split, draft_of, of_oracle, split
+from specdec_core.studies.bench.limits import Split, of_oracle, split
 from specdec_core.studies.bench.result import (
     OURS,
     BenchResult,
@@ -153,7 +153,7 @@ def limits_frame(result: BenchResult, temperature: float) -> pd.DataFrame:
 def _limits(result: BenchResult, row: Row) -> tuple[Split | None, float | None]:
     if row.configuration is None:
         return None, None
-    draft = draft_of(row.configuration, result.pair.drafts)
+    draft = row.configuration.draft_of(result.pair.drafts)
     return split(row, result.forwards, draft), of_oracle(result, row, draft)
 
 

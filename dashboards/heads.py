@@ -30,9 +30,10 @@ from dashboards.tracking import (
     user_name,
 )
 from specdec_core.base.environment import environment
-from specdec_core.config import FixedPolicy, PairSpec
+from specdec_core.config import PairSpec
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.storage import CARD
+from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.search.observer import Observer
 from specdec_core.training.heads.evaluation import Modelled
 from specdec_core.training.heads.finished import Finished, HeadObserver
@@ -178,7 +179,7 @@ def judged_table(judged: Mapping[str, Modelled]) -> Table:
         policy = found.policy
         chosen = (
             f"K = {policy.max_tokens}"
-            if isinstance(policy, FixedPolicy)
+            if isinstance(policy, FixedSettings)
             else f"{'Π ' if getattr(policy, 'cumulative', False) else ''}h = {policy.threshold:g}"
         )
         table.add_row(

@@ -22,7 +22,8 @@ from dashboards.tracking import (
     user_name,
 )
 from specdec_core.base.files import write_atomically
-from specdec_core.config import BanditDrafter, DrafterSettings
+from specdec_core.config import DrafterSettings
+from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.search.results import Timing
 from specdec_core.studies.papers.result import Measured, PapersResult
 from specdec_core.tokens.statistics import Ratio
@@ -70,7 +71,7 @@ def _bandits(result: PapersResult, prompts: str, drafting: Sequence[Measured]) -
     races: dict[tuple[DrafterSettings, ...], list[Measured]] = {}
     for m in drafting:
         drafter = m.configuration.drafter
-        if isinstance(drafter, BanditDrafter) and all(arm in timings for arm in drafter.arms):
+        if isinstance(drafter, BanditSettings) and all(arm in timings for arm in drafter.arms):
             races.setdefault(drafter.arms, []).append(m)
     for arms, bandits in races.items():
         best = _fastest([timings[arm] for arm in arms])
@@ -115,7 +116,7 @@ def name_of(result: PapersResult, measured: Measured) -> str:
                 drafter = measured.configuration.drafter
                 return (
                     method.name
-                    if isinstance(drafter, BanditDrafter)
+                    if isinstance(drafter, BanditSettings)
                     else f"{method.name} ({label})"
                 )
     return label

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from specdec_core.config import AUTOREGRESSIVE, HeuristicPolicy
+from specdec_core.config import AUTOREGRESSIVE
+from specdec_core.drafting.policies.heuristic import HeuristicSettings
 from specdec_core.search.results import SweepResult, Timing, Trial
 
 
@@ -38,7 +39,7 @@ def family(trial: Trial) -> str:
     """What is drawn alike: the configuration's family, a heuristic that lasts from one request to
     the next told apart from one that does not."""
     policy = getattr(trial.configuration.drafter, "policy", None)
-    if isinstance(policy, HeuristicPolicy) and not policy.transient:
+    if isinstance(policy, HeuristicSettings) and not policy.transient:
         return "lasting_heuristic"
     return trial.configuration.family
 
@@ -83,11 +84,7 @@ def best_of(result: SweepResult, kind: str) -> Trial | None:
 
 def draft_of(result: SweepResult, trial: Trial) -> str | None:
     """The name of the draft model, the first of several; None for a drafter that runs none."""
-    configuration = trial.configuration
-    parts = configuration.drafter.walk() if configuration.drafter else ()
-    if not any(hasattr(part, "draft") for part in parts):
-        return None
-    return configuration.draft or next(iter(result.pair.drafts), None)
+    return trial.configuration.draft_of(result.pair.drafts)
 
 
 def headliners(result: SweepResult) -> list[Trial]:

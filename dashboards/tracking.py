@@ -41,8 +41,8 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.files import needs_room
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec, parse
-from specdec_core.drafting.bandits import find_state
 from specdec_core.drafting.heads.storage import resolve_head
+from specdec_core.drafting.states import find_state
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import Observer
@@ -536,12 +536,10 @@ def _own_files(configuration: Configuration) -> dict[str, Path]:
     """What a configuration needs of the workspace, by the artifact that holds a copy: the heads
     that it asks and the state that a bandit starts from; none of those that come with the program
     or are given by their path."""
-    parts = list(configuration.drafter.walk()) if configuration.drafter else []
-    heads = dict.fromkeys(getattr(getattr(part, "policy", None), "head", None) for part in parts)
-    own = [h for h in heads if h and not h.startswith("bundled:") and os.sep not in h]
+    heads = dict.fromkeys(head for _, head in configuration.heads)
+    own = [h for h in heads if not h.startswith("bundled:") and os.sep not in h]
     found = {f"head-{n}" if n > 1 else "head": resolve_head(h) for n, h in enumerate(own, start=1)}
-    states = dict.fromkeys(getattr(part, "state", None) for part in parts)
-    named = [state for state in states if state and Path(state).suffix != ".json"]
+    named = [s for s in dict.fromkeys(configuration.states) if Path(s).suffix != ".json"]
     found |= {f"state-{n}" if n > 1 else "state": find_state(s) for n, s in enumerate(named, 1)}
     return found
 

@@ -11,14 +11,8 @@ from jobs.console import console, run
 from jobs.profile import chosen_pair, sizes
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import (
-    Configuration,
-    PairSpec,
-    Sampling,
-    TargetTreeDrafter,
-    Temperature,
-    parse,
-)
+from specdec_core.config import Configuration, PairSpec, Sampling, Temperature, parse
+from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -216,7 +210,7 @@ def _scores(written: Written, alone: Written | None) -> dict[str, float | None]:
 
 def _tree(draft: str, branching: tuple[int, ...], sampling: Sampling) -> Configuration:
     value = {"kind": "target_tree", "draft": draft, "branching": branching}
-    drafter = parse(TargetTreeDrafter, value, "--branching")
+    drafter = parse(TargetTreeSettings, value, "--branching")
     return Configuration(drafter=drafter, sampling=sampling)
 
 

@@ -17,20 +17,14 @@ from typer import Argument, Option
 from jobs.choice import Choice, choose
 from jobs.console import console, run
 from specdec_core.base.errors import UserError
-from specdec_core.config import (
-    Configuration,
-    DraftModelDrafter,
-    PairSpec,
-    Placement,
-    Temperature,
-    parse,
-)
+from specdec_core.config import Configuration, PairSpec, Placement, Temperature, parse
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.tokens.statistics import Generation, Origin
 
 if TYPE_CHECKING:
     from specdec_core.engine.engine import Engine
 
-DEFAULT = Configuration(drafter=DraftModelDrafter())
+DEFAULT = Configuration(drafter=DraftModelSettings())
 STYLES = {
     Origin.DRAFT: "green",
     Origin.LOOKUP: "cyan",

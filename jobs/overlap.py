@@ -17,18 +17,18 @@ from jobs.sweep import given
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import (
-    CascadeDrafter,
     Configuration,
-    Drafter,
-    DraftModelDrafter,
-    FixedPolicy,
-    HybridDrafter,
+    DrafterSettings,
     PairSpec,
-    PearlDrafter,
     Sampling,
     Temperature,
     parse,
 )
+from specdec_core.drafting.cascade.settings import CascadeSettings
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.hybrid import HybridSettings
+from specdec_core.drafting.pearl.settings import PearlSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
 
 PLACEMENT = Path(__file__).parents[1] / "cluster" / "local-2.yaml"
 
@@ -130,34 +130,38 @@ def main(
     console.print(f"report    {folder / 'report.html'}", soft_wrap=True)
 
 
-def _chains(drafts: Iterable[str], lengths: Iterable[int], lookups: bool) -> Iterator[Drafter]:
+def _chains(
+    drafts: Iterable[str], lengths: Iterable[int], lookups: bool
+) -> Iterator[DrafterSettings]:
     """Drafting and verifying in turns."""
     for draft, length in product(drafts, lengths):
-        policy = FixedPolicy(max_tokens=length)
-        chain = DraftModelDrafter(draft=draft, policy=policy)
-        yield from _with_lookups(chain, CascadeDrafter(draft=draft, policy=policy), lookups)
+        policy = FixedSettings(max_tokens=length)
+        chain = DraftModelSettings(draft=draft, policy=policy)
+        yield from _with_lookups(chain, CascadeSettings(draft=draft, policy=policy), lookups)
 
 
-def _beside(drafts: Iterable[str], window: int, lookups: bool) -> Iterator[Drafter]:
+def _beside(drafts: Iterable[str], window: int, lookups: bool) -> Iterator[DrafterSettings]:
     """Drafting while the target verifies."""
     for draft in drafts:
-        policy = FixedPolicy(max_tokens=window)
-        chain = DraftModelDrafter(draft=draft, policy=policy)
-        cascade = CascadeDrafter(draft=draft, policy=policy)
-        alone, sped_up = (PearlDrafter(drafter=own, window=window) for own in (chain, cascade))
+        policy = FixedSettings(max_tokens=window)
+        chain = DraftModelSettings(draft=draft, policy=policy)
+        cascade = CascadeSettings(draft=draft, policy=policy)
+        alone, sped_up = (PearlSettings(drafter=own, window=window) for own in (chain, cascade))
         yield from _with_lookups(alone, sped_up, lookups)
-        yield PearlDrafter(drafter=chain, window=window, wait=0)
-        yield PearlDrafter(drafter=chain, window=window, width=4)
+        yield PearlSettings(drafter=chain, window=window, wait=0)
+        yield PearlSettings(drafter=chain, window=window, width=4)
 
 
-def _with_lookups(chain: Drafter, sped_up: Drafter, lookups: bool) -> Iterator[Drafter]:
+def _with_lookups(
+    chain: DrafterSettings, sped_up: DrafterSettings, lookups: bool
+) -> Iterator[DrafterSettings]:
     """A chain by itself; and by a draft that a lookup speeds up, that one only where the target's
     text does not repeat itself, and with what is found there as a branch."""
     yield chain
     if lookups:
         yield sped_up
         for merge in (False, True):
-            yield HybridDrafter(otherwise=sped_up, merge=merge)
+            yield HybridSettings(otherwise=sped_up, merge=merge)
 
 
 if __name__ == "__main__":

@@ -15,14 +15,9 @@ from jobs.console import console, run
 from jobs.profile import chosen_pair, sizes
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import (
-    Configuration,
-    DraftModelDrafter,
-    FixedPolicy,
-    PairSpec,
-    load_yaml,
-    parse,
-)
+from specdec_core.config import Configuration, PairSpec, load_yaml, parse
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -201,7 +196,7 @@ def planned(
     policy = batch_policy(best)
     plan = None
     if policy is not None:
-        plan = Configuration(drafter=DraftModelDrafter(draft=name, policy=policy))
+        plan = Configuration(drafter=DraftModelSettings(draft=name, policy=policy))
     table = tables[name]
     return table[table["batch"].isin(slots)].reset_index(drop=True), best, plan
 
@@ -218,7 +213,7 @@ def configurations(
     draft = plan.draft if plan is not None else next(iter(pair.drafts))
     lengths = fixed or sorted({best[count] for count in slots} - {0})
     chains = [
-        Configuration(drafter=DraftModelDrafter(draft=draft, policy=FixedPolicy(max_tokens=k)))
+        Configuration(drafter=DraftModelSettings(draft=draft, policy=FixedSettings(max_tokens=k)))
         for k in lengths
     ]
     return [*([plan] if plan is not None else []), *chains]

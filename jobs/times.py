@@ -25,7 +25,7 @@ def forward_times(
     """Another machine's times, a saved profile, or the workspace's, where what is missing is
     measured now, the policies' own time included. Raises :class:`UserError` for a profile that
     lacks a draft."""
-    from specdec_core.cost import Profile, load_hardware, policies_of, policy_key
+    from specdec_core.cost import Profile, load_hardware, policy_key
     from specdec_core.models.pair import load_pair
     from specdec_core.studies.profiling import measure_policies, profile_pair
 
@@ -44,8 +44,8 @@ def forward_times(
             configuration
             for configuration in configurations
             if any(
-                policy.kind != "oracle" and policy_key(draft or first, policy) not in known
-                for draft, policy in policies_of(configuration)
+                policy.decodes and policy_key(draft or first, policy) not in known
+                for draft, policy in configuration.policies
             )
         ]
         if times is None or unknown:

@@ -178,8 +178,9 @@ def judge_heads(
     recording: Recording, draft: str, heads: Sequence[Finished], profile: Path | None
 ) -> dict[str, Modelled]:
     """The best threshold of every head, and of the rules that need no training, by replay."""
-    from specdec_core.config import Configuration, DraftModelDrafter
+    from specdec_core.config import Configuration
     from specdec_core.cost import policy_key
+    from specdec_core.drafting.draft_model.settings import DraftModelSettings
     from specdec_core.drafting.heads.storage import load_head
     from specdec_core.recordings.replay import Replay
     from specdec_core.training.heads.evaluation import evaluate, training_free, with_thresholds
@@ -194,7 +195,7 @@ def judge_heads(
     free = [policies[0] for policies in training_free().values()]
     asking = {head.label: with_thresholds(head.card, str(head.folder))[0] for head in heads}
     wanted = [
-        Configuration(drafter=DraftModelDrafter(draft=draft, policy=policy))
+        Configuration(drafter=DraftModelSettings(draft=draft, policy=policy))
         for policy in (*free, *asking.values())
     ]
     times = forward_times(recording.header.pair, wanted, None, profile)

@@ -13,7 +13,6 @@ from plotly.subplots import make_subplots
 
 from dashboards.look import INK, MUTED, base_figure
 from dashboards.ranking import draft_of
-from specdec_core.config import DecisionPolicy, SpecDecPlusPlusPolicy
 from specdec_core.search.results import SweepResult
 
 if TYPE_CHECKING:
@@ -26,8 +25,7 @@ FAST_TO_SLOW = [[0.0, "#2c5fae"], [0.5, "#8fb4dd"], [1.0, "#f0ece4"]]
 
 def head_names(result: SweepResult) -> list[str]:
     """The heads that a sweep's configurations read, in order of appearance."""
-    policies = (getattr(t.configuration.drafter, "policy", None) for t in result.trials)
-    heads = (p.head for p in policies if isinstance(p, SpecDecPlusPlusPolicy | DecisionPolicy))
+    heads = (head for trial in result.trials for _, head in trial.configuration.heads)
     return list(dict.fromkeys(heads))
 
 

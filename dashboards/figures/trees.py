@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 
 from dashboards.look import DRAFT_COLOURS, INK, MUTED, OTHER_COLOURS, base_figure, style
 from dashboards.ranking import draft_of, drafting
-from specdec_core.config import TreeDrafter
+from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.search.results import METRIC, SweepResult
 from specdec_core.studies.trees import CHAIN, GRID, PLANNED, PLANNED_K, TreeComparison
 
@@ -31,7 +31,7 @@ def trees_frame(result: SweepResult) -> pd.DataFrame:
     rows = []
     for trial in drafting(result):
         drafter = trial.configuration.drafter
-        if not isinstance(drafter, TreeDrafter) or not trial.finished:
+        if not isinstance(drafter, TreeSettings) or not trial.finished:
             continue
         if all(isinstance(count, int) for count in drafter.branching):
             rows.append({

@@ -2,15 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, Literal
 
-from specdec_core.config import DrafterSettings, HybridDrafter
-from specdec_core.drafting.drafter import Drafter, Found, Lookup, Outcome, Resources, Sequencing
+from pydantic import Field
+
+from specdec_core.config import AnyDrafter, AnyLookup, DrafterSettings, RecordingFacts
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.drafter import Drafter, Found, Outcome, Resources, SlotState
+from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 
 
-class Hybrid(Drafter):
+class HybridSettings(DrafterSettings):
+    """A lookup where it finds enough of the text again, another drafter otherwise; or, merged, the
+    other drafter's tree with the found phrase in it."""
+
+    kind: Literal["hybrid"] = "hybrid"
+    lookup: AnyLookup = SuffixSettings()
+    otherwise: AnyDrafter = DraftModelSettings()
+    min_match: int = Field(default=2, ge=1, description="tokens found again at least")
+    merge: bool = False
+    extend: bool = Field(default=False, description="also look up what follows the other's draft")
+
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
+        if begun := [part.kind for part in self.otherwise.walk() if part.target_width]:
+            raise ValueError(
+                f"hybrid: a {begun[0]} begins with the target's tokens, what is looked up does not"
+            )
+
+    @property
+    def label(self) -> str:
+        joint = " + " if self.merge else " else "
+        behind = " extended" if self.extend else ""
+        return f"{self.lookup.label} ≥{self.min_match}{joint}{self.otherwise.label}{behind}"
+
+    @property
+    def depth(self) -> int:
+        behind = self.lookup.depth if self.extend else 0
+        return max(self.lookup.depth, self.otherwise.depth + behind)
+
+    @property
+    def nodes(self) -> int:
+        found, drafted = self.lookup.nodes, self.otherwise.nodes
+        drafted += found if self.extend else 0
+        return found + drafted if self.merge else max(found, drafted)
+
+    @property
+    def parts(self) -> tuple[DrafterSettings, ...]:
+        return self.lookup, self.otherwise
+
+    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+        # Found phrases meet the other drafter's candidates, or are looked up behind them.
+        return self.unknown_part(recording, whole or self.merge or self.extend)
+
+
+class HybridDrafter(Drafter):
     """Proposes what the lookup finds, in slots where it finds at least `min_match` of the text's
     last tokens again; the other drafter drafts for the other slots together. Or, merged, the other
     drafter drafts for all slots and what was found becomes a further branch of its tree. Extended,
@@ -20,26 +69,20 @@ class Hybrid(Drafter):
     text before it alone. The lookup learns from every round, the other drafter from its own.
     """
 
-    def __init__(
-        self,
-        settings: HybridDrafter,
-        resources: Resources,
-        build: Callable[[DrafterSettings, Resources], Drafter],
-    ) -> None:
+    def __init__(self, settings: HybridSettings, resources: Resources) -> None:
         self.settings = settings
-        lookup = build(settings.lookup, resources)
-        assert isinstance(lookup, Lookup)
-        self.lookup, self.otherwise = lookup, build(settings.otherwise, resources)
+        self.lookup = resources.lookup(settings.lookup)
+        self.otherwise = resources.build(settings.otherwise)
         self._drafted: dict[int, TokenTree] = {}  # the other drafter's own tree of a slot's round
 
     def prepare(self, seconds: float) -> bool:
         return self.otherwise.prepare(seconds)
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         self.lookup.open(sequences)
         self.otherwise.open(sequences)
 
-    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
+    def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         found = [self._find(sequence) for sequence in sequences]
         self._drafted = {}
         drafting = [
@@ -59,7 +102,7 @@ class Hybrid(Drafter):
             trees.append(tree)
         return trees
 
-    def arrived(self, sequences: Sequence[Sequencing], trees: Sequence[TokenTree]) -> None:
+    def arrived(self, sequences: Sequence[SlotState], trees: Sequence[TokenTree]) -> None:
         asked = [n for n, sequence in enumerate(sequences) if sequence.slot in self._drafted]
         if not asked:
             return
@@ -73,7 +116,7 @@ class Hybrid(Drafter):
                     what = own.tokens[node], own.parents[node], own.origins[node]
                     tree.add(*what, own.draft_probs[node])
 
-    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         self.lookup.observe(sequence, outcome)
         drafted = self._drafted.get(sequence.slot)
         if drafted is None:
@@ -81,15 +124,15 @@ class Hybrid(Drafter):
         else:
             self.otherwise.observe(*_part(sequence, outcome, drafted))
 
-    def missed(self, sequence: Sequencing) -> None:
+    def missed(self, sequence: SlotState) -> None:
         self.lookup.missed(sequence)
         self.otherwise.missed(sequence)
 
-    def close(self, sequence: Sequencing) -> None:
+    def close(self, sequence: SlotState) -> None:
         self.lookup.close(sequence)
         self.otherwise.close(sequence)
 
-    def _find_behind(self, sequence: Sequencing, drafted: TokenTree) -> tuple[int, TokenTree]:
+    def _find_behind(self, sequence: SlotState, drafted: TokenTree) -> tuple[int, TokenTree]:
         """A deepest node of `drafted` and what was found behind it."""
         depths = drafted.depths()
         if not depths or max(depths) + 1 >= sequence.room:
@@ -101,7 +144,7 @@ class Hybrid(Drafter):
             node = drafted.parents[node]
         return leaf, self.lookup.find(sequence, path, sequence.room - len(path)).tree
 
-    def _find(self, sequence: Sequencing) -> TokenTree:
+    def _find(self, sequence: SlotState) -> TokenTree:
         """What was found, if it was enough."""
         if sequence.room <= 0:
             return TokenTree()
@@ -128,7 +171,7 @@ def merged(drafted: TokenTree, *found: tuple[int, TokenTree]) -> TokenTree:
     return whole
 
 
-def _part(sequence: Sequencing, outcome: Outcome, drafted: TokenTree) -> tuple[Sequencing, Outcome]:
+def _part(sequence: SlotState, outcome: Outcome, drafted: TokenTree) -> tuple[SlotState, Outcome]:
     """The round as it was for `drafted` alone, whose nodes are the tree's first of those that were
     fed, and of those that came later: where the accepted path leaves it the target chose a token of
     its own."""

@@ -4,12 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from specdec_core.config import TokenCacheDrafter
-from specdec_core.drafting.drafter import Found, Lookup, Outcome, Resources, Sequencing
+from pydantic import Field
+
+from specdec_core.config.drafters import LookupSettings, Memory, Width
+from specdec_core.config.recorded import RecordingFacts
+from specdec_core.drafting.drafter import Found, Lookup, Outcome, Resources, SlotState
 from specdec_core.drafting.phrases import Phrase, PhrasePool
-from specdec_core.tokens.statistics import Origin
-from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
+
+
+class TokenCacheSettings(LookupSettings):
+    """Phrases that were useful before, looked up by the last token (Post-use, §5.1)."""
+
+    kind: Literal["token_cache"] = "token_cache"
+    phrases: Width = Field(default=4, description="W, phrases looked up at once")
+    phrase_length: int = Field(default=5, ge=1, le=32, description="β, tokens behind the key")
+    pool: int = Field(default=1000, ge=1, description="κ_pool, keys")
+    per_key: int = Field(default=20, ge=1, description="κ_phase, phrases of a key")
+    learn_from: Literal["useful", "output"] = Field(
+        default="useful", description="USEFUL tokens (Eq. 7), or the output alone"
+    )
+    from_prompt: bool = Field(default=False, description="begin with the prompt's phrases")
+    memory: Memory = "request"
+
+    @property
+    def name(self) -> str:
+        """What it keeps, without how much of it is looked up."""
+        kept = " of all" if self.memory == "all" else ""
+        learned = " output" if self.learn_from == "output" else ""
+        prompt = " + prompt" if self.from_prompt else ""
+        return f"token cache{kept}{learned}{prompt}"
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.phrases}×{self.phrase_length}"
+
+    @property
+    def depth(self) -> int:
+        return self.phrase_length
+
+    @property
+    def nodes(self) -> int:
+        return self.phrases * self.phrase_length
+
+    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+        if self.learn_from == "output":
+            return None
+        return "what the target says behind candidates that it rejects is not recorded"
 
 
 @dataclass(slots=True)
@@ -20,7 +63,7 @@ class _Reading:
     next_key: int  # position of the first token that has not been a key yet
 
 
-class TokenCache(Lookup):
+class TokenCacheDrafter(Lookup):
     """Proposes the latest phrases behind the text's last token, as a tree.
 
     It learns the phrases of the output, each token a key from the last of the prompt on (or, with
@@ -29,47 +72,47 @@ class TokenCache(Lookup):
     :func:`useful_phrases`).
     """
 
-    def __init__(self, settings: TokenCacheDrafter, resources: Resources | None = None) -> None:
+    def __init__(self, settings: TokenCacheSettings, resources: Resources | None = None) -> None:
         self.settings = settings
         self._shared = self._new_pool() if settings.memory == "all" else None
         self._readings: dict[int, _Reading] = {}
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
             pool = self._new_pool() if self._shared is None else self._shared
             first = 0 if self.settings.from_prompt else len(sequence.tokens) - 1
             self._readings[sequence.slot] = _Reading(pool, first)
 
-    def find(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> Found:
+    def find(self, sequence: SlotState, drafted: Sequence[int], room: int) -> Found:
         key = drafted[-1] if drafted else sequence.tokens[-1]
         tree = TokenTree()
         for phrase in self.phrases(sequence, key, self.settings.phrases):
             tree.graft(ROOT, phrase[: max(room, 0)], Origin.CACHE)
         return Found(tree, 1 if len(tree) else 0)
 
-    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         if self.settings.learn_from == "output":
             return
         # The round added the path and, unless the target begins the trees, one token of its own.
-        added = outcome.accepted + (0 if sequence.starts else 1)
+        added = outcome.accepted + (0 if sequence.target_start else 1)
         before = sequence.tokens[-added - 1]
         for key, phrase in useful_phrases(outcome, before, self.settings.phrase_length):
             self.learn(sequence, key, phrase)
 
-    def close(self, sequence: Sequencing) -> None:
+    def close(self, sequence: SlotState) -> None:
         reading = self._readings.pop(sequence.slot, None)
         if reading is not None and self._shared is not None:
             self._read(reading, sequence.tokens)
             for key in range(reading.next_key, len(sequence.tokens) - 1):
                 reading.pool.insert(sequence.tokens[key], sequence.tokens[key + 1 :])
 
-    def phrases(self, sequence: Sequencing, key: int, count: int) -> list[Phrase]:
+    def phrases(self, sequence: SlotState, key: int, count: int) -> list[Phrase]:
         """At most `count` phrases that may follow the token `key`, the latest first."""
         reading = self._readings[sequence.slot]
         self._read(reading, sequence.tokens)
         return reading.pool.lookup(key, count)
 
-    def learn(self, sequence: Sequencing, key: int, phrase: Sequence[int]) -> None:
+    def learn(self, sequence: SlotState, key: int, phrase: Sequence[int]) -> None:
         """Remember that `phrase` followed `key`, cut to the length of phrases."""
         pool = self._readings[sequence.slot].pool
         pool.insert(key, phrase[: self.settings.phrase_length])

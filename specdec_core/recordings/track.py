@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -11,21 +10,10 @@ import torch
 from torch import Tensor
 
 from specdec_core.base.errors import UserError
-from specdec_core.drafting.policies.build import LengthPolicy
-from specdec_core.drafting.policies.policy import PolicyOutcome, Rule
+from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome, Rule
+from specdec_core.drafting.recorded import Drafts
 from specdec_core.recordings.rounds import NO_ARM, ReplayedRounds, Rounds
 from specdec_core.recordings.schema import Trace
-
-
-@dataclass(frozen=True)
-class Drafts:
-    """What a drafter without memory does from every start: arrays (T,)."""
-
-    drafted: np.ndarray
-    accepted: np.ndarray
-    draft_forwards: np.ndarray
-    depth: np.ndarray
-    draft_tokens: np.ndarray
 
 
 class Track:
@@ -112,6 +100,24 @@ class Track:
         ends = np.isin(self.trace.draft_token, self.header.eos_token_ids)[self.windows]
         stops = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, self.header.max_draft)
         return np.minimum(self.room, stops)
+
+    @cached_property
+    def bounds(self) -> list[int]:
+        """The same."""
+        return self.bound.tolist()
+
+    @cached_property
+    def targets(self) -> list[int]:
+        """The target's tokens (T,)."""
+        return self.trace.target_token[self.trace.trajectory].tolist()
+
+    def chain(self, start: int, length: int) -> list[int]:
+        """The first tokens of the chain from a start."""
+        return [self._tokens[row] for row in self.window(start)[:length]]
+
+    @cached_property
+    def _tokens(self) -> list[int]:
+        return self.trace.draft_token.tolist()
 
     # Chains, by length policy
 
@@ -226,7 +232,7 @@ class Track:
 
     def walk(self, policy: LengthPolicy) -> ReplayedRounds:
         """The rounds of a policy that may learn, one after the other, prompt by prompt."""
-        bounds, left, agreeing = self.bound.tolist(), self.left.tolist(), self.agreeing.tolist()
+        bounds, left, agreeing = self.bounds, self.left.tolist(), self.agreeing.tolist()
         rounds = Rounds()
         for number, first in enumerate(self.firsts.tolist()):
             policy.reset(0)
@@ -244,7 +250,7 @@ class Track:
 
 
 def _key(rule: Rule) -> str:
-    return f"{type(rule).__name__} {getattr(rule.settings, 'head', '')}"
+    return " ".join([type(rule).__name__, *rule.settings.heads])
 
 
 class Candidate:

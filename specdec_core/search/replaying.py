@@ -9,7 +9,7 @@ import numpy as np
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec
-from specdec_core.cost import Profile, policies_of
+from specdec_core.cost import Profile
 from specdec_core.drafting.heads.loaded import LoadedHead
 from specdec_core.drafting.heads.storage import load_head
 from specdec_core.models.pair import TARGET
@@ -160,9 +160,9 @@ def _heads(
     """The heads that are asked; raises :class:`UserError` for one that cannot be used here."""
     heads: dict[Head, LoadedHead] = {}
     for configuration in configurations:
-        for draft, policy in policies_of(configuration):
-            name, draft = getattr(policy, "head", None), draft or next(iter(pair.drafts), None)
-            if name is not None and (draft, name) not in heads:
+        for draft, name in configuration.heads:
+            draft = draft or next(iter(pair.drafts))
+            if (draft, name) not in heads:
                 heads[draft, name] = load_head(name, fingerprints[draft], fingerprints[TARGET])
     return heads
 

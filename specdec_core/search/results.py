@@ -9,14 +9,15 @@ from pathlib import Path
 from pydantic import Field
 
 from specdec_core.base.files import write_atomically
-from specdec_core.config import Configuration, Document, OraclePolicy, PairSpec
+from specdec_core.config import Configuration, Document, PairSpec
 from specdec_core.cost import Profile
+from specdec_core.drafting.policies.oracle import OracleSettings
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.tokens.statistics import Counts
 
 METRIC = "estimated_speedup"
 NOTABLE = 50  # of thousands of replayed configurations, those that are kept in full detail
-ORACLE = OraclePolicy.model_fields["kind"].default
+ORACLE = OracleSettings.model_fields["kind"].default
 
 
 class Trial(Document):

@@ -20,7 +20,7 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import islice, product
 from typing import Any, Protocol, get_origin
 
@@ -28,6 +28,7 @@ from pydantic import Field
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import MOST_NODES, Configuration, Value, parse
+from specdec_core.config.kinds import DRAFTERS, POLICIES, KindSettings, kinds_of
 from specdec_core.search.tree_plan import k_configurations
 
 MOST_CORNERS = 1024  # combinations of extreme values validated for each entry
@@ -241,7 +242,7 @@ def _open_values(value: Any, path: Path, source: str) -> Iterator[tuple[Path, Ax
             yield path, _axis(kind, value[kind], path, source)
             return
         for key, inner in value.items():
-            if isinstance(inner, list) and (value.get("kind"), key) in _sequences():
+            if isinstance(inner, list) and _is_sequence(value.get("kind"), key):
                 yield from _members(inner, (*path, key), source)
             else:
                 yield from _open_values(inner, (*path, key), source)
@@ -259,22 +260,12 @@ def _members(values: list[Any], path: Path, source: str) -> Iterator[tuple[Path,
             yield from _open_values(inner, (*path, index), source)
 
 
-@cache
-def _sequences() -> frozenset[tuple[str, str]]:
-    """The settings that are sequences, by the kind that has them and their name."""
-
-    def kinds(base: type[Value]) -> Iterator[type[Value]]:
-        for kind in base.__subclasses__():
-            yield kind
-            yield from kinds(kind)
-
-    return frozenset(
-        (kind.model_fields["kind"].default, name)
-        for kind in kinds(Value)
-        if "kind" in kind.model_fields
-        for name, field in kind.model_fields.items()
-        if get_origin(field.annotation) is tuple
-    )
+def _is_sequence(kind: Any, name: str) -> bool:
+    """Whether this setting of a kind is a sequence."""
+    for table in (DRAFTERS, POLICIES):
+        if (settings := kinds_of(table, KindSettings).get(kind)) and name in settings.model_fields:
+            return get_origin(settings.model_fields[name].annotation) is tuple
+    return False
 
 
 _RANGES = ("choice", "uniform", "loguniform", "randint", "trees")

@@ -18,7 +18,6 @@ from pydantic import Field, model_validator
 from specdec_core.base.errors import UserError
 from specdec_core.config import (
     AUTOREGRESSIVE,
-    BanditDrafter,
     Configuration,
     DrafterSettings,
     PairSpec,
@@ -26,13 +25,12 @@ from specdec_core.config import (
     Value,
 )
 from specdec_core.cost import Profile
-from specdec_core.drafting.bandit import BanditSpec
-from specdec_core.drafting.bandits import build_bandit
+from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.drafter import Drafter
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
-from specdec_core.studies.regret import Course, Regret, best_arm, mean_tokens, regret, seconds_of
+from specdec_core.studies.regret import Course, Regret, best_arm, mean_tokens, regret
 from specdec_core.tokens.statistics import Counts, Generation, Ratio, Round, paired_ratio
 
 Kind = Literal["baseline", "arm", "bandit"]
@@ -61,7 +59,7 @@ class ArmsPlan(Value):
     @model_validator(mode="after")
     def _same_arms(self) -> ArmsPlan:
         for bandit in self.bandits:
-            if not isinstance(bandit.drafter, BanditDrafter):
+            if not isinstance(bandit.drafter, BanditSettings):
                 raise ValueError(f"bandits: {bandit.label} is no bandit")
             if (bandit.drafter.arms, bandit.sampling) != (self.arms, self.sampling):
                 raise ValueError("bandits: all must have the same arms and sampling")
@@ -306,8 +304,7 @@ def race(
             on_turn()
         if repeat == 0:
             for entrant in entrants:
-                if isinstance(entrant.drafter, BanditSpec) and entrant.drafter.shared:
-                    entrant.state = entrant.drafter.bandit.state()
+                entrant.state = entrant.drafter.state() if entrant.drafter else None
     return ArmComparison(entrants)
 
 
@@ -346,35 +343,18 @@ def replay_all(
             rounds[row.pop("request_id")].append(Round(**row))
         entrant.turns = [[own] for own in rounds.values()]
         entrant.seconds = [[course.spent[-1] for course in entrant.courses(timed=True)]]
-        entrant.state = _learned(entrant)
+        entrant.state = found.state
         on_entrant()
     return ArmComparison(entrants, modelled=True)
-
-
-def _learned(entrant: Entrant) -> dict | None:
-    """What a bandit with memory of all requests knows behind replayed rounds."""
-    settings = entrant.configuration.drafter
-    if not isinstance(settings, BanditDrafter) or settings.memory != "all":
-        return None
-    bandit = build_bandit(settings)
-    for [rounds] in entrant.turns:
-        for r in rounds:
-            bandit.select()
-            if r is not rounds[-1]:  # cut by the end of the text
-                bandit.update(r.arm, r.generated, seconds_of(r))
-    return bandit.state()
 
 
 def _modelled(
     frame: pd.DataFrame, configuration: Configuration, profile: Profile, replay: Replay
 ) -> np.ndarray:
     """Seconds (rounds,) of replayed rounds."""
-    drafter, context = configuration.drafter, replay.recording.prompts.context
-    arms: Sequence[Any] = drafter.arms if isinstance(drafter, BanditDrafter) else [drafter]
-    under = [configuration.model_copy(update={"drafter": arm}) for arm in arms]
-    profiles = [profile.under(own) for own in under]
+    context = replay.recording.prompts.context
 
-    def seconds(arm: int, drafted: int, forwards: int, tokens: int) -> float:
+    def seconds(arm: int | None, drafted: int, forwards: int, tokens: int) -> float:
         counts = Counts(
             requests=1,
             n=1,
@@ -386,11 +366,12 @@ def _modelled(
             n_target_tokens=1,
             n_draft_tokens=tokens,
         )
-        return profiles[arm].estimate_seconds(counts, under[arm].draft, context)
+        own = configuration.by(arm)
+        return profile.under(own).estimate_seconds(counts, own.draft, context)
 
-    known: dict[tuple[int, ...], float] = {}
-    columns: Iterable[tuple[int, ...]] = zip(
-        [0 if pd.isna(arm) else int(arm) for arm in frame["arm"]],
+    known: dict[tuple[Any, ...], float] = {}
+    columns: Iterable[tuple[Any, ...]] = zip(
+        [None if pd.isna(arm) else int(arm) for arm in frame["arm"]],
         frame["drafted"],
         frame["draft_forwards"],
         frame["draft_tokens"],

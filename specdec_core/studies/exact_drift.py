@@ -13,7 +13,8 @@ from itertools import product
 import numpy as np
 import torch
 
-from specdec_core.config import Sampling, TargetTreeDrafter
+from specdec_core.config import Sampling
+from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.models.pair import Pair
 from specdec_core.studies.toy_pair import PROMPT, VOCABULARY
 from specdec_core.tokens.sampling import warp
@@ -22,7 +23,7 @@ Text = tuple[int, ...]
 
 
 def written_distribution(
-    pair: Pair, drafter: TargetTreeDrafter, sampling: Sampling, length: int
+    pair: Pair, drafter: TargetTreeSettings, sampling: Sampling, length: int
 ) -> np.ndarray:
     """The probability (VOCABULARY^length,) with which the engine writes each continuation of
     PROMPT, in the order of :func:`specdec_core.studies.toy_pair.exact_distribution`.
@@ -54,7 +55,7 @@ class _Law:
         self,
         target: dict[Text, np.ndarray],
         draft: dict[Text, np.ndarray],
-        drafter: TargetTreeDrafter,
+        drafter: TargetTreeSettings,
         length: int,
     ) -> None:
         self.target, self.draft, self.length = target, draft, length

@@ -13,7 +13,9 @@ import numpy as np
 import pandas as pd
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, Configuration, DraftModelDrafter, FixedPolicy
+from specdec_core.config import AUTOREGRESSIVE, Configuration
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.studies.profiling import fill, time_forward
@@ -65,8 +67,8 @@ def measure_contexts(
             f" are more than the {pair.max_length} that the pair can hold"
         )
     name = pair.draft_name(draft)
-    policy = FixedPolicy(max_tokens=CANDIDATES)
-    chain = Configuration(drafter=DraftModelDrafter(draft=name, policy=policy))
+    policy = FixedSettings(max_tokens=CANDIDATES)
+    chain = Configuration(drafter=DraftModelSettings(draft=name, policy=policy))
     rounds = {"autoregressive_round": (AUTOREGRESSIVE, 0), "round": (chain, CANDIDATES)}
     forwards = {"target_1": (None, 1), "target_8": (None, CANDIDATES + 1), "draft": (name, 1)}
     runners = {which: pair.open_runner(which, 1) for which in (None, name)}

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from specdec_core.config import Configuration, DraftModelDrafter
+from specdec_core.config import Configuration
 from specdec_core.cost import Profile
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.search.results import METRIC, ORACLE, Trial, by_estimate
 from specdec_core.tokens.statistics import Counts
 
@@ -28,7 +29,7 @@ class Compared:
 
     def latency(self, trial: Trial) -> float:
         """Modelled seconds a token (SpecDec++, Eq. 3.1 over N)."""
-        counts, draft = Counts(**trial.counts), draft_of(trial.configuration)
+        counts, draft = Counts(**trial.counts), trial.configuration.draft
         profile = self.profile.under(trial.configuration)
         return profile.estimate_seconds(counts, draft, self.context) / max(counts.n, 1)
 
@@ -36,14 +37,9 @@ class Compared:
         """The trials by draft and family, the fastest first in each, families by their fastest."""
         found: dict[tuple[str | None, str], list[Trial]] = {}
         for trial in by_estimate(self.trials):
-            key = draft_of(trial.configuration), trial.configuration.family
+            key = trial.configuration.draft, trial.configuration.family
             found.setdefault(key, []).append(trial)
         return found
-
-
-def draft_of(configuration: Configuration) -> str | None:
-    """The draft model, None where there is none."""
-    return configuration.draft
 
 
 def best_of_families(sets: list[Compared]) -> pd.DataFrame:
@@ -107,7 +103,7 @@ def everything(sets: list[Compared]) -> pd.DataFrame:
     rows = [
         {
             "recording": compared.name,
-            "draft": draft_of(trial.configuration) or "",
+            "draft": trial.configuration.draft or "",
             "family": trial.configuration.family,
             "configuration": _label(trial.configuration),
             "config_id": trial.id,
@@ -125,11 +121,11 @@ def _pools(trials: Iterable[Trial]) -> dict[tuple[str | None, str], list[Trial]]
     """Among which the best is chosen: each family of a draft, and all that adapt."""
     pools: dict[tuple[str | None, str], list[Trial]] = {}
     for trial in trials:
-        draft, family = draft_of(trial.configuration), trial.configuration.family
+        draft, family = trial.configuration.draft, trial.configuration.family
         if family == ORACLE:
             continue
         pools.setdefault((draft, family), []).append(trial)
-        adapts = isinstance(trial.configuration.drafter, DraftModelDrafter) and family != FIXED
+        adapts = isinstance(trial.configuration.drafter, DraftModelSettings) and family != FIXED
         if adapts:
             pools.setdefault((draft, ADAPTIVE), []).append(trial)
     return pools
@@ -150,5 +146,5 @@ def _label(configuration: Configuration) -> str:
     drafter = configuration.drafter
     if drafter is None:
         return configuration.family
-    policy = getattr(drafter, "policy", None)
-    return policy.label if policy is not None else drafter.label
+    policies = drafter.policies
+    return policies[0][1].label if policies else drafter.label

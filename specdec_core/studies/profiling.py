@@ -13,16 +13,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import (
-    AUTOREGRESSIVE,
-    Configuration,
-    DraftModelDrafter,
-    FixedPolicy,
-    Policy,
-)
+from specdec_core.config import AUTOREGRESSIVE, Configuration, PolicySettings
 from specdec_core.cost.forward import ForwardCost, Measurement
-from specdec_core.cost.profile import Profile, policies_of, policy_key
+from specdec_core.cost.profile import Profile, policy_key
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.heads.storage import load_pair_head
+from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.tokens.statistics import Round
 
 if TYPE_CHECKING:
@@ -117,13 +113,13 @@ def measure_policies(
     """
     import torch
 
-    from specdec_core.drafting.policies.build import build_policy
-    from specdec_core.drafting.policies.policy import PolicyOutcome, Signals
+    from specdec_core.drafting.policies.policy import PolicyOutcome, build_policy
+    from specdec_core.drafting.policies.signals import Signals
 
-    wanted: dict[str, tuple[str, Policy]] = {}
+    wanted: dict[str, tuple[str, PolicySettings]] = {}
     for configuration in configurations:
-        for draft, policy in policies_of(configuration):
-            if policy.kind != "oracle":
+        for draft, policy in configuration.policies:
+            if policy.decodes:
                 draft = pair.draft_name(draft)
                 wanted.setdefault(policy_key(draft, policy), (draft, policy))
     policies = {
@@ -188,9 +184,9 @@ def _overheads(profile: Profile, pair: Pair, repeats: int = 3) -> dict[str, Any]
     prompt = min(64, pair.max_length // 2)
     tokens = min(32, pair.max_length // 2)
     request = Request("profile", (1,) * prompt, tokens, ignore_eos=True)
-    policy = FixedPolicy(max_tokens=4)
+    policy = FixedSettings(max_tokens=4)
     runs = {_TARGET: AUTOREGRESSIVE} | {
-        name: Configuration(drafter=DraftModelDrafter(draft=name, policy=policy))
+        name: Configuration(drafter=DraftModelSettings(draft=name, policy=policy))
         for name in profile.drafts
     }
     engine = Engine(pair)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from specdec_core.config import Configuration, TreeDrafter
+from specdec_core.config import Configuration
 from specdec_core.cost import Profile
+from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.search.tree_plan import (
     KConfigurations,
     PlannedTree,
@@ -51,7 +52,7 @@ class TreeComparison:
     def configuration(self) -> Configuration:
         """The proposed tree, to search around or to serve."""
         return Configuration(
-            drafter=TreeDrafter(draft=self.draft, branching=self.proposed["branching"])
+            drafter=TreeSettings(draft=self.draft, branching=self.proposed["branching"])
         )
 
     def best(self, kind: str) -> dict[str, Any]:
@@ -147,7 +148,7 @@ class _Replayed:
         return self.profile.estimate_seconds(counts, self.draft, self.context)
 
     def _replay(self, tree: PlannedTree) -> dict[str, Any]:
-        drafter = TreeDrafter(draft=self.draft, branching=tree.children)
+        drafter = TreeSettings(draft=self.draft, branching=tree.children)
         sampling = self.replay.header.sampling
         counts = self.replay.run(Configuration(drafter=drafter, sampling=sampling)).counts
         return {

@@ -8,22 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 
 import numpy as np
 import pandas as pd
 
-
-class Origin(StrEnum):
-    """Where an output token came from."""
-
-    DRAFT = "draft"
-    LOOKUP = "lookup"  # found earlier in the text, or in earlier outputs
-    CACHE = "cache"  # a phrase kept from earlier rounds
-    RETRIEVAL = "retrieval"  # found in a datastore
-    TARGET = "target"  # drawn by the target to begin a tree
-    CORRECTION = "correction"  # the target's replacement for a rejected token
-    BONUS = "bonus"  # the target's own token after everything was accepted
+from specdec_core.tokens.token_tree import Origin
 
 
 @dataclass(slots=True)

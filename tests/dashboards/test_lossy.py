@@ -14,14 +14,15 @@ from dashboards.report import write_report
 from dashboards.tables import sweep_table
 from dashboards.tracking import SweepRun, register, tracking_uri
 from jobs.console import console
-from specdec_core.config import Configuration, TargetTreeDrafter
+from specdec_core.config import Configuration
+from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.search.results import SweepResult, Trial
 from specdec_core.tokens.statistics import Counts
 
-LOSSY = Configuration(drafter=TargetTreeDrafter(draft="draft", branching=(2, 2, 1)))
+LOSSY = Configuration(drafter=TargetTreeSettings(draft="draft", branching=(2, 2, 1)))
 
 
 @pytest.fixture

@@ -25,9 +25,7 @@ from typing import Any
 import torch
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import CascadeDrafter
-from specdec_core.drafting.build import build_drafter
-from specdec_core.drafting.drafter import Lookup, Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Lookup, Outcome, Resources, SlotState
 from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.pearl.canopy import Canopy, Node
 from specdec_core.drafting.pearl.look import Look
@@ -44,12 +42,10 @@ from specdec_core.drafting.pearl.messages import (
     Sprout,
 )
 from specdec_core.drafting.pearl.windows import Windows
-from specdec_core.drafting.policies.build import build_policy
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import ModelRunner
 from specdec_core.tokens.sampling import RandomStream
-from specdec_core.tokens.statistics import Origin
-from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 
 _GUESSES = 2  # at what the target may say in place of a drawn token
 _AT_ONCE = 16  # tokens that a draft reads of a text that it is behind of
@@ -59,7 +55,7 @@ _READ = 96  # nodes of a tree in the cache, guesses that are tried among them
 
 @dataclass(slots=True)
 class _Slot:
-    sequence: Sequencing  # its tokens are what the target has confirmed
+    sequence: SlotState  # its tokens are what the target has confirmed
     canopy: Canopy
     end: int
 
@@ -174,7 +170,6 @@ class Ahead:
             [slot.sequence for slot in slots],
             fed,
             [slot.canopy.parents for slot in slots],
-            self._settings.vocab_size,
         )
         sprouts = self._sprout(look, {node for own in tried.values() for node in own})
         ended = perf_counter()
@@ -237,38 +232,35 @@ class Ahead:
             self._send(pause)
 
     def _configure(self, message: Configure) -> None:
-        settings = message.drafter
-        cascade = isinstance(settings, CascadeDrafter)
+        settings, guesses = message.drafter, message.drafter.guesses
         key = self._pair.draft_name(settings.draft), message.slots
         if key not in self._runners:
             self._runners[key] = self._pair.open_runner(*key)
         for runner in self._runners.values():
             runner.watch_hidden(False)
-            runner.widen(2 if cascade or message.width > 1 else 1)
-        policy = build_policy(settings.policy, partial(load_pair_head, self._pair, settings.draft))
+            runner.widen(2 if guesses or message.width > 1 else 1)
+        resources = Resources(
+            lambda name: self._runner,
+            partial(load_pair_head, self._pair),
+            message.vocab_size,
+            message.eos_token_ids,
+            lambda: self._pair.tokenizer_digest,
+            slots=message.slots,
+        )
+        policy = resources.policy(settings.draft, settings.policy)
         self._windows = Windows(policy, message.eos_token_ids)
         self._runner, self._settings = self._runners[key], message
         if policy.needs_hidden:
             self._runner.watch_hidden(True)
-        self._lookup = None
-        if cascade:
-            resources = Resources(
-                lambda name: self._runner,
-                partial(load_pair_head, self._pair),
-                message.vocab_size,
-                message.eos_token_ids,
-                lambda: self._pair.tokenizer_digest,
-                slots=message.slots,
-            )
-            self._lookup = build_drafter(settings.proposer, resources)
+        self._lookup = None if guesses is None else resources.lookup(guesses)
 
     def _begin(self, message: Begin) -> None:
         number, text = message.slot, message.tokens
-        stream = RandomStream(message.seed)
+        stream = RandomStream(message.seed, self._settings.vocab_size)
         # Independent of the target's own uniform numbers; coupled noise must be the same.
         stream.uniform = random.Random(f"{message.seed} {message.root} {self._salt}").random
         canopy = Canopy(Node(message.root, text[-1], len(text) - 1, None, told=True))
-        sequence = Sequencing(number, list(text), message.sampling, stream)
+        sequence = SlotState(number, list(text), message.sampling, stream)
         self._slots[number] = _Slot(sequence, canopy, message.end)
         self._windows.begin(number, canopy.root)
         if self._lookup is not None:

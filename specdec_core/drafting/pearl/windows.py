@@ -22,8 +22,8 @@ from torch import Tensor
 
 from specdec_core.drafting.pearl.canopy import Node, Source
 from specdec_core.drafting.pearl.messages import Pause
-from specdec_core.drafting.policies.build import LengthPolicy
-from specdec_core.drafting.policies.policy import PolicyOutcome, Signals
+from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
+from specdec_core.drafting.policies.signals import Signals
 
 
 @dataclass(slots=True)

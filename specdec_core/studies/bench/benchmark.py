@@ -71,13 +71,12 @@ class BenchPlan(Value):
                     f"{source}: {configuration.label} is lossy; a benchmark compares what writes"
                     " the same (`specdec drift` measures how far lossy drafting drifts)"
                 )
-            for part in configuration.drafter.walk() if configuration.drafter else ():
-                if getattr(part, "draft", None) not in (None, *self.pair.drafts):
-                    known = ", ".join(self.pair.drafts) or "none"
-                    raise UserError(
-                        f"{source}: {configuration.label}: the pair has no draft {part.draft!r}"
-                        f" (it has: {known})"
-                    )
+            if (draft := configuration.foreign_draft(self.pair.drafts)) is not None:
+                known = ", ".join(self.pair.drafts) or "none"
+                raise UserError(
+                    f"{source}: {configuration.label}: the pair has no draft {draft!r}"
+                    f" (it has: {known})"
+                )
         return list(greedy)
 
 

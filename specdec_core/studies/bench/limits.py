@@ -13,7 +13,7 @@ from time import perf_counter
 
 import torch
 
-from specdec_core.config import Configuration, Document
+from specdec_core.config import Document
 from specdec_core.cost import oracle_counts
 from specdec_core.models.alignment import Trajectory, measure_alignment
 from specdec_core.models.fingerprints import TARGET
@@ -119,21 +119,13 @@ def widths_of(rows: Iterable[Row], pair: Pair) -> dict[str, set[int]]:
     known as their mean in a take, whose neighbours are taken."""
     found: dict[str, set[int]] = {TARGET: {1, 2}, **{name: {1, 2} for name in pair.drafts}}
     for row in rows:
-        draft = draft_of(row.configuration, pair.drafts) if row.configuration is not None else None
+        draft = row.configuration.draft_of(pair.drafts) if row.configuration is not None else None
         for effort in _efforts(row):
             found[TARGET] |= set(effort.widths)
             if draft is not None and effort.draft_forwards:
                 mean = int(_draft_width(effort))
                 found[draft] |= {mean, mean + 1}
     return found
-
-
-def draft_of(configuration: Configuration, drafts: Iterable[str]) -> str | None:
-    """The draft model of `drafts` that a configuration runs, the first where it names none; None
-    for one that runs none."""
-    parts = configuration.drafter.walk() if configuration.drafter else ()
-    named = [part.draft for part in parts if hasattr(part, "draft")]
-    return (named[0] or next(iter(drafts), None)) if named else None
 
 
 def split(row: Row, forwards: Mapping[str, Forwards], draft: str | None) -> Split | None:

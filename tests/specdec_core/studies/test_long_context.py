@@ -13,7 +13,9 @@ from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, DraftModelDrafter, FixedPolicy
+from specdec_core.config import Configuration
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.cache import SlotLayer
 from specdec_core.models.pair import Pair
@@ -102,8 +104,8 @@ def test_a_round_makes_no_copy_of_the_caches(model: LlamaForCausalLM, tiny_pair:
     runner = tiny_pair.spec.runner.model_copy(update={"max_length": FAR + 64})
     spec = tiny_pair.spec.model_copy(update={"runner": runner})
     pair = Pair(spec, tiny_pair.tokenizer, model, {"draft": model})
-    policy = FixedPolicy(max_tokens=4)
-    engine = Engine(pair, Configuration(drafter=DraftModelDrafter(policy=policy)))
+    policy = FixedSettings(max_tokens=4)
+    engine = Engine(pair, Configuration(drafter=DraftModelSettings(policy=policy)))
     made = {}
     for context in (NEAR, FAR):
         engine.add(Request("", (1,) * context, 40, ignore_eos=True))

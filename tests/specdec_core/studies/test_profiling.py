@@ -7,20 +7,18 @@ import itertools
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import (
-    Configuration,
-    DecisionPolicy,
-    DraftModelDrafter,
-    FixedPolicy,
-    ForkDrafter,
-    HeuristicPolicy,
-    HybridDrafter,
-    OraclePolicy,
-    PreCutPolicy,
-    SvipPolicy,
-    TreeDrafter,
-)
+from specdec_core.config import Configuration
 from specdec_core.cost import Kind, Profile
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.fork.settings import ForkSettings
+from specdec_core.drafting.hybrid import HybridSettings
+from specdec_core.drafting.policies.decision import DecisionSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.heuristic import HeuristicSettings
+from specdec_core.drafting.policies.oracle import OracleSettings
+from specdec_core.drafting.policies.pre_cut import PreCutSettings
+from specdec_core.drafting.policies.svip import SvipSettings
+from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.studies.profiling import BATCHES, measure_policies, profile_pair
 
 
@@ -71,20 +69,23 @@ class TestProfilePair:
 class TestMeasurePolicies:
     def test_each_kind_is_measured_once_for_each_draft(self, tiny_pair):
         policies = [
-            FixedPolicy(),
-            SvipPolicy(threshold=0.5),
-            SvipPolicy(threshold=0.9),
-            PreCutPolicy(),
-            OraclePolicy(),
+            FixedSettings(),
+            SvipSettings(threshold=0.5),
+            SvipSettings(threshold=0.9),
+            PreCutSettings(),
+            OracleSettings(),
         ]
-        drafters = [DraftModelDrafter(policy=p) for p in policies]
-        drafters += [TreeDrafter(), HybridDrafter(otherwise=ForkDrafter(policy=HeuristicPolicy()))]
+        drafters = [DraftModelSettings(policy=p) for p in policies]
+        drafters += [
+            TreeSettings(),
+            HybridSettings(otherwise=ForkSettings(policy=HeuristicSettings())),
+        ]
         configurations = [Configuration(drafter=drafter) for drafter in drafters]
         found = measure_policies(tiny_pair, [*configurations, Configuration()], rounds=3)
         assert set(found) == {f"draft {kind}" for kind in ("fixed", "svip", "pre_cut", "heuristic")}
         assert all(seconds > 0 for seconds in found.values())
 
     def test_a_head_that_does_not_exist_is_one_line(self, tiny_pair):
-        policy = DecisionPolicy(head="./nowhere")
+        policy = DecisionSettings(head="./nowhere")
         with pytest.raises(UserError, match="nowhere"):
-            measure_policies(tiny_pair, [Configuration(drafter=DraftModelDrafter(policy=policy))])
+            measure_policies(tiny_pair, [Configuration(drafter=DraftModelSettings(policy=policy))])
