@@ -30,10 +30,10 @@ from dashboards.tracking import (
     user_name,
 )
 from specdec_core.base.environment import environment
+from specdec_core.base.observer import Observer
 from specdec_core.config import FixedPolicy, PairSpec
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.storage import CARD
-from specdec_core.search.observer import Observer
 from specdec_core.training.heads.evaluation import Modelled
 from specdec_core.training.heads.finished import Finished, HeadObserver
 

@@ -22,7 +22,7 @@ from rich.progress import (
 from rich.text import Text
 
 from specdec_core.prompts.prompt_sets import Prompt
-from specdec_core.search.observer import Observer
+from specdec_core.search.observer import SweepObserver
 from specdec_core.search.results import SweepResult, Trial
 
 
@@ -33,7 +33,7 @@ class _Count(MofNCompleteColumn):
         return super().render(task) if task.total else Text("")
 
 
-class SweepProgress(Observer):
+class SweepProgress(SweepObserver):
     """A line for each stage; a context manager that shows it while the sweep runs. Where output
     is not a terminal, a line when a stage begins and now and then one for its steps."""
 

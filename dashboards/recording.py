@@ -17,8 +17,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.schema import Recording
-from specdec_core.search.observer import RecordingObserver
 
 
 class RecordingProgress(RecordingObserver):

@@ -38,13 +38,14 @@ from mlflow.exceptions import MlflowException
 from dashboards.delivery import Delivery, unreachable
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import needs_room
+from specdec_core.base.observer import Observer
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.drafting.bandits import find_state
 from specdec_core.drafting.heads.storage import resolve_head
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 from specdec_core.search.folder import SweepFolder
-from specdec_core.search.observer import Observer
+from specdec_core.search.observer import SweepObserver
 from specdec_core.search.results import SweepResult, Timing, Trial, by_estimate
 
 CHAMPION = "champion"
@@ -167,7 +168,7 @@ class DeliveredRun(Observer):
         self._client.set_terminated(run_id, status)
 
 
-class SweepRun(DeliveredRun):
+class SweepRun(DeliveredRun, SweepObserver):
     """A sweep's run. The next sweep in the same folder takes it up again. Runs of sweeps on this
     host whose process was killed, and that nobody has taken up, are ended as KILLED by the pair's
     next sweep."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from specdec_core.drafting.datastores.card import DatastoreCard
     from specdec_core.recordings.schema import Recording
-    from specdec_core.training.datastores.corpus import Observer
+    from specdec_core.training.datastores.corpus import CorpusObserver
 
 
 def main(
@@ -66,7 +66,7 @@ def main(
     sources = [*(source or []), *(str(own.folder) for own in recordings)]
     start = time.perf_counter()
     with Progress() as progress:
-        found = documents(source or [], recordings, tokenizer, progress.read)
+        found = documents(source or [], recordings, tokenizer, progress)
         card = write_datastore(found, sources, tokenizer, folder)
     show(name, folder, card, time.perf_counter() - start)
 
@@ -81,15 +81,18 @@ def folder_of(name: str) -> Path:
 
 
 def documents(
-    sources: Sequence[str], recordings: Sequence[Recording], tokenizer: object, tell: Observer
+    sources: Sequence[str],
+    recordings: Sequence[Recording],
+    tokenizer: object,
+    observer: CorpusObserver,
 ) -> Iterator[Sequence[int]]:
     """The tokens of all texts, source by source."""
     from specdec_core.training.datastores.corpus import encode, read_texts, recorded
 
     for source in sources:
-        yield from encode(read_texts(source), tokenizer, tell)
+        yield from encode(read_texts(source), tokenizer, observer)
     for recording in recordings:
-        yield from recorded(recording, tell)
+        yield from recorded(recording, observer)
 
 
 class Progress:

@@ -23,11 +23,13 @@ from typer import Option
 from jobs.console import console, run
 from jobs.profile import sizes
 from specdec_core.base.errors import UserError
+from specdec_core.base.observer import together
+from specdec_core.search.observer import SweepObserver
 
 if TYPE_CHECKING:
     from specdec_core.cost import Profile
-    from specdec_core.search.observer import Observer
     from specdec_core.search.plan import Plan
+    from specdec_core.search.results import Trial
 
 ENOUGH = 0.9  # of what a part could do at most: it is what holds the rest up
 
@@ -92,7 +94,7 @@ def check_memory(nodes: int, slots: int, idle: bool) -> None:
 
 
 def measured(
-    nodes: int, slots: int, trials: int, idle: float | None, prompts: int, tell: Observer
+    nodes: int, slots: int, trials: int, idle: float | None, prompts: int, tell: SweepObserver
 ) -> dict[str, str]:
     """A column of the table. Trials a second do not include starting nodes and loading models."""
     from cluster.sweep.counting import count_all
@@ -101,7 +103,6 @@ def measured(
     from dashboards.tracking import SweepRun
     from specdec_core.prompts.prompt_sets import PromptSet
     from specdec_core.search.folder import SweepFolder
-    from specdec_core.search.observer import Observers
     from specdec_core.search.results import SweepResult
 
     plan, profile = _plan(trials, prompts)
@@ -125,7 +126,7 @@ def measured(
             tracking.begun(result, [], folder.path)
             clock, busy, own = time.perf_counter(), time.process_time(), time.thread_time()
             finished: list[float] = []
-            heard = _Clock(finished, Observers([tracking, tell]))
+            heard = together(SweepObserver, [_Clock(finished), tracking, tell])
             count_all(plan, task, {"CPU": 1}, result, folder, heard, trial)
             seconds, busy = time.perf_counter() - clock, time.process_time() - busy
             own = time.thread_time() - own
@@ -216,7 +217,7 @@ def _workspace(home: str) -> Iterator[None]:
 
 
 @contextmanager
-def _cluster(nodes: int, slots: int, tell: Observer) -> Iterator[None]:
+def _cluster(nodes: int, slots: int, tell: SweepObserver) -> Iterator[None]:
     """Ray nodes of this machine, and a head that does nothing else; this process is connected."""
     import ray
     from ray.cluster_utils import Cluster
@@ -257,18 +258,14 @@ def _give_way(pid: int) -> None:
                 _give_way(int(child))
 
 
-class _Clock:
-    """Notes when trials finish, and hands everything on."""
+class _Clock(SweepObserver):
+    """Notes when trials finish."""
 
-    def __init__(self, finished: list[float], then: Any) -> None:
-        self.finished, self.then = finished, then
+    def __init__(self, finished: list[float]) -> None:
+        self.finished = finished
 
-    def trial_finished(self, trial: Any) -> None:
+    def trial_finished(self, trial: Trial) -> None:
         self.finished.append(time.perf_counter())
-        self.then.trial_finished(trial)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.then, name)
 
 
 def _available() -> float:

@@ -26,12 +26,13 @@ from cluster.sweep.counting import count_all
 from cluster.sweep.timing import Stopwatch, alone, lost, start_bench
 from cluster.sweep.trial import Task, assess
 from specdec_core.base.errors import UserError
+from specdec_core.base.observer import together
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.datastores.datastore import check_datastores
 from specdec_core.models.pair import check_pair
 from specdec_core.prompts.prompt_sets import PromptSet, digest, load_prompts
 from specdec_core.search.folder import SweepFolder
-from specdec_core.search.observer import Observer, Observers
+from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import Plan
 from specdec_core.search.replaying import (
     asked_recording,
@@ -52,7 +53,7 @@ def run_sweep(
     home: Path,
     name: str | None = None,
     fresh: bool = False,
-    observers: Sequence[Observer] = (),
+    observers: Sequence[SweepObserver] = (),
 ) -> tuple[SweepResult, SweepFolder]:
     """Run `plan` in `<home>/sweeps/<name>`, or go on where an interrupted run of it stopped.
 
@@ -62,7 +63,7 @@ def run_sweep(
 
     Raises :class:`UserError` for bad input, before anything is written.
     """
-    tell = Observers(observers)
+    tell = together(SweepObserver, observers)
     plan.check()
     tokenizer = check_pair(plan.pair)
     check_datastores(plan.samples(), tokenizer)
@@ -168,7 +169,7 @@ def _timing_bench(
     gpus: float,
     node: str,
     bench: ray.actor.ActorHandle | None,
-    tell: Observer,
+    tell: SweepObserver,
 ) -> Iterator[ray.actor.ActorHandle]:
     """Where the finalists are timed, with nothing beside them: the plan's devices, or `bench`, or
     another one on `node`."""
@@ -187,7 +188,7 @@ def _time(
     requests: Sequence[Any],
     result: SweepResult,
     folder: SweepFolder,
-    tell: Observer,
+    tell: SweepObserver,
 ) -> dict[str, pd.DataFrame]:
     """Time the finalists and count autoregressive decoding; fills `result.timings`, `.champion`
     and, where no recording tells them, `.oracles`. Returns the rounds of finalists that had only
@@ -232,7 +233,7 @@ def _forwards(counts: Counts) -> int:
 
 
 def _compare(
-    watch: Stopwatch, finalists: Sequence[Configuration], result: SweepResult, tell: Observer
+    watch: Stopwatch, finalists: Sequence[Configuration], result: SweepResult, tell: SweepObserver
 ) -> dict[str, pd.DataFrame]:
     """Whether replayed finalists, decoded now, had the counts that the recording told; fills
     `result.replay`. Returns their rounds."""

@@ -20,8 +20,8 @@ from mlflow import MlflowClient
 from dashboards import tracking
 from dashboards.delivery import Delivery
 from dashboards.tracking import SweepRun, Undelivered, load_champion
+from specdec_core.base.observer import Observer
 from specdec_core.prompts.prompt_sets import Prompt
-from specdec_core.search.observer import Observer
 from specdec_core.search.results import SweepResult
 
 PROMPTS = [Prompt("a", "def f(x):")]
