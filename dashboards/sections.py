@@ -1,54 +1,125 @@
-"""A section of a report: a table and perhaps a figure, for the console, Markdown, CSV and HTML."""
+"""What a study has to show: a report of sections, which every output writes in its own way."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import pandas as pd
 import plotly.graph_objects as go
-from rich import box
-from rich.table import Table
+
+from dashboards import cells
+from specdec_core.base.names import plain_name
 
 
-@dataclass(frozen=True)
+class Tile(NamedTuple):
+    """A number to see first."""
+
+    what: str
+    value: str
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of a report. `frame` has the numbers, which are written as `<key>.csv`; `shown` has
-    the same as text, a column a heading. `marked` are rows to stress."""
+    """A part of a report: a note, lines, terms, a figure, a table, or some of these.
+
+    `shown` has a table's cells as text, a column a heading; headings may be (group, heading).
+    `frame` has the numbers, written as `<key>.csv`.
+    """
 
     key: str
-    title: str
-    note: str
-    frame: pd.DataFrame
-    shown: pd.DataFrame
+    title: str = ""
+    note: str = ""
+    lines: Sequence[str] = ()
+    terms: Mapping[str, str] = field(default_factory=dict)
+    tiles: Sequence[Tile] = ()
     figure: go.Figure | None = None
-    svg: str | None = None
-    marked: tuple[int, ...] = ()
-    brief: tuple[str, ...] = ()  # the columns that a console shows; unset, all
+    svg: str | None = None  # the figure again, for Markdown
+    shown: pd.DataFrame | None = None
+    frame: pd.DataFrame | None = None
+    legend: str = ""  # what the marks in the table mean
+    marked: Collection[int] = ()  # rows to stress
+    best: Collection[tuple[int, int]] = ()  # cells to stress, by row and column
+    ruled: Collection[int] = ()  # rows below which there is a line
+    swatches: Sequence[str] = ()  # each row's colour in the figures
+    tooltips: Sequence[str] = ()  # what a row says when it is pointed at
+    sortable: bool = False
+    brief: Sequence[Any] = ()  # columns that a console shows, without intervals; unset, all
     on_console: bool = True
+    part: str = ""  # a heading above this section and those that follow
+    style: str = ""  # of the page: caveats, method
 
-    def rich(self) -> Table:
-        """For the console."""
-        shown = self.shown[[*self.brief]] if self.brief else self.shown
-        table = Table(
-            title=self.title,
-            title_justify="left",
-            box=box.SIMPLE,
-            pad_edge=False,
-            collapse_padding=True,
+    @classmethod
+    def drawn(
+        cls, key: str, figure: go.Figure, frame: pd.DataFrame | None = None, **more: Any
+    ) -> Section:
+        """A figure under its own title, and the table that belongs to it, if any."""
+        return cls(
+            key=key,
+            title=figure.layout.title.text,
+            note=figure.layout.title.subtitle.text,
+            figure=figure,
+            frame=frame,
+            shown=None if frame is None else cells.everything(frame),
+            on_console=False,
+            **more,
         )
-        for number, heading in enumerate(shown.columns):
-            table.add_column(heading, justify="right" if number else "left")
-        for number, cells in enumerate(shown.itertuples(index=False)):
-            table.add_row(*cells, style="bold" if number in self.marked else None)
-        return table
 
-    def markdown(self) -> str:
-        """For `report.md`, beside which its SVG lies."""
-        lines = [list(self.shown.columns), ["---", *["--:"] * (self.shown.shape[1] - 1)]]
-        for number, cells in enumerate(self.shown.itertuples(index=False)):
-            own = [cell.replace("|", "\\|") for cell in cells]
-            lines.append([f"**{cell}**" for cell in own] if number in self.marked else own)
-        parts = [f"## {self.title}"]
-        parts += [f"![{self.title}]({self.key}.svg)"] if self.svg else []
-        parts += [self.note] if self.note else []
-        return "\n\n".join([*parts, "\n".join(f"| {' | '.join(line)} |" for line in lines)])
+    def alone(self) -> Section:
+        """The section's figure, with its table, where no report is around it."""
+        assert self.figure is not None
+        title = self.figure.layout.title
+        return replace(self, title=title.text, note=title.subtitle.text, part="", lines=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run of MLflow's: what can be compared there. A metric is a number, or a number by step."""
+
+    name: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float | Mapping[int, float]] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    nested: Sequence[Run] = ()
+
+
+def metric_name(*parts: str) -> str:
+    """A metric's name of its parts, which hold letters, digits, _ and - alone."""
+    return ".".join(map(plain_name, parts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a command found. `frames` are further tables to write as `<name>.csv`."""
+
+    command: str
+    title: str
+    about: str  # name, date, pair: a line above the title
+    sections: Sequence[Section]
+    summary: str = ""
+    frames: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    run: Run | None = None
+
+    @property
+    def figures(self) -> list[Section]:
+        return [section for section in self.sections if section.figure is not None]
+
+
+def findings(lines: Sequence[str]) -> Section:
+    """What came out, in sentences; a report's first section and a console's last lines."""
+    return Section(key="findings", title="What came out", lines=lines)
+
+
+def setting(
+    lines: Sequence[str], facts: Mapping[str, str] | None = None, on_console: bool = False
+) -> Section:
+    """How it was measured; a report's last section."""
+    return Section(
+        key="setting",
+        title="How it was measured",
+        lines=lines,
+        terms=facts or {},
+        on_console=on_console,
+    )

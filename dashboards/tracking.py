@@ -209,13 +209,13 @@ class SweepRun(DeliveredRun, SweepObserver):
         self.client = self.client or connect(patient=True)
         self.result = result
         self.experiment_id = experiment_id_of(self.client, result.pair.name)
-        where = f"{_host()}{folder.resolve()}".replace("'", "_")  # it is quoted below
+        where = place_of(folder)
         tags = {
             FOLDER: where,
             "prompts": result.prompts.source,
             "prompts_digest": result.prompts.digest,
             **({"estimated_for": result.hardware} if result.hardware else {}),
-            **_environment_tags(result),
+            **run_tags("sweep", result.environment),
         }
         self._end_abandoned(where)
         parent = self._earlier(where, result.mlflow_run_id)
@@ -341,6 +341,11 @@ def _host() -> str:
     return f"{platform.node()}:"
 
 
+def place_of(folder: Path) -> str:
+    """Host and folder, without the quotes that a query could not hold."""
+    return f"{_host()}{folder.resolve()}".replace("'", "_")
+
+
 def log_prompts(
     client: MlflowClient, run_id: str, used: PromptSet, prompts: Sequence[Prompt], context: str
 ) -> None:
@@ -375,7 +380,7 @@ def log_trial(
         "counted": "replay" if trial.replayed else "live",
         "prompts_digest": result.prompts.digest,
         "configuration": configuration.to_yaml(),
-        **_environment_tags(result),
+        **run_tags("sweep", result.environment),
     }
     if run is None:
         run = client.create_run(experiment_id, run_name=configuration.label, tags=tags)
@@ -573,12 +578,14 @@ def runs_where(client: MlflowClient, experiment_id: str, query: str) -> Iterator
             return
 
 
-def _environment_tags(result: SweepResult) -> dict[str, str]:
-    """Git commit, hardware and library versions."""
-    tags = dict(result.environment)
-    tags["mlflow.user"] = user_name()
-    tags["mlflow.source.name"] = "specdec sweep"
-    if commit := tags.get("git_commit"):
+def run_tags(command: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Of a run that `specdec <command>` makes: git commit, hardware and library versions."""
+    tags = {
+        **environment,
+        "mlflow.user": user_name(),
+        "mlflow.source.name": f"specdec {command}",
+    }
+    if commit := environment.get("git_commit"):
         tags["mlflow.source.git.commit"] = commit.removesuffix("-dirty")
     return tags
 
@@ -590,9 +597,14 @@ def user_name() -> str:
         return "unknown"
 
 
-def as_metrics(values: Mapping[str, float]) -> list[Metric]:
+def as_metrics(values: Mapping[str, float | Mapping[int, float]]) -> list[Metric]:
+    """Numbers, or numbers by step."""
     now = int(time.time() * 1000)
-    return [Metric(key, float(value), now, 0) for key, value in values.items()]
+    return [
+        Metric(key, float(number), now, step)
+        for key, value in values.items()
+        for step, number in (value if isinstance(value, Mapping) else {0: value}).items()
+    ]
 
 
 def as_params(values: Mapping[str, Any]) -> list[Param]:

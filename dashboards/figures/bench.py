@@ -9,6 +9,7 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 
 from dashboards.look import INK, MUTED, OTHER_COLOURS, PAPER, base_figure
+from dashboards.templating import render
 from specdec_core.studies.bench.result import OURS, BenchResult, over
 
 COLOURS = {OURS: "#1272b4", "transformers": "#e6860f", "vllm": "#2fb074"}
@@ -75,13 +76,12 @@ _ROW, _TOP, _BARS, _LETTER = 22, 58, 440, 7.0  # pixels
 
 def bench_svg(result: BenchResult, temperature: float) -> str:
     """The same as an SVG file."""
-    from dashboards.drawings import template
-
     shown = bars(result, temperature)
     most = max((bar.high for bar in shown if not isnan(bar.high)), default=1.0)
     names = round(24 + _LETTER * max(len(bar.name) for bar in shown))
     scale = _BARS / max(most, 1.0)
-    return template("bars.jinja").render(
+    return render(
+        "bars.jinja",
         title=f"Speed at temperature {temperature:g}",
         subtitle=SUBTITLE,
         width=names + _BARS + 120,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
@@ -12,16 +12,25 @@ from dashboards.look import INK, MUTED, OTHER_COLOURS, base_figure, style
 from specdec_core.studies.papers.plan import Method, Quantity, Table
 from specdec_core.studies.papers.result import PapersResult
 
-QUANTITIES: dict[Quantity, tuple[str, str, str]] = {  # heading, format, what it says
-    "tokens_per_second": ("tok/s", "{:.0f}", "output tokens per second, prefill included"),
-    "speedup": ("ratio", "{:.2f}×", "times as fast as autoregressive decoding"),
-    "mat": ("MAT", "{:.2f}", "output tokens per target forward"),
-    "accepted_per_round": ("accepted", "{:.2f}", "accepted tokens per target forward"),
-    "acceptance_rate": ("acc./drafted", "{:.1%}", "accepted over drafted tokens"),
-    "path_rate": ("α", "{:.2f}", "longest accepted path over maximum depth"),
-    "utilisation": ("Util", "{:.2f}", "output tokens per draft forward (Post-use, Eq. 3)"),
-    "discard_rate": ("discard rate", "{:.3f}", "thrown-away tokens per output token"),
-    "verification_rate": ("verific. rate", "{:.3f}", "target forwards per output token"),
+
+class Look(NamedTuple):
+    """How a quantity is shown: heading, format, and what it says."""
+
+    heading: str
+    form: str
+    meaning: str
+
+
+QUANTITIES: dict[Quantity, Look] = {
+    "tokens_per_second": Look("tok/s", ".0f", "output tokens per second, prefill included"),
+    "speedup": Look("ratio", ".2f×", "times as fast as autoregressive decoding"),
+    "mat": Look("MAT", ".2f", "output tokens per target forward"),
+    "accepted_per_round": Look("accepted", ".2f", "accepted tokens per target forward"),
+    "acceptance_rate": Look("acc./drafted", ".1%", "accepted over drafted tokens"),
+    "path_rate": Look("α", ".2f", "longest accepted path over maximum depth"),
+    "utilisation": Look("Util", ".2f", "output tokens per draft forward (Post-use, Eq. 3)"),
+    "discard_rate": Look("discard rate", ".3f", "thrown-away tokens per output token"),
+    "verification_rate": Look("verific. rate", ".3f", "target forwards per output token"),
 }
 PATTERNS = ("", "/", ".", "x", "-", "+", "|", "\\")
 DASHES = ("solid", "dash", "dot", "dashdot")

@@ -1,67 +1,42 @@
-"""One self-contained HTML report of a sweep: no network, one file to send around."""
+"""A sweep: its champion, every configuration, figures, and what a careful reader has to know."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from plotly.offline import get_plotlyjs
 
-from dashboards import look
-from dashboards.drawings import draw, embed, log_figures, template
 from dashboards.ranking import (
+    Speedup,
     best_of,
     champion,
     contenders,
     draft_of,
-    family,
     label,
     ranked,
     speedup,
 )
+from dashboards.reports.standings import standings
+from dashboards.reports.sweep_figures import drawn
+from dashboards.sections import Report, Section, Tile
 from specdec_core.base.errors import UserError
-from specdec_core.base.files import write_atomically
-from specdec_core.search.results import SweepResult, Timing, Trial
-from specdec_core.tokens.statistics import Ratio, paired_ratio
+from specdec_core.search.results import SweepResult, Timing
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
     from dashboards.evidence import Evidence
 
 TABLE_ROWS = 300
 
 
-def write_report(result: SweepResult, folder: Path, traces: Path | None = None) -> Path:
-    """Write `<folder>/report.html` from the result and the folder's rounds.parquet; returns its
-    path. With `traces`, a recording of the sweep's prompts, the report has a section on what it
-    says; unset, it is the recording that the sweep replayed, if that is still there. Raises
-    UserError where the rounds are missing, or the recording is missing or broken."""
-    return write_atomically(
-        Path(folder) / "report.html", render(result, *_read(result, folder, traces))
-    )
-
-
-def log_report_figures(
-    client: MlflowClient,
-    run_id: str,
-    result: SweepResult,
-    folder: Path,
-    traces: Path | None = None,
-) -> None:
-    """Log every figure of the report to an MLflow run (:func:`dashboards.drawings.log_figures`).
-    Takes and raises what :func:`write_report` does."""
-    for drawings in draw(result, *_read(result, folder, traces)).values():
-        log_figures(client, run_id, drawings)
-
-
-def _read(
-    result: SweepResult, folder: Path, traces: Path | None
-) -> tuple[pd.DataFrame, Evidence | None]:
+def of_folder(result: SweepResult, folder: Path, traces: Path | None = None) -> Report:
+    """The report of a sweep from its result and the rounds in its folder. With `traces`, a
+    recording of the sweep's prompts, it says what that tells; unset, it is the recording that the
+    sweep replayed, if that is still there. Raises UserError where the rounds are missing, or the
+    recording is missing or broken."""
     source = Path(folder) / "rounds.parquet"
     if not source.is_file():
         raise UserError(f"{source}: no such file; a finished sweep leaves its rounds there")
@@ -71,36 +46,43 @@ def _read(
     if traces is None and result.replay is not None and Path(result.replay.recording).is_dir():
         traces = Path(result.replay.recording)
     if traces is None:
-        return rounds, None
+        return report(result, rounds)
     from dashboards.evidence import gather  # torch takes seconds to import
 
-    return rounds, gather(result, traces)
+    return report(result, rounds, gather(result, traces))
 
 
-def render(result: SweepResult, rounds: pd.DataFrame, evidence: Evidence | None = None) -> str:
-    """The report as HTML. `rounds` has the columns config_id, request_id, round and those of
+def report(result: SweepResult, rounds: pd.DataFrame, evidence: Evidence | None = None) -> Report:
+    """`rounds` has the columns config_id, request_id, round and those of
     :class:`specdec_core.tokens.statistics.Round`."""
-    return template("report.jinja").render(
-        result=result,
-        headline=headline(result),
+    sections = [
+        Section(key="tiles", tiles=list(tiles(result)), style="tiles"),
+        Section(
+            key="caveats",
+            title="Before you quote this",
+            lines=list(caveats(result)),
+            style="caveats",
+        ),
+    ]
+    return Report(
+        command="sweep",
+        title=headline(result),
+        about=f"specdec sweep {result.name} · {result.started:%-d %B %Y, %H:%M} · "
+        f"{result.pair.name}",
         summary=summary(result),
-        tiles=list(tiles(result)),
-        facts=list(facts(result)),
-        caveats=list(caveats(result)),
-        rows=table(result, TABLE_ROWS),
-        rows_left_out=max(0, len(ranked(result)) - TABLE_ROWS),
-        metrics=METRICS,
         sections=[
-            (heading, [embed(name, drawing) for name, drawing in drawings.items()])
-            for heading, drawings in draw(result, rounds, evidence).items()
-            if drawings
+            *(own for own in sections if own.tiles or own.lines),
+            standings(result, TABLE_ROWS, "sweep.json"),
+            *drawn(result, rounds, evidence),
+            Section(
+                key="facts", title="What was measured, and on what", terms=dict(facts(result))
+            ),
+            METHOD,
         ],
-        neutral=[look.INK, look.MUTED, look.PAPER],
-        plotly=get_plotlyjs(),
     )
 
 
-# ----------------------------------------------------------------------------------- what is said
+# What is said
 
 
 def headline(result: SweepResult) -> str:
@@ -145,8 +127,8 @@ def threads(result: SweepResult) -> str:
     return f"{count} thread" + ("s" if count != 1 else "")
 
 
-def tiles(result: SweepResult) -> Iterator[tuple[str, str, str]]:
-    """(what, value, note) of the champion, the most important first."""
+def tiles(result: SweepResult) -> Iterator[Tile]:
+    """What the champion is worth, the most important first."""
     best = champion(result)
     if best is None:
         return
@@ -155,47 +137,39 @@ def tiles(result: SweepResult) -> Iterator[tuple[str, str, str]]:
         interval = f"95 %: {gain.timing.low:.2f}–{gain.timing.high:.2f}"
     else:
         interval = "estimated from the profile, not timed"
-    yield "speedup", f"{gain.value:.2f}×", interval
+    yield Tile("speedup", f"{gain.value:.2f}×", interval)
     if gain.timing and result.autoregressive:
-        yield (
+        yield Tile(
             "tokens per second",
             f"{gain.timing.tokens_per_second:,.0f}",
             f"autoregressive {result.autoregressive.tokens_per_second:,.0f}",
         )
     fixed = best_of(result, "fixed")
     if fixed is not None and fixed.id != best.id:
-        ratio = against(result, best, fixed)
-        note = label(fixed)
-        if ratio is None:
-            value = gain.value / speedup(result, fixed).value
-            yield "over the best fixed K", f"≈ {value - 1:+.0%}", f"{note}, estimated"
-        else:
-            note += f"; interval {ratio.low - 1:+.1%} to {ratio.high - 1:+.1%}"
-            yield "over the best fixed K", f"{ratio.value - 1:+.1%}", note
+        yield _over_fixed(gain, speedup(result, fixed), label(fixed))
     oracle = next((o for o in result.oracles if o.draft == draft_of(result, best)), None)
     if oracle is not None and oracle.speedup > 0:
-        yield (
+        yield Tile(
             "of the oracle",
             f"{gain.value / oracle.speedup:.0%}",
             f"with the same draft at most {oracle.speedup:.2f}×",
         )
     metrics = best.metrics
-    yield "MAT", f"{metrics['mat']:.2f}", "output tokens per target forward"
-    yield (
+    yield Tile("MAT", f"{metrics['mat']:.2f}", "output tokens per target forward")
+    yield Tile(
         "accepted / drafted",
         f"{metrics['acceptance_rate']:.0%}",
         f"{metrics['discard_rate']:.2f} thrown away per output token",
     )
 
 
-def against(result: SweepResult, trial: Trial, other: Trial) -> Ratio | None:
-    """How many times faster `trial` is than `other`, both timed on the same prompts. Where their
-    outputs differ in length, for the same number of tokens."""
-    mine, theirs = (speedup(result, t).timing for t in (trial, other))
-    if mine is None or theirs is None:
-        return None
-    lengths = np.array(theirs.tokens) / np.maximum(mine.tokens, 1)
-    return paired_ratio(np.array(theirs.seconds), np.array(mine.seconds) * lengths)
+def _over_fixed(gain: Speedup, fixed: Speedup, name: str) -> Tile:
+    what = "over the best fixed K"
+    if gain.timing is None or fixed.timing is None:
+        return Tile(what, f"≈ {gain.value / fixed.value - 1:+.0%}", f"{name}, estimated")
+    ratio = gain.timing.over(fixed.timing)
+    interval = f"{ratio.low - 1:+.1%} to {ratio.high - 1:+.1%}"
+    return Tile(what, f"{ratio.value - 1:+.1%}", f"{name}; interval {interval}")
 
 
 def facts(result: SweepResult) -> Iterator[tuple[str, str]]:
@@ -250,23 +224,39 @@ def lossless(result: SweepResult) -> str:
 
 def caveats(result: SweepResult) -> Iterator[str]:
     """What a careful reader has to know before quoting the headline."""
-    timings = result.timings
+    yield from _about_champion(result)
+    yield from _about_outputs(result)
+    yield from _about_estimates(result)
+    stopped = sum(not t.finished for t in ranked(result))
+    if stopped:
+        yield f"{stopped} configurations were stopped early; their counts cover fewer prompts."
+    for name, cost in {"target": result.profile.target, **result.profile.drafts}.items():
+        if cost.r2 < 0.9:
+            yield f"The fit of the forward times of {name} is poor (R² {cost.r2:.2f})."
+    if result.prompts.count < 20:
+        yield f"{result.prompts.count} prompts are few; others may rank close ones differently."
+
+
+def _about_champion(result: SweepResult) -> Iterator[str]:
     trials = ranked(result)
     labels = {t.id: label(t) for t in trials}
-    if result.champion is not None:
-        tied = [labels[t.config_id] for t in timings if t.tied_with_champion]
-        if tied:
-            yield f"Tied with the champion on these prompts: {', '.join(tied)}."
-    lossy = [labels[t.id] for t in trials if not t.configuration.lossless]
+    tied = [labels[t.config_id] for t in result.timings if t.tied_with_champion]
+    if result.champion is not None and tied:
+        yield f"Tied with the champion on these prompts: {', '.join(tied)}."
+    lossy = [t for t in trials if not t.configuration.lossless]
     if lossy:
         yield (
             f"{len(lossy)} of {len(trials)} configurations are lossy: they do not keep the "
             "target's distribution, and none is the best unless it was allowed by name; "
             "`specdec drift` measures by how much."
         )
+
+
+def _about_outputs(result: SweepResult) -> Iterator[str]:
+    labels = {t.id: label(t) for t in ranked(result)}
     differing = [
         f"{t.differing_outputs} of {len(t.tokens)} ({labels[t.config_id]})"
-        for t in timings
+        for t in result.timings
         if t.differing_outputs
     ]
     if differing:
@@ -277,7 +267,6 @@ def caveats(result: SweepResult) -> Iterator[str]:
             f"and in {dtype} "
             + ("that should not flip a token." if dtype == "float32" else "near-ties can flip.")
         )
-    errors = [error for t in timings if not math.isnan(error := _estimate_error(result, t))]
     replay = result.replay
     if replay is not None and replay.equal < replay.checked:
         yield (
@@ -286,27 +275,24 @@ def caveats(result: SweepResult) -> Iterator[str]:
             f"within {replay.deviation:.1%}: near-ties between tokens flip, as a token is verified "
             "in other company."
         )
+
+
+def _about_estimates(result: SweepResult) -> Iterator[str]:
+    timings, count = result.timings, len(ranked(result))
     if result.hardware:
         yield (
             f"Ranked for {result.hardware} by its forward times: all speedups are estimates, in "
             "which a forward takes the same time whatever its width."
         )
-    elif len(timings) < len(trials):
+    elif len(timings) < count:
         text = (
-            f"{len(timings)} of {len(trials)} configurations were timed. The others' speedups (≈) "
+            f"{len(timings)} of {count} configurations were timed. The others' speedups (≈) "
             "are estimates: their counts times the profile's forward times"
         )
+        errors = [error for t in timings if not math.isnan(error := _estimate_error(result, t))]
         if errors:
             text += f", off by {np.median(errors):.0%} (median) for those that were timed"
         yield text + "."
-    stopped = sum(not t.finished for t in trials)
-    if stopped:
-        yield f"{stopped} configurations were stopped early; their counts cover fewer prompts."
-    for name, cost in {"target": result.profile.target, **result.profile.drafts}.items():
-        if cost.r2 < 0.9:
-            yield f"The fit of the forward times of {name} is poor (R² {cost.r2:.2f})."
-    if result.prompts.count < 20:
-        yield f"{result.prompts.count} prompts are few; others may rank close ones differently."
 
 
 def _estimate_error(result: SweepResult, timing: Timing) -> float:
@@ -314,40 +300,41 @@ def _estimate_error(result: SweepResult, timing: Timing) -> float:
     return abs(estimate / timing.speedup - 1)
 
 
-# ------------------------------------------------------------------------------------------ table
-
-METRICS = {  # column -> (heading, what it says)
-    "verification_rate": ("verif. rate", "target forwards per output token"),
-    "discard_rate": ("discard rate", "thrown-away draft tokens per output token"),
-    "mat": ("MAT", "output tokens per target forward"),
-    "acceptance_rate": ("acceptance", "accepted / drafted tokens"),
-    "utilisation": ("util.", "output tokens per draft forward"),
-}
-
-
-def table(result: SweepResult, most: int | None = None) -> list[dict[str, Any]]:
-    """One row a configuration, as shown: the champion, those timed, those estimated; the `most`
-    fastest."""
-    rows = []
-    for trial in ranked(result)[:most]:
-        gain = speedup(result, trial)
-        if trial.id == result.champion:
-            status = "champion"
-        elif gain.timing is not None:
-            status = "tied" if gain.timing.tied_with_champion else "timed"
-        elif not trial.finished:
-            status = "stopped early"
-        else:
-            status = "replayed" if trial.replayed else "estimated"
-        rows.append({
-            "label": label(trial),
-            "id": trial.id,
-            "yaml": trial.configuration.to_yaml(),
-            "colour": look.style(family(trial)).colour,
-            "status": status,
-            "speedup": gain.value,
-            "interval": (gain.timing.low, gain.timing.high) if gain.timing else None,
-            "tokens_per_second": gain.timing.tokens_per_second if gain.timing else None,
-            "metrics": {name: trial.metrics.get(name, math.nan) for name in METRICS},
-        })  # fmt: skip
-    return rows
+METHOD = Section(
+    key="method",
+    title="How this was measured",
+    note="Counts do not depend on load, so they are gathered in parallel. Times do, so finalists "
+    "are timed alone, interleaved with autoregressive decoding on the same prompts, engine and "
+    "machine. N is the number of output tokens.",
+    terms={
+        "speedup": "Autoregressive time over the configuration's: per prompt the median of the "
+        "repeats, summed over prompts. The interval is a 95 % paired bootstrap over prompts and "
+        "repeats; two configurations whose ratio's interval includes 1 are tied.",
+        "estimated speedup": "t_draft · N_draft + t_target · N_target (SpecDec++, Eq. 3.1) with "
+        "the profile's forward times, the target's at the mean width it verifies, against N "
+        "forwards of one token.",
+        "verification rate": "N_target / N, target forwards per output token (SpecDec++, §5.1).",
+        "discard rate": "N_discarded / N, drafted tokens that are not in the output, per output "
+        "token (SpecDec++, §5.1).",
+        "equal latency": "Points of the same t_draft + t_draft · N_discarded / N + "
+        "(t_target − t_draft) · N_target / N (SpecDec++, Eq. 5.1), t_draft with the time of "
+        "verifying one more candidate. A drafter that runs no draft model is faster than its line "
+        "says.",
+        "oracle": "Stops drafting just before each disagreement: no discards, N_target = "
+        "disagreements + 1 (SpecDec++, Theorem 4.1). The bound of every length policy with that "
+        "draft.",
+        "MAT": "N / N_target, output tokens per target forward, the corrected or bonus token "
+        "included.",
+        "accept. rate": "Accepted over drafted tokens (SpecDec++, SVIP). Other papers call other "
+        "things by this name.",
+        "util.": "N / N_draft, output tokens per draft forward (Post-use, Eq. 3); 0 where no draft "
+        "model runs.",
+        "replay": "Greedy output, and coupled samples, do not depend on what is drafted. So one "
+        "recording of what the draft would do at every position tells the rounds of any chain "
+        "configuration exactly: the same counts as decoding, without a forward.",
+        "round": "Draft, verify, commit. Lemma 3.1 ties the counts: N_draft + N_target = "
+        "N + N_discarded.",
+    },
+    style="method",
+    on_console=False,
+)

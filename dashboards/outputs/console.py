@@ -1,0 +1,74 @@
+"""Sections on the console."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from textwrap import wrap
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dashboards import cells
+from dashboards.sections import Section
+
+NARROWEST = 8  # a heading is broken so as not to be wider than its column's cells, or than this
+
+
+def show(console: Console, sections: Iterable[Section]) -> None:
+    """The tables, and below them the lines of what has no table."""
+    shown = [section for section in sections if section.on_console]
+    for section in shown:
+        if section.shown is not None:
+            console.print(table(section))
+    for section in shown:
+        for line in section.lines if section.shown is None else ():
+            console.print(line, soft_wrap=True, markup=False)
+
+
+def table(section: Section) -> Table:
+    """A section's table, of its brief columns."""
+    assert section.shown is not None
+    shown, legend = section.shown, section.legend
+    if section.brief:
+        shown = shown[[*section.brief]].map(lambda cell: cells.split(cell)[0])
+        if shown.shape[1] < section.shown.shape[1] and not legend:
+            legend = "more columns in the report"
+    found = Table(
+        title=escape(section.title) or None,
+        caption=escape(legend) or None,
+        title_justify="left",
+        box=box.SIMPLE,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for heading, column in shown.items():
+        right = bool(len(found.columns)) and cells.numeric(column)
+        width = max(map(len, column), default=0)
+        found.add_column(
+            _heading(heading, width) if right else _heading(heading, 1000),
+            justify="right" if right else "left",
+            no_wrap=right,
+        )
+    places = [section.shown.columns.get_loc(heading) for heading in shown.columns]
+    for number, row in enumerate(shown.itertuples(index=False)):
+        texts = [
+            f"[bold]{escape(cell)}[/bold]" if (number, place) in section.best else escape(cell)
+            for place, cell in zip(places, row, strict=True)
+        ]
+        found.add_row(
+            *texts,
+            style="bold" if number in section.marked else None,
+            end_section=number in section.ruled,
+        )
+    return found
+
+
+def _heading(heading: Any, width: int) -> str:
+    """In lines no wider than the column's cells, as far as its words allow."""
+    parts = heading if isinstance(heading, tuple) else (heading,)
+    width = max(width, NARROWEST)
+    lines = [wrap(part, width, break_long_words=False) for part in parts if part]
+    return "\n".join(line for part in lines for line in part)
