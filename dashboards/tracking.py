@@ -284,9 +284,11 @@ class SweepRun(DeliveredRun, SweepObserver):
         ):
             if file is not None and file.exists():
                 client.log_artifact(self.run_id, str(file))
-        from dashboards.report import log_report_figures  # plotly takes its time
+        # plotly takes its time
+        from dashboards.outputs.mlflow_runs import log_figures
+        from dashboards.reports.sweep import of_folder
 
-        log_report_figures(client, self.run_id, result, folder)
+        log_figures(client, self.run_id, of_folder(result, folder).figures)
         version = []
         if result.champion is not None:
             if result.hardware is None:

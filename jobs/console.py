@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from specdec_core.base.errors import UserError
+
+if TYPE_CHECKING:
+    from dashboards.sections import Report
 
 # Names may hold colons; `bundled:x:` is no emoji.
 console = Console(highlight=False, emoji=False)
@@ -39,3 +46,40 @@ def run(command: Callable[..., None] | typer.Typer) -> None:
     except UserError as error:
         errors.print(f"[red]error:[/red] {escape(str(error))}")
         sys.exit(2)
+
+
+@contextmanager
+def interruptible(after: str = "the same command resumes") -> Iterator[None]:
+    """End with a word and the usual exit codes when interrupted or terminated."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print(f"interrupted; {after}")
+        sys.exit(130)
+
+
+def point(what: str, where: object) -> None:
+    """Say where something is, or which command to give next."""
+    console.print(f"{what:<9} {where}", markup=False, soft_wrap=True)
+
+
+def point_to_mlflow() -> None:
+    """How to look at the runs."""
+    from dashboards.tracking import tracking_uri
+
+    ui = [program("mlflow"), "ui", "--backend-store-uri", tracking_uri()]
+    point("compare", shlex.join(ui))
+
+
+def deliver(report: Report, folder: Path, name: str, pair: str, files: Iterable[Path] = ()) -> None:
+    """Show a study's report, write it into `folder` as `<name>.md` and `<name>.html`, and log it to
+    the pair's experiment with all its files and `files`."""
+    from dashboards.outputs.console import show
+    from dashboards.outputs.files import write
+    from dashboards.outputs.mlflow_runs import log
+
+    show(console, report.sections)
+    *written, page = write(report, folder, name)
+    log(report, pair, [*written, page, *files])
+    point("report", page)

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from specdec_core.config import Configuration, PairSpec
+from specdec_core.config import (
+    CascadeDrafter,
+    Configuration,
+    Drafter,
+    DraftModelDrafter,
+    FixedPolicy,
+    HybridDrafter,
+    PairSpec,
+    PearlDrafter,
+    Sampling,
+)
 from specdec_core.drafting.pearl.timeline import Span
 from specdec_core.studies.time_shares import PARTS
 from specdec_core.tokens.statistics import Counts, Generation, Ratio, paired_ratio
@@ -80,3 +92,38 @@ class Overlap:
 
 
 ONE, TWO, PEARL = "one thread", "two threads", "draft beside target"
+
+
+def chains(drafts: Iterable[str], lengths: Iterable[int], lookups: bool) -> Iterator[Drafter]:
+    """Drafting and verifying in turns: chains of each length."""
+    for draft, length in product(drafts, lengths):
+        policy = FixedPolicy(max_tokens=length)
+        chain = DraftModelDrafter(draft=draft, policy=policy)
+        yield from _with_lookups(chain, CascadeDrafter(draft=draft, policy=policy), lookups)
+
+
+def beside(drafts: Iterable[str], window: int, lookups: bool) -> Iterator[Drafter]:
+    """Drafting while the target verifies `window` candidates at most."""
+    for draft in drafts:
+        policy = FixedPolicy(max_tokens=window)
+        chain = DraftModelDrafter(draft=draft, policy=policy)
+        cascade = CascadeDrafter(draft=draft, policy=policy)
+        alone, sped_up = (PearlDrafter(drafter=own, window=window) for own in (chain, cascade))
+        yield from _with_lookups(alone, sped_up, lookups)
+        yield PearlDrafter(drafter=chain, window=window, wait=0)
+        yield PearlDrafter(drafter=chain, window=window, width=4)
+
+
+def under(sampling: Sampling, drafters: Iterable[Drafter]) -> Iterator[Configuration]:
+    """Each drafter with the same sampling."""
+    return (Configuration(drafter=drafter, sampling=sampling) for drafter in drafters)
+
+
+def _with_lookups(chain: Drafter, sped_up: Drafter, lookups: bool) -> Iterator[Drafter]:
+    """A chain by itself; and by a draft that a lookup speeds up, that one only where the target's
+    text does not repeat itself, and with what is found there as a branch."""
+    yield chain
+    if lookups:
+        yield sped_up
+        for merge in (False, True):
+            yield HybridDrafter(otherwise=sped_up, merge=merge)

@@ -93,9 +93,7 @@ def _model_id(row: Row) -> str:
     return f"{row.group}: {row.name}, temperature {row.temperature:g}"
 
 
-def write_answers(
-    result: BenchResult, folder: Path, decode: Callable[[list[int]], str]
-) -> None:
+def write_answers(result: BenchResult, folder: Path, decode: Callable[[list[int]], str]) -> None:
     """Write the answer files, one a row and repeat, below `<folder>/spec_bench`, where the prompts
     have categories."""
     for number, row in enumerate(result.rows if any(result.categories) else ()):
@@ -149,9 +147,7 @@ def speed(
     )
 
 
-def tasks_frame(
-    result: BenchResult, baseline: Sequence[Answer] | None = None
-) -> pd.DataFrame:
+def tasks_frame(result: BenchResult, baseline: Sequence[Answer] | None = None) -> pd.DataFrame:
     """One row a contestant, temperature and task, over all repeats. Speedups are over `baseline`,
     unset over our autoregressive decoding at the same temperature."""
     tasks = tasks_of([category or "" for category in result.categories])
