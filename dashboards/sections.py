@@ -46,7 +46,8 @@ class Section:
     swatches: Sequence[str] = ()  # each row's colour in the figures
     tooltips: Sequence[str] = ()  # what a row says when it is pointed at
     sortable: bool = False
-    brief: Sequence[Any] = ()  # columns that a console shows, without intervals; unset, all
+    brief: Sequence[Any] = ()  # columns that a console shows; unset, all
+    intervals: bool = True  # whether it shows them with their intervals
     on_console: bool = True
     part: str = ""  # a heading above this section and those that follow
     style: str = ""  # of the page: caveats, method

@@ -21,7 +21,7 @@ from rich.table import Table
 from typer import Option
 
 from jobs.console import console, run
-from jobs.profile import sizes
+from jobs.options import sizes
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import together
 from specdec_core.search.observer import SweepObserver

@@ -33,9 +33,11 @@ def table(section: Section) -> Table:
     assert section.shown is not None
     shown, legend = section.shown, section.legend
     if section.brief:
-        shown = shown[[*section.brief]].map(lambda cell: cells.split(cell)[0])
+        shown = shown[[*section.brief]]
         if shown.shape[1] < section.shown.shape[1] and not legend:
             legend = "more columns in the report"
+    if not section.intervals:
+        shown = shown.map(lambda cell: cells.split(cell)[0])
     found = Table(
         title=escape(section.title) or None,
         caption=escape(legend) or None,

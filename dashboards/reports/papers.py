@@ -251,6 +251,7 @@ def _table(result: PapersResult, key: str) -> Section:
         shown=shown,
         best=best,
         brief=_brief(shown.columns),
+        intervals=False,
     )
 
 

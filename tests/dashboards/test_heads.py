@@ -9,7 +9,9 @@ import pytest
 from mlflow import MlflowClient
 
 from dashboards import tracking
-from dashboards.heads import HeadsRun, heads_table, reliability_diagram, training_curves
+from dashboards.figures.head_training import reliability_diagram, training_curves
+from dashboards.heads import HeadsRun
+from dashboards.reports.heads import FITS, fits
 from dashboards.tracking import Undelivered, tracking_uri
 from specdec_core.config import PairSpec
 from specdec_core.drafting.heads.card import HeadSpec, TrainingSettings
@@ -66,9 +68,10 @@ def test_the_curves_hold_every_epoch_and_mark_the_one_kept(heads: list[Finished]
 
 
 def test_the_table_marks_the_least_eval_kl(heads: list[Finished]) -> None:
-    cells = list(heads_table(heads).columns[4].cells)
+    section = fits(heads)
     best = min(range(2), key=lambda i: heads[i].card.metrics["eval_kl"])
-    assert [cell.startswith("[bold]") for cell in cells] == [i == best for i in range(2)]
+    assert section.best == [(best, list(FITS).index("eval/KL"))]
+    assert section.shown["eval/KL"][best] == f"{heads[best].card.metrics['eval_kl']:.3f}"
 
 
 def test_each_head_is_one_run_with_its_curves_figures_and_files(
