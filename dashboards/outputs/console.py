@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from textwrap import wrap
 from typing import Any
 
+import pandas as pd
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -14,7 +15,7 @@ from rich.table import Table
 from dashboards import cells
 from dashboards.sections import Section
 
-NARROWEST = 8  # a heading is broken so as not to be wider than its column's cells, or than this
+WIDTHS = (80, 16, 12, 8)  # of headings, the first with which a table fits
 
 
 def show(console: Console, sections: Iterable[Section]) -> None:
@@ -22,14 +23,14 @@ def show(console: Console, sections: Iterable[Section]) -> None:
     shown = [section for section in sections if section.on_console]
     for section in shown:
         if section.shown is not None:
-            console.print(table(section))
+            console.print(table(section, console.width))
     for section in shown:
         for line in section.lines if section.shown is None else ():
             console.print(line, soft_wrap=True, markup=False)
 
 
-def table(section: Section) -> Table:
-    """A section's table, of its brief columns."""
+def table(section: Section, width: int = 80) -> Table:
+    """A section's table, of its brief columns; headings are wrapped as far as `width` asks."""
     assert section.shown is not None
     shown, legend = section.shown, section.legend
     if section.brief:
@@ -46,14 +47,9 @@ def table(section: Section) -> Table:
         pad_edge=False,
         collapse_padding=True,
     )
-    for heading, column in shown.items():
-        right = bool(len(found.columns)) and cells.numeric(column)
-        width = max(map(len, column), default=0)
-        found.add_column(
-            _heading(heading, width) if right else _heading(heading, 1000),
-            justify="right" if right else "left",
-            no_wrap=right,
-        )
+    for number, heading in enumerate(_headings(shown, width)):
+        right = bool(number) and cells.numeric(shown.iloc[:, number])
+        found.add_column(heading, justify="right" if right else "left", no_wrap=right)
     places = [section.shown.columns.get_loc(heading) for heading in shown.columns]
     for number, row in enumerate(shown.itertuples(index=False)):
         texts = [
@@ -68,9 +64,21 @@ def table(section: Section) -> Table:
     return found
 
 
-def _heading(heading: Any, width: int) -> str:
-    """In lines no wider than the column's cells, as far as its words allow."""
+def _headings(shown: pd.DataFrame, width: int) -> list[str]:
+    """In lines so short that the table fits, as far as words allow."""
+    longest = [max(map(len, column), default=0) for _, column in shown.items()]
+    for most in WIDTHS:
+        headings = [
+            _wrapped(heading, max(own, most))
+            for heading, own in zip(shown.columns, longest, strict=True)
+        ]
+        lines = [max(map(len, heading.split("\n"))) for heading in headings]
+        if sum(map(max, lines, longest)) + 2 * len(headings) <= width:
+            break
+    return headings
+
+
+def _wrapped(heading: Any, width: int) -> str:
     parts = heading if isinstance(heading, tuple) else (heading,)
-    width = max(width, NARROWEST)
     lines = [wrap(part, width, break_long_words=False) for part in parts if part]
     return "\n".join(line for part in lines for line in part)
