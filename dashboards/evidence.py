@@ -15,7 +15,14 @@ from dashboards.figures.heads import head_names
 from dashboards.look import evenly
 from dashboards.ranking import best_of, champion, draft_of, family, label, ranked
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, DraftModelDrafter, FixedPolicy, Policy, PreCutPolicy
+from specdec_core.config import (
+    Configuration,
+    DraftModelDrafter,
+    FixedPolicy,
+    Policy,
+    PreCutPolicy,
+)
+from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.pre_cut import PreCut
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
@@ -127,7 +134,7 @@ def _best_of_each(result: SweepResult, replay: Replay) -> list[Trial]:
 class _Initialised(PreCut):
     """Pre-cut that goes by its first Q-table for good."""
 
-    def observe(self, slot: int, drafted: int, accepted: int) -> None:
+    def observe(self, slot: int, outcome: PolicyOutcome) -> None:
         """Nothing is learned."""
 
 

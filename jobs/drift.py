@@ -10,7 +10,7 @@ from jobs.console import console, deliver, run
 from jobs.options import Drafts, Limit, Prompts, Target, check_name, drafting_pair, sizes
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import Sampling
+from specdec_core.config import Sampling, Temperature, parse
 
 
 def main(
@@ -35,7 +35,8 @@ def main(
     divergence on a toy pair whose distribution is known exactly, and as the log-likelihood of
     texts under the target. Width 1 is lossless and shows what noise looks like."""
     check_name(name)
-    if temperature <= 0:
+    temperature = parse(Temperature, temperature, "--temperature")
+    if temperature == 0:
         raise UserError(
             f"--temperature {temperature:g}: expected more than 0, greedy output has no likelihood"
         )

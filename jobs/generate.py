@@ -17,7 +17,14 @@ from typer import Argument, Option
 from jobs.choice import Choice, choose
 from jobs.console import console, run
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, DraftModelDrafter, PairSpec, Placement
+from specdec_core.config import (
+    Configuration,
+    DraftModelDrafter,
+    PairSpec,
+    Placement,
+    Temperature,
+    parse,
+)
 from specdec_core.tokens.statistics import Generation, Origin
 
 if TYPE_CHECKING:
@@ -68,7 +75,8 @@ def main(
     choice, source = _choose(config)
     configuration = choice.configuration
     if temperature is not None:
-        sampling = configuration.sampling.model_copy(update={"temperature": temperature})
+        given = {"temperature": parse(Temperature, temperature, "--temperature")}
+        sampling = configuration.sampling.model_copy(update=given)
         configuration = configuration.model_copy(update={"sampling": sampling})
     seed = secrets.randbits(63) if seed is None else seed
     with _engine(choice.pair, configuration, placement) as engine:

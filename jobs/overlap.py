@@ -23,7 +23,7 @@ from jobs.options import (
     sizes,
 )
 from specdec_core.base.workspace import workspace
-from specdec_core.config import Sampling
+from specdec_core.config import Sampling, Temperature, parse
 
 PLACEMENT = Path(__file__).parents[1] / "cluster" / "local-2.yaml"
 
@@ -55,7 +55,8 @@ def main(
     spec = drafting_pair(target, draft)
     types = given(compile=compile, target_dtype=dtype, draft_dtype=dtype)
     spec = spec.model_copy(update={"runner": spec.runner.model_copy(update=types)})
-    sampling, asked = Sampling(temperature=temperature), sizes(lengths, "--lengths")
+    sampling = Sampling(temperature=parse(Temperature, temperature, "--temperature"))
+    asked = sizes(lengths, "--lengths")
 
     # Ray, torch and MLflow take seconds to import.
     from cluster.overlap import compare_overlap

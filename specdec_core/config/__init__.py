@@ -40,7 +40,7 @@ from specdec_core.config.policies import (
     SpecDecPlusPlusPolicy,
     SvipPolicy,
 )
-from specdec_core.config.sampling import Sampling
+from specdec_core.config.sampling import Sampling, Temperature
 
 __all__ = [
     "AUTOREGRESSIVE",
@@ -83,6 +83,7 @@ __all__ = [
     "SvipPolicy",
     "TargetPlacement",
     "TargetTreeDrafter",
+    "Temperature",
     "TokenCacheDrafter",
     "TreeDrafter",
     "Value",

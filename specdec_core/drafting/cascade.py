@@ -21,7 +21,7 @@ from specdec_core.config import CascadeDrafter, Policy
 from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.drafter import Drafter, Lookup, Outcome, Resources, Sequencing
 from specdec_core.drafting.policies.build import build_policy
-from specdec_core.drafting.policies.policy import Signals
+from specdec_core.drafting.policies.policy import PolicyOutcome, Signals
 from specdec_core.tokens.coupling import choose
 from specdec_core.tokens.sampling import by_row, distributions
 from specdec_core.tokens.statistics import Origin
@@ -92,9 +92,14 @@ class GuessedChain(Drafter):
         # last one. What else is in the tree it has never seen.
         read = min(self.runner.lengths[sequence.slot] - text, length)
         self.context.keep(sequence, outcome, {node: node for node in range(read)})
+        self.judged(sequence, outcome, length)
+
+    def judged(self, sequence: Sequencing, outcome: Outcome, length: int) -> None:
+        """Tell the policy what became of the chain, the first `length` nodes of the tree."""
         if length:
             accepted = sum(node < length for node in outcome.path)
-            self.policy.observe(sequence.slot, length, accepted)
+            told = PolicyOutcome(length, accepted, outcome.tree.draft_forwards)
+            self.policy.observe(sequence.slot, told)
 
     def _forward(self, active: list[_Draft]) -> Signals:
         """One forward of the draft model: reads the feed and the guesses behind it, decides which

@@ -13,7 +13,7 @@ from specdec_core.config import DraftModelDrafter
 from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
 from specdec_core.drafting.policies.build import build_policy
-from specdec_core.drafting.policies.policy import Signals
+from specdec_core.drafting.policies.policy import PolicyOutcome, Signals
 from specdec_core.tokens.coupling import race
 from specdec_core.tokens.sampling import by_row, distributions, quantile
 from specdec_core.tokens.statistics import Origin
@@ -71,8 +71,10 @@ class DraftModel(Drafter):
 
     def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
         self.context.keep(sequence, outcome)
-        if drafted := len(outcome.tree):
-            self.policy.observe(sequence.slot, drafted, outcome.accepted)
+        tree = outcome.tree
+        if drafted := len(tree):
+            told = PolicyOutcome(drafted, outcome.accepted, tree.draft_forwards)
+            self.policy.observe(sequence.slot, told)
 
     def _draft(
         self,

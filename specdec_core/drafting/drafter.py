@@ -72,7 +72,7 @@ class Drafter:
         """The same, of a round that another drafter has proposed for."""
 
     def close(self, sequence: Sequencing) -> None:
-        """The request has ended: `sequence.tokens` is its whole text."""
+        """The request leaves its slot, finished or cancelled: `sequence.tokens` is all its text."""
 
 
 @dataclass(slots=True)

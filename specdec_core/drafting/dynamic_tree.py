@@ -23,7 +23,7 @@ from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencin
 from specdec_core.drafting.growing import Growth, Level
 from specdec_core.drafting.policies.branches import Branches
 from specdec_core.drafting.policies.build import build_policy
-from specdec_core.drafting.policies.policy import Signals
+from specdec_core.drafting.policies.policy import PolicyOutcome, Signals
 from specdec_core.tokens.sampling import distributions
 from specdec_core.tokens.statistics import Origin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
@@ -92,8 +92,10 @@ class DynamicTree(Drafter):
 
     def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
         self.context.keep(sequence, outcome, self._cached.pop(sequence.slot))
-        if drafted := outcome.tree.depth:
-            self.policy.observe(sequence.slot, drafted, outcome.accepted)
+        tree = outcome.tree
+        if drafted := tree.depth:
+            told = PolicyOutcome(drafted, outcome.accepted, tree.draft_forwards)
+            self.policy.observe(sequence.slot, told)
 
     def _expand(
         self,

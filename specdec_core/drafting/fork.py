@@ -15,7 +15,7 @@ from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
 from specdec_core.drafting.growing import Children, Growth, Level
 from specdec_core.drafting.policies.build import build_policy
-from specdec_core.drafting.policies.policy import Signals
+from specdec_core.drafting.policies.policy import PolicyOutcome, Signals
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from specdec_core.tokens.topology import fork
 
@@ -112,7 +112,7 @@ class Fork(Drafter):
             if outcome.path:
                 accepted[outcome.path[0]] = outcome.accepted
         for slot, own in zip(slots, accepted, strict=False):
-            self.policy.observe(slot, tree.depth, own)
+            self.policy.observe(slot, PolicyOutcome(tree.depth, own, tree.draft_forwards))
 
     def _branches(self, sequence: Sequencing) -> range:
         """The policy's slots of the branches of a slot."""

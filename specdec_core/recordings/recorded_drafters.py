@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from specdec_core.config import DraftModelDrafter, Policy
-from specdec_core.drafting.cascade import Cascade, GuessedChain
-from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
-from specdec_core.drafting.policies.policy import LengthPolicy, Rule
-from specdec_core.drafting.post_use import PostUse
+from specdec_core.drafting.build import Cascade, Drafter, PostUse, Resources
+from specdec_core.drafting.cascade import GuessedChain
+from specdec_core.drafting.drafter import Outcome, Sequencing
+from specdec_core.drafting.policies.build import LengthPolicy
+from specdec_core.drafting.policies.policy import PolicyOutcome, Rule
 from specdec_core.recordings.track import Track
 from specdec_core.tokens.statistics import Origin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
@@ -116,7 +117,8 @@ class RecordedChain(Recorded):
 
     def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
         if drafted := len(outcome.tree):
-            self.policy.observe(sequence.slot, drafted, outcome.accepted)
+            told = PolicyOutcome(drafted, outcome.accepted, outcome.tree.draft_forwards)
+            self.policy.observe(sequence.slot, told)
 
 
 class RecordedTree(Recorded):
@@ -197,9 +199,7 @@ class RecordedGuesses(GuessedChain):
         return chain
 
     def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
-        if length := self._lengths[sequence.slot]:
-            accepted = sum(node < length for node in outcome.path)
-            self.policy.observe(sequence.slot, length, accepted)
+        self.judged(sequence, outcome, self._lengths[sequence.slot])
 
 
 class RecordedCascade(Cascade, RecordedGuesses):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specdec_core.config import DynamicConfidencePolicy
-from specdec_core.drafting.policies.policy import LengthPolicy, Signals
+from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome, Signals
 
 # With fewer verdicts than this the threshold stays where it began.
 _LEAST_VERDICTS = 6
@@ -82,8 +82,8 @@ class DynamicConfidence(LengthPolicy):
             answers.append(probability >= history.threshold)
         return answers
 
-    def observe(self, slot: int, drafted: int, accepted: int) -> None:
-        history = self._history(slot)
+    def observe(self, slot: int, outcome: PolicyOutcome) -> None:
+        history, accepted = self._history(slot), outcome.accepted
         # Behind the first rejected token the target has judged nothing.
         judged, history.round = history.round[: accepted + 1], []
         history.probabilities += judged

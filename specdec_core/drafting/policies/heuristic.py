@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specdec_core.config import HeuristicPolicy
-from specdec_core.drafting.policies.policy import LengthPolicy
+from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
 
 
 class Heuristic(LengthPolicy):
@@ -25,8 +25,9 @@ class Heuristic(LengthPolicy):
     def limit(self, slot: int, batch: int = 1) -> int:
         return self._lengths.get(slot, min(self.settings.start, self.settings.max_tokens))
 
-    def observe(self, slot: int, drafted: int, accepted: int) -> None:
-        change = self.settings.increase if accepted == drafted else -self.settings.decrease
+    def observe(self, slot: int, outcome: PolicyOutcome) -> None:
+        everything = outcome.accepted == outcome.drafted
+        change = self.settings.increase if everything else -self.settings.decrease
         self._lengths[slot] = min(max(self.limit(slot) + change, 1), self.settings.max_tokens)
 
     def reset(self, slot: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -142,6 +143,15 @@ _MEASURED = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyOutcome:
+    """What became of a round's candidates, which follow each other."""
+
+    drafted: int
+    accepted: int  # the first ones
+    draft_calls: int  # forwards of the draft model that the round took
+
+
 class LengthPolicy:
     """Answers for all slots at once, and may learn from a round's outcome."""
 
@@ -166,7 +176,7 @@ class LengthPolicy:
         """For each slot, whether to draft another candidate."""
         return [True] * len(signals.slots)
 
-    def observe(self, slot: int, drafted: int, accepted: int) -> None:
+    def observe(self, slot: int, outcome: PolicyOutcome) -> None:
         """A round of `slot` was verified, and its request goes on."""
 
     def reset(self, slot: int) -> None:

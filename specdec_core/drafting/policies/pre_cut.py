@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.config import PreCutPolicy, describe
-from specdec_core.drafting.policies.policy import LengthPolicy, Signals
+from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome, Signals
 
 _BINS_PER_HALVING = 2
 
@@ -221,13 +221,13 @@ class PreCut(LengthPolicy):
             uniform=random.Random(settings.seed << 32 | number),
         )
 
-    def observe(self, slot: int, drafted: int, accepted: int) -> None:
+    def observe(self, slot: int, outcome: PolicyOutcome) -> None:
         settings, table = self.settings, self.table
         states = self._rounds.pop(slot).states if slot in self._rounds else []
         following: int | None = None
         for k in range(len(states), 0, -1):
             state = states[k - 1]
-            earned = reward(k, min(k, accepted), settings.target_cost)
+            earned = reward(k, min(k, outcome.accepted), settings.target_cost)
             self._learn(table.stop, table.stopped, state, earned)
             if following is not None:
                 later = settings.discount * (table.value(following) + 1) - 1

@@ -28,8 +28,8 @@ from specdec_core.config import (
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.modules import build_head
 from specdec_core.drafting.heads.storage import save_head
-from specdec_core.drafting.policies.policy import Signals
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.drafting.policies.policy import PolicyOutcome, Signals
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.sampling import warp
 from specdec_core.tokens.token_tree import ROOT, TokenTree
@@ -178,9 +178,11 @@ class Told:
                 self.seen[slot].append(token)
             return go_on(signals)
 
-        def watched_observe(slot: int, drafted: int, accepted: int) -> None:
-            self.told.append((slot, drafted, accepted, self.seen.get(slot, [])))
-            observe(slot, drafted, accepted)
+        def watched_observe(slot: int, outcome: PolicyOutcome) -> None:
+            assert outcome.draft_calls == outcome.drafted  # a forward a level
+            told = slot, outcome.drafted, outcome.accepted, self.seen.get(slot, [])
+            self.told.append(told)
+            observe(slot, outcome)
 
         policy.go_on, policy.observe = watched_go_on, watched_observe
 

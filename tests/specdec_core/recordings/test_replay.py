@@ -47,12 +47,15 @@ from specdec_core.cost import Hardware, oracle_counts
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.modules import build_head
 from specdec_core.drafting.heads.storage import save_head
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.drafting.policies.heuristic import Heuristic
+from specdec_core.drafting.policies.policy import PolicyOutcome
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
-from specdec_core.prompts.prompt_sets import PromptSet, load_prompts
+from specdec_core.prompts.prompt_sets import load_prompts
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Header, Recording, save_header, write_shard
+from specdec_core.search.results import PromptSet
 from specdec_core.tokens.statistics import Counts, Generation, Round, rounds_frame
 from specdec_core.training.datastores.build import write_datastore
 
@@ -262,6 +265,43 @@ def test_replayed_drafters_remember_earlier_requests(
 ) -> None:
     configuration = Configuration(drafter=LASTING_DRAFTERS[name])
     assert_same(short, configuration, recorded.live(configuration, FEW, slots=1))
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        chain(HeuristicPolicy()),
+        DRAFTERS["cascade that learns"],
+        DRAFTERS["reuse at both"],
+        DRAFTERS["merged with a learner"],
+        BanditDrafter(arms=(2, chain(HeuristicPolicy()), DRAFTERS["cascade that learns"])),
+    ],
+    ids=lambda drafter: drafter.kind,
+)
+def test_a_replayed_policy_observes_what_the_live_one_does(
+    recorded: Recorded, short: Replay, drafter: Drafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Draft calls too: a forward of a cascade brings several candidates."""
+    told: list[PolicyOutcome] = []
+    observe = Heuristic.observe
+
+    def noted(self: Heuristic, slot: int, outcome: PolicyOutcome) -> None:
+        told.append(outcome)
+        observe(self, slot, outcome)
+
+    monkeypatch.setattr(Heuristic, "observe", noted)
+    configuration = Configuration(drafter=drafter)
+    generations = Engine(recorded.pair, configuration).generate(recorded.requests[:FEW])
+    live = told.copy()
+    told.clear()
+    short.run(configuration)
+    assert told == live
+    # The bandit's first arm has another policy.
+    rounds = [r for g in generations for r in g.rounds[:-1] if r.arm != 0]
+    calls = [r.draft_forwards for r in rounds if r.draft_forwards]
+    assert [outcome.draft_calls for outcome in live] == calls
+    fewer = any(outcome.draft_calls < outcome.drafted for outcome in live)
+    assert fewer == any(part.kind in ("cascade", "post_use") for part in drafter.walk())
 
 
 @pytest.mark.parametrize("name", ["cascade", "reuse at both", "merged", "suffix"])
