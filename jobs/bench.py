@@ -16,7 +16,7 @@ from jobs.console import (
     errors,
     interruptible,
     point,
-    point_to_mlflow,
+    print_runs_page,
     run,
 )
 from jobs.options import (
@@ -182,7 +182,7 @@ def _deliver(
     log(shown, result.pair.name, [folder], prompts=(result.prompts, prompts))
     show(console, shown.sections)
     point("report", folder / "report.md")
-    point_to_mlflow()
+    print_runs_page(result.pair.name, "benchmarks")
 
 
 def _chosen(

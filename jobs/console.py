@@ -64,12 +64,19 @@ def point(what: str, where: object) -> None:
     console.print(f"{what:<9} {where}", markup=False, soft_wrap=True)
 
 
-def point_to_mlflow() -> None:
-    """How to look at the runs."""
-    from dashboards.tracking import tracking_uri
+def print_runs_page(experiment: str, view: str | None = None) -> None:
+    """Say where MLflow shows an experiment's runs, and how to start what shows them."""
+    from dashboards.tracking import connect, experiment_id_of, tracking_uri
+    from dashboards.views import runs_page
 
-    ui = [program("mlflow"), "ui", "--backend-store-uri", tracking_uri()]
-    point("compare", shlex.join(ui))
+    page = runs_page(experiment_id_of(connect(), experiment), view)
+    uri = tracking_uri()
+    if uri.startswith("http"):
+        lines = [f"{uri.rstrip('/')}/{page}"]
+    else:
+        ui = shlex.join([program("mlflow"), "ui", "--backend-store-uri", uri])
+        lines = [ui, f"http://127.0.0.1:5000/{page}"]
+    point("compare", "\n          ".join(lines))
 
 
 def deliver(report: Report, folder: Path, name: str, pair: str, files: Iterable[Path] = ()) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from jobs.console import console, interruptible, point, point_to_mlflow, run
+from jobs.console import console, interruptible, point, print_runs_page, run
 from jobs.options import (
     Drafts,
     Fresh,
@@ -80,7 +80,7 @@ def main(
     show(console, shown.sections)
     point("tables", folder.path / "papers.md")
     point("page", folder.path / "papers.html")
-    point_to_mlflow()
+    print_runs_page(result.pair.name)
 
 
 def parse_sources(options: list[str] | None) -> dict[str, str]:

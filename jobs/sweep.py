@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from jobs.console import console, interruptible, point, point_to_mlflow, program, run
+from jobs.console import console, interruptible, point, print_runs_page, program, run
 from jobs.options import (
     Drafts,
     Fresh,
@@ -90,7 +90,7 @@ def main(
     else:
         point("best", f"{found}, estimated for {result.hardware}: not timed and not registered")
     point("report", report)
-    point_to_mlflow()
+    print_runs_page(result.pair.name, "sweeps")
     if result.hardware is None:
         point("serve", f"{program('specdec')} serve")
 
