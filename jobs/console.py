@@ -66,7 +66,7 @@ def point(what: str, where: object) -> None:
 
 def print_runs_page(experiment: str, view: str | None = None) -> None:
     """Say where MLflow shows an experiment's runs, and how to start what shows them."""
-    from dashboards.tracking import connect, experiment_id_of, tracking_uri
+    from dashboards.store import connect, experiment_id_of, tracking_uri
     from dashboards.views import runs_page
 
     page = runs_page(experiment_id_of(connect(), experiment), view)

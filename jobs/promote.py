@@ -17,7 +17,7 @@ def main(
     ] = None,
 ) -> None:
     """Move the alias `champion` to a configuration of a finished sweep."""
-    from dashboards.tracking import register
+    from dashboards.tracking.registry import register
     from specdec_core.base.workspace import workspace
     from specdec_core.search.folder import find_trial
 

@@ -71,7 +71,7 @@ def measured(
     """Count on so many nodes, in a workspace of their own."""
     from cluster.local_nodes import local_nodes
     from cluster.sweep.counting import count_all
-    from dashboards.tracking import SweepRun
+    from dashboards.tracking.sweep_run import SweepRun
     from specdec_core.base.memory import MemoryWatch, available
     from specdec_core.search.folder import SweepFolder
     from specdec_core.studies.scaling import Scaled

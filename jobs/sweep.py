@@ -107,7 +107,7 @@ def sweep(
     from dashboards.progress import SweepProgress
     from dashboards.reports.standings import standings
     from dashboards.reports.sweep import of_folder
-    from dashboards.tracking import SweepRun
+    from dashboards.tracking.sweep_run import SweepRun
 
     progress = SweepProgress(console)
     with SweepRun(progress) as tracking:

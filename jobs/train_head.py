@@ -14,7 +14,7 @@ from jobs.options import ProfileFile, numbers
 from specdec_core.base.workspace import workspace
 
 if TYPE_CHECKING:
-    from dashboards.tracking import Undelivered
+    from dashboards.tracking.delivered_run import Undelivered
     from specdec_core.drafting.heads.card import HeadSpec, TrainingSettings
     from specdec_core.recordings.schema import Recording
 
@@ -100,10 +100,10 @@ def train(
 ) -> None:
     """Train, show and log the heads of a draft; `judge` finds their best thresholds."""
     from cluster.head_training import train_heads
-    from dashboards.heads import HeadsRun
     from dashboards.outputs.console import show
     from dashboards.progress import ConsoleProgress, HeadProgress
     from dashboards.reports.heads import fits, thresholds
+    from dashboards.tracking.heads_run import HeadsRun
     from specdec_core.studies.head_thresholds import judge_heads
     from specdec_core.training.heads.examples import load_examples
 
@@ -134,7 +134,7 @@ def train(
 @contextmanager
 def _noted(undelivered: list[Undelivered]) -> Iterator[None]:
     """Go on with the next draft's heads where the tracking server did not take this one's."""
-    from dashboards.tracking import Undelivered
+    from dashboards.tracking.delivered_run import Undelivered
 
     try:
         yield

@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 
 from dashboards.outputs.html import figure_page
 from dashboards.sections import Report, Run, Section
-from dashboards.tracking import (
+from dashboards.store import (
     FOLDER,
     as_metrics,
     as_params,

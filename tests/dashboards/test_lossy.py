@@ -14,7 +14,9 @@ from dashboards.outputs.files import write_page
 from dashboards.ranking import headliners
 from dashboards.reports.standings import standings
 from dashboards.reports.sweep import of_folder
-from dashboards.tracking import SweepRun, register, tracking_uri
+from dashboards.store import tracking_uri
+from dashboards.tracking.registry import register
+from dashboards.tracking.sweep_run import SweepRun
 from jobs.console import console
 from specdec_core.config import Configuration, TargetTreeDrafter
 from specdec_core.engine.engine import Engine, Request

@@ -13,8 +13,9 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from cluster.head_training import Finished
-from dashboards.heads import HeadsRun
-from dashboards.tracking import SweepRun, experiment_id_of, tracking_uri
+from dashboards.store import experiment_id_of, tracking_uri
+from dashboards.tracking.heads_run import HeadsRun
+from dashboards.tracking.sweep_run import SweepRun
 from dashboards.views import VIEWS
 from jobs.console import console, print_runs_page
 from specdec_core.drafting.heads.card import HeadSpec

@@ -1,4 +1,4 @@
-"""The MLflow runs of heads that are trained."""
+"""The runs of heads that are trained, logged beside the training."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mlflow.entities import Metric, Run, RunTag
+from mlflow.entities import Metric, RunTag
 
-from dashboards.delivery import Delivery
 from dashboards.figures.head_training import reliability_diagram
 from dashboards.outputs.mlflow_runs import log_figures
 from dashboards.reports.heads import drawn
 from dashboards.sections import Section
-from dashboards.tracking import (
-    DeliveredRun,
-    Undelivered,
+from dashboards.store import (
     as_metrics,
     as_params,
     connect,
@@ -26,6 +23,8 @@ from dashboards.tracking import (
     run_tags,
     runs_where,
 )
+from dashboards.tracking.delivered_run import DeliveredRun
+from dashboards.tracking.delivery import Delivery
 from specdec_core.base.environment import environment
 from specdec_core.base.observer import Observer
 from specdec_core.config import PairSpec
@@ -41,18 +40,19 @@ class HeadsRun(DeliveredRun, HeadObserver):
     """A parent run for a training of heads, in the pair's experiment, and a nested run for each
     head: a head is logged once, however often the training is repeated or resumed."""
 
+    key = "training"
+
     def __init__(
         self,
         pair: PairSpec,
         draft: str,
         params: Mapping[str, Any],
-        tell: Observer | None = None,
+        observer: Observer | None = None,
     ) -> None:
         """`params` say what is trained, on what; the same ones take the same run up again."""
-        super().__init__(tell)
+        super().__init__(observer)
         self.cards: dict[str, HeadCard] = {}
         self.judged: dict[str, Modelled] = {}  # by the heads' names, once a recording judged them
-        self._tried: set[str] = set()
         self.client = connect(patient=True)
         self.delivery = Delivery()  # by one thread: a run is begun before what is in it
         self._put(partial(self._begin, pair.name, draft, params))
@@ -66,28 +66,17 @@ class HeadsRun(DeliveredRun, HeadObserver):
         """Log the figures and end the run. Raises :class:`Undelivered` where the store cannot be
         reached; the heads are in `out`."""
         self._put(self._finish)
-        if left := self._settle():
-            raise Undelivered(
-                f"{self._absent(left)}; the heads are in {out}, and the same command delivers them"
-            )
+        self._deliver(f"the heads are in {out}")
         self.finished = True
 
     def _begin(self, experiment: str, draft: str, params: Mapping[str, Any]) -> None:
         self.experiment_id = experiment_id_of(self._client, experiment)
         plan = hashlib.sha256(json.dumps([draft, params], sort_keys=True).encode()).hexdigest()
-        earlier = runs_where(self._client, self.experiment_id, f"tags.training_plan = '{plan}'")
-        if (run := next(earlier, None)) is None:
-            tags = {"training_plan": plan, "draft": draft, **run_tags("train-head", environment())}
-            name = f"heads of {draft}"
-            run = self._client.create_run(self.experiment_id, tags=tags, run_name=name)
-        else:
-            self._client.update_run(run.info.run_id, "RUNNING")
-        self.run_id = run.info.run_id
-        if not run.data.params:
+        query = f"tags.training_plan = '{plan}'"
+        parent = next(runs_where(self._client, self.experiment_id, query), None)
+        tags = {"training_plan": plan, "draft": draft, **run_tags("train-head", environment())}
+        if self._take_up(parent, f"heads of {draft}", tags):
             self._client.log_batch(self.run_id, params=as_params(params))
-        self.nested: dict[str, Run] = {
-            run.data.tags.get("training", ""): run for run in self._nested(self.run_id)
-        }
 
     def _finish(self) -> None:
         if self.cards:
@@ -95,41 +84,38 @@ class HeadsRun(DeliveredRun, HeadObserver):
         self._client.set_terminated(self.run_id)
 
     def _log(self, head: Finished) -> None:
-        card = head.card
-        run = self.nested.get(card.training)
-        if head.label in self._tried:  # and the store may have made the run, unheard
-            query = f" and tags.training = '{card.training}'"
-            run = next(self._nested(self.run_id, query), None)
-        self._tried.add(head.label)
+        run = self._begun(head.card.training)
         if run is None:
             tags = {
                 "mlflow.parentRunId": self.run_id,
-                "training": card.training,
+                "training": head.card.training,
                 **run_tags("train-head", environment()),
             }
             run = self._client.create_run(self.experiment_id, run_name=head.label, tags=tags)
         if run.info.status == "FINISHED":
             return
         run_id = run.info.run_id
+        self._log_card(run_id, head)
+        # Its curves are the run's metrics, which MLflow draws itself.
+        diagram = reliability_diagram({head.label: head.card})
+        log_figures(self._client, run_id, [Section.drawn("reliability", diagram)])
+        self._client.log_artifacts(run_id, str(head.folder), "head")
+        self._client.set_terminated(run_id)
+
+    def _log_card(self, run_id: str, head: Finished) -> None:
+        """Its settings, its curves by epoch, and what was kept."""
+        card = head.card
         trained = int((head.folder / CARD).stat().st_mtime * 1000)  # logged twice, it is the same
         curve = [
             Metric(key, float(value), trained, epoch.epoch)
             for epoch in card.curve
             for key, value in epoch.model_dump(exclude={"epoch"}).items()
         ]
-        final = {f"kept_{key}": value for key, value in card.metrics.items()}
+        kept = {f"kept_{key}": value for key, value in card.metrics.items()}
+        rows = {f"{split}_rows": count for split, count in card.examples.items()}
         self._client.log_batch(
             run_id,
-            metrics=[
-                *curve,
-                *as_metrics(final | {f"{k}_rows": v for k, v in card.examples.items()}),
-            ],
+            metrics=[*curve, *as_metrics({**kept, **rows})],
             params=as_params(card.model_dump(mode="json", include=CARD_PARAMS)),
-            tags=[RunTag(f"fingerprint.{k}", v) for k, v in card.pair.items()],
+            tags=[RunTag(f"fingerprint.{name}", print_) for name, print_ in card.pair.items()],
         )
-        # Its curves are the run's metrics, which MLflow draws itself.
-        diagram = Section.drawn("reliability", reliability_diagram({head.label: card}))
-        log_figures(self._client, run_id, [diagram])
-        self._client.log_artifacts(run_id, str(head.folder), "head")
-        self._client.set_terminated(run_id)
-        self.nested[card.training] = self._client.get_run(run_id)

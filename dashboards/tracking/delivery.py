@@ -8,20 +8,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from mlflow.exceptions import MlflowException
+from dashboards.store import unreachable
 
 Job = Callable[[], object]
 
 RETRY_SECONDS = 2.0
-# The store did not answer, or answered that it cannot take anything now.
-_LATER = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED"}
-
-
-def unreachable(error: BaseException) -> bool:
-    """Whether the store may take later what it did not take now."""
-    if isinstance(error, MlflowException):
-        return error.error_code in _LATER
-    return isinstance(error, OSError)  # among them those of requests
 
 
 class Delivery:
