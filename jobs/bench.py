@@ -197,7 +197,7 @@ def _chosen(
             if choice.pair != spec:
                 raise UserError(f"{path}: another pair than {config[0]}'s; one run is for one pair")
     elif target is None and not draft:
-        from dashboards.tracking.registry import find_champion
+        from dashboards.tracking.registry import find_champion  # MLflow takes seconds to import
 
         if (champion := find_champion()) is None:
             console.print("no champion yet (`specdec sweep` finds one): without its row")

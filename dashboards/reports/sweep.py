@@ -33,10 +33,16 @@ TABLE_ROWS = 300
 
 
 def of_folder(result: SweepResult, folder: Path, traces: Path | None = None) -> Report:
-    """The report of a sweep from its result and the rounds in its folder. With `traces`, a
-    recording of the sweep's prompts, it says what that tells; unset, it is the recording that the
-    sweep replayed, if that is still there. Raises UserError where the rounds are missing, or the
-    recording is missing or broken."""
+    """The report of a sweep from its result and what :func:`read` finds."""
+    return report(result, *read(result, folder, traces))
+
+
+def read(
+    result: SweepResult, folder: Path, traces: Path | None = None
+) -> tuple[pd.DataFrame, Evidence | None]:
+    """The rounds in a sweep's folder, and what the recording `traces` of its prompts says; unset,
+    it is the recording that the sweep replayed, if that is still there. Raises
+    :class:`UserError` where the rounds are missing, or the recording is missing or broken."""
     source = Path(folder) / "rounds.parquet"
     if not source.is_file():
         raise UserError(f"{source}: no such file; a finished sweep leaves its rounds there")
@@ -46,10 +52,10 @@ def of_folder(result: SweepResult, folder: Path, traces: Path | None = None) -> 
     if traces is None and result.replay is not None and Path(result.replay.recording).is_dir():
         traces = Path(result.replay.recording)
     if traces is None:
-        return report(result, rounds)
+        return rounds, None
     from dashboards.evidence import gather  # torch takes seconds to import
 
-    return report(result, rounds, gather(result, traces))
+    return rounds, gather(result, traces)
 
 
 def report(result: SweepResult, rounds: pd.DataFrame, evidence: Evidence | None = None) -> Report:

@@ -140,9 +140,10 @@ class SweepRun(DeliveredRun, SweepObserver):
                 self._client.log_artifact(self.run_id, str(file))
         # plotly takes its time
         from dashboards.outputs.mlflow_runs import log_figures
-        from dashboards.reports.sweep import of_folder
+        from dashboards.reports.sweep import read
+        from dashboards.reports.sweep_figures import drawn
 
-        log_figures(self._client, self.run_id, of_folder(result, folder).figures)
+        log_figures(self._client, self.run_id, drawn(result, *read(result, folder)))
         version = []
         if result.champion is not None:
             if result.hardware is None:

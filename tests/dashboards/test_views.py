@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dashboards.bench import log_bench
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from cluster.head_training import Finished
+from dashboards.outputs.mlflow_runs import log
+from dashboards.reports.bench import report
 from dashboards.store import experiment_id_of, tracking_uri
 from dashboards.tracking.heads_run import HeadsRun
 from dashboards.tracking.sweep_run import SweepRun
@@ -50,7 +51,7 @@ def pair(
             tracking.begun(result, bench_prompts, folder)
             tracking.finish(result, folder)
         bench = bench_result.model_copy(update={"pair": result.pair})
-        log_bench(bench, [], bench_prompts, folder)
+        log(report(bench), bench.pair.name, [], prompts=(bench.prompts, bench_prompts))
         training = HeadTraining(HeadSpec(), learnable(), SETTINGS)
         while not training.done:
             training.epoch()
