@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -92,35 +93,72 @@ def metric_name(*parts: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a result comes from: the name of its folder, the pair, and how it was measured, in
+    words and as parameters."""
+
+    name: str
+    pair: str
+    notes: Sequence[str] = ()
+    params: Mapping[str, Any] = field(default_factory=dict)
+    started: datetime | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """What a command found. `frames` are further tables to write as `<name>.csv`."""
 
     command: str
     title: str
-    about: str  # name, date, pair: a line above the title
-    sections: Sequence[Section]
+    origin: Origin
+    parts: Sequence[Section]
+    findings: Sequence[str] = ()  # what came out, in sentences
     summary: str = ""
     frames: Mapping[str, pd.DataFrame] = field(default_factory=dict)
-    run: Run | None = None
+    run_name: str = ""  # unset, command and name
+    metrics: Mapping[str, float | Mapping[int, float]] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    nested: Sequence[Run] = ()
+
+    @property
+    def about(self) -> str:
+        """What it is a report of: a line above the title."""
+        started = self.origin.started
+        when = [f"{started:%-d %B %Y, %H:%M}"] if started else []
+        whole = [f"specdec {self.command} {self.origin.name}", *when, self.origin.pair]
+        return " · ".join(whole)
+
+    @property
+    def sections(self) -> list[Section]:
+        """What came out, the parts, and how it was measured; without a date, the last is short
+        enough for a console."""
+        origin = self.origin
+        first = Section(key="findings", title="What came out", lines=self.findings)
+        last = Section(
+            key="setting",
+            title="How it was measured",
+            lines=origin.notes,
+            terms=origin.facts,
+            on_console=origin.started is None,
+        )
+        return [
+            *([first] if first.lines else []),
+            *self.parts,
+            *([last] if last.lines or last.terms else []),
+        ]
+
+    @property
+    def run(self) -> Run:
+        """What there is to compare in MLflow."""
+        return Run(
+            name=self.run_name or f"{self.command} {self.origin.name}",
+            params=self.origin.params,
+            metrics=self.metrics,
+            tags=self.tags,
+            nested=self.nested,
+        )
 
     @property
     def figures(self) -> list[Section]:
-        return [section for section in self.sections if section.figure is not None]
-
-
-def findings(lines: Sequence[str]) -> Section:
-    """What came out, in sentences; a report's first section and a console's last lines."""
-    return Section(key="findings", title="What came out", lines=lines)
-
-
-def setting(
-    lines: Sequence[str], facts: Mapping[str, str] | None = None, on_console: bool = False
-) -> Section:
-    """How it was measured; a report's last section."""
-    return Section(
-        key="setting",
-        title="How it was measured",
-        lines=lines,
-        terms=facts or {},
-        on_console=on_console,
-    )
+        return [section for section in self.parts if section.figure is not None]

@@ -69,6 +69,7 @@ def main(
 
     # torch and MLflow take seconds to import.
     from dashboards.reports.bandits import report
+    from dashboards.sections import Origin
     from specdec_core.config import load_yaml, parse
     from specdec_core.studies.bandits import ArmsPlan
 
@@ -84,8 +85,8 @@ def main(
     name = name or f"{config.stem}-{Path(traces).resolve().name if traces else plan.pair.name}"
     folder = workspace() / "bandits" / name
     params = {"config": str(config), "prompts": note, "slots": slots, "learned": learned}
-    shown = report(comparison, name, plan.pair.name, [note], params)
-    deliver(shown, folder, "bandits", plan.pair.name, save(comparison, folder))
+    origin = Origin(name=name, pair=plan.pair.name, notes=[note], params=params)
+    deliver(report(comparison, origin), folder, "bandits", save(comparison, folder))
 
 
 def raced(

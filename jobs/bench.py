@@ -179,7 +179,7 @@ def _deliver(
         result.save(place)
         write(shown, place)
         write_answers(result, place, decode)
-    log(shown, result.pair.name, [folder], prompts=(result.prompts, prompts))
+    log(shown, [folder], prompts=(result.prompts, prompts))
     show(console, shown.sections)
     point("report", folder / "report.md")
     print_runs_page(result.pair.name, "benchmarks")

@@ -79,14 +79,14 @@ def print_runs_page(experiment: str, view: str | None = None) -> None:
     point("compare", "\n          ".join(lines))
 
 
-def deliver(report: Report, folder: Path, name: str, pair: str, files: Iterable[Path] = ()) -> None:
-    """Show a study's report, write it into `folder` as `<name>.md` and `<name>.html`, and log it to
-    the pair's experiment with all its files and `files`."""
+def deliver(report: Report, folder: Path, name: str, files: Iterable[Path] = ()) -> None:
+    """Show a study's report, write it into `folder` as `<name>.md` and `<name>.html`, and log it
+    with all its files and `files`."""
     from dashboards.outputs.console import show
     from dashboards.outputs.files import write
     from dashboards.outputs.mlflow_runs import log
 
     show(console, report.sections)
     *written, page = write(report, folder, name)
-    log(report, pair, [*written, page, *files])
+    log(report, [*written, page, *files])
     point("report", page)

@@ -46,6 +46,7 @@ def main(
     # torch and MLflow take seconds to import.
     from dashboards.progress import ConsoleProgress
     from dashboards.reports.drift import report
+    from dashboards.sections import Origin
     from specdec_core.models.pair import load_pair
     from specdec_core.prompts.prompt_sets import digest, load_prompts
     from specdec_core.studies.drift_by_width import on_texts, on_toy_pair, target_tree
@@ -74,8 +75,8 @@ def main(
         "temperature": temperature,
         "branching": branching,
     }
-    shown = report(toy, scored, name, spec.name, notes, params)
-    deliver(shown, workspace() / "drift" / name, "drift", spec.name)
+    origin = Origin(name=name, pair=spec.name, notes=notes, params=params)
+    deliver(report(toy, scored, origin), workspace() / "drift" / name, "drift")
 
 
 if __name__ == "__main__":

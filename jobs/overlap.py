@@ -64,6 +64,7 @@ def main(
     from cluster.session import get, ray_session
     from dashboards.progress import ConsoleProgress
     from dashboards.reports.overlap import report
+    from dashboards.sections import Origin
     from specdec_core.base.files import write_atomically
     from specdec_core.drafting.pearl.timeline import Timeline
     from specdec_core.models.pair import check_pair
@@ -92,8 +93,8 @@ def main(
         f" turns; {runner.device}, target {runner.target_dtype}, draft {runner.draft_dtype}"
     )
     params = {"prompts": prompts, "max_new_tokens": max_new_tokens, "repeats": repeats}
-    shown = report(result, folder.name, spec.name, [note], params)
-    deliver(shown, folder, "report", spec.name, [trace])
+    origin = Origin(name=folder.name, pair=spec.name, notes=[note], params=params)
+    deliver(report(result, origin), folder, "report", [trace])
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def main(
         shown = report(result)
         files = write(shown, folder.path, "papers", apart=True)
         kept = [folder.path / "papers.json", folder.path / "plan.yaml"]
-        log(shown, result.pair.name, [*files, *kept], resume=folder.path)
+        log(shown, [*files, *kept], resume=folder.path)
         folder.finish()
     show(console, shown.sections)
     point("tables", folder.path / "papers.md")

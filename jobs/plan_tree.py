@@ -41,6 +41,7 @@ def main(
     # torch and MLflow take seconds to import.
     from dashboards.progress import ConsoleProgress
     from dashboards.reports.trees import report
+    from dashboards.sections import Origin
     from specdec_core.base.files import write_atomically
     from specdec_core.recordings.replay import Replay
     from specdec_core.search.replaying import find_named
@@ -71,8 +72,8 @@ def main(
         origin(times, hardware),
     ]
     params = {"recording": recording.folder.name, "budget": budget, "depth": depth}
-    shown = report(comparisons, folder.name, header.pair.name, notes, params)
-    deliver(shown, folder, "trees", header.pair.name, trees)
+    origin = Origin(name=folder.name, pair=header.pair.name, notes=notes, params=params)
+    deliver(report(comparisons, origin), folder, "trees", trees)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ def main(
     # torch and MLflow take seconds to import.
     from dashboards.progress import ConsoleProgress
     from dashboards.reports.policies import report
+    from dashboards.sections import Origin
     from specdec_core.base.files import write_atomically
     from specdec_core.recordings.replay import Replay
     from specdec_core.studies.forward_times import forward_times, origin
@@ -64,7 +65,7 @@ def main(
     ]
     folder = workspace() / "policies" / (name or "+".join(recordings))
     params = {"recordings": list(recordings), "search": str(search), "device": times.device}
-    shown = report(sets, folder.name, pair.name, notes, params)
+    shown = report(sets, Origin(name=folder.name, pair=pair.name, notes=notes, params=params))
     result = {
         "recordings": {n: str(r.folder.resolve()) for n, r in recordings.items()},
         "seconds": seconds,
@@ -76,7 +77,7 @@ def main(
         },
     }
     path = write_atomically(folder / "policies.json", json.dumps(result, indent=1))
-    deliver(shown, folder, "policies", pair.name, [path])
+    deliver(shown, folder, "policies", [path])
 
 
 if __name__ == "__main__":

@@ -67,6 +67,7 @@ def main(
     # torch and MLflow take seconds to import.
     from dashboards.progress import ConsoleProgress
     from dashboards.reports.throughput import report
+    from dashboards.sections import Origin
     from specdec_core.base.files import write_atomically
     from specdec_core.cost import Profile
     from specdec_core.models.pair import load_pair
@@ -112,8 +113,8 @@ def main(
         "queues": queues,
         "repeats": repeats,
     }
-    shown = report(result, best, by_context, folder.name, spec.name, notes, params)
-    deliver(shown, folder, "throughput", spec.name, files)
+    origin = Origin(name=folder.name, pair=spec.name, notes=notes, params=params)
+    deliver(report(result, best, by_context, origin), folder, "throughput", files)
     if plan is not None:
         console.print("\nto paste (a configuration whose K follows the batch):\n")
         console.print(plan.to_yaml(), markup=False)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from dashboards.look import INK, MUTED, OTHER_COLOURS, PAPER, base_figure
+from dashboards.look import DASHED, INK, MUTED, OTHER_COLOURS, PAPER, base_figure, intervals
 from dashboards.templating import render
 from specdec_core.studies.bench.result import OURS, BenchResult, over
 
@@ -53,11 +53,7 @@ def bench_figure(result: BenchResult, temperature: float) -> go.Figure:
             orientation="h",
             y=[bar.name for bar in own],
             x=[bar.ratio for bar in own],
-            error_x={
-                "type": "data", "symmetric": False, "color": INK, "thickness": 1.2, "width": 3,
-                "array": [bar.high - bar.ratio for bar in own],
-                "arrayminus": [bar.ratio - bar.low for bar in own],
-            },
+            error_x=intervals(*zip(*((bar.ratio, bar.low, bar.high) for bar in own), strict=True)),
             name=group,
             marker={"color": colour(group, result.groups), "line": {"width": 0}},
             customdata=[bar.tokens_per_second for bar in own],
@@ -66,7 +62,7 @@ def bench_figure(result: BenchResult, temperature: float) -> go.Figure:
     order = [bar.name for bar in reversed(shown)]
     fig.update_yaxes(categoryorder="array", categoryarray=order, showgrid=False)
     fig.update_xaxes(title_text="times our autoregressive decoding", rangemode="tozero")
-    fig.add_vline(x=1, line={"color": MUTED, "width": 1.5, "dash": "dash"})
+    fig.add_vline(x=1, line=DASHED)
     return fig.update_layout(bargap=0.25)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboards.look import INK, MUTED, OTHER_COLOURS, base_figure, style
+from dashboards.look import DASHED, INK, OTHER_COLOURS, base_figure, legend_beside, style
 from specdec_core.drafting.heads.card import HeadCard
 
 MOST_SHOWN = 6  # heads; the others wait in the legend
@@ -28,7 +28,7 @@ def reliability_diagram(cards: Mapping[str, HeadCard]) -> go.Figure:
     )
     fig.add_scatter(
         x=[0, 1], y=[0, 1], mode="lines", name="calibrated", hoverinfo="skip",
-        line={"color": MUTED, "width": 1.5, "dash": "dash"},
+        line=DASHED,
     )  # fmt: skip
     for i, ((name, card), colour) in enumerate(zip(cards.items(), _colours(cards), strict=True)):
         bins = card.reliability
@@ -51,7 +51,7 @@ def reliability_diagram(cards: Mapping[str, HeadCard]) -> go.Figure:
         )
     fig.update_xaxes(title_text="predicted acceptance probability (mean of the bin)", range=[0, 1])
     fig.update_yaxes(title_text="share accepted", range=[0, 1.02])
-    return _with_legend(fig)
+    return legend_beside(fig).update_layout(margin_t=100)
 
 
 def training_curves(cards: Mapping[str, HeadCard]) -> go.Figure:
@@ -84,13 +84,7 @@ def training_curves(cards: Mapping[str, HeadCard]) -> go.Figure:
     fig.update_xaxes(title_text="epoch")
     fig.update_yaxes(title_text="weighted loss", row=1, col=1)
     fig.update_yaxes(title_text="KL (nats)", row=1, col=2)
-    return _with_legend(fig)
-
-
-def _with_legend(fig: go.Figure) -> go.Figure:
-    """Names of heads are long and may be many: beside the figure, not above it."""
-    legend = {"orientation": "v", "x": 1.02, "y": 1, "yanchor": "top", "tracegroupgap": 0}
-    return fig.update_layout(legend=legend, margin_t=100)
+    return legend_beside(fig).update_layout(margin_t=100)
 
 
 def _colours(cards: Mapping[str, HeadCard]) -> list[str]:

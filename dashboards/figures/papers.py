@@ -8,7 +8,14 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from dashboards.look import INK, MUTED, OTHER_COLOURS, base_figure, style
+from dashboards.look import (
+    DASHED,
+    OTHER_COLOURS,
+    base_figure,
+    intervals,
+    legend_beside,
+    style,
+)
 from specdec_core.studies.papers.plan import Method, Quantity, Table
 from specdec_core.studies.papers.result import PapersResult
 
@@ -52,9 +59,8 @@ def paper_figure(result: PapersResult, key: str) -> go.Figure:
     fig.update_layout(barmode="group", bargap=0.18, bargroupgap=0.06)
     fig.update_yaxes(title_text=heading, rangemode="tozero")
     if quantity == "speedup":
-        fig.add_hline(y=1, line={"color": MUTED, "width": 1.5, "dash": "dash"})
-    legend = {"orientation": "v", "x": 1.02, "y": 1, "yanchor": "top", "tracegroupgap": 0}
-    return fig.update_layout(legend=legend)
+        fig.add_hline(y=1, line=DASHED)
+    return legend_beside(fig)
 
 
 def _known(result: PapersResult, table: Table, method: Method, quantity: Quantity) -> bool:
@@ -123,11 +129,8 @@ def _intervals(
         return None
     measured = [result.find(*point) for point in points]
     timings = [m.timing if m else None for m in measured]
-    return {
-        "type": "data", "symmetric": False, "color": INK, "thickness": 1.2, "width": 3,
-        "array": [t.high - t.speedup if t else 0 for t in timings],
-        "arrayminus": [t.speedup - t.low if t else 0 for t in timings],
-    }  # fmt: skip
+    ends = [(t.speedup, t.low, t.high) if t else (0.0, 0.0, 0.0) for t in timings]
+    return intervals(*zip(*ends, strict=True))
 
 
 def _colours(methods: Sequence[Method]) -> list[tuple[str, str]]:

@@ -12,13 +12,14 @@ from plotly.subplots import make_subplots
 
 from dashboards.figures.frontier import hover
 from dashboards.look import (
+    DASHED,
     INK,
-    MUTED,
     OTHER_COLOURS,
     PAPER,
     PARTS,
     base_figure,
     family_order,
+    intervals,
     style,
 )
 from dashboards.ranking import (
@@ -56,7 +57,7 @@ def speedups(result: SweepResult, limit: int = 24) -> go.Figure:
     gains = [speedup(result, t) for t in rows]
     ends = [gain.timing.high if gain.timing else gain.value for gain in gains]
     longest = max([1.0, *ends, *(x for trace in estimates for x in trace.x)])
-    fig.add_vline(x=1, line={"color": MUTED, "width": 1.5, "dash": "dash"})
+    fig.add_vline(x=1, line=DASHED)
     fig.add_scatter(
         x=[longest * 1.02] * len(rows), y=[t.id for t in rows],
         text=[f"{g.value:.2f}×" if g.timing else f"≈ {g.value:.2f}×" for g in gains],
@@ -103,30 +104,17 @@ def _bars(result: SweepResult, trials: Sequence[Trial], kind: str) -> list[go.Ba
             continue
         gains = [speedup(result, t) for t in part]
         bars = go.Bar(
-            orientation="h",
-            y=[t.id for t in part],
-            x=[gain.value for gain in gains],
-            name=look.name,
-            legendgroup=kind,
-            showlegend=not traces,
+            orientation="h", y=[t.id for t in part], x=[gain.value for gain in gains],
+            name=look.name, legendgroup=kind, showlegend=not traces,
             marker={
-                "color": look.colour,
-                "opacity": 1.0 if timed else 0.38,
-                "line": {"width": 0},
+                "color": look.colour, "opacity": 1.0 if timed else 0.38, "line": {"width": 0},
             },
-            error_x={
-                "type": "data",
-                "symmetric": False,
-                "color": INK,
-                "thickness": 1.4,
-                "width": 4,
-                "array": [gain.timing.high - gain.value for gain in gains],
-                "arrayminus": [gain.value - gain.timing.low for gain in gains],
-            }
-            if timed
-            else None,
-            text=[hover(result, t) for t in part],
-            textposition="none",
+            error_x=intervals(
+                [gain.value for gain in gains],
+                [gain.timing.low for gain in gains],
+                [gain.timing.high for gain in gains],
+            ) if timed else None,
+            text=[hover(result, t) for t in part], textposition="none",
             hovertemplate="%{text}<extra></extra>",
         )  # fmt: skip
         traces.append(bars)

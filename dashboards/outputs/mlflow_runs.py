@@ -28,20 +28,18 @@ AT_ONCE = 1000  # metrics that a store takes in one request
 
 def log(
     report: Report,
-    experiment: str,
     files: Iterable[Path],
     prompts: tuple[PromptSet, Sequence[Prompt]] | None = None,
     resume: Path | None = None,
 ) -> str:
-    """Log a report to the experiment of that name: its parameters and metrics, nested runs, `files`
+    """Log a report to its pair's experiment: its parameters and metrics, nested runs, `files`
     (and all that is in folders among them), and each figure. Returns the run's id.
 
     `prompts` are logged as a dataset. The run that an interrupted process began for the folder
     `resume` is taken up again.
     """
-    assert report.run is not None
     client = connect()
-    experiment_id = experiment_id_of(client, experiment)
+    experiment_id = experiment_id_of(client, report.origin.pair)
     tags = run_tags(report.command, environment()) | report.run.tags
     run_id = None
     if resume is not None:

@@ -12,8 +12,7 @@ from dashboards import cells
 from dashboards.cells import Cell
 from dashboards.figures.bench import bench_figure, bench_svg
 from dashboards.figures.flame import draw_stacks
-from dashboards.sections import Report, Run, Section, setting
-from dashboards.sections import findings as what_came_out
+from dashboards.sections import Origin, Report, Run, Section
 from specdec_core.base.names import plain_name
 from specdec_core.studies.bench import spec_bench
 from specdec_core.studies.bench.limits import PARTS, limits, limits_frame
@@ -41,33 +40,33 @@ def report(result: BenchResult, baseline: Sequence[spec_bench.Answer] | None = N
     return Report(
         command="bench",
         title=f"Benchmark of {result.pair.name}",
-        about=f"specdec bench {result.name} · {result.started:%-d %B %Y, %H:%M} UTC",
-        sections=[
-            what_came_out(findings(result)),
-            *sections(result, baseline),
-            setting(how_measured(result)),
-        ],
-        frames={"times": times_frame(result), "summary": summary_frame(result)},
-        run=Run(
-            name=f"bench {result.name}",
+        origin=Origin(
+            name=result.name,
+            pair=result.pair.name,
+            notes=how_measured(result),
             params={
                 "pair": result.pair.model_dump(mode="json"),
                 "prompts": {"source": result.prompts.source, "count": result.prompts.count},
                 "max_new_tokens": result.max_new_tokens,
                 "repeats": result.repeats,
             },
-            metrics={
-                f"over_{plain_name(best.group)}_T{best.temperature:g}{end}": value
-                for best in result.headlines()
-                for end, value in (("", best.ratio), ("_low", best.low), ("_high", best.high))
-            },
-            tags={
-                "prompts": result.prompts.source,
-                "prompts_digest": result.prompts.digest,
-                **result.environment,
-            },
-            nested=list(_rows(result)),
+            started=result.started,
+            facts=result.environment,
         ),
+        findings=findings(result),
+        parts=sections(result, baseline),
+        frames={"times": times_frame(result), "summary": summary_frame(result)},
+        metrics={
+            f"over_{plain_name(best.group)}_T{best.temperature:g}{end}": value
+            for best in result.headlines()
+            for end, value in (("", best.ratio), ("_low", best.low), ("_high", best.high))
+        },
+        tags={
+            "prompts": result.prompts.source,
+            "prompts_digest": result.prompts.digest,
+            **result.environment,
+        },
+        nested=list(_rows(result)),
     )
 
 
@@ -149,7 +148,6 @@ def how_measured(result: BenchResult) -> list[str]:
         f" {result.max_new_tokens} new tokens, repeats {result.repeats}: every prompt is decoded by"
         " everybody in turn, another one beginning each time",
         *result.notes,
-        *(f"{name.replace('_', ' ')}: {value}" for name, value in result.environment.items()),
     ]
 
 

@@ -11,8 +11,7 @@ import pandas as pd
 
 from dashboards import cells
 from dashboards.figures.papers import QUANTITIES, paper_figure
-from dashboards.sections import Report, Run, Section, metric_name, setting
-from dashboards.sections import findings as what_came_out
+from dashboards.sections import Origin, Report, Section, metric_name
 from specdec_core.config import BanditDrafter, DrafterSettings
 from specdec_core.search.results import Timing
 from specdec_core.studies.papers.plan import Method, Quantity, Table
@@ -31,34 +30,31 @@ def report(result: PapersResult) -> Report:
     """Every table that has a prompt set left, and what they say."""
     methods = [m for key in result.tables() for m in result.plan.methods(key)]
     lossy = dict.fromkeys(method.name for method in methods if not method.lossless)
+    sets = result.sets.items()
     return Report(
         command="papers",
         title="The papers' tables in our terms",
-        about=f"specdec papers {result.name} · {result.started:%-d %B %Y, %H:%M} · "
-        f"{result.pair.name}",
-        sections=[
-            what_came_out(findings(result)),
-            *tables(result),
-            setting(notes(result), result.environment),
-        ],
-        run=Run(
-            name=f"papers {result.name}",
+        origin=Origin(
+            name=result.name,
+            pair=result.pair.name,
+            notes=notes(result),
             params={
                 "pair": result.pair.model_dump(mode="json"),
-                "prompts": {
-                    name: {"source": own.source, "count": own.count}
-                    for name, own in result.sets.items()
-                },
+                "prompts": {n: {"source": own.source, "count": own.count} for n, own in sets},
                 "max_new_tokens": result.plan.max_new_tokens,
                 "repeats": result.plan.repeats,
             },
-            metrics=dict(_metrics(result)),
-            tags={
-                "lossy": ", ".join(lossy) or "none",
-                **{f"prompts.{name}": own.digest for name, own in result.sets.items()},
-                **result.environment,
-            },
+            started=result.started,
+            facts=result.environment,
         ),
+        findings=findings(result),
+        parts=tables(result),
+        metrics=dict(_metrics(result)),
+        tags={
+            "lossy": ", ".join(lossy) or "none",
+            **{f"prompts.{name}": own.digest for name, own in sets},
+            **result.environment,
+        },
     )
 
 

@@ -22,7 +22,7 @@ from dashboards.ranking import (
 )
 from dashboards.reports.standings import standings
 from dashboards.reports.sweep_figures import drawn
-from dashboards.sections import Report, Section, Tile
+from dashboards.sections import Origin, Report, Section, Tile
 from specdec_core.base.errors import UserError
 from specdec_core.search.results import SweepResult, Timing
 
@@ -73,10 +73,9 @@ def report(result: SweepResult, rounds: pd.DataFrame, evidence: Evidence | None 
     return Report(
         command="sweep",
         title=headline(result),
-        about=f"specdec sweep {result.name} · {result.started:%-d %B %Y, %H:%M} · "
-        f"{result.pair.name}",
+        origin=Origin(name=result.name, pair=result.pair.name, started=result.started),
         summary=summary(result),
-        sections=[
+        parts=[
             *(own for own in sections if own.tiles or own.lines),
             standings(result, TABLE_ROWS, "sweep.json"),
             *drawn(result, rounds, evidence),

@@ -61,7 +61,7 @@ def test_the_report_has_every_row_and_says_who_wins(
     assert all(len(read_answers(path)) == 3 for path in answered)
 
     prompts = (bench_result.prompts, bench_prompts)
-    run_id = log(whole, bench_result.pair.name, [folder], prompts=prompts)
+    run_id = log(whole, [folder], prompts=prompts)
     client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     run = client.get_run(run_id)
     assert run.info.status == "FINISHED"

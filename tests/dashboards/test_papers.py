@@ -245,7 +245,7 @@ def test_an_mlflow_run_has_tables_as_artifacts_and_numbers_as_metrics(
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     folder = tmp_path / "papers"
     files = [*written(result, folder), result.save(folder)]
-    run_id = log(report(result), result.pair.name, files, resume=folder)
+    run_id = log(report(result), files, resume=folder)
     client = MlflowClient(uri)
     run = client.get_run(run_id)
     assert run.info.status == "FINISHED"
@@ -257,8 +257,8 @@ def test_an_mlflow_run_has_tables_as_artifacts_and_numbers_as_metrics(
     stored = {file.path for file in client.list_artifacts(run_id)}
     assert stored >= {"papers.md", "papers.html", "methods.csv", "papers.json", "figures"}
     client.update_run(run_id, "RUNNING")  # as a killed process leaves it
-    assert log(report(result), result.pair.name, files, resume=folder) == run_id
-    assert log(report(result), result.pair.name, files, resume=folder) != run_id
+    assert log(report(result), files, resume=folder) == run_id
+    assert log(report(result), files, resume=folder) != run_id
 
 
 def test_the_result_is_read_as_it_was_written(result: PapersResult, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def pair(
             tracking.begun(result, bench_prompts, folder)
             tracking.finish(result, folder)
         bench = bench_result.model_copy(update={"pair": result.pair})
-        log(report(bench), bench.pair.name, [], prompts=(bench.prompts, bench_prompts))
+        log(report(bench), [], prompts=(bench.prompts, bench_prompts))
         training = HeadTraining(HeadSpec(), learnable(), SETTINGS)
         while not training.done:
             training.epoch()

@@ -13,6 +13,7 @@ from dashboards.outputs.console import table as console_table
 from dashboards.outputs.html import page
 from dashboards.outputs.markdown import document
 from dashboards.reports.bandits import headline, report
+from dashboards.sections import Origin
 from specdec_core.config import parse
 from specdec_core.models.pair import Pair
 from specdec_core.studies.bandits import ArmComparison, ArmsPlan, race
@@ -100,7 +101,7 @@ def test_the_table_belongs_to_the_figure(comparison: ArmComparison) -> None:
 
 
 def test_the_page_needs_no_network_and_says_who_won(comparison: ArmComparison) -> None:
-    shown = report(comparison, "name", "pair", ["a note"], {})
+    shown = report(comparison, Origin(name="name", pair="pair", notes=["a note"]))
     html, text = page(shown), document(shown)
     assert "cdn" not in html.split("<script>")[0]
     assert headline(comparison.table()) in html.replace("&#39;", "'")
