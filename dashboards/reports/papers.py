@@ -77,7 +77,8 @@ def findings(result: PapersResult) -> list[str]:
         if not drafting:
             continue
         best = _fastest(drafting)
-        assert (timing := best.timing) is not None
+        timing = best.timing
+        assert timing is not None
         ratio = cells.as_ratio(timing.speedup, timing.low, timing.high)
         line = f"{prompts}: fastest is {name_of(result, best)}, {ratio}"
         plain = [m for m in drafting if m.configuration.family == "fixed"]
