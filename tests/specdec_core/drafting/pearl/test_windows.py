@@ -153,9 +153,10 @@ class Drafting:
             watched.append(Watched(rightly(resources, draft, settings), link))
             return watched[0]
 
-        patch.setattr(Resources, "policy", policy)
-        engine = Engine(self.pair, Configuration(drafter=drafter), slots, open_link=lambda: link)
-        found = engine.generate(self.requests(sampling))
+        with patch.context() as own:
+            own.setattr(Resources, "policy", policy)
+            engine = Engine(self.pair, Configuration(drafter=drafter), slots, lambda: link)
+            found = engine.generate(self.requests(sampling))
         return watched[0], found
 
 
