@@ -54,7 +54,7 @@ class Drafter:
     shapes: Sequence[Sequence[int]] = ()  # the parents of trees that it grows, whole or cut
 
     def __init__(self, settings: Any, resources: Resources) -> None:
-        """Of settings of its kind."""
+        """Built from the settings of its kind."""
 
     @classmethod
     def replayed(cls, settings: Any, recorded: Any) -> Drafter:
