@@ -74,6 +74,10 @@ class DeliveredRun(Observer):
         assert self.client is not None
         return self.client
 
+    def waiting(self) -> int:
+        """Entries that the store has not taken yet."""
+        return self.delivery.left if self.delivery is not None else 0
+
     def _put(self, job: Callable[[], object]) -> None:
         assert self.delivery is not None
         self.delivery.put(job)
