@@ -153,7 +153,8 @@ class OneOf:
 
 @cache
 def _any_of(kinds: tuple[type[KindSettings], ...]) -> TypeAdapter[Any]:
-    return TypeAdapter(Annotated[Union[kinds], Field(discriminator="kind")])  # noqa: UP007
+    union: Any = Annotated[Union[kinds], Field(discriminator="kind")]  # noqa: UP007
+    return TypeAdapter(union)
 
 
 @cache

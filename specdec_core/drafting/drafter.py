@@ -52,6 +52,9 @@ class Drafter:
     target_width = 0  # tokens that the target shall draw to begin each tree with
     shapes: Sequence[Sequence[int]] = ()  # the parents of trees that it grows, whole or cut
 
+    def __init__(self, settings: Any, resources: Any) -> None:
+        """A kind's drafter is built from its settings and :class:`Resources`."""
+
     @classmethod
     def replayed(cls, settings: Any, recorded: Any) -> Drafter:
         """The drafter as a replay runs it, from the resources that there are in one
@@ -145,7 +148,8 @@ class Resources:
 
     def build(self, settings: DrafterSettings) -> Drafter:
         """The drafter that `settings` describe."""
-        return run_time(settings)(settings, self)
+        built: Drafter = run_time(settings)(settings, self)
+        return built
 
     def policy(self, draft: str | None, settings: PolicySettings) -> LengthPolicy:
         """The length policy of a draft model that `settings` describe."""

@@ -12,8 +12,7 @@ from specdec_core.config import Sampling
 from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.drafter import Sequencing
 from specdec_core.tokens.sampling import draw_siblings, warp
-from specdec_core.tokens.statistics import Origin
-from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 
 
 @dataclass(slots=True)

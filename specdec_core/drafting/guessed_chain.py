@@ -131,7 +131,8 @@ class GuessedChain(Drafter):
     def _signals(self, active: list[_Draft], logits: Tensor, probs: Tensor | None) -> Signals:
         """What the policy may see of all new tokens, given the logits and distributions (rows,
         width, vocabulary) of the forward."""
-        slots, tokens, positions, places = [], [], [], []
+        slots, positions, places = [], [], []
+        tokens: list[int] = []
         width = logits.shape[1]
         for row, draft in enumerate(active):
             draft.before = len(tokens)
@@ -140,9 +141,10 @@ class GuessedChain(Drafter):
                 tokens.append(token)
                 positions.append(position)
                 places.append(row * width + place)
-        states = (logits, probs, self.runner.hidden)
-        flat = (None if own is None else own.flatten(0, 1) for own in states)
-        signals = Signals(slots, tokens, positions, *flat, places)
+        q, hidden = (
+            None if own is None else own.flatten(0, 1) for own in (probs, self.runner.hidden)
+        )
+        signals = Signals(slots, tokens, positions, logits.flatten(0, 1), q, hidden, places)
         signals.fetch(self.policy.reads)
         return signals
 
@@ -157,6 +159,7 @@ class GuessedChain(Drafter):
         verdict = self._verify(sequence, len(chain), guess, choices[places], q)
         read = self.runner.lengths[slot] - len(guess)
         self.runner.keep(slot, read, verdict.path)
+        assert verdict.token is not None  # the draft model has read the whole guess
         tokens = [*(guess.tokens[node] for node in verdict.path), verdict.token]
         drawn = [0, *(node + 1 for node in verdict.path)]
         draft.new = [

@@ -181,7 +181,7 @@ def paired_ratio(
 
     def total(times: np.ndarray, pick: bool) -> np.ndarray:
         chosen = times[r, p] if pick else times[None]
-        return np.median(chosen, axis=1).sum(axis=-1)
+        return np.asarray(np.median(chosen, axis=1).sum(axis=-1))
 
     ratios = total(baseline, True) / total(candidate, True)
     tail = (1 - confidence) / 2 * 100

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
 from specdec_core.base.errors import UserError
 from specdec_core.config.policies import MOST_TOKENS, MaxTokens, PolicySettings, up_to
 from specdec_core.drafting.policies.policy import LengthPolicy, RecordedChains
+
+if TYPE_CHECKING:
+    from specdec_core.drafting.heads.loaded import LoadedHead
 
 
 class OracleSettings(PolicySettings):
@@ -42,7 +45,7 @@ class OraclePolicy(LengthPolicy):
         )
 
     @classmethod
-    def replayed(cls, settings: OracleSettings) -> LengthPolicy:
+    def replayed(cls, settings: OracleSettings, *_: LoadedHead) -> LengthPolicy:
         return Foresight(settings)
 
 
@@ -50,4 +53,4 @@ class Foresight(LengthPolicy):
     """The oracle where the future is on record."""
 
     def lengths(self, draft: RecordedChains) -> np.ndarray:
-        return np.minimum(draft.agreeing, self.settings.max_tokens)
+        return np.asarray(np.minimum(draft.agreeing, self.settings.max_tokens))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GenerationMixin
 
 from specdec_core.models.pair import Pair
 from specdec_core.studies.peers.peer import Peer
@@ -68,6 +68,7 @@ def transformers_generate(
         options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
     eos = sorted(pair.eos_token_ids)
     ids = torch.tensor([tokens], device=pair.target.device)
+    assert isinstance(pair.target, GenerationMixin)  # as all causal models
     output = pair.target.generate(
         ids,
         attention_mask=torch.ones_like(ids),
@@ -77,7 +78,7 @@ def transformers_generate(
         pad_token_id=eos[0] if eos else 0,
         **options,
     )
-    return output[0, len(tokens) :].tolist()
+    return list(output[0, len(tokens) :].tolist())
 
 
 class TransformersPeer(Peer):
@@ -116,6 +117,7 @@ class TransformersPeer(Peer):
         temperature: float = 0.0,
         seed: int = 0,
     ) -> list[int]:
+        assert self._pair is not None  # it is open
         return transformers_generate(
             self._pair, self._mode, self._draft, prompt_tokens, max_new_tokens, temperature, seed
         )
