@@ -8,15 +8,28 @@ from specdec_core.config.base import Document, Value, describe, identity, load_y
 from specdec_core.config.configuration import AUTOREGRESSIVE, Configuration
 from specdec_core.config.drafters import (
     MOST_NODES,
+    AnyChain,
     AnyDrafter,
+    AnyLookup,
+    Branching,
+    ChainSettings,
     DrafterSettings,
     LookupSettings,
+    Memory,
     ModelSettings,
+    PolicyDrafterSettings,
+    Width,
 )
 from specdec_core.config.kinds import add_drafter, add_policy, run_time
 from specdec_core.config.pair import DType, PairSpec, RunnerSettings
 from specdec_core.config.placement import DraftPlacement, Placement, TargetPlacement
-from specdec_core.config.policies import MOST_TOKENS, AnyPolicy, PolicySettings
+from specdec_core.config.policies import (
+    MOST_TOKENS,
+    AnyPolicy,
+    HeadSettings,
+    MaxTokens,
+    PolicySettings,
+)
 from specdec_core.config.recorded import RecordingFacts
 from specdec_core.config.sampling import Sampling, Temperature
 
@@ -24,17 +37,25 @@ __all__ = [
     "AUTOREGRESSIVE",
     "MOST_NODES",
     "MOST_TOKENS",
+    "AnyChain",
     "AnyDrafter",
+    "AnyLookup",
     "AnyPolicy",
+    "Branching",
+    "ChainSettings",
     "Configuration",
     "DType",
     "Document",
     "DraftPlacement",
     "DrafterSettings",
+    "HeadSettings",
     "LookupSettings",
+    "MaxTokens",
+    "Memory",
     "ModelSettings",
     "PairSpec",
     "Placement",
+    "PolicyDrafterSettings",
     "PolicySettings",
     "RecordingFacts",
     "RunnerSettings",
@@ -42,6 +63,7 @@ __all__ = [
     "TargetPlacement",
     "Temperature",
     "Value",
+    "Width",
     "add_drafter",
     "add_policy",
     "describe",

@@ -35,6 +35,11 @@ class PolicySettings(KindSettings):
         """What a person reads in a table."""
 
     @property
+    def up_to(self) -> str:
+        """The end of a label."""
+        return "" if self.max_tokens == MOST_TOKENS else f" ≤{self.max_tokens}"
+
+    @property
     def heads(self) -> tuple[str, ...]:
         """The trained heads that it asks, by name or folder."""
         return ()
@@ -73,8 +78,3 @@ class HeadSettings(PolicySettings):
 
 
 AnyPolicy = Annotated[PolicySettings, OneOf(POLICIES)]
-
-
-def up_to(max_tokens: int) -> str:
-    """The end of a label."""
-    return "" if max_tokens == MOST_TOKENS else f" ≤{max_tokens}"

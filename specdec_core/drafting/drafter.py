@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specdec_core.base.stopwatch import Stopwatch
-from specdec_core.config import DrafterSettings, PolicySettings, Sampling, run_time
+from specdec_core.config import DrafterSettings, LookupSettings, PolicySettings, Sampling, run_time
 from specdec_core.drafting.pearl.link import Link, no_link
 from specdec_core.drafting.policies.policy import LengthPolicy, build_policy
 from specdec_core.tokens.token_tree import TokenTree
@@ -52,8 +52,8 @@ class Drafter:
     target_width = 0  # tokens that the target shall draw to begin each tree with
     shapes: Sequence[Sequence[int]] = ()  # the parents of trees that it grows, whole or cut
 
-    def __init__(self, settings: Any, resources: Any) -> None:
-        """A kind's drafter is built from its settings and :class:`Resources`."""
+    def __init__(self, settings: Any, resources: Resources) -> None:
+        """Built from the settings of its kind."""
 
     @classmethod
     def replayed(cls, settings: Any, recorded: Any) -> Drafter:
@@ -150,6 +150,12 @@ class Resources:
         """The drafter that `settings` describe."""
         built: Drafter = run_time(settings)(settings, self)
         return built
+
+    def lookup(self, settings: LookupSettings) -> Lookup:
+        """The same where they are a lookup's."""
+        lookup = self.build(settings)
+        assert isinstance(lookup, Lookup)
+        return lookup
 
     def policy(self, draft: str | None, settings: PolicySettings) -> LengthPolicy:
         """The length policy of a draft model that `settings` describe."""

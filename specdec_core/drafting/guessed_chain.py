@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,6 +59,10 @@ class GuessedChain(Drafter):
         if self.policy.needs_hidden:
             self.runner.watch_hidden(True)
         self._chains: dict[int, tuple[int, int]] = {}  # by slot: length of the text, of the chain
+
+    @classmethod
+    def replayed(cls, settings: Any, recorded: RecordedResources) -> GuessedChain:
+        return type(f"Recorded{cls.__name__}", (cls, RecordedGuesses), {})(settings, recorded)
 
     def guess(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> TokenTree:
         """Deterministic candidates for what the draft model writes behind the text and `drafted`,
@@ -229,8 +234,8 @@ class GuessedChain(Drafter):
 
 
 class RecordedGuesses(GuessedChain):
-    """A recorded draft model's chain with guesses about it: they take part of its forwards and
-    leave its tokens as they are. A kind in a replay is this and the kind itself."""
+    """A recorded draft model's chain: guesses take part of its forwards and leave its tokens as
+    they are. What is guessed, a kind of guessed chain says as ever."""
 
     def __init__(
         self, draft: str | None, policy: PolicySettings, recorded: RecordedResources

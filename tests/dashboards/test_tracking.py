@@ -267,9 +267,9 @@ def test_champions_with_heads_and_learned_states_are_registered_under_their_pair
 ) -> None:
     (home / "heads" / "mine").mkdir(parents=True)
     (home / "heads" / "mine" / "head.json").write_text("a card")
-    asking = DraftModelDrafter(policy=DecisionPolicy(head="mine"))
-    learning = BanditDrafter(arms=[{"kind": "fixed", "max_tokens": 2}, {"kind": "svip"}])
-    build_bandit(learning).save(home / "bandits" / "served" / "known.json")
+    asking = DraftModelSettings(policy=DecisionSettings(head="mine"))
+    learning = BanditSettings(arms=[{"kind": "fixed", "max_tokens": 2}, {"kind": "svip"}])
+    save_state(build_bandit(learning).state(), home / "bandits" / "served" / "known.json")
     learning = learning.model_copy(update={"state": "served/known"})
     other = result.pair.model_copy(update={"target": "elsewhere/other"})
     champions = [

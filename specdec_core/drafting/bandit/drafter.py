@@ -49,9 +49,9 @@ class BanditDrafter(Drafter):
         self.bandit = build_bandit(settings)
         self.shared = settings.memory == "all"
         self.arms, asked = [], []
-        for arm in settings.arms:
+        for own in settings.arms:
             runners: dict[int, ModelRunner] = {}
-            self.arms.append(_noting(resources, runners).build(arm))
+            self.arms.append(_noting(resources, runners).build(own))
             asked.append(runners)
         for number, runner in {n: r for runners in asked for n, r in runners.items()}.items():
             # Nobody waits for a draft model to read a text that it is not asked about.

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from specdec_core.config.drafters import AnyDrafter, DrafterSettings, Memory, read_arm
-from specdec_core.config.recorded import RecordingFacts
+from specdec_core.config import AnyDrafter, DrafterSettings, Memory, RecordingFacts
+from specdec_core.config.drafters import read_arm
 
 
 class BanditSettings(DrafterSettings):

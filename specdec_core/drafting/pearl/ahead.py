@@ -254,9 +254,7 @@ class Ahead:
         self._runner, self._settings = self._runners[key], message
         if policy.needs_hidden:
             self._runner.watch_hidden(True)
-        lookup = None if guesses is None else resources.build(guesses)
-        assert lookup is None or isinstance(lookup, Lookup)
-        self._lookup = lookup
+        self._lookup = None if guesses is None else resources.lookup(guesses)
 
     def _begin(self, message: Begin) -> None:
         number, text = message.slot, message.tokens

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from specdec_core.config.policies import MOST_TOKENS, MaxTokens, PolicySettings, up_to
+from specdec_core.config import MOST_TOKENS, MaxTokens, PolicySettings
 from specdec_core.drafting.policies.policy import Rule
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class ConfidenceProductSettings(PolicySettings):
 
     @property
     def label(self) -> str:
-        return f"confidence product {self.threshold:g}{up_to(self.max_tokens)}"
+        return f"confidence product {self.threshold:g}{self.up_to}"
 
 
 class ConfidenceProductPolicy(Rule):

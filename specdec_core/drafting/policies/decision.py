@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from specdec_core.config.policies import MOST_TOKENS, HeadSettings, MaxTokens, up_to
+from specdec_core.config import MOST_TOKENS, HeadSettings, MaxTokens
 from specdec_core.drafting.policies.policy import HeadRule
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class DecisionSettings(HeadSettings):
     @property
     def label(self) -> str:
         product = " Π" if self.cumulative else ""
-        return f"decision {self.head_name}{product} {self.threshold:g}{up_to(self.max_tokens)}"
+        return f"decision {self.head_name}{product} {self.threshold:g}{self.up_to}"
 
 
 class DecisionPolicy(HeadRule):

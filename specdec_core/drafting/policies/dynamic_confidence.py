@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from specdec_core.config.policies import MOST_TOKENS, MaxTokens, PolicySettings, up_to
+from specdec_core.config import MOST_TOKENS, MaxTokens, PolicySettings
 from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class DynamicConfidenceSettings(PolicySettings):
 
     @property
     def label(self) -> str:
-        return f"dynamic confidence from {self.start:g}{up_to(self.max_tokens)}"
+        return f"dynamic confidence from {self.start:g}{self.up_to}"
 
 
 class DynamicConfidencePolicy(LengthPolicy):

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from specdec_core.config.policies import MOST_TOKENS, MaxTokens, PolicySettings, up_to
+from specdec_core.config import MOST_TOKENS, MaxTokens, PolicySettings
 from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
 
 
@@ -29,7 +29,7 @@ class HeuristicSettings(PolicySettings):
         name = "heuristic" if self.transient else "lasting heuristic"
         usual = (self.increase, self.decrease) == (2, 1)
         steps = "" if usual else f" +{self.increase}/-{self.decrease}"
-        return f"{name} K₀={self.start}{steps}{up_to(self.max_tokens)}"
+        return f"{name} K₀={self.start}{steps}{self.up_to}"
 
 
 class HeuristicPolicy(LengthPolicy):

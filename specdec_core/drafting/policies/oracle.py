@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from specdec_core.base.errors import UserError
-from specdec_core.config.policies import MOST_TOKENS, MaxTokens, PolicySettings, up_to
+from specdec_core.config import MOST_TOKENS, MaxTokens, PolicySettings
 from specdec_core.drafting.policies.policy import LengthPolicy, RecordedChains
-
-if TYPE_CHECKING:
-    from specdec_core.drafting.heads.loaded import LoadedHead
 
 
 class OracleSettings(PolicySettings):
@@ -24,7 +21,7 @@ class OracleSettings(PolicySettings):
 
     @property
     def label(self) -> str:
-        return f"oracle{up_to(self.max_tokens)}"
+        return f"oracle{self.up_to}"
 
     @property
     def decodes(self) -> bool:
@@ -45,7 +42,7 @@ class OraclePolicy(LengthPolicy):
         )
 
     @classmethod
-    def replayed(cls, settings: OracleSettings, *_: LoadedHead) -> LengthPolicy:
+    def replayed(cls, settings: OracleSettings, *heads: object) -> LengthPolicy:
         return Foresight(settings)
 
 

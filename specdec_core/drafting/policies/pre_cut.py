@@ -14,8 +14,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
-from specdec_core.config import describe
-from specdec_core.config.policies import MOST_TOKENS, MaxTokens, PolicySettings, up_to
+from specdec_core.config import MOST_TOKENS, MaxTokens, PolicySettings, describe
 from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
 
 if TYPE_CHECKING:
@@ -179,7 +178,7 @@ class PreCutSettings(PolicySettings):
             if getattr(self, name) != type(self).model_fields[name].default
         )
         start = f" from {Path(self.table).stem}" if self.table else ""
-        return f"pre-cut c={self.target_cost:g}{unusual}{start}{up_to(self.max_tokens)}"
+        return f"pre-cut c={self.target_cost:g}{unusual}{start}{self.up_to}"
 
 
 class PreCutPolicy(LengthPolicy):

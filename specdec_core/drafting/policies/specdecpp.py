@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from specdec_core.config.policies import MOST_TOKENS, HeadSettings, MaxTokens, up_to
+from specdec_core.config import MOST_TOKENS, HeadSettings, MaxTokens
 from specdec_core.drafting.policies.policy import HeadRule
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class SpecDecPlusPlusSettings(HeadSettings):
     @property
     def label(self) -> str:
         least = "" if self.min_tokens == 2 else f" ≥{self.min_tokens}"
-        return f"SpecDec++ {self.head_name} h={self.threshold:g}{least}{up_to(self.max_tokens)}"
+        return f"SpecDec++ {self.head_name} h={self.threshold:g}{least}{self.up_to}"
 
 
 class SpecDecPlusPlusPolicy(HeadRule):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from specdec_core.config.policies import MOST_TOKENS, MaxTokens, PolicySettings, up_to
+from specdec_core.config import MOST_TOKENS, MaxTokens, PolicySettings
 from specdec_core.drafting.policies.policy import Rule
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class SvipSettings(PolicySettings):
 
     @property
     def label(self) -> str:
-        return f"svip {self.threshold:g}{up_to(self.max_tokens)}"
+        return f"svip {self.threshold:g}{self.up_to}"
 
 
 class SvipPolicy(Rule):

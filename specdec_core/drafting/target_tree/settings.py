@@ -6,8 +6,8 @@ from itertools import accumulate
 from operator import mul
 from typing import ClassVar, Literal
 
-from specdec_core.config.drafters import Branching, ModelSettings, shape
-from specdec_core.config.recorded import RecordingFacts
+from specdec_core.config import Branching, ModelSettings, RecordingFacts
+from specdec_core.config.drafters import shape
 
 
 class TargetTreeSettings(ModelSettings):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
@@ -21,6 +22,7 @@ from specdec_core.drafting.cascade.settings import CascadeSettings
 from specdec_core.drafting.draft_model.drafter import DraftModelDrafter
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.drafter import Resources, Sequencing
+from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.hybrid import HybridSettings
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.drafting.policies.decision import DecisionSettings
@@ -151,9 +153,10 @@ class Drafting:
             watched.append(Watched(rightly(resources, draft, settings), link))
             return watched[0]
 
-        patch.setattr(Resources, "policy", policy)
-        engine = Engine(self.pair, Configuration(drafter=drafter), slots, open_link=lambda: link)
-        found = engine.generate(self.requests(sampling))
+        with patch.context() as own:
+            own.setattr(Resources, "policy", policy)
+            engine = Engine(self.pair, Configuration(drafter=drafter), slots, lambda: link)
+            found = engine.generate(self.requests(sampling))
         return watched[0], found
 
 
@@ -191,7 +194,7 @@ def test_a_window_stops_where_a_chain_of_one_process_would(
     pair = drafting.pair
     runner = pair.open_runner("small", 1)
     sizes = runner.vocab_size, pair.eos_token_ids
-    resources = Resources(lambda name: runner, pair.load_head, *sizes)
+    resources = Resources(lambda name: runner, partial(load_pair_head, pair), *sizes)
     chain = DraftModelDrafter(plain(policy), resources)
     request, outcomes = -1, []
     for window in watched.windows:
