@@ -15,7 +15,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from transformers import AutoConfig
 
 from cluster.placement import Placed
-from cluster.session import get
+from cluster.session import get, start_actor
 from cluster.sharded_target.shard import Call, Failed, Shard, ShardFacts
 from cluster.sharded_target.shard_weights import check_split
 from specdec_core.base.bundled import resolve_path
@@ -138,14 +138,13 @@ class TargetGroup:
         self._stop()
 
     def _start(self) -> None:
-        self._busy = self._lost = False
+        self._busy: bool = False
+        self._lost: bool = False
         self._wires: dict[int, Wire] = {}
         self._poll = select.poll()
-        actor = ray.remote(Shard)
-        self._shards = [
-            actor.options(**self.placed.options("target", rank)).remote(
-                self.spec, self.split, rank, self.parts
-            )
+        own = self.spec, self.split
+        self._shards: list[ray.actor.ActorHandle] = [
+            start_actor(Shard, *own, rank, self.parts, **self.placed.options("target", rank))
             for rank in range(self.parts)
         ]
         try:

@@ -62,7 +62,9 @@ class GuessedChain(Drafter):
 
     @classmethod
     def replayed(cls, settings: Any, recorded: RecordedResources) -> GuessedChain:
-        return type(f"Recorded{cls.__name__}", (cls, RecordedGuesses), {})(settings, recorded)
+        kind: Any = type(f"Recorded{cls.__name__}", (cls, RecordedGuesses), {})
+        built: GuessedChain = kind(settings, recorded)
+        return built
 
     def guess(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> TokenTree:
         """Deterministic candidates for what the draft model writes behind the text and `drafted`,

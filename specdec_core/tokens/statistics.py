@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -62,7 +63,7 @@ class Generation:
     text: str
     origins: list[Origin]
     rounds: list[Round]
-    finish_reason: str  # "length", "stop" (EOS or a stop string)
+    finish_reason: Literal["length", "stop"]  # "stop": EOS or a stop string
     prefill_seconds: float = 0.0
     seconds: float = 0.0  # from the first prompt token to the last output token
     token_seconds: list[float] = field(default_factory=list)  # arrival of each token

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import GenerationConfig, GenerationMixin
+from transformers import GenerationConfig
 
 from specdec_core.models.pair import Pair
 from specdec_core.studies.peers.peer import Peer
@@ -68,8 +68,8 @@ def transformers_generate(
         options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
     eos = sorted(pair.eos_token_ids)
     ids = torch.tensor([tokens], device=pair.target.device)
-    assert isinstance(pair.target, GenerationMixin)  # as all causal models
-    output = pair.target.generate(
+    target: Any = pair.target  # causal models generate, which their base class does not say
+    output = target.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         do_sample=temperature > 0,
