@@ -48,6 +48,10 @@ class TargetGroup:
         UserError: the model cannot be split like this.
     """
 
+    _busy: bool
+    _lost: bool
+    _shards: list[ray.actor.ActorHandle]
+
     def __init__(self, placed: Placed, spec: PairSpec) -> None:
         target = placed.placement.target
         self.placed, self.spec = placed, spec
@@ -138,12 +142,11 @@ class TargetGroup:
         self._stop()
 
     def _start(self) -> None:
-        self._busy: bool = False
-        self._lost: bool = False
+        self._busy = self._lost = False
         self._wires: dict[int, Wire] = {}
         self._poll = select.poll()
         own = self.spec, self.split
-        self._shards: list[ray.actor.ActorHandle] = [
+        self._shards = [
             start_actor(Shard, *own, rank, self.parts, **self.placed.options("target", rank))
             for rank in range(self.parts)
         ]
@@ -164,7 +167,9 @@ class TargetGroup:
         # All are sent the same bytes.
         with closing(Listener(encode=bytes, patience=None)) as listener:
             key = listener.key
-            serving = [shard.serve.remote(host, listener.port, key) for shard in self._shards]
+            serving: list[ray.ObjectRef] = [
+                shard.serve.remote(host, listener.port, key) for shard in self._shards
+            ]
             while len(self._wires) < self.parts:
                 if (wire := listener.accept(1.0)) is not None:
                     self._wires[wire.fileno()] = wire

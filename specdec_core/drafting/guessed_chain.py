@@ -127,8 +127,9 @@ class GuessedChain(Drafter):
         choices = self.runner.choices()
         samplings = [draft.sequence.sampling for draft in active]
         probs = distributions(logits, samplings)
-        rows = [None] * len(active) if probs is None else probs
-        pairs = zip(active, guesses, choices, rows, strict=True)
+        own_probs: Sequence[Tensor | None]
+        own_probs = [None] * len(active) if probs is None else probs.unbind()
+        pairs = zip(active, guesses, choices, own_probs, strict=True)
         for draft, guess, own, q in pairs:
             self._decide(draft, guess, own, q)
         signals = self._signals(active, logits, probs)
@@ -173,7 +174,7 @@ class GuessedChain(Drafter):
         tokens = [*(guess.tokens[node] for node in verdict.path), verdict.token]
         drawn = [0, *(node + 1 for node in verdict.path)]
         draft.new = [
-            (token, first + place, q[place] if rule.carries_q else None)
+            (token, first + place, None if q is None or not rule.carries_q else q[place])
             for token, place in zip(tokens, drawn, strict=True)
         ]
         chain.draft_forwards += 1

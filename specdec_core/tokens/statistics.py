@@ -50,6 +50,7 @@ class Round:
         return self.seconds - named - self.verify_seconds
 
 
+FinishReason = Literal["length", "stop"]  # "stop": EOS or a stop string
 _OF_THE_TARGET = (Origin.CORRECTION, Origin.BONUS, Origin.TARGET)
 
 
@@ -63,7 +64,7 @@ class Generation:
     text: str
     origins: list[Origin]
     rounds: list[Round]
-    finish_reason: Literal["length", "stop"]  # "stop": EOS or a stop string
+    finish_reason: FinishReason
     prefill_seconds: float = 0.0
     seconds: float = 0.0  # from the first prompt token to the last output token
     token_seconds: list[float] = field(default_factory=list)  # arrival of each token
