@@ -126,7 +126,7 @@ def train_heads(
             tell.warned(f"{label} failed: {record.errors.get(label, 'its worker was lost')}")
         if not done:
             raise RuntimeError(f"no head could be trained: {record.errors}")
-    heads = {}
+    heads: dict[str, Finished] = {}
     for entry in entries:
         head, best = done.get(entry.label), heads.get(entry.name)
         if head and (

@@ -10,13 +10,14 @@ import ray
 from cluster.devices import claim_device
 from cluster.draft_actor import LOADING, PlacedDraft
 from cluster.placement import Placed, Placement, place
-from cluster.session import get, on_node
+from cluster.session import get, on_node, start_actor
 from cluster.sharded_target.sharded_runner import load_sharded
 from cluster.sweep.timing import Bench
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
-from specdec_core.drafting.pearl.link import no_link
+from specdec_core.drafting.pearl.drafter import PearlDrafter
+from specdec_core.drafting.pearl.link import Link, no_link
 from specdec_core.drafting.pearl.timeline import Span, Timeline
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import load_pair
@@ -33,6 +34,7 @@ class Overlapping(Bench):
         else:
             self.pair = load_sharded(spec, placed)
         beside = placed.placement.draft.devices
+        open_link: Callable[[], Link]
         open_link = PlacedDraft(placed, self.pair.spec).wait if beside else no_link
         self.engine = Engine(self.pair, open_link=open_link)
         self.drafters = {}
@@ -42,17 +44,23 @@ class Overlapping(Bench):
         for configuration in configurations:
             if configuration.beside:
                 self.engine.configure(configuration)
-                if not self.engine.drafter.prepare(LOADING):
+                if not self._drafter.prepare(LOADING):
                     raise UserError(f"{configuration.label}: the draft did not get ready")
         super().warm_up(configurations, request)
 
     def record(self, configuration: Configuration, request: Request) -> list[Span]:
         """Who did what when while `request` was decoded."""
         self.decode(configuration, request)
-        timeline = self.engine.drafter.timeline = Timeline()
+        timeline = self._drafter.timeline = Timeline()
         self.decode(configuration, request)
-        self.engine.drafter.timeline = None
+        self._drafter.timeline = None
         return list(timeline.spans)
+
+    @property
+    def _drafter(self) -> PearlDrafter:
+        """The engine's, of a configuration that drafts beside the target."""
+        assert isinstance(self.engine.drafter, PearlDrafter)
+        return self.engine.drafter
 
 
 def compare_overlap(
@@ -124,7 +132,7 @@ def placed_bench(
         # A target on several devices has a process on each; this one then needs none.
         alone = placement.target.devices == 1
         options = placed.options("target") if alone else {"num_cpus": 0}
-        bench = ray.remote(Overlapping).options(**options).remote(spec, placed)
+        bench = start_actor(Overlapping, spec, placed, **options)
         get(bench.spec.remote())
         yield bench, len(placed.bundles)
         ray.kill(bench)

@@ -44,7 +44,7 @@ _TIMES = TypeAdapter(InterleavedTimes)
 class PapersFolder(SweepFolder):
     """Where the blocks and the result lie."""
 
-    def result(self) -> PapersResult | None:
+    def papers(self) -> PapersResult | None:
         return PapersResult.load(self.path) if (self.path / "papers.json").exists() else None
 
     def block(self, prompts: str, repeat: int) -> Path:
@@ -82,7 +82,7 @@ def run_papers(
     folder = PapersFolder.claim(
         home / "papers", name or f"{plan.pair.name}-{identity[:8]}", identity, fresh
     )
-    if (result := folder.result()) is not None:
+    if (result := folder.papers()) is not None:
         return result, folder
     plan = with_datastores(plan, tokenizer, tell)
     work = plan.work(list(sets))

@@ -58,8 +58,8 @@ def time_finalists(
 def _finalists(plan: ResolvedPlan, result: SweepResult, tell: SweepObserver) -> list[Configuration]:
     """What is timed: the best that may win, and every draft beside the target."""
     chosen = choose_finalists(result.trials, plan.finalists, plan.allow_lossy)
-    kept_out = {m for t in result.trials for m in t.configuration.lossy_methods}
-    if kept_out := sorted(kept_out - set(plan.allow_lossy)):
+    lossy = {m for t in result.trials for m in t.configuration.lossy_methods}
+    if kept_out := sorted(lossy - set(plan.allow_lossy)):
         names = ", ".join(kept_out)
         tell.warned(f"{names}: lossy, so counted but never the best (allow_lossy: [{names}])")
     beside = [c for c in plan.configurations or () if c.beside]

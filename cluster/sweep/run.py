@@ -118,7 +118,7 @@ class _Sweep:
         if plan.cluster is not None:
             place(plan.cluster).remove()  # said now, not when everything has been counted
         self.needs = resources(plan.pair.runner.threads, plan.pair.runner.device)
-        self.bench: ray.actor.ActorHandle | None = start_bench(pair, self.needs["GPU"])
+        self.bench = start_bench(pair, self.needs["GPU"])
         self.node: str = get(self.bench.node.remote())
 
     def load(
@@ -201,9 +201,10 @@ class _Sweep:
     def _timing_bench(self) -> Iterator[ray.actor.ActorHandle]:
         """Where the finalists are timed, with nothing beside them: the plan's devices, or the
         bench's node."""
-        gpus, bench = self.needs["GPU"], self.bench
-        if gpus or self.plan.cluster or lost(bench):
-            ray.kill(bench)
+        gpus = self.needs["GPU"]
+        bench: ray.actor.ActorHandle | None = self.bench
+        if gpus or self.plan.cluster or lost(self.bench):
+            ray.kill(self.bench)
             bench = None
         if self.plan.cluster is None:
             bench = bench or start_bench(self.pair, gpus, self.node)

@@ -20,7 +20,7 @@ from ray.exceptions import RayActorError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cluster.session import get
+from cluster.session import get, start_actor
 from specdec_core.base.environment import environment
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
@@ -143,8 +143,7 @@ def start_bench(spec: PairSpec, gpus: float, node: str | None = None) -> ray.act
     trials hold them, and :func:`alone` keeps them for it when it is not."""
     node = node or (None if gpus else _bench_node(spec.runner.threads))
     where = NodeAffinitySchedulingStrategy(node, soft=True) if node else "DEFAULT"
-    options = {"num_cpus": 0, "num_gpus": gpus, "scheduling_strategy": where}
-    actor = ray.remote(**options)(Bench).remote(spec)
+    actor = start_actor(Bench, spec, num_cpus=0, num_gpus=gpus, scheduling_strategy=where)
     get(actor.spec.remote())
     return actor
 

@@ -12,7 +12,7 @@ from specdec_core.config import Configuration, PairSpec
 from specdec_core.cost import Profile
 from specdec_core.drafting.heads.loaded import LoadedHead
 from specdec_core.drafting.heads.storage import load_head
-from specdec_core.models.pair import TARGET
+from specdec_core.models.fingerprints import TARGET
 from specdec_core.recordings.find import find_recording, finished, open_named
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording

@@ -76,10 +76,10 @@ class ArmsPlan(Value):
         Raises :class:`UserError` where there is no such state."""
         bandits = []
         for bandit in self.bandits:
-            path = folder / state_name(bandit)
+            path, own = folder / state_name(bandit), settings_of(bandit)
             if not path.is_file():
-                raise UserError(f"{folder}: no state of {bandit.drafter.title} with these arms")
-            drafter = bandit.drafter.model_copy(update={"state": str(path.resolve())})
+                raise UserError(f"{folder}: no state of {own.title} with these arms")
+            drafter = own.model_copy(update={"state": str(path.resolve())})
             bandits.append(bandit.model_copy(update={"drafter": drafter}))
         return ArmsPlan(pair=self.pair, bandits=tuple(bandits))
 
@@ -89,23 +89,29 @@ class ArmsPlan(Value):
 
     @property
     def arms(self) -> tuple[DrafterSettings, ...]:
-        return self.bandits[0].drafter.arms
+        return settings_of(self.bandits[0]).arms
 
     @property
     def entrants(self) -> list[Entrant]:
         """Autoregressive decoding, each arm alone, and the bandits."""
         plain = AUTOREGRESSIVE.model_copy(update={"sampling": self.sampling})
-        arms = (plain.model_copy(update={"drafter": arm}) for arm in self.arms)
+        arms = ((arm.label, plain.model_copy(update={"drafter": arm})) for arm in self.arms)
         return [
             Entrant("baseline", "autoregressive", plain),
-            *(Entrant("arm", arm.drafter.label, arm) for arm in arms),
-            *(Entrant("bandit", bandit.drafter.title, bandit) for bandit in self.bandits),
+            *(Entrant("arm", label, arm) for label, arm in arms),
+            *(Entrant("bandit", settings_of(bandit).title, bandit) for bandit in self.bandits),
         ]
+
+
+def settings_of(bandit: Configuration) -> BanditSettings:
+    """The settings of a bandit of a plan, which has no others."""
+    assert isinstance(bandit.drafter, BanditSettings)
+    return bandit.drafter
 
 
 def state_name(bandit: Configuration) -> str:
     """The file of what a bandit has learned, whatever it started from."""
-    drafter = bandit.drafter.model_copy(update={"state": None})
+    drafter = settings_of(bandit).model_copy(update={"state": None})
     return f"{bandit.model_copy(update={'drafter': drafter}).id}.json"
 
 
@@ -120,7 +126,7 @@ class Entrant:
     turns: list[list[list[Round]]] = field(default_factory=list)  # the rounds of its requests
     outputs: list[list[int]] = field(default_factory=list)  # one a prompt; none in a replay
     seconds: list[list[float]] = field(default_factory=list)  # [repeat][turn]
-    state: dict | None = None  # of a bandit, behind the last prompt
+    state: dict[str, Any] | None = None  # of a bandit, behind the last prompt
     drafter: Drafter | None = None
 
     @property
@@ -192,7 +198,8 @@ class ArmComparison:
     @property
     def longest(self) -> int:
         """L, the most candidates of any arm."""
-        return max(arm.configuration.drafter.depth for arm in self.of("arm"))
+        drafters = (arm.configuration.drafter for arm in self.of("arm"))
+        return max(drafter.depth for drafter in drafters if drafter is not None)
 
     def table(self) -> pd.DataFrame:
         """One row an entrant: `kind`, `name`, `mat`, `tokens_per_second`, `speedup` over

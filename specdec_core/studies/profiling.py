@@ -79,7 +79,9 @@ def profile_pair(
     observer = observer or Observer()
     observer.stage("measuring forwards", len(set(contexts)) * (repeats + 1))
     for context in sorted(set(contexts)):
-        samples = {(name, *shape): [] for name in runners for shape in shapes}
+        samples: dict[tuple[str, int, int], list[float]] = {
+            (name, *shape): [] for name in runners for shape in shapes
+        }
         for runner in runners.values():
             fill(runner, context)
         for _ in range(repeats + 1):
@@ -124,10 +126,10 @@ def measure_policies(
 
     wanted: dict[str, tuple[str, PolicySettings]] = {}
     for configuration in configurations:
-        for draft, policy in configuration.policies:
-            if policy.decodes:
+        for draft, settings in configuration.policies:
+            if settings.decodes:
                 draft = pair.draft_name(draft)
-                wanted.setdefault(policy_key(draft, policy), (draft, policy))
+                wanted.setdefault(policy_key(draft, settings), (draft, settings))
     policies = {
         key: build_policy(settings, partial(load_pair_head, pair, draft))
         for key, (draft, settings) in wanted.items()
@@ -136,7 +138,9 @@ def measure_policies(
     for draft in {draft for draft, _ in wanted.values()}:
         runner = pair.open_runner(draft, 1)
         runner.watch_hidden(True)
-        seen[draft] = runner.forward([0], [[1]])[:, -1], runner.hidden[:, -1]
+        logits = runner.forward([0], [[1]])[:, -1]
+        assert runner.hidden is not None  # it is watched
+        seen[draft] = logits, runner.hidden[:, -1]
         runner.watch_hidden(False)
     told = PolicyOutcome(_CANDIDATES, _CANDIDATES - 1, _CANDIDATES)
     seconds: dict[str, list[float]] = {key: [] for key in policies}

@@ -116,8 +116,8 @@ class Throughput:
 
     def over(self, slots: int, config_id: str, other: str) -> Ratio:
         """How many times faster a configuration is than another one at as many slots."""
-        times = (self._seconds_per_token((slots, which)) for which in (other, config_id))
-        return paired_ratio(*times)
+        theirs, own = (self._seconds_per_token((slots, which)) for which in (other, config_id))
+        return paired_ratio(theirs, own)
 
     def frame(self) -> pd.DataFrame:
         """One row a run: slots, configuration, repeat, queue, and the seconds and tokens of its

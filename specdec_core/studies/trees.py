@@ -59,7 +59,8 @@ class TreeComparison:
     def best(self, kind: str) -> dict[str, Any]:
         """The fastest of a kind by replay."""
         rows = self.budgets[self.budgets["kind"] == kind]
-        return rows.loc[rows["speedup"].idxmax()].to_dict()
+        best: dict[str, Any] = rows.loc[rows["speedup"].idxmax()].to_dict()
+        return best
 
 
 def budgets_up_to(nodes: int) -> list[int]:

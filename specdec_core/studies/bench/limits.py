@@ -153,14 +153,16 @@ def split(row: Row, forwards: Mapping[str, Forwards], draft: str | None) -> Spli
     if not efforts or TARGET not in forwards:
         return None
     run = sum(effort.draft_forwards for effort in efforts)
-    if run and draft not in forwards:
-        return None
+    drafts = 0.0
+    if run:
+        if draft is None or draft not in forwards:
+            return None
+        drafts = sum(e.draft_forwards * forwards[draft].at(_draft_width(e)) for e in efforts)
     target = sum(
         count * forwards[TARGET].at(width)
         for effort in efforts
         for width, count in effort.widths.items()
     )
-    drafts = sum(e.draft_forwards * forwards[draft].at(_draft_width(e)) for e in efforts if run)
     takes = [take for own in row.takes for take in own]
     tokens = max(sum(take.tokens for take in takes), 1)
     parts = {part: sum(e.seconds[part] for e in efforts) / tokens for part in efforts[0].seconds}

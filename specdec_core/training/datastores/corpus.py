@@ -54,7 +54,7 @@ def read_texts(source: str) -> Iterator[str]:
 
 def encode(
     texts: Iterable[str], tokenizer: Any, observer: CorpusObserver | None = None
-) -> Iterator[list]:
+) -> Iterator[list[int]]:
     """The tokens of each text, without special ones."""
     texts = iter(texts)
     while batch := list(islice(texts, _AT_ONCE)):
@@ -79,11 +79,9 @@ def recorded(
 def _bundled(source: str) -> Iterator[str]:
     if source not in BUNDLED:
         raise UserError(f"{source}: no such bundled corpus; there are {', '.join(BUNDLED)}")
-    split = source.removeprefix("bundled:")
-    left_out = set()
-    if split == "train":
-        split, left_out = "seen", {r.module for r in corpus.load_references("seen")}
-    for module in corpus.modules_of(split):
+    train = source == "bundled:train"
+    left_out = {r.module for r in corpus.load_references("seen")} if train else set()
+    for module in corpus.modules_of("held_out" if source == "bundled:held_out" else "seen"):
         if module not in left_out:
             yield corpus.module_source(module)
 
