@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from cluster.draft_actor import LOADING, PlacedDraft
@@ -10,7 +10,7 @@ from cluster.placement import place
 from cluster.sharded_target.sharded_pair import load_sharded
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement
-from specdec_core.drafting.pearl.link import no_link
+from specdec_core.drafting.pearl.link import Link, no_link
 from specdec_core.engine.engine import Engine
 
 
@@ -30,7 +30,7 @@ def placed_engine(
         stack.callback(placed.remove)
         pair = load_sharded(spec, placed, drafts=configuration.drafts_itself)
         stack.callback(pair.group.close)
-        open_link = no_link
+        open_link: Callable[[], Link] = no_link
         if configuration.beside:
             draft = PlacedDraft(placed, pair.spec)
             stack.callback(draft.close)
@@ -52,8 +52,7 @@ def check_models(
             " placement that has one for the draft"
         )
     known = ", ".join(spec.drafts) or "none"
-    for part in configuration.drafter.walk() if configuration.drafter else ():
-        if not hasattr(part, "draft") or (spec.drafts and part.draft in (None, *spec.drafts)):
-            continue
-        wanted = "a draft" if part.draft is None else f"draft {part.draft!r}"
-        raise UserError(f"the configuration needs {wanted}, the pair's drafts are: {known}")
+    for draft in configuration.drafts:
+        if not spec.drafts or draft not in (None, *spec.drafts):
+            wanted = "a draft" if draft is None else f"draft {draft!r}"
+            raise UserError(f"the configuration needs {wanted}, the pair's drafts are: {known}")

@@ -15,15 +15,11 @@ from dashboards.figures.heads import head_names
 from dashboards.look import evenly
 from dashboards.ranking import best_of, champion, draft_of, family, label, ranked
 from specdec_core.base.errors import UserError
-from specdec_core.config import (
-    Configuration,
-    DraftModelDrafter,
-    FixedPolicy,
-    Policy,
-    PreCutPolicy,
-)
+from specdec_core.config import Configuration, PolicySettings
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.policy import PolicyOutcome
-from specdec_core.drafting.policies.pre_cut import PreCut
+from specdec_core.drafting.policies.pre_cut import PreCutPolicy, PreCutSettings
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.recordings.track import Track
@@ -126,12 +122,12 @@ def _best_of_each(result: SweepResult, replay: Replay) -> list[Trial]:
     best: dict[str, Trial] = {}
     for trial in ranked(result):
         drafter = trial.configuration.drafter
-        if isinstance(drafter, DraftModelDrafter) and replay.can(trial.configuration):
+        if isinstance(drafter, DraftModelSettings) and replay.can(trial.configuration):
             best.setdefault(family(trial), trial)
     return list(best.values())
 
 
-class _Initialised(PreCut):
+class _Initialised(PreCutPolicy):
     """Pre-cut that goes by its first Q-table for good."""
 
     def observe(self, slot: int, outcome: PolicyOutcome) -> None:
@@ -146,12 +142,12 @@ def learning_runs(
     them."""
     costs = result.profile
     ratio = costs.t_target() / costs.t_draft(draft) if draft in costs.drafts else 5.0
-    fixed = _policy(best_of(result, "fixed"), FixedPolicy())
-    learning = _policy(best_of(result, "pre_cut"), PreCutPolicy(target_cost=ratio))
+    fixed = _policy(best_of(result, "fixed"), FixedSettings())
+    learning = _policy(best_of(result, "pre_cut"), PreCutSettings(target_cost=ratio))
     runs: dict[str, pd.DataFrame] = {}
     families: dict[str, str] = {}
     for name, policy in {fixed.label: fixed, "pre-cut, Q updated": learning}.items():
-        drafter = DraftModelDrafter(draft=draft, policy=policy)
+        drafter = DraftModelSettings(draft=draft, policy=policy)
         configuration = Configuration(drafter=drafter, sampling=replay.header.sampling)
         if replay.can(configuration):
             runs[name] = replay.run(configuration).frame()
@@ -163,5 +159,5 @@ def learning_runs(
     return runs, families
 
 
-def _policy(trial: Trial | None, otherwise: Policy) -> Policy:
+def _policy(trial: Trial | None, otherwise: PolicySettings) -> PolicySettings:
     return trial.configuration.drafter.policy if trial else otherwise

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from specdec_core.config import AUTOREGRESSIVE, HeuristicPolicy
+from specdec_core.config import AUTOREGRESSIVE
+from specdec_core.drafting.policies.heuristic import HeuristicSettings
 from specdec_core.search.results import SweepResult, Timing, Trial
 
 
@@ -38,7 +39,7 @@ def family(trial: Trial) -> str:
     """What is drawn alike: the configuration's family, a heuristic that lasts from one request to
     the next told apart from one that does not."""
     policy = getattr(trial.configuration.drafter, "policy", None)
-    if isinstance(policy, HeuristicPolicy) and not policy.transient:
+    if isinstance(policy, HeuristicSettings) and not policy.transient:
         return "lasting_heuristic"
     return trial.configuration.family
 
@@ -52,15 +53,17 @@ def drafting(result: SweepResult) -> list[Trial]:
     ]
 
 
+def place(result: SweepResult, trial: Trial) -> tuple[bool, bool, float]:
+    """What trials are ordered by: the champion, then those timed, then by estimate; fastest
+    first."""
+    gain = speedup(result, trial)
+    value = -math.inf if math.isnan(gain.value) else gain.value
+    return trial.id != result.champion, gain.timing is None, -value
+
+
 def ranked(result: SweepResult) -> list[Trial]:
-    """Trials with a drafter: the champion, then those timed, then by estimate; fastest first."""
-
-    def key(trial: Trial) -> tuple[bool, bool, float]:
-        gain = speedup(result, trial)
-        value = -math.inf if math.isnan(gain.value) else gain.value
-        return trial.id != result.champion, gain.timing is None, -value
-
-    return sorted(drafting(result), key=key)
+    """Trials with a drafter, in order."""
+    return sorted(drafting(result), key=lambda trial: place(result, trial))
 
 
 def champion(result: SweepResult) -> Trial | None:
@@ -83,11 +86,7 @@ def best_of(result: SweepResult, kind: str) -> Trial | None:
 
 def draft_of(result: SweepResult, trial: Trial) -> str | None:
     """The name of the draft model, the first of several; None for a drafter that runs none."""
-    configuration = trial.configuration
-    parts = configuration.drafter.walk() if configuration.drafter else ()
-    if not any(hasattr(part, "draft") for part in parts):
-        return None
-    return configuration.draft or next(iter(result.pair.drafts), None)
+    return trial.configuration.draft_of(result.pair.drafts)
 
 
 def headliners(result: SweepResult) -> list[Trial]:

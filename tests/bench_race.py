@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from specdec_core.config import AUTOREGRESSIVE, Configuration, DraftModelDrafter, Sampling
+from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.engine.engine import Engine
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import conversations
@@ -18,7 +19,7 @@ from specdec_core.studies.bench.result import BenchResult, Row
 from specdec_core.studies.peers.choose import peers_of
 
 NEW_TOKENS = 10
-CHAIN = Configuration(drafter=DraftModelDrafter())
+CHAIN = Configuration(drafter=DraftModelSettings())
 CATEGORIES = ("writing", "qa", "math")
 
 

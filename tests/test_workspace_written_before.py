@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specdec_core.config import PairSpec
-from specdec_core.drafting.bandits import find_state
+from specdec_core.drafting.states import find_state
 from specdec_core.models.pair import load_pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
@@ -79,7 +79,7 @@ def test_a_recording_replays_to_the_counts_it_gave(inside: Path) -> None:
 
 def test_bandits_go_on_from_their_states(inside: Path) -> None:
     from specdec_core.config import Configuration, load_yaml
-    from specdec_core.drafting.bandits import build_bandit
+    from specdec_core.drafting.bandit.drafter import build_bandit
 
     file = load_yaml(inside / "bandits.yaml")
     for state, rule, rounds in (("0074b4dda5", "exp3", 52), ("900b58168d", "ucb", 54)):
@@ -102,7 +102,7 @@ def test_serving_goes_on_from_what_it_had_learned(inside: Path) -> None:
 
 
 def test_the_registered_champion_is_found(inside: Path) -> None:
-    from dashboards.tracking import load_champion
+    from dashboards.tracking.registry import load_champion
 
     pair, configuration, version = load_champion()
     assert configuration.id == BANDIT

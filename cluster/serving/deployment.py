@@ -17,8 +17,8 @@ from cluster.serving.http_app import CompletionService, build_app
 from cluster.session import ray_session, resources
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import BanditDrafter, Configuration, PairSpec, Placement
-from specdec_core.drafting.bandits import build_bandit
+from specdec_core.config import Configuration, PairSpec, Placement, run_time
+from specdec_core.drafting.states import STATES, find_state, load_state
 from specdec_core.engine.engine import Engine
 from specdec_core.models.pair import check_pair, load_pair
 
@@ -76,16 +76,15 @@ def check_servable(
 
 
 def learned_state(spec: PairSpec, configuration: Configuration) -> Path | None:
-    """Where what a bandit learns while serving is kept: one file of the workspace for each pair and
+    """Where what is learned while serving is kept: one file of the workspace for each pair and
     configuration. None where nothing is learned across requests. Raises :class:`UserError` when
-    what is there, or what the configuration starts from, is no state of this bandit."""
+    what is there, or what the configuration starts from, is no state of its drafter."""
     drafter = configuration.drafter
-    if not isinstance(drafter, BanditDrafter) or drafter.memory != "all":
+    if drafter is None or not drafter.keeps_state:
         return None
-    path = workspace() / "bandits" / f"serve-{spec.name}-{configuration.id}.json"
-    bandit = build_bandit(drafter)
-    if path.exists():
-        bandit.load(path)
+    path = workspace() / STATES / f"serve-{spec.name}-{configuration.id}.json"
+    for file in (*map(find_state, drafter.states), *([path] if path.exists() else [])):
+        run_time(drafter).check_state(drafter, load_state(file), str(file))
     return path
 
 
@@ -134,7 +133,7 @@ def _bound(
     needs = {"CPU": 0.0, "GPU": 0.0}
     if placement is None:
         needs = resources(spec.runner.threads, spec.runner.device)
-    deployment = CompletionServer.options(
+    deployment = CompletionServer.options(  # type: ignore[attr-defined]  # the decorator made one
         ray_actor_options={"num_cpus": needs["CPU"], "num_gpus": needs["GPU"]}
     )
     return deployment.bind(spec, configuration, slots, model or spec.name, learned, placement)

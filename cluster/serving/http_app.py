@@ -45,9 +45,8 @@ from cluster.serving.openapi import (
     describe_request,
 )
 from specdec_core.base.errors import UserError
-from specdec_core.drafting.bandits import Bandit
-from specdec_core.drafting.build import BanditSpec
-from specdec_core.engine import Engine, Request
+from specdec_core.drafting.states import load_state, save_state
+from specdec_core.engine.engine import Engine, Request
 from specdec_core.tokens.statistics import Generation
 
 logger = logging.getLogger(__name__)
@@ -68,27 +67,24 @@ class CompletionService:
         self.loop = EngineLoop(engine)
         self.started = int(time.time())
         self.learned = learned
-        self._kept = 0  # selections in the file
-        if self.bandit is not None and learned is not None and learned.exists():
-            self.bandit.load(learned)
-            self._kept = self.bandit.selections
+        if engine.drafter is not None and learned is not None and learned.exists():
+            engine.drafter.load(load_state(learned), str(learned))
+        self._kept = self.state()  # what the file has
 
-    @property
-    def bandit(self) -> Bandit | None:
-        """What chooses the drafter for all requests, if anything does."""
-        drafter = self.engine.drafter
-        return drafter.bandit if isinstance(drafter, BanditSpec) and drafter.shared else None
+    def state(self) -> dict[str, Any] | None:
+        """What the drafter has learned that serves later requests."""
+        return None if self.engine.drafter is None else self.engine.drafter.state()
 
     def keep_learned(self) -> None:
-        """Save what the bandit has learned since it was saved last."""
-        bandit = self.bandit
-        if bandit is None or self.learned is None or bandit.selections == self._kept:
+        """Save what the drafter has learned since it was saved last."""
+        state = self.state()
+        if state is None or self.learned is None or state == self._kept:
             return
         try:
-            bandit.save(self.learned)
+            save_state(state, self.learned)
         except OSError as error:
             logger.warning("%s: what was learned is not saved: %s", self.learned, error.strerror)
-        self._kept = bandit.selections
+        self._kept = state
 
     async def keep_learning(self) -> None:
         """Save it again and again, so that little is lost however the server ends."""
@@ -110,9 +106,8 @@ class CompletionService:
             running=self.loop.running,
             cancelled=self.loop.cancelled,
         )
-        if self.bandit is not None:
-            rows = self.bandit.frame().to_dict("records")
-            health.arms = [Arm(**{k: None if v != v else v for k, v in r.items()}) for r in rows]
+        if self.engine.drafter is not None and (arms := self.engine.drafter.learned()) is not None:
+            health.arms = [Arm(**arm) for arm in arms]
         return health
 
     def limits(self) -> dict[str, dict[str, Any]]:
@@ -177,7 +172,7 @@ class CompletionService:
         if not body.echo:
             return [""] * len(body.prompts)
         decode = self.engine.pair.tokenizer.decode
-        return [p if isinstance(p, str) else decode(p) for p in body.prompts]
+        return [p if isinstance(p, str) else str(decode(p)) for p in body.prompts]
 
     def completion(self, **fields: Any) -> Completion:
         return Completion(

@@ -171,6 +171,9 @@ class Shard:
     def keep(self, number: int, row: int, start: int, kept: Sequence[int]) -> None:
         self.runners[number].keep(row, start, kept)
 
+    def fork(self, number: int, row: int, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        self.runners[number].fork(row, rows, lengths)
+
     def forward(
         self, number: int, batch: Batch, logits: bool
     ) -> tuple[list[int], Packed | None, Packed | None] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from transformers import AutoConfig
@@ -22,12 +22,11 @@ from specdec_core.models.runner import ModelRunner
 class ShardedPair(Pair):
     """`target` has the target's configuration only; its weights are with the `group`."""
 
-    group: TargetGroup | None = None
+    group: TargetGroup = field(init=False)
 
     def open_runner(self, draft: str | None, slots: int) -> ModelRunner:
         if draft is not None:
             return super().open_runner(draft, slots)
-        assert self.group is not None
         size = self.target.config.get_text_config(decoder=True).vocab_size
         return ShardedRunner(self.group, slots, size, self.spec.runner.device)
 

@@ -76,6 +76,11 @@ class ShardedRunner(ModelRunner):
         self._lengths[row] = start + len(kept)
         self._queue.append(("keep", (row, start, tuple(kept))))
 
+    def fork(self, row: int, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        for other, length in zip(rows, lengths, strict=True):
+            self._lengths[other] = length
+        self._queue.append(("fork", (row, tuple(rows), tuple(lengths))))
+
     def prefill(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
         """As everywhere, but all chunks go there at once."""
         began = perf_counter()
@@ -144,6 +149,10 @@ class ShardedRunner(ModelRunner):
             elif name == "keep":
                 row, start, kept = arguments
                 self._rows[row].keep(start, kept)
+            elif name == "fork":
+                row, others, lengths = arguments
+                for other, length in zip(others, lengths, strict=True):
+                    self._rows[other] = self._rows[row].part(length)
         self._queue.clear()
         return calls
 
@@ -152,6 +161,7 @@ class ShardedRunner(ModelRunner):
         since is not lost. Raises :class:`ShardLost`."""
         if self._queue and self._queue[0][0] == "open":
             return
+        calls: list[tuple[str, tuple[Any, ...]]]
         calls = [("open", (self.slots,)), ("watch_hidden", (self._watched,))]
         calls += [("expect", (shape,)) for shape in self._expected]
         held = [row.parts(length) for row, length in zip(self._rows, self._before, strict=True)]
@@ -209,6 +219,12 @@ class _Row:
 
     def truncate(self, length: int) -> None:
         del self.tokens[length:], self.parents[length:]
+
+    def part(self, length: int) -> _Row:
+        """A row with the first `length` tokens of this one."""
+        part = _Row()
+        part.tokens, part.parents = self.tokens[:length], self.parents[:length]
+        return part
 
     def keep(self, start: int, kept: Sequence[int]) -> None:
         places = {start + node: start + n for n, node in enumerate(kept)}

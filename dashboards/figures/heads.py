@@ -11,9 +11,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboards.look import INK, MUTED, base_figure
+from dashboards.look import base_figure, scaled
 from dashboards.ranking import draft_of
-from specdec_core.config import DecisionPolicy, SpecDecPlusPlusPolicy
 from specdec_core.search.results import SweepResult
 
 if TYPE_CHECKING:
@@ -26,8 +25,7 @@ FAST_TO_SLOW = [[0.0, "#2c5fae"], [0.5, "#8fb4dd"], [1.0, "#f0ece4"]]
 
 def head_names(result: SweepResult) -> list[str]:
     """The heads that a sweep's configurations read, in order of appearance."""
-    policies = (getattr(t.configuration.drafter, "policy", None) for t in result.trials)
-    heads = (p.head for p in policies if isinstance(p, SpecDecPlusPlusPolicy | DecisionPolicy))
+    heads = (head for trial in result.trials for _, head in trial.configuration.heads)
     return list(dict.fromkeys(heads))
 
 
@@ -159,19 +157,7 @@ def heads_heatmap(frame: pd.DataFrame) -> go.Figure:
         )  # fmt: skip
         fig.update_xaxes(title_text=f"depth D, {draft}", type="category", row=1, col=i)
         fig.update_yaxes(title_text="weight of rejections w_rej", type="category", row=1, col=i)
-    fig.update_layout(
-        coloraxis={
-            "colorscale": FAST_TO_SLOW,
-            "colorbar": {
-                "title": {"text": unit, "font": {"color": MUTED}}, "thickness": 12,
-                "tickfont": {"color": INK}, "outlinewidth": 0,
-            },
-        },
-        margin_r=70,
-    )  # fmt: skip
-    fig.update_xaxes(showgrid=False)
-    fig.update_yaxes(showgrid=False)
-    return fig
+    return scaled(fig, FAST_TO_SLOW, unit)
 
 
 def _cell(head: pd.Series | None, timed: bool) -> str:

@@ -8,8 +8,10 @@ bookkeeping. Taking the time costs a round a few microseconds, so it is always t
 from __future__ import annotations
 
 from time import perf_counter
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class RoundClock:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +25,12 @@ class Document(BaseModel):
     """A value that is written to disk as JSON and read again; it rejects unknown keys."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+def identity(value: BaseModel) -> str:
+    """A value's stable short id: the hash of its canonical JSON."""
+    canonical = json.dumps(value.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 
 
 def parse(kind: type[T], value: Any, source: str) -> T:

@@ -7,23 +7,23 @@ errors that name the key.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import yaml
 from pydantic import model_validator
 
-from specdec_core.config.base import Value
-from specdec_core.config.drafters import Drafter, DrafterSettings
+from specdec_core.config.base import Value, identity
+from specdec_core.config.drafters import AnyDrafter, DrafterSettings
+from specdec_core.config.policies import PolicySettings
+from specdec_core.config.recorded import RecordingFacts
 from specdec_core.config.sampling import Sampling
 
 
 class Configuration(Value):
     """How one request is decoded. Without a drafter this is autoregressive decoding."""
 
-    drafter: Drafter | None = None
+    drafter: AnyDrafter | None = None
     sampling: Sampling = Sampling()
 
     @model_validator(mode="before")
@@ -46,8 +46,7 @@ class Configuration(Value):
     @property
     def id(self) -> str:
         """Stable short id: the hash of the canonical JSON."""
-        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()[:10]
+        return identity(self)
 
     @property
     def label(self) -> str:
@@ -67,16 +66,54 @@ class Configuration(Value):
         return self.drafter.family if self.drafter else "autoregressive"
 
     @property
+    def parts(self) -> tuple[DrafterSettings, ...]:
+        """The drafter and, depth first, all that it is made of."""
+        return tuple(self.drafter.walk()) if self.drafter else ()
+
+    @property
+    def drafts(self) -> tuple[str | None, ...]:
+        """The draft models in it, by name; None is the pair's first."""
+        return tuple(draft for part in self.parts for draft in part.drafts)
+
+    @property
+    def policies(self) -> tuple[tuple[str | None, PolicySettings], ...]:
+        """The length policies in it, each behind the name of its draft model."""
+        return tuple(policy for part in self.parts for policy in part.policies)
+
+    @property
+    def heads(self) -> tuple[tuple[str | None, str], ...]:
+        """The trained heads that it asks, by name or folder, each behind that of its draft."""
+        return tuple((draft, head) for draft, policy in self.policies for head in policy.heads)
+
+    @property
+    def datastores(self) -> tuple[str, ...]:
+        """The datastores that it looks into, by name or folder."""
+        return tuple(name for part in self.parts for name in part.datastores)
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The saved states that it starts from, by name or file."""
+        return tuple(name for part in self.parts for name in part.states)
+
+    @property
     def draft(self) -> str | None:
         """The draft model that is named first in it; None where none is."""
-        parts = self.drafter.walk() if self.drafter else ()
-        return next((own for p in parts if (own := getattr(p, "draft", None)) is not None), None)
+        return next((draft for draft in self.drafts if draft is not None), None)
+
+    def draft_of(self, names: Iterable[str]) -> str | None:
+        """The draft model of a pair with these that it runs, of several the first that it names;
+        None for a configuration that runs none."""
+        return (self.draft or next(iter(names), None)) if self.drafts else None
+
+    def foreign_draft(self, names: Collection[str]) -> str | None:
+        """A draft model that it names and that is none of these; None where there is none."""
+        return next((draft for draft in self.drafts if draft not in (None, *names)), None)
 
     @property
     def beside(self) -> bool:
         """Whether it drafts on a device of its own while the target verifies, so that also its
         counts depend on time."""
-        return self.drafter is not None and any(p.kind == "pearl" for p in self.drafter.walk())
+        return any(part.beside for part in self.parts)
 
     @property
     def drafts_itself(self) -> bool:
@@ -91,17 +128,31 @@ class Configuration(Value):
     @property
     def lossy_methods(self) -> frozenset[str]:
         """The kinds of drafter in it, by themselves, that do not keep the target's distribution."""
-        parts = self.drafter.walk() if self.drafter else ()
-        return frozenset(part.kind for part in parts if not part.parts and not part.lossless)
+        return frozenset(p.kind for p in self.parts if not p.parts and not p.lossless)
+
+    def unknown_to(self, recording: RecordingFacts) -> str | None:
+        """Why a recording cannot tell what decoding by it would do; None where it can."""
+        if self.sampling != recording.sampling:
+            return f"recorded with {recording.sampling.model_dump()}"
+        if self.drafter is None:
+            return None
+        # What knows the target's text cannot be a part of anything that decodes.
+        if self.drafter.parts and not all(policy.decodes for _, policy in self.policies):
+            return "its length policy can only be followed by itself"
+        return self.drafter.unknown_to(recording)
+
+    def by(self, arm: int | None) -> Configuration:
+        """What decodes a round whose tree names this arm."""
+        return self.model_copy(update={"drafter": self.drafter and self.drafter.chosen(arm)})
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
 
 def _runs_draft(drafter: DrafterSettings) -> bool:
-    if drafter.kind == "pearl":
+    if drafter.beside:
         return False
-    return hasattr(drafter, "draft") or any(map(_runs_draft, drafter.parts))
+    return bool(drafter.drafts) or any(map(_runs_draft, drafter.parts))
 
 
 def _sampling_of_arms(drafter: Any) -> Iterator[Any]:

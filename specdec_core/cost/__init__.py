@@ -28,7 +28,7 @@ from specdec_core.cost.equations import (
 from specdec_core.cost.fitting import nonnegative_least_squares, r_squared
 from specdec_core.cost.forward import ForwardCost, Kind, Measurement, Terms
 from specdec_core.cost.hardware import Hardware, load_hardware
-from specdec_core.cost.profile import Profile, policies_of, policy_key
+from specdec_core.cost.profile import Profile, policy_key
 
 __all__ = [
     "ForwardCost",
@@ -55,7 +55,6 @@ __all__ = [
     "nonnegative_least_squares",
     "oracle_bound",
     "oracle_counts",
-    "policies_of",
     "policy_key",
     "post_use_speedup",
     "r_squared",

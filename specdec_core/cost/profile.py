@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
-from specdec_core.config import Configuration, Policy, Value, describe
+from specdec_core.config import Configuration, PolicySettings, Value, describe
 from specdec_core.cost.equations import latency, oracle_counts
 from specdec_core.cost.forward import ForwardCost
 from specdec_core.tokens.statistics import Counts
@@ -47,7 +47,7 @@ class Profile(Value):
         if not self.drafts:
             return self
         seconds: dict[str, list[float]] = {}
-        for draft, policy in policies_of(configuration):
+        for draft, policy in configuration.policies:
             draft = draft or next(iter(self.drafts))
             seconds.setdefault(draft, []).append(self.policies.get(policy_key(draft, policy), 0.0))
         if not any(map(any, seconds.values())):
@@ -181,15 +181,9 @@ class Profile(Value):
         return self.t_target(width, context, batch) + self.round_overhead
 
 
-def policies_of(configuration: Configuration) -> list[tuple[str | None, Policy]]:
-    """The length policies in `configuration`, each with the name of its draft (None: the first)."""
-    parts = configuration.drafter.walk() if configuration.drafter is not None else ()
-    return [(part.draft, part.policy) for part in parts if hasattr(part, "policy")]
-
-
-def policy_key(draft: str, policy: Policy) -> str:
+def policy_key(draft: str, policy: PolicySettings) -> str:
     """Names what the time of a policy's answer depends on: not its thresholds."""
-    return " ".join([draft, policy.kind, *([policy.head] if hasattr(policy, "head") else [])])
+    return " ".join([draft, policy.kind, *policy.heads])
 
 
 def _draft_width(counts: Counts) -> float:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from specdec_core.base.round_clock import RoundClock
-from specdec_core.config import Sampling
-from specdec_core.drafting.heads.loaded import LoadedHead
+from specdec_core.config import DrafterSettings, LookupSettings, PolicySettings, Sampling, run_time
 from specdec_core.drafting.pearl.link import Link, no_link
-from specdec_core.models.runner import ModelRunner
-from specdec_core.tokens.sampling import RandomStream
+from specdec_core.drafting.policies.policy import LengthPolicy, build_policy
 from specdec_core.tokens.token_tree import TokenTree
+
+if TYPE_CHECKING:
+    from specdec_core.drafting.heads.loaded import LoadedHead
+    from specdec_core.models.runner import ModelRunner
+    from specdec_core.tokens.sampling import RandomStream
 
 
 @dataclass(slots=True)
@@ -48,6 +53,26 @@ class Drafter:
     target_width = 0  # tokens that the target shall draw to begin each tree with
     shapes: Sequence[Sequence[int]] = ()  # the parents of trees that it grows, whole or cut
 
+    def __init__(self, settings: Any, resources: Resources) -> None:
+        """Built from the settings of its kind."""
+
+    @classmethod
+    def replayed(cls, settings: Any, recorded: Any) -> Drafter:
+        """The drafter as a replay runs it, from the resources that there are in one
+        (:class:`specdec_core.drafting.recorded.RecordedResources`): itself, unless it runs a draft
+        model."""
+        return cls(settings, recorded)
+
+    @classmethod
+    def replayed_at_once(cls, settings: Any, recorded: Any) -> Any | None:
+        """All rounds that a replay would come to, as a recorded draft makes them, where they are
+        known without running the drafter; None elsewhere."""
+        return None
+
+    @classmethod
+    def check_state(cls, settings: Any, state: dict[str, Any], source: str) -> None:
+        """Raises :class:`UserError`, naming `source`, for what is no state of such a drafter."""
+
     def prepare(self, seconds: float) -> bool:
         """Wait for a part of it that is elsewhere to be ready, so long at most; whether it is.
         Nobody has to: what is not ready proposes nothing. Raises :class:`UserError` where it will
@@ -74,6 +99,19 @@ class Drafter:
 
     def close(self, sequence: SlotState) -> None:
         """The request leaves its slot, finished or cancelled: `sequence.tokens` is all its text."""
+
+    def state(self) -> dict[str, Any] | None:
+        """What it has learned that serves later requests, as JSON can hold it; None: nothing."""
+        return None
+
+    def load(self, state: dict[str, Any], source: str = "the state") -> None:
+        """Go on from a :meth:`state`. Raises :class:`UserError`, naming `source`, for one that is
+        not of this drafter."""
+
+    def learned(self) -> list[dict[str, Any]] | None:
+        """What its state says of each drafter that it chooses among, for people; None where there
+        is no state."""
+        return None
 
 
 @dataclass(slots=True)
@@ -108,3 +146,18 @@ class Resources:
     clock: RoundClock = field(default_factory=RoundClock)  # what a round's time goes into
     slots: int = 1
     open_link: Callable[[], Link] = no_link  # to a draft on a device of its own
+
+    def build(self, settings: DrafterSettings) -> Drafter:
+        """The drafter that `settings` describe."""
+        built: Drafter = run_time(settings)(settings, self)
+        return built
+
+    def lookup(self, settings: LookupSettings) -> Lookup:
+        """The same where they are a lookup's."""
+        lookup = self.build(settings)
+        assert isinstance(lookup, Lookup)
+        return lookup
+
+    def policy(self, draft: str | None, settings: PolicySettings) -> LengthPolicy:
+        """The length policy of a draft model that `settings` describe."""
+        return build_policy(settings, partial(self.load_head, draft))

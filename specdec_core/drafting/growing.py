@@ -11,8 +11,7 @@ from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.drafter import SlotState
 from specdec_core.models.runner import Batch
 from specdec_core.tokens.acceptance import Places
-from specdec_core.tokens.statistics import Origin
-from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 from specdec_core.tokens.topology import behind
 
 

@@ -2,15 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, Literal
 
-from specdec_core.config import DrafterSettings, HybridDrafter
-from specdec_core.drafting.drafter import Drafter, Found, Lookup, Outcome, Resources, SlotState
+from pydantic import Field
+
+from specdec_core.config import AnyDrafter, AnyLookup, DrafterSettings, RecordingFacts
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.drafter import Drafter, Found, Outcome, Resources, SlotState
+from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 
 
-class Hybrid(Drafter):
+class HybridSettings(DrafterSettings):
+    """A lookup where it finds enough of the text again, another drafter otherwise; or, merged, the
+    other drafter's tree with the found phrase in it."""
+
+    kind: Literal["hybrid"] = "hybrid"
+    lookup: AnyLookup = SuffixSettings()
+    otherwise: AnyDrafter = DraftModelSettings()
+    min_match: int = Field(default=2, ge=1, description="tokens found again at least")
+    merge: bool = False
+    extend: bool = Field(default=False, description="also look up what follows the other's draft")
+
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
+        if begun := [part.kind for part in self.otherwise.walk() if part.target_width]:
+            raise ValueError(
+                f"hybrid: a {begun[0]} begins with the target's tokens, what is looked up does not"
+            )
+
+    @property
+    def label(self) -> str:
+        joint = " + " if self.merge else " else "
+        behind = " extended" if self.extend else ""
+        return f"{self.lookup.label} ≥{self.min_match}{joint}{self.otherwise.label}{behind}"
+
+    @property
+    def depth(self) -> int:
+        behind = self.lookup.depth if self.extend else 0
+        return max(self.lookup.depth, self.otherwise.depth + behind)
+
+    @property
+    def nodes(self) -> int:
+        found, drafted = self.lookup.nodes, self.otherwise.nodes
+        drafted += found if self.extend else 0
+        return found + drafted if self.merge else max(found, drafted)
+
+    @property
+    def parts(self) -> tuple[DrafterSettings, ...]:
+        return self.lookup, self.otherwise
+
+    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+        # Found phrases meet the other drafter's candidates, or are looked up behind them.
+        return self.unknown_part(recording, whole or self.merge or self.extend)
+
+
+class HybridDrafter(Drafter):
     """Proposes what the lookup finds, in slots where it finds at least `min_match` of the text's
     last tokens again; the other drafter drafts for the other slots together. Or, merged, the other
     drafter drafts for all slots and what was found becomes a further branch of its tree. Extended,
@@ -20,16 +69,10 @@ class Hybrid(Drafter):
     text before it alone. The lookup learns from every round, the other drafter from its own.
     """
 
-    def __init__(
-        self,
-        settings: HybridDrafter,
-        resources: Resources,
-        build: Callable[[DrafterSettings, Resources], Drafter],
-    ) -> None:
+    def __init__(self, settings: HybridSettings, resources: Resources) -> None:
         self.settings = settings
-        lookup = build(settings.lookup, resources)
-        assert isinstance(lookup, Lookup)
-        self.lookup, self.otherwise = lookup, build(settings.otherwise, resources)
+        self.lookup = resources.lookup(settings.lookup)
+        self.otherwise = resources.build(settings.otherwise)
         self._drafted: dict[int, TokenTree] = {}  # the other drafter's own tree of a slot's round
 
     def prepare(self, seconds: float) -> bool:

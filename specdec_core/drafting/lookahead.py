@@ -5,15 +5,48 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from typing import Literal
 
-from specdec_core.config import LookaheadDrafter
+from pydantic import Field
+
+from specdec_core.config.drafters import DrafterSettings, Width
+from specdec_core.config.recorded import RecordingFacts
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.phrases import PhrasePool
-from specdec_core.tokens.statistics import Origin
-from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 
 
-class Lookahead(Drafter):
+class LookaheadSettings(DrafterSettings):
+    """The target itself iterates a window of guesses beside verification, and the n-grams that
+    come out are the candidates (lookahead decoding, Fu et al., 2024)."""
+
+    kind: Literal["lookahead"] = "lookahead"
+    window: Width = Field(default=5, description="W, columns of the window")
+    ngram: int = Field(default=4, ge=2, le=16, description="N, tokens of an n-gram")
+    guesses: Width = Field(default=5, description="G, n-grams verified at once")
+    pool: int = Field(default=1000, ge=1, description="keys of the n-gram pool")
+    per_key: int = Field(default=20, ge=1, description="n-grams of a key")
+    from_prompt: bool = Field(default=True, description="begin with the prompt's n-grams")
+
+    @property
+    def label(self) -> str:
+        alone = "" if self.from_prompt else " without the prompt's"
+        return f"lookahead W={self.window} N={self.ngram} G={self.guesses}{alone}"
+
+    @property
+    def depth(self) -> int:
+        return self.ngram - 1 + max(self.window - 2, 0)
+
+    @property
+    def nodes(self) -> int:
+        # The window's first guess is the text's last token.
+        return (self.window + self.guesses) * (self.ngram - 1) - 1
+
+    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+        return "what the target says to the window's guesses is not recorded"
+
+
+class LookaheadDrafter(Drafter):
     """Proposes the latest n-grams that begin with the text's last token, and with them the window
     that makes the next ones (its lookahead branch), in one forward of the target.
 
@@ -23,7 +56,7 @@ class Lookahead(Drafter):
     beyond it, only n-grams are proposed.
     """
 
-    def __init__(self, settings: LookaheadDrafter, resources: Resources) -> None:
+    def __init__(self, settings: LookaheadSettings, resources: Resources) -> None:
         self.settings = settings
         self._pools: dict[int, PhrasePool] = {}
         self._windows: dict[int, Window] = {}

@@ -3,11 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Literal
 
-from specdec_core.config import PromptLookupDrafter
+from pydantic import Field
+
+from specdec_core.config.drafters import LookupSettings
+from specdec_core.config.policies import MaxTokens
+from specdec_core.config.recorded import RecordingFacts
 from specdec_core.drafting.drafter import Found, Lookup, Resources, SlotState
-from specdec_core.tokens.statistics import Origin
-from specdec_core.tokens.token_tree import TokenTree
+from specdec_core.tokens.token_tree import Origin, TokenTree
+
+
+class PromptLookupSettings(LookupSettings):
+    """Copy what followed the last n-gram earlier in the text (Saxena's prompt lookup decoding)."""
+
+    kind: Literal["prompt_lookup"] = "prompt_lookup"
+    max_ngram: int = Field(default=3, ge=1, le=16)
+    min_ngram: int = Field(default=1, ge=1, le=16)
+    max_tokens: MaxTokens = 10
+
+    def model_post_init(self, _: Any) -> None:
+        if self.min_ngram > self.max_ngram:
+            raise ValueError(f"min_ngram {self.min_ngram} exceeds max_ngram {self.max_ngram}")
+
+    @property
+    def label(self) -> str:
+        return f"prompt lookup n≤{self.max_ngram} K={self.max_tokens}"
+
+    @property
+    def depth(self) -> int:
+        return self.max_tokens
+
+    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+        return None
 
 
 class _Index:
@@ -35,11 +63,11 @@ class _Index:
         return None, 0
 
 
-class PromptLookup(Lookup):
+class PromptLookupDrafter(Lookup):
     """Proposes the continuation of the longest suffix n-gram that occurred before, the latest
     occurrence first."""
 
-    def __init__(self, settings: PromptLookupDrafter, resources: Resources) -> None:
+    def __init__(self, settings: PromptLookupSettings, resources: Resources) -> None:
         self.settings = settings
         self._indices: dict[int, _Index] = {}
 

@@ -6,21 +6,60 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from pathlib import Path
+from typing import Any, Literal
 
-from specdec_core.config import RetrievalDrafter
+from pydantic import Field
+
+from specdec_core.config import LookupSettings, MaxTokens, RecordingFacts, Width
 from specdec_core.drafting.datastores.datastore import open_datastore
 from specdec_core.drafting.drafter import Found, Lookup, Resources, SlotState
-from specdec_core.tokens.statistics import Origin
-from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 
 SAMPLE = 64  # matches whose continuations are read
 
 
-class RetrievalLookup(Lookup):
+class RetrievalSettings(LookupSettings):
+    """What followed the text's last tokens in a datastore, as a tree of the most frequent
+    continuations (REST, He et al., 2024)."""
+
+    kind: Literal["retrieval"] = "retrieval"
+    datastore: str = Field(description="name or folder of a datastore; `specdec datastore` builds")
+    min_match: int = Field(default=1, ge=1)
+    max_match: int = Field(default=16, ge=1)
+    keep: Width = Field(default=16, description="nodes that are sent to verification")
+    max_tokens: MaxTokens = 10
+
+    def model_post_init(self, _: Any) -> None:
+        if self.min_match > self.max_match:
+            raise ValueError(f"min_match {self.min_match} exceeds max_match {self.max_match}")
+
+    @property
+    def label(self) -> str:
+        least = f" ≥{self.min_match}" if self.min_match > 1 else ""
+        return f"retrieval {Path(self.datastore).name}{least} →{self.keep} K={self.max_tokens}"
+
+    @property
+    def depth(self) -> int:
+        return self.max_tokens
+
+    @property
+    def nodes(self) -> int:
+        return self.keep
+
+    @property
+    def datastores(self) -> tuple[str, ...]:
+        return (self.datastore,)
+
+    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+        return None
+
+
+class RetrievalDrafter(Lookup):
     """Proposes the branches that most often follow the longest suffix of the text that is in the
     datastore. The proposal is deterministic, one-hot draft distributions."""
 
-    def __init__(self, settings: RetrievalDrafter, resources: Resources) -> None:
+    def __init__(self, settings: RetrievalSettings, resources: Resources) -> None:
         self.settings = settings
         digest = resources.tokenizer_digest() if resources.tokenizer_digest else None
         self.datastore = open_datastore(settings.datastore, digest)

@@ -7,24 +7,55 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import Literal
 
-from specdec_core.config import SuffixDrafter
+from pydantic import Field
+
+from specdec_core.config import LookupSettings, MaxTokens, Memory, RecordingFacts
 from specdec_core.drafting.automaton import ROOT as EMPTY
 from specdec_core.drafting.automaton import SuffixAutomaton
 from specdec_core.drafting.drafter import Found, Lookup, Resources, SlotState
-from specdec_core.tokens.statistics import Origin
-from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 
 REMEMBERED = 1 << 17  # tokens of earlier outputs at most, some 700 bytes each
 
 
-class SuffixLookup(Lookup):
+class SuffixSettings(LookupSettings):
+    """What followed the longest suffix of the text that occurred before, in the text itself or
+    also in earlier outputs (SuffixDecoding; SAM decoding)."""
+
+    kind: Literal["suffix"] = "suffix"
+    min_match: int = Field(default=1, ge=1)
+    max_tokens: MaxTokens = 10
+    per_match: float = Field(
+        default=2.0, ge=0, description="candidates for each matched token at most; 0: no bound"
+    )
+    tree: bool = Field(default=False, description="so many of the likeliest, not the best chain")
+    memory: Memory = "request"
+
+    @property
+    def label(self) -> str:
+        least = f" ≥{self.min_match}" if self.min_match > 1 else ""
+        bound = "" if self.per_match == 2 else f" ×{self.per_match:g}"
+        kept = " of all" if self.memory == "all" else ""
+        shape = " tree" if self.tree else ""
+        return f"suffix{shape}{kept}{least}{bound} K={self.max_tokens}"
+
+    @property
+    def depth(self) -> int:
+        return self.max_tokens
+
+    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+        return None
+
+
+class SuffixDrafter(Lookup):
     """Proposes the most frequent continuation of the longest suffix that was there before, or a
     tree of the likeliest ones: in the request's own text or, with memory "all", in the outputs of
     earlier requests; of two as long in its own. Proposals are deterministic, one-hot
     distributions."""
 
-    def __init__(self, settings: SuffixDrafter, resources: Resources | None = None) -> None:
+    def __init__(self, settings: SuffixSettings, resources: Resources | None = None) -> None:
         self.settings = settings
         self.earlier = EarlierOutputs() if settings.memory == "all" else None
         self._readings: dict[int, _Reading] = {}

@@ -4,12 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from specdec_core.config import TokenCacheDrafter
+from pydantic import Field
+
+from specdec_core.config.drafters import LookupSettings, Memory, Width
+from specdec_core.config.recorded import RecordingFacts
 from specdec_core.drafting.drafter import Found, Lookup, Outcome, Resources, SlotState
 from specdec_core.drafting.phrases import Phrase, PhrasePool
-from specdec_core.tokens.statistics import Origin
-from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
+
+
+class TokenCacheSettings(LookupSettings):
+    """Phrases that were useful before, looked up by the last token (Post-use, §5.1)."""
+
+    kind: Literal["token_cache"] = "token_cache"
+    phrases: Width = Field(default=4, description="W, phrases looked up at once")
+    phrase_length: int = Field(default=5, ge=1, le=32, description="β, tokens behind the key")
+    pool: int = Field(default=1000, ge=1, description="κ_pool, keys")
+    per_key: int = Field(default=20, ge=1, description="κ_phase, phrases of a key")
+    learn_from: Literal["useful", "output"] = Field(
+        default="useful", description="USEFUL tokens (Eq. 7), or the output alone"
+    )
+    from_prompt: bool = Field(default=False, description="begin with the prompt's phrases")
+    memory: Memory = "request"
+
+    @property
+    def name(self) -> str:
+        """What it keeps, without how much of it is looked up."""
+        kept = " of all" if self.memory == "all" else ""
+        learned = " output" if self.learn_from == "output" else ""
+        prompt = " + prompt" if self.from_prompt else ""
+        return f"token cache{kept}{learned}{prompt}"
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.phrases}×{self.phrase_length}"
+
+    @property
+    def depth(self) -> int:
+        return self.phrase_length
+
+    @property
+    def nodes(self) -> int:
+        return self.phrases * self.phrase_length
+
+    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+        if self.learn_from == "output":
+            return None
+        return "what the target says behind candidates that it rejects is not recorded"
 
 
 @dataclass(slots=True)
@@ -20,7 +63,7 @@ class _Reading:
     next_key: int  # position of the first token that has not been a key yet
 
 
-class TokenCache(Lookup):
+class TokenCacheDrafter(Lookup):
     """Proposes the latest phrases behind the text's last token, as a tree.
 
     It learns the phrases of the output, each token a key from the last of the prompt on (or, with
@@ -29,7 +72,7 @@ class TokenCache(Lookup):
     :func:`useful_phrases`).
     """
 
-    def __init__(self, settings: TokenCacheDrafter, resources: Resources | None = None) -> None:
+    def __init__(self, settings: TokenCacheSettings, resources: Resources | None = None) -> None:
         self.settings = settings
         self._shared = self._new_pool() if settings.memory == "all" else None
         self._readings: dict[int, _Reading] = {}

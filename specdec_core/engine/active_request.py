@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from specdec_core.drafting.drafter import SlotState
 from specdec_core.engine.request import Chunk, Request
 from specdec_core.tokens.detokenising import StreamDecoder
-from specdec_core.tokens.statistics import Generation, Origin, Round
-from specdec_core.tokens.token_tree import TokenTree
+from specdec_core.tokens.statistics import FinishReason, Generation, Round
+from specdec_core.tokens.token_tree import Origin, TokenTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Addition:
     tokens: list[int]
     origins: list[Origin]
     text: str
-    reason: str | None
+    reason: FinishReason | None
     started: int
 
 
@@ -47,11 +47,12 @@ class ActiveRequest:
 
     def cut(
         self, tokens: list[int], final: Collection[int], texts: bool
-    ) -> tuple[list[int], str, str | None]:
+    ) -> tuple[list[int], str, FinishReason | None]:
         """`tokens` up to the end of the request, their text, and why the request ends, if it does;
         `final` tokens end it. Without `texts` the text waits for the end, unless there are stop
         strings to look out for."""
-        request, decoder, reason = self.request, self.decoder, None
+        request, decoder = self.request, self.decoder
+        reason: FinishReason | None = None
         if not request.ignore_eos:
             ends = (i for i, token in enumerate(tokens) if token in final)
             if (end := next(ends, None)) is not None:
@@ -92,7 +93,7 @@ class ActiveRequest:
         finished = None if new.reason is None else self._finished(new.reason, after)
         return Chunk(self.request.id, new.text, new.tokens, new.origins, finished)
 
-    def _finished(self, reason: str, seconds: float) -> Generation:
+    def _finished(self, reason: FinishReason, seconds: float) -> Generation:
         return Generation(
             request_id=self.request.id,
             prompt_tokens=len(self.request.tokens),

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from specdec_core.base.round_clock import RoundClock
 from specdec_core.config import AUTOREGRESSIVE, Configuration
-from specdec_core.drafting.build import build_drafter
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.pearl.link import Link, no_link
@@ -31,8 +30,8 @@ from specdec_core.models.runner import Batch
 from specdec_core.tokens.acceptance import rule_of
 from specdec_core.tokens.detokenising import StreamDecoder
 from specdec_core.tokens.sampling import RandomStream, distributions
-from specdec_core.tokens.statistics import Generation, Origin
-from specdec_core.tokens.token_tree import TokenTree
+from specdec_core.tokens.statistics import Generation
+from specdec_core.tokens.token_tree import Origin, TokenTree
 from specdec_core.tokens.topology import behind
 from specdec_core.tokens.verification import Verdict
 
@@ -88,7 +87,7 @@ class Engine:
                 self.slots,
                 open_link=self._link,
             )
-            self.drafter = build_drafter(configuration.drafter, resources)
+            self.drafter = resources.build(configuration.drafter)
             for shape in self.drafter.shapes:
                 self.target.expect(shape if self.drafter.target_width else behind(1, shape))
 
@@ -226,7 +225,9 @@ class Engine:
         if any(rule_of(state.sampling).samples for state in states):
             counted = zip(states, output.counts, strict=True)
             samplings = [state.sampling for state, count in counted for _ in range(count)]
-            probs = distributions(output.logits, samplings).split(output.counts)
+            together = distributions(output.logits, samplings)
+            assert together is not None
+            probs = together.split(output.counts)
         judged = [
             self._judge(*own, partial(output.of_row, n))
             for n, own in enumerate(zip(states, trees, choices, probs, strict=True))

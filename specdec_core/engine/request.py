@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
-from specdec_core.tokens.statistics import Generation, Origin
+from specdec_core.tokens.statistics import Generation
+from specdec_core.tokens.token_tree import Origin
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ def next_start(
     with, without replacement, the verdict's own first. `probs` (1 + nodes, vocabulary) are the
     target's distributions, `logits` gives what the forward has said: of the nodes and, unless the
     target began the tree, of the text before them."""
+    assert verdict.token is not None  # the target has read all of a tree that it has begun
     if width == 1:
         return [verdict.token]
     end = verdict.path[-1] if verdict.path else ROOT

@@ -65,6 +65,9 @@ class EagerRunner(ModelRunner):
     def keep(self, row: int, start: int, kept: Sequence[int]) -> None:
         self.cache.keep(row, start, kept)
 
+    def fork(self, row: int, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        self.cache.fork(row, rows, lengths)
+
     def expect(self, parents: Sequence[int]) -> None:
         self.topologies.expect(parents)
 

@@ -95,7 +95,7 @@ class Output:
         return [list(islice(flat, count)) for count in self.counts]
 
     def _on_host(self) -> list[int]:
-        return self.chosen.tolist()
+        return list(self.chosen.tolist())
 
 
 def select(states: Tensor, batch: Batch) -> Tensor:
@@ -165,6 +165,10 @@ class ModelRunner(ABC):
     def keep(self, row: int, start: int, kept: Sequence[int]) -> None:
         """Of the tokens of `row` from position `start` on, keep those numbered in `kept`
         (increasing) and forget the others."""
+
+    @abstractmethod
+    def fork(self, row: int, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Make `rows[i]` hold the first `lengths[i]` tokens of `row`, and nothing else."""
 
     @abstractmethod
     def watch_hidden(self, wanted: bool) -> None:

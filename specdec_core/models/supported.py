@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from transformers import PreTrainedConfig
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from specdec_core.base.errors import UserError
@@ -11,7 +10,7 @@ from specdec_core.base.errors import UserError
 _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 
 
-def check_supported(config: Any, name: str) -> None:
+def check_supported(config: PreTrainedConfig, name: str) -> None:
     """Refuse, in one line, a model that the slot cache cannot serve exactly."""
     config = config.get_text_config(decoder=True)
     if getattr(config, "is_encoder_decoder", False):
@@ -31,6 +30,6 @@ def check_supported(config: Any, name: str) -> None:
         )
 
 
-def context_length(config: Any) -> int | None:
+def context_length(config: PreTrainedConfig) -> int | None:
     """Positions the model can tell apart, where its configuration says."""
     return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)

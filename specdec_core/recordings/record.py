@@ -83,7 +83,7 @@ class Recorder:
             rows = _Rows(self.header.top_k)
             chunks = list(_forced(runner, prompt, output))
             q = self._distributions(torch.cat([logits for logits, _ in chunks]))
-            hidden = torch.cat([states for _, states in chunks])
+            hidden = torch.cat([states for _, states in chunks if states is not None])
             drafted = choice(q, range(len(output)))
             compared = _compare(p, q, drafted, output)
             rows.add(range(len(output)), 0, drafted, q, hidden, compared)
@@ -122,12 +122,13 @@ class Recorder:
         for start in range(0, len(branches), _BRANCHES):
             batch = branches[start : start + _BRANCHES]
             slots = range(1, 1 + len(batch))
-            runner.cache.fork(0, slots, [prompt_tokens + t for t, _, _ in batch])
+            runner.fork(0, slots, [prompt_tokens + t for t, _, _ in batch])
             found: list[list[_Step]] = [[] for _ in batch]
             active = {slot: [y] for slot, (_, y, _) in zip(slots, batch, strict=True)}
             step = 1
             while active:
                 output = runner.forward(Batch(list(active), list(active.values())))
+                assert output.hidden is not None  # it is watched
                 q = self._distributions(output.logits)
                 tokens = choice(q, [batch[slot - 1][0] + step for slot in active])
                 for row, (slot, token) in enumerate(zip(list(active), tokens, strict=True)):
@@ -138,8 +139,8 @@ class Recorder:
                         active[slot] = [token]
                 step += 1
             for (t, _, _), steps in zip(batch, found, strict=True):
-                tokens, q, hidden = zip(*steps, strict=True)
-                rows.add([t] * len(steps), 1, tokens, torch.stack(q), torch.stack(hidden), None)
+                own, qs, states = zip(*steps, strict=True)
+                rows.add([t] * len(steps), 1, own, torch.stack(qs), torch.stack(states), None)
 
     def _examples(
         self,
@@ -164,7 +165,8 @@ class Recorder:
         from_draft = np.array([stream.random() >= self.header.mixing for _ in output])
         mixed = np.where(from_draft, drafted, output).tolist()
         # The state of a token is there once it was fed: one position behind what it was drawn from.
-        states = [hidden for _, hidden in _forced(runner, list(request.tokens), [*mixed, 0])]
+        forced = _forced(runner, list(request.tokens), [*mixed, 0])
+        states = [hidden for _, hidden in forced if hidden is not None]
         values = {
             "prompt": np.full(len(output), number),
             "position": np.arange(len(output)),

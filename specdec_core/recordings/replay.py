@@ -4,55 +4,27 @@ The output is fixed by the target, the prompt and (coupled) the seed. A chain dr
 position follows it up to the draft's first disagreement and then goes on as recorded, so the
 tokens, entropies, probabilities and hidden states that a round would meet are rows of the trace;
 and how far a static tree is accepted follows from the ranks of the target's tokens. What remembers
-nothing is evaluated for all starting positions at once. A policy that learns is walked through
-round by round. Drafters without a model are run themselves on the recorded texts, and so are
-hybrids and bandits, with recorded drafters in the place of those that need a model.
+nothing is evaluated for all starting positions at once, a policy that learns is walked through
+round by round, and drafters without a model are run themselves on the recorded texts. Which of
+these it is, every kind says itself (:mod:`specdec_core.drafting.recorded`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import (
-    BanditDrafter,
-    CascadeDrafter,
-    Configuration,
-    DrafterSettings,
-    DraftModelDrafter,
-    FixedPolicy,
-    ForkDrafter,
-    HybridDrafter,
-    OraclePolicy,
-    Policy,
-    PostUseDrafter,
-    PromptLookupDrafter,
-    RetrievalDrafter,
-    SuffixDrafter,
-    TokenCacheDrafter,
-    TreeDrafter,
-)
-from specdec_core.cost import Profile, policies_of
-from specdec_core.drafting.bandit import BanditSpec
-from specdec_core.drafting.build import build_drafter
-from specdec_core.drafting.drafter import Drafter, Outcome, SlotState
+from specdec_core.config import Configuration, PolicySettings, RecordingFacts, run_time
+from specdec_core.cost import Profile
+from specdec_core.drafting.drafter import Outcome, SlotState
 from specdec_core.drafting.heads.loaded import LoadedHead
 from specdec_core.drafting.heads.storage import load_head
-from specdec_core.drafting.hybrid import Hybrid
-from specdec_core.drafting.policies.build import build_policy
-from specdec_core.drafting.policies.policy import LengthPolicy, Rule
-from specdec_core.recordings.recorded_drafters import (
-    UNKNOWN,
-    Place,
-    RecordedCascade,
-    RecordedChain,
-    RecordedPostUse,
-    RecordedResources,
-    RecordedTree,
-    follow,
-)
+from specdec_core.drafting.policies.policy import Rule
+from specdec_core.drafting.recorded import UNKNOWN, RecordedResources
 from specdec_core.recordings.rounds import ReplayedRounds, Rounds
 from specdec_core.recordings.schema import Recording
 from specdec_core.recordings.track import Track
@@ -62,6 +34,19 @@ from specdec_core.tokens.token_tree import ROOT, TokenTree
 
 # draft, head -> the head
 LoadHead = Callable[[str, str], LoadedHead]
+
+
+@dataclass
+class _Place:
+    """Which recorded prompt is being decoded, by where its output begins among all starts, and how
+    many tokens it has."""
+
+    first: int = 0
+    length: int = 0
+
+    def start(self, sequence: SlotState) -> int:
+        """The start of the round to come."""
+        return self.first + len(sequence.tokens) - self.length
 
 
 class Replay:
@@ -85,6 +70,14 @@ class Replay:
                 "decoding or sampling.coupling gumbel"
             )
         self.recording, self.header, self.profile = recording, recording.header, profile
+        header = recording.header
+        self.facts = RecordingFacts(
+            drafts=tuple(header.pair.drafts),
+            sampling=header.sampling,
+            max_draft=header.max_draft,
+            max_new_tokens=header.max_new_tokens,
+            timed=profile is not None,
+        )
         self._load_head = load_head or self._recorded_head
         self._heads: dict[tuple[str, str], LoadedHead] = {}
         self._hidden = hidden
@@ -92,55 +85,7 @@ class Replay:
 
     def can(self, configuration: Configuration) -> bool:
         """Whether the recording knows all that this configuration could meet."""
-        drafter = configuration.drafter
-        if configuration.sampling != self.header.sampling:
-            return False
-        if drafter is None:
-            return True
-        # The oracle is no part of anything: nothing that decodes can follow it.
-        oracle = any(isinstance(policy, OraclePolicy) for _, policy in policies_of(configuration))
-        return self._knows(drafter) and (not oracle or isinstance(drafter, DraftModelDrafter))
-
-    def _knows(self, drafter: DrafterSettings) -> bool:
-        match drafter:
-            case DraftModelDrafter():
-                return self._knows_chains(drafter.draft, drafter.policy)
-            case TreeDrafter():
-                return self._has(drafter.draft) and self.header.sampling.greedy
-            case ForkDrafter():
-                # Of branches that the target leaves only the number of tokens is known.
-                fixed = isinstance(drafter.policy, FixedPolicy)
-                return fixed and self._has(drafter.draft) and self.header.sampling.greedy
-            case PromptLookupDrafter() | SuffixDrafter() | RetrievalDrafter():
-                return True
-            case TokenCacheDrafter():
-                # Other phrases are the target's choices behind what was rejected.
-                return drafter.learn_from == "output"
-            case CascadeDrafter():
-                chains = self._knows_chains(drafter.draft, drafter.policy)
-                return chains and self._knows(drafter.proposer)
-            case PostUseDrafter():
-                chains = self._knows_chains(drafter.draft, drafter.policy)
-                return chains and self._knows(drafter.cache)
-            case HybridDrafter():
-                # Of a static tree not all tokens are known, which these look at.
-                looks = drafter.merge or drafter.extend
-                shaped = any(isinstance(p, TreeDrafter | ForkDrafter) for p in drafter.walk())
-                return not (looks and shaped) and all(map(self._knows, drafter.parts))
-            case BanditDrafter():
-                modelled = drafter.reward == "time" and self.profile is not None
-                rewarded = drafter.reward == "tokens" or modelled
-                return rewarded and all(map(self._knows, drafter.arms))
-        return False
-
-    def _knows_chains(self, draft: str | None, policy: Policy) -> bool:
-        # The longest draft of a request is also bounded by its room.
-        longest = min(policy.max_tokens, self.header.max_new_tokens - 1)
-        return self._has(draft) and longest <= self.header.max_draft
-
-    def _has(self, draft: str | None) -> bool:
-        names = list(self.header.pair.drafts)
-        return draft in names if draft is not None else bool(names)
+        return configuration.unknown_to(self.facts) is None
 
     def run(self, configuration: Configuration) -> ReplayedRounds:
         """The rounds that decoding the recorded prompts one after the other would have taken.
@@ -148,20 +93,15 @@ class Replay:
         Raises:
             UserError: the recording cannot tell (see :meth:`can`), or the head is unknown.
         """
-        if not self.can(configuration):
+        if reason := configuration.unknown_to(self.facts):
             raise UserError(
-                f"{self.recording.folder}: recorded with {self.header.sampling.model_dump()}, at "
-                f"most {self.header.max_draft} candidates and drafts "
-                f"{', '.join(self.header.pair.drafts) or 'none'}; cannot replay "
-                f"{configuration.label}"
+                f"{self.recording.folder}: cannot replay {configuration.label}: {reason}"
             )
-        drafter = configuration.drafter
-        match drafter:
-            case DraftModelDrafter():
-                return self._chains(drafter)
-            case TreeDrafter() | ForkDrafter():
-                track = self.track(drafter.draft)
-                return track.walk_all(track.trees(drafter.children))
+        if (drafter := configuration.drafter) is not None:
+            resources = self._resources(_Place())
+            rounds: ReplayedRounds | None = run_time(drafter).replayed_at_once(drafter, resources)
+            if rounds is not None:
+                return rounds
         return self._decode(configuration)
 
     def track(self, draft: str | None = None) -> Track:
@@ -171,82 +111,50 @@ class Replay:
             self._tracks[name] = Track(self.recording.trace(name, self._hidden))
         return self._tracks[name]
 
-    def values(self, draft: str | None, policy: Policy) -> np.ndarray:
+    def values(self, draft: str | None, policy: PolicySettings) -> np.ndarray:
         """What a threshold policy reads off every recorded candidate (R,)."""
         return self.track(draft).values(self.rule(draft, policy))
 
-    def rule(self, draft: str | None, policy: Policy) -> Rule:
+    def rule(self, draft: str | None, policy: PolicySettings) -> Rule:
         """A threshold policy with what the recording knows of its head. TypeError for others."""
-        built = self._policy(draft, policy)
+        built = self._resources(_Place()).policy(draft, policy)
         if not isinstance(built, Rule):
             raise TypeError(f"policy {policy.kind} compares no values")
         return built
 
-    def _policy(self, draft: str | None, policy: Policy) -> LengthPolicy:
-        name = self.recording.draft_name(draft)
-        return build_policy(policy, lambda head: self._head(name, head))
+    def _resources(self, place: _Place) -> RecordedResources:
+        return RecordedResources(
+            _no_model,
+            self._head,
+            vocab_size=0,
+            eos_token_ids=frozenset(self.header.eos_token_ids),
+            track=self.track,
+            start=place.start,
+        )
 
-    def _head(self, draft: str, head: str) -> LoadedHead:
+    def _head(self, draft: str | None, head: str) -> LoadedHead:
         """Loaded once for all configurations."""
-        if (draft, head) not in self._heads:
-            self._heads[draft, head] = self._load_head(draft, head)
-        return self._heads[draft, head]
+        key = self.recording.draft_name(draft), head
+        if key not in self._heads:
+            self._heads[key] = self._load_head(*key)
+        return self._heads[key]
 
     def _recorded_head(self, draft: str, head: str) -> LoadedHead:
         own = self.header.fingerprints
         return load_head(head, own[draft], own["target"])
 
-    def _chains(self, drafter: DraftModelDrafter) -> ReplayedRounds:
-        track = self.track(drafter.draft)
-        if isinstance(drafter.policy, OraclePolicy):
-            most = np.minimum(track.agreeing, drafter.policy.max_tokens)
-            return track.walk_all(track.chains(most))
-        policy = self._policy(drafter.draft, drafter.policy)
-        if isinstance(policy, Rule):
-            return track.walk_all(track.chains(track.drafted(policy)))
-        return track.walk(policy)
-
-    # Drafters that are run themselves
-
-    def _build(self, settings: DrafterSettings, resources: RecordedResources) -> Drafter:
-        """The drafter that `settings` describe, on the recorded draft models."""
-        match settings:
-            case DraftModelDrafter():
-                return RecordedChain(settings, resources)
-            case TreeDrafter() | ForkDrafter():
-                return RecordedTree(settings.draft, settings.children, resources)
-            case CascadeDrafter():
-                proposer = self._build(settings.proposer, resources)
-                return RecordedCascade(settings, resources, proposer)
-            case PostUseDrafter():
-                return RecordedPostUse(settings, resources)
-            case HybridDrafter():
-                return Hybrid(settings, resources, self._build)
-            case BanditDrafter():
-                return BanditSpec(settings, resources, self._build)
-        return build_drafter(settings, resources)
-
     def _decode(self, configuration: Configuration) -> ReplayedRounds:
         """Decode the recorded prompts, the target being the recorded outputs."""
-        drafter, place = None, Place()
+        drafter, place = None, _Place()
         if configuration.drafter is not None:
-            resources = RecordedResources(
-                _no_model,
-                _no_model,
-                vocab_size=0,
-                eos_token_ids=frozenset(self.header.eos_token_ids),
-                track=self.track,
-                policy=self._policy,
-                place=place,
-            )
-            drafter = self._build(configuration.drafter, resources)
+            drafter = self._resources(place).build(configuration.drafter)
         seconds = self._clock(configuration)
         rounds = Rounds()
         prompts = self.recording.prompts
         texts = zip(prompts.tokens, prompts.outputs, strict=True)
         for number, (prompt, output) in enumerate(texts):
             output = output.tolist()
-            place.prompt, place.length = number, len(prompt)
+            place.length = len(prompt)
             # Nothing is drawn from the random stream: the output is fixed.
             sequence = SlotState(0, prompt.tolist(), configuration.sampling, RandomStream(0, 0))
             if drafter is not None:
@@ -258,7 +166,7 @@ class Replay:
                     sequence.room = self.header.max_new_tokens - position - 1
                     [tree] = drafter.propose([sequence])
                 rest = output[position:]
-                path = follow(tree, rest)
+                path = tree.follow(rest)
                 generated = min(len(path) + 1, len(rest))
                 rounds.add(number, position, tree, len(path), generated)
                 position += generated
@@ -269,21 +177,23 @@ class Replay:
                     drafter.observe(sequence, _outcome(tree, path, rest, seconds(tree)))
                 else:
                     drafter.close(sequence)
-        return rounds.done(prompts.ids)
+            place.first += len(output)
+        state = drafter.state() if drafter is not None else None
+        return rounds.done(prompts.ids, state)
 
     def _clock(self, configuration: Configuration) -> Callable[[TokenTree], float]:
-        """What drafting and verifying a tree takes by the profile, where a bandit is rewarded in
-        time; nobody else asks."""
-        settings = configuration.drafter
-        if not isinstance(settings, BanditDrafter) or settings.reward == "tokens":
+        """What drafting and verifying a tree takes by the profile; nothing without one."""
+        profile = self.profile
+        if profile is None or configuration.drafter is None:
             return lambda tree: 0.0
-        arms = [
-            Configuration(drafter=arm, sampling=configuration.sampling) for arm in settings.arms
-        ]
-        profiles = [self.profile.under(arm) for arm in arms]
+        under: dict[int | None, tuple[Configuration, Profile]] = {}
         context = self.recording.prompts.context
 
         def seconds(tree: TokenTree) -> float:
+            if tree.arm not in under:
+                own = configuration.by(tree.arm)
+                under[tree.arm] = own, profile.under(own)
+            own, cost = under[tree.arm]
             counts = Counts(
                 requests=1,
                 n=1,
@@ -295,7 +205,7 @@ class Replay:
                 n_target_tokens=1,
                 n_draft_tokens=tree.draft_tokens,
             )
-            return profiles[tree.arm].estimate_seconds(counts, arms[tree.arm].draft, context)
+            return cost.estimate_seconds(counts, own.draft, context)
 
         return seconds
 
@@ -309,5 +219,5 @@ def _outcome(tree: TokenTree, path: list[int], rest: list[int], seconds: float) 
     return Outcome(tree, path, choices, seconds)
 
 
-def _no_model(*_: object) -> None:
+def _no_model(*_: object) -> NoReturn:
     raise UserError("this drafter needs a draft model that replay does not run")

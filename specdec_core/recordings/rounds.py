@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,6 +29,7 @@ class ReplayedRounds:
     draft_tokens: np.ndarray
     arm: np.ndarray  # NO_ARM where no bandit chose
     ids: list[str]  # of the prompts
+    state: dict[str, Any] | None = None  # what the drafter has learned by then
 
     @property
     def counts(self) -> Counts:
@@ -88,6 +90,7 @@ class Rounds:
         """A round that verified a draft model's chain."""
         self.rows.append((prompt, position, drafted, accepted, generated, *[drafted] * 3, NO_ARM))
 
-    def done(self, ids: list[str]) -> ReplayedRounds:
-        columns = np.array(self.rows, dtype=np.int64).reshape(-1, len(fields(ReplayedRounds)) - 1)
-        return ReplayedRounds(*columns.T, ids=ids)
+    def done(self, ids: list[str], state: dict[str, Any] | None = None) -> ReplayedRounds:
+        names = [f.name for f in fields(ReplayedRounds)][:-2]
+        columns = np.array(self.rows, dtype=np.int64).reshape(-1, len(names)).T
+        return ReplayedRounds(**dict(zip(names, columns, strict=True)), ids=ids, state=state)

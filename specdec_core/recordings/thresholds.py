@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from annotated_types import Le
 
-from specdec_core.config import (
-    Configuration,
-    DraftModelDrafter,
-    Policy,
-    SpecDecPlusPlusPolicy,
-    SvipPolicy,
-)
+from specdec_core.config import Configuration, PolicySettings
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.recordings.replay import Replay
 from specdec_core.tokens.statistics import Counts
 
@@ -43,19 +40,16 @@ def decision_cost(c1: float, c2: float) -> Cost:
 class BestThreshold:
     """What a search found."""
 
-    policy: Policy  # with the best threshold
+    policy: PolicySettings  # with the best threshold
+    threshold: float
     cost: float
     counts: Counts
     curve: list[tuple[float, float]]  # all thresholds that were tried, rising, and their costs
 
-    @property
-    def threshold(self) -> float:
-        return self.policy.threshold
-
 
 def best_threshold(
     replay: Replay,
-    policy: Policy,
+    policy: PolicySettings,
     cost: Cost,
     draft: str | None = None,
     points: int = 48,
@@ -78,11 +72,11 @@ def best_threshold(
         UserError: the recording cannot tell what the policy would do.
     """
     edges = distinct_thresholds(replay, policy, draft)
-    tried: dict[int, tuple[float, Policy, Counts]] = {}
+    tried: dict[int, tuple[float, PolicySettings, Counts]] = {}
 
     def attempt(index: int) -> None:
         own = policy.model_copy(update={"threshold": float(edges[index])})
-        drafter = DraftModelDrafter(draft=draft, policy=own)
+        drafter = DraftModelSettings(draft=draft, policy=own)
         rounds = replay.run(Configuration(drafter=drafter, sampling=replay.header.sampling))
         tried[index] = (cost(rounds.counts), own, rounds.counts)
 
@@ -96,10 +90,12 @@ def best_threshold(
         low, high = order[max(at - 1, 0)], order[min(at + 1, len(order) - 1)]
     least, found, counts = tried[order[at]]
     curve = [(float(edges[index]), tried[index][0]) for index in order]
-    return BestThreshold(found, least, counts, curve)
+    return BestThreshold(found, float(edges[order[at]]), least, counts, curve)
 
 
-def distinct_thresholds(replay: Replay, policy: Policy, draft: str | None = None) -> np.ndarray:
+def distinct_thresholds(
+    replay: Replay, policy: PolicySettings, draft: str | None = None
+) -> np.ndarray:
     """All thresholds that the recording tells apart, rising: one in the middle between each two
     values that `policy` might compare, one that none reaches, and one that all do."""
     if "threshold" not in type(policy).model_fields:
@@ -110,10 +106,8 @@ def distinct_thresholds(replay: Replay, policy: Policy, draft: str | None = None
     last = np.minimum(track.bound, policy.max_tokens)[:, None]
     decides = (candidate >= rule.min_tokens) & (candidate < last)
     values = np.unique(track.compared(rule)[decides])
-    middles = (values[1:] + values[:-1]) / 2
-    if isinstance(policy, SvipPolicy):
-        most = values[-1] if len(values) else 0.0
-        return np.sqrt([0.0, *middles, most + 1])  # entropies
-    if isinstance(policy, SpecDecPlusPlusPolicy):
-        middles = 1 - middles[::-1]  # of being rejected
-    return np.array([0.0, *np.clip(middles, 0, 1), 1.0])
+    between = (values[1:] + values[:-1]) / 2
+    edges = rule.thresholds(np.array([0.0, *between, values.max(initial=0.0) + 1]))
+    limits = type(policy).model_fields["threshold"].metadata
+    most: Any = next((limit.le for limit in limits if isinstance(limit, Le)), np.inf)
+    return np.sort(np.clip(edges, 0, most))

@@ -14,8 +14,8 @@ import pandas as pd
 import torch
 from transformers import PreTrainedModel
 
-from specdec_core.config import ByBatchPolicy
 from specdec_core.cost import Profile
+from specdec_core.drafting.policies.by_batch import ByBatchSettings
 from specdec_core.tokens.statistics import Counts
 
 LENGTHS = tuple(range(1, 17))
@@ -96,11 +96,11 @@ def best_lengths(predicted: pd.DataFrame) -> dict[int, int]:
     return dict(zip(best["batch"].tolist(), best["tokens"].tolist(), strict=True))
 
 
-def batch_policy(best: Mapping[int, int]) -> ByBatchPolicy | None:
+def batch_policy(best: Mapping[int, int]) -> ByBatchSettings | None:
     """The policy that drafts `best[n]` tokens with n requests; each names where K changes. None
     where nothing should be drafted at any batch size."""
     tokens: dict[int, int] = {}
     for batch, k in sorted(best.items()):
         if not tokens or k != next(reversed(tokens.values())):
             tokens[1 if not tokens else batch] = k
-    return ByBatchPolicy(tokens=tokens) if any(tokens.values()) else None
+    return ByBatchSettings(tokens=tokens) if any(tokens.values()) else None

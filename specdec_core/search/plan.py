@@ -11,7 +11,7 @@ import fnmatch
 import hashlib
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,32 +20,21 @@ from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, field_valid
 from specdec_core.base.errors import UserError
 from specdec_core.config import (
     Configuration,
-    DecisionPolicy,
     DrafterSettings,
+    HeadSettings,
+    ModelSettings,
     PairSpec,
     Placement,
     Sampling,
-    SpecDecPlusPlusPolicy,
     Value,
     load_yaml,
     parse,
 )
 from specdec_core.config.drafters import read_arm
+from specdec_core.config.kinds import DRAFTERS, POLICIES, kinds_of
 from specdec_core.cost.hardware import Hardware, load_hardware
 from specdec_core.search.space import Search
 
-# Kinds of drafters that a draft model drafts for.
-DRAFTING = {
-    kind.model_fields["kind"].default
-    for kind in DrafterSettings.__subclasses__()
-    if "draft" in kind.model_fields
-}
-
-# Policies that ask a trained head, and the kinds of heads that each can ask.
-HEADS = {
-    SpecDecPlusPlusPolicy.model_fields["kind"].default: ("specdecpp",),
-    DecisionPolicy.model_fields["kind"].default: ("t1", "t2", "joint"),
-}
 EVERY = "*"  # in the name of a head: all trained heads whose names fit, as in a shell
 
 
@@ -78,7 +67,7 @@ class SweepSettings(Value):
     early_stopping: bool = Field(
         default=False, description="stop configurations that fall behind on the first prompts"
     )
-    allow_lossy: tuple[Literal["target_tree"], ...] = Field(
+    allow_lossy: tuple[str, ...] = Field(
         default=(), description="methods that change the output, yet may be the champion"
     )
     finalists: PositiveInt = Field(default=4, description="configurations timed alone")
@@ -95,6 +84,15 @@ class SweepSettings(Value):
     cluster: Placement | None = Field(
         default=None, description="devices that the finalists are timed on; a file or inline"
     )
+
+    @field_validator("allow_lossy")
+    @classmethod
+    def _can_be_lossy(cls, methods: tuple[str, ...]) -> tuple[str, ...]:
+        known = [k for k, own in kinds_of(DRAFTERS, DrafterSettings).items() if own.may_be_lossy]
+        for method in methods:
+            if method not in known:
+                raise ValueError(f"no lossy method {method!r} (there are: {', '.join(known)})")
+        return methods
 
     @field_validator("cluster", mode="before")
     @classmethod
@@ -177,13 +175,12 @@ class ResolvedPlan(SweepSettings):
                 f"{source}: search: sampling {configuration.sampling.model_dump()} is not the "
                 "sweep's own; a sweep compares configurations of one sampling, given at the top"
             )
-        for part in configuration.drafter.walk() if configuration.drafter else ():
-            if getattr(part, "draft", None) not in (None, *self.pair.drafts):
-                known = ", ".join(self.pair.drafts) or "none"
-                raise UserError(
-                    f"{source}: search: drafter.draft: the pair has no draft {part.draft!r} "
-                    f"(it has: {known})"
-                )
+        if (draft := configuration.foreign_draft(self.pair.drafts)) is not None:
+            known = ", ".join(self.pair.drafts) or "none"
+            raise UserError(
+                f"{source}: search: drafter.draft: the pair has no draft {draft!r} "
+                f"(it has: {known})"
+            )
 
 
 class Plan(SweepSettings):
@@ -241,7 +238,7 @@ class Plan(SweepSettings):
 
     def _completed(self, entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
         drafter = entry.get("drafter")
-        if not isinstance(drafter, dict) or drafter.get("kind") not in DRAFTING:
+        if not isinstance(drafter, dict) or not _runs_draft(drafter):
             # The parts of a drafter that name no draft all take the same one.
             filled = [_with_draft(drafter, draft) for draft in self.pair.drafts]
             if _with_draft(drafter, None) == drafter:
@@ -260,7 +257,7 @@ class Plan(SweepSettings):
             drafts = drafts.get("choice", [])
         for draft in drafts if isinstance(drafts, list) else [drafts]:
             policy = drafter["policy"]
-            if heads := fnmatch.filter(self._heads(draft, HEADS[policy["kind"]]), policy["head"]):
+            if heads := fnmatch.filter(self._heads(draft, _heads_for(policy)), policy["head"]):
                 policy = {**policy, "head": heads}
                 yield {**entry, "drafter": {**drafter, "draft": draft, "policy": policy}}
 
@@ -291,7 +288,7 @@ def _with_draft(value: Any, draft: str | None) -> Any:
         read = [a if w else read_arm(a) for a, w in zip(arms, whole, strict=True)]
         value = {**value, "arms": read}
     value = {key: _with_draft(inner, draft) for key, inner in value.items()}
-    if value.get("kind") in DRAFTING and "draft" not in value:
+    if _runs_draft(value) and "draft" not in value:
         value["draft"] = draft
     return value
 
@@ -302,9 +299,20 @@ def _asks_by_pattern(entry: Any) -> bool:
     policy = drafter.get("policy") if isinstance(drafter, dict) else None
     return (
         isinstance(policy, dict)
-        and policy.get("kind") in HEADS
+        and bool(_heads_for(policy))
         and EVERY in str(policy.get("head", ""))
     )
+
+
+def _runs_draft(drafter: Mapping[str, Any]) -> bool:
+    """Whether a drafter of a search is of a kind with a draft model."""
+    return drafter.get("kind") in kinds_of(DRAFTERS, ModelSettings)
+
+
+def _heads_for(policy: Mapping[str, Any]) -> tuple[str, ...]:
+    """The kinds of trained heads that a policy of a search can ask."""
+    asking = kinds_of(POLICIES, HeadSettings).get(policy.get("kind", ""))
+    return asking.head_kinds if asking else ()
 
 
 def load_plan(path: str | Path, **overrides: Any) -> ResolvedPlan:

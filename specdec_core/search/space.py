@@ -20,7 +20,7 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import islice, product
 from typing import Any, Protocol, get_origin
 
@@ -28,6 +28,7 @@ from pydantic import Field
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import MOST_NODES, Configuration, Value, parse
+from specdec_core.config.kinds import DRAFTERS, POLICIES, KindSettings, kinds_of
 from specdec_core.search.tree_plan import k_configurations
 
 MOST_CORNERS = 1024  # combinations of extreme values validated for each entry
@@ -165,6 +166,7 @@ class Space:
         return parse(Configuration, filled, self.source)
 
     def grid(self) -> Iterator[Configuration]:
+        values: list[Sequence[Any]] = []
         for path, axis in self.axes.items():
             if not isinstance(axis, Choice | Trees):
                 where = ".".join(map(str, path))
@@ -172,7 +174,8 @@ class Space:
                     f"{self.source}: {where}: a grid needs a list of values; draw from a range "
                     "with method random or optuna"
                 )
-        yield from map(self.at, product(*(axis.values for axis in self.axes.values())))
+            values.append(axis.values)
+        yield from map(self.at, product(*values))
 
     def draw(self, rng: random.Random) -> Configuration:
         return self.at([axis.draw(rng) for axis in self.axes.values()])
@@ -241,7 +244,7 @@ def _open_values(value: Any, path: Path, source: str) -> Iterator[tuple[Path, Ax
             yield path, _axis(kind, value[kind], path, source)
             return
         for key, inner in value.items():
-            if isinstance(inner, list) and (value.get("kind"), key) in _sequences():
+            if isinstance(inner, list) and _is_sequence(value.get("kind"), key):
                 yield from _members(inner, (*path, key), source)
             else:
                 yield from _open_values(inner, (*path, key), source)
@@ -259,22 +262,12 @@ def _members(values: list[Any], path: Path, source: str) -> Iterator[tuple[Path,
             yield from _open_values(inner, (*path, index), source)
 
 
-@cache
-def _sequences() -> frozenset[tuple[str, str]]:
-    """The settings that are sequences, by the kind that has them and their name."""
-
-    def kinds(base: type[Value]) -> Iterator[type[Value]]:
-        for kind in base.__subclasses__():
-            yield kind
-            yield from kinds(kind)
-
-    return frozenset(
-        (kind.model_fields["kind"].default, name)
-        for kind in kinds(Value)
-        if "kind" in kind.model_fields
-        for name, field in kind.model_fields.items()
-        if get_origin(field.annotation) is tuple
-    )
+def _is_sequence(kind: Any, name: str) -> bool:
+    """Whether this setting of a kind is a sequence."""
+    for table in (DRAFTERS, POLICIES):
+        if (settings := kinds_of(table, KindSettings).get(kind)) and name in settings.model_fields:
+            return get_origin(settings.model_fields[name].annotation) is tuple
+    return False
 
 
 _RANGES = ("choice", "uniform", "loguniform", "randint", "trees")
@@ -300,4 +293,4 @@ def _axis(kind: str, value: Any, path: Path, source: str) -> Axis:
         return Integers(*value)
     if kind == "loguniform" and value[0] <= 0:
         raise UserError(f"{where}: low must be above 0 (got {value[0]!r})")
-    return Interval(*value, log=kind == "loguniform")
+    return Interval(value[0], value[1], kind == "loguniform")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
@@ -16,9 +16,9 @@ import pandas as pd
 from pydantic import Field, model_validator
 
 from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
 from specdec_core.config import (
     AUTOREGRESSIVE,
-    BanditDrafter,
     Configuration,
     DrafterSettings,
     PairSpec,
@@ -26,13 +26,12 @@ from specdec_core.config import (
     Value,
 )
 from specdec_core.cost import Profile
-from specdec_core.drafting.bandit import BanditSpec
-from specdec_core.drafting.bandits import build_bandit
+from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.drafter import Drafter
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
-from specdec_core.studies.regret import Course, Regret, best_arm, mean_tokens, regret, seconds_of
+from specdec_core.studies.regret import Course, Regret, best_arm, mean_tokens, regret
 from specdec_core.tokens.statistics import Counts, Generation, Ratio, Round, paired_ratio
 
 Kind = Literal["baseline", "arm", "bandit"]
@@ -61,7 +60,7 @@ class ArmsPlan(Value):
     @model_validator(mode="after")
     def _same_arms(self) -> ArmsPlan:
         for bandit in self.bandits:
-            if not isinstance(bandit.drafter, BanditDrafter):
+            if not isinstance(bandit.drafter, BanditSettings):
                 raise ValueError(f"bandits: {bandit.label} is no bandit")
             if (bandit.drafter.arms, bandit.sampling) != (self.arms, self.sampling):
                 raise ValueError("bandits: all must have the same arms and sampling")
@@ -77,10 +76,10 @@ class ArmsPlan(Value):
         Raises :class:`UserError` where there is no such state."""
         bandits = []
         for bandit in self.bandits:
-            path = folder / state_name(bandit)
+            path, own = folder / state_name(bandit), settings_of(bandit)
             if not path.is_file():
-                raise UserError(f"{folder}: no state of {bandit.drafter.title} with these arms")
-            drafter = bandit.drafter.model_copy(update={"state": str(path.resolve())})
+                raise UserError(f"{folder}: no state of {own.title} with these arms")
+            drafter = own.model_copy(update={"state": str(path.resolve())})
             bandits.append(bandit.model_copy(update={"drafter": drafter}))
         return ArmsPlan(pair=self.pair, bandits=tuple(bandits))
 
@@ -90,23 +89,29 @@ class ArmsPlan(Value):
 
     @property
     def arms(self) -> tuple[DrafterSettings, ...]:
-        return self.bandits[0].drafter.arms
+        return settings_of(self.bandits[0]).arms
 
     @property
     def entrants(self) -> list[Entrant]:
         """Autoregressive decoding, each arm alone, and the bandits."""
         plain = AUTOREGRESSIVE.model_copy(update={"sampling": self.sampling})
-        arms = (plain.model_copy(update={"drafter": arm}) for arm in self.arms)
+        arms = ((arm.label, plain.model_copy(update={"drafter": arm})) for arm in self.arms)
         return [
             Entrant("baseline", "autoregressive", plain),
-            *(Entrant("arm", arm.drafter.label, arm) for arm in arms),
-            *(Entrant("bandit", bandit.drafter.title, bandit) for bandit in self.bandits),
+            *(Entrant("arm", label, arm) for label, arm in arms),
+            *(Entrant("bandit", settings_of(bandit).title, bandit) for bandit in self.bandits),
         ]
+
+
+def settings_of(bandit: Configuration) -> BanditSettings:
+    """The settings of a bandit of a plan, which has no others."""
+    assert isinstance(bandit.drafter, BanditSettings)
+    return bandit.drafter
 
 
 def state_name(bandit: Configuration) -> str:
     """The file of what a bandit has learned, whatever it started from."""
-    drafter = bandit.drafter.model_copy(update={"state": None})
+    drafter = settings_of(bandit).model_copy(update={"state": None})
     return f"{bandit.model_copy(update={'drafter': drafter}).id}.json"
 
 
@@ -121,7 +126,7 @@ class Entrant:
     turns: list[list[list[Round]]] = field(default_factory=list)  # the rounds of its requests
     outputs: list[list[int]] = field(default_factory=list)  # one a prompt; none in a replay
     seconds: list[list[float]] = field(default_factory=list)  # [repeat][turn]
-    state: dict | None = None  # of a bandit, behind the last prompt
+    state: dict[str, Any] | None = None  # of a bandit, behind the last prompt
     drafter: Drafter | None = None
 
     @property
@@ -193,7 +198,8 @@ class ArmComparison:
     @property
     def longest(self) -> int:
         """L, the most candidates of any arm."""
-        return max(arm.configuration.drafter.depth for arm in self.of("arm"))
+        drafters = (arm.configuration.drafter for arm in self.of("arm"))
+        return max(drafter.depth for drafter in drafters if drafter is not None)
 
     def table(self) -> pd.DataFrame:
         """One row an entrant: `kind`, `name`, `mat`, `tokens_per_second`, `speedup` over
@@ -275,7 +281,7 @@ def race(
     max_new_tokens: int,
     repeats: int = 1,
     slots: int = 1,
-    on_turn: Callable[[], None] = lambda: None,
+    observer: Observer | None = None,
 ) -> ArmComparison:
     """Everybody decodes a turn of `slots` prompts before the next turn comes, and another one
     begins each time, so that what the machine does meanwhile meets all alike. A bandit goes on
@@ -291,6 +297,8 @@ def race(
     short = [Request("warm-up", prompts[0], min(_WARM_UP_TOKENS, max_new_tokens))]
     for entrant in entrants:
         _decode(engine, entrant, short)
+    observer = observer or Observer()
+    observer.stage("decoding in turns", repeats * len(turns))
     for repeat in range(repeats):
         for entrant in entrants:
             entrant.drafter = None
@@ -303,11 +311,10 @@ def race(
                 if repeat == 0:
                     entrant.turns.append([generation.rounds for generation in generations])
                     entrant.outputs += [generation.tokens for generation in generations]
-            on_turn()
+            observer.step()
         if repeat == 0:
             for entrant in entrants:
-                if isinstance(entrant.drafter, BanditSpec) and entrant.drafter.shared:
-                    entrant.state = entrant.drafter.bandit.state()
+                entrant.state = entrant.drafter.state() if entrant.drafter else None
     return ArmComparison(entrants)
 
 
@@ -328,7 +335,7 @@ def replay_all(
     replay: Replay,
     plan: ArmsPlan,
     profile: Profile,
-    on_entrant: Callable[[], None] = lambda: None,
+    observer: Observer | None = None,
 ) -> ArmComparison:
     """The same from a recording, without a model: rounds are exact, their times the profile's.
     What a bandit has learned so is a state that decoding can start from.
@@ -337,6 +344,11 @@ def replay_all(
         UserError: the recording does not tell what an arm would do.
     """
     entrants = plan.entrants
+    unknown = [entrant.name for entrant in entrants if not replay.can(entrant.configuration)]
+    if unknown:
+        raise UserError(f"{replay.recording.folder}: does not tell what {unknown[0]} would do")
+    observer = observer or Observer()
+    observer.stage("replaying", len(entrants))
     for entrant in entrants:
         found = replay.run(entrant.configuration)
         frame = found.frame()
@@ -346,35 +358,18 @@ def replay_all(
             rounds[row.pop("request_id")].append(Round(**row))
         entrant.turns = [[own] for own in rounds.values()]
         entrant.seconds = [[course.spent[-1] for course in entrant.courses(timed=True)]]
-        entrant.state = _learned(entrant)
-        on_entrant()
+        entrant.state = found.state
+        observer.step()
     return ArmComparison(entrants, modelled=True)
-
-
-def _learned(entrant: Entrant) -> dict | None:
-    """What a bandit with memory of all requests knows behind replayed rounds."""
-    settings = entrant.configuration.drafter
-    if not isinstance(settings, BanditDrafter) or settings.memory != "all":
-        return None
-    bandit = build_bandit(settings)
-    for [rounds] in entrant.turns:
-        for r in rounds:
-            bandit.select()
-            if r is not rounds[-1]:  # cut by the end of the text
-                bandit.update(r.arm, r.generated, seconds_of(r))
-    return bandit.state()
 
 
 def _modelled(
     frame: pd.DataFrame, configuration: Configuration, profile: Profile, replay: Replay
 ) -> np.ndarray:
     """Seconds (rounds,) of replayed rounds."""
-    drafter, context = configuration.drafter, replay.recording.prompts.context
-    arms: Sequence[Any] = drafter.arms if isinstance(drafter, BanditDrafter) else [drafter]
-    under = [configuration.model_copy(update={"drafter": arm}) for arm in arms]
-    profiles = [profile.under(own) for own in under]
+    context = replay.recording.prompts.context
 
-    def seconds(arm: int, drafted: int, forwards: int, tokens: int) -> float:
+    def seconds(arm: int | None, drafted: int, forwards: int, tokens: int) -> float:
         counts = Counts(
             requests=1,
             n=1,
@@ -386,11 +381,12 @@ def _modelled(
             n_target_tokens=1,
             n_draft_tokens=tokens,
         )
-        return profiles[arm].estimate_seconds(counts, under[arm].draft, context)
+        own = configuration.by(arm)
+        return profile.under(own).estimate_seconds(counts, own.draft, context)
 
-    known: dict[tuple[int, ...], float] = {}
-    columns: Iterable[tuple[int, ...]] = zip(
-        [0 if pd.isna(arm) else int(arm) for arm in frame["arm"]],
+    known: dict[tuple[Any, ...], float] = {}
+    columns: Iterable[tuple[Any, ...]] = zip(
+        [None if pd.isna(arm) else int(arm) for arm in frame["arm"]],
         frame["drafted"],
         frame["draft_forwards"],
         frame["draft_tokens"],

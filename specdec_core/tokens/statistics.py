@@ -8,22 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 
-
-class Origin(StrEnum):
-    """Where an output token came from."""
-
-    DRAFT = "draft"
-    LOOKUP = "lookup"  # found earlier in the text, or in earlier outputs
-    CACHE = "cache"  # a phrase kept from earlier rounds
-    RETRIEVAL = "retrieval"  # found in a datastore
-    TARGET = "target"  # drawn by the target to begin a tree
-    CORRECTION = "correction"  # the target's replacement for a rejected token
-    BONUS = "bonus"  # the target's own token after everything was accepted
+from specdec_core.tokens.token_tree import Origin
 
 
 @dataclass(slots=True)
@@ -60,6 +50,7 @@ class Round:
         return self.seconds - named - self.verify_seconds
 
 
+FinishReason = Literal["length", "stop"]  # "stop": EOS or a stop string
 _OF_THE_TARGET = (Origin.CORRECTION, Origin.BONUS, Origin.TARGET)
 
 
@@ -73,7 +64,7 @@ class Generation:
     text: str
     origins: list[Origin]
     rounds: list[Round]
-    finish_reason: str  # "length", "stop" (EOS or a stop string)
+    finish_reason: FinishReason
     prefill_seconds: float = 0.0
     seconds: float = 0.0  # from the first prompt token to the last output token
     token_seconds: list[float] = field(default_factory=list)  # arrival of each token
@@ -192,7 +183,7 @@ def paired_ratio(
 
     def total(times: np.ndarray, pick: bool) -> np.ndarray:
         chosen = times[r, p] if pick else times[None]
-        return np.median(chosen, axis=1).sum(axis=-1)
+        return np.asarray(np.median(chosen, axis=1).sum(axis=-1))
 
     ratios = total(baseline, True) / total(candidate, True)
     tail = (1 - confidence) / 2 * 100

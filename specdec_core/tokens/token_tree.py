@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from specdec_core.tokens.statistics import Origin
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ROOT = -1
+
+
+class Origin(StrEnum):
+    """Where an output token came from."""
+
+    DRAFT = "draft"
+    LOOKUP = "lookup"  # found earlier in the text, or in earlier outputs
+    CACHE = "cache"  # a phrase kept from earlier rounds
+    RETRIEVAL = "retrieval"  # found in a datastore
+    TARGET = "target"  # drawn by the target to begin a tree
+    CORRECTION = "correction"  # the target's replacement for a rejected token
+    BONUS = "bonus"  # the target's own token after everything was accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +88,22 @@ class TokenTree:
             node = next(same, None)
             parent = self.add(token, parent, origin) if node is None else node
         return parent
+
+    def follow(self, tokens: Sequence[int]) -> list[int]:
+        """The nodes that say what `tokens` say, from the root on."""
+        if self.is_chain:
+            agreed = 0
+            while agreed < min(len(self), len(tokens)) and self.tokens[agreed] == tokens[agreed]:
+                agreed += 1
+            return list(range(agreed))
+        children, path, node = self.children(), [], ROOT
+        for token in tokens:
+            same = [child for child in children.get(node, ()) if self.tokens[child] == token]
+            if not same:
+                break
+            node = same[0]
+            path.append(node)
+        return path
 
     @property
     def read(self) -> int:

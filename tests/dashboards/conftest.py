@@ -11,21 +11,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specdec_core.config import (
-    AUTOREGRESSIVE,
-    ConfidencePolicy,
-    Configuration,
-    DraftModelDrafter,
-    FixedPolicy,
-    HeuristicPolicy,
-    PromptLookupDrafter,
-    Sampling,
-    SpecDecPlusPlusPolicy,
-    SvipPolicy,
-)
+from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.modules import build_head
 from specdec_core.drafting.heads.storage import save_head
+from specdec_core.drafting.policies.confidence import ConfidenceSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.heuristic import HeuristicSettings
+from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
+from specdec_core.drafting.policies.svip import SvipSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import PromptSet
@@ -39,18 +35,18 @@ NEW_TOKENS = 24
 CONFIGURATIONS = [
     AUTOREGRESSIVE,
     *(
-        Configuration(drafter=DraftModelDrafter(draft="draft", policy=policy))
+        Configuration(drafter=DraftModelSettings(draft="draft", policy=policy))
         for policy in (
-            FixedPolicy(max_tokens=2),
-            FixedPolicy(max_tokens=5),
-            FixedPolicy(max_tokens=8),
-            HeuristicPolicy(),
-            ConfidencePolicy(threshold=0.3),
-            ConfidencePolicy(threshold=0.6),
-            SvipPolicy(threshold=1.2),
+            FixedSettings(max_tokens=2),
+            FixedSettings(max_tokens=5),
+            FixedSettings(max_tokens=8),
+            HeuristicSettings(),
+            ConfidenceSettings(threshold=0.3),
+            ConfidenceSettings(threshold=0.6),
+            SvipSettings(threshold=1.2),
         )
     ),
-    Configuration(drafter=PromptLookupDrafter()),
+    Configuration(drafter=PromptLookupSettings()),
 ]
 REQUESTS = [Request(f"p{i}", tuple(range(5 + i, 25 + 2 * i)), NEW_TOKENS) for i in range(4)]
 PROMPTS = PromptSet(source="prompts.jsonl", count=len(REQUESTS), digest="0" * 64)
@@ -168,9 +164,9 @@ def with_heads(
             )
             save_head(build_head("specdecpp", 32, 10, depth, 8), card, folder)
             for threshold in (0.3, 0.7):
-                policy = SpecDecPlusPlusPolicy(head=str(folder), threshold=threshold)
+                policy = SpecDecPlusPlusSettings(head=str(folder), threshold=threshold)
                 configuration = Configuration(
-                    drafter=DraftModelDrafter(draft="draft", policy=policy)
+                    drafter=DraftModelSettings(draft="draft", policy=policy)
                 )
                 trial = result.trials[3]
                 metrics = trial.metrics | {"estimated_speedup": 0.5 + threshold / 10 + depth / 10}

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from dashboards.evidence import gather, oracle_distances, prefixes, trajectory
-from specdec_core.config import Configuration, DraftModelDrafter, FixedPolicy
+from specdec_core.config import Configuration
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.engine.engine import Engine
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
@@ -81,7 +83,7 @@ def test_the_oracle_drafts_what_is_accepted_when_enough_is_drafted(
     tiny_pair: Pair, result: SweepResult, replay: Replay
 ):
     fixed = Configuration(
-        drafter=DraftModelDrafter(draft="draft", policy=FixedPolicy(max_tokens=5))
+        drafter=DraftModelSettings(draft="draft", policy=FixedSettings(max_tokens=5))
     )
     rounds = [r for g in Engine(tiny_pair, fixed).generate(REQUESTS) for r in g.rounds]
     result.trials = [t for t in result.trials if t.configuration == fixed]

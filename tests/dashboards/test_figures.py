@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -13,18 +12,15 @@ import plotly.graph_objects as go
 import pytest
 
 from dashboards import figures, look, ranking
-from specdec_core.config import (
-    ConfidencePolicy,
-    ConfidenceProductPolicy,
-    Configuration,
-    Drafter,
-    DraftModelDrafter,
-    FixedPolicy,
-    HeuristicPolicy,
-    OraclePolicy,
-    Policy,
-    SvipPolicy,
-)
+from specdec_core.config import Configuration
+from specdec_core.config.kinds import DRAFTERS, POLICIES
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.confidence import ConfidenceSettings
+from specdec_core.drafting.policies.confidence_product import ConfidenceProductSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.heuristic import HeuristicSettings
+from specdec_core.drafting.policies.oracle import OracleSettings
+from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.search.results import SweepResult, Trial
 
 
@@ -82,9 +78,9 @@ def crowded(result: SweepResult) -> SweepResult:
     for i in range(1200):
         threshold = round(0.1 + i / 2000, 4)
         policy = (
-            ConfidencePolicy(threshold=threshold),
-            SvipPolicy(threshold=threshold),
-            ConfidenceProductPolicy(threshold=threshold),
+            ConfidenceSettings(threshold=threshold),
+            SvipSettings(threshold=threshold),
+            ConfidenceProductSettings(threshold=threshold),
         )[i % 3]
         discard = float(rng.uniform(0.05, 2))
         metrics = {
@@ -92,7 +88,7 @@ def crowded(result: SweepResult) -> SweepResult:
             "verification_rate": float(0.2 + 0.1 / discard + rng.uniform(0, 0.4)),
             "mat": 3.0, "acceptance_rate": 0.5, "utilisation": 0.7, "estimated_speedup": 0.9,
         }  # fmt: skip
-        configuration = Configuration(drafter=DraftModelDrafter(draft="draft", policy=policy))
+        configuration = Configuration(drafter=DraftModelSettings(draft="draft", policy=policy))
         result.trials.append(
             Trial(configuration=configuration, counts=result.trials[1].counts, metrics=metrics)
         )
@@ -138,7 +134,7 @@ def test_what_lies_behind_a_front_is_drawn_once_in_every_cell(crowded):
 
 
 def test_the_oracle_as_a_configuration_is_a_mark_and_no_contender(result):
-    oracle = Configuration(drafter=DraftModelDrafter(draft="draft", policy=OraclePolicy()))
+    oracle = Configuration(drafter=DraftModelSettings(draft="draft", policy=OracleSettings()))
     best = result.trials[1].model_copy(deep=True)
     best.metrics |= {"discard_rate": 0.0, "estimated_speedup": 99.0}
     result.trials.append(best.model_copy(update={"configuration": oracle}))
@@ -148,8 +144,8 @@ def test_the_oracle_as_a_configuration_is_a_mark_and_no_contender(result):
 
 
 def test_a_lasting_heuristic_is_told_apart_from_one_that_begins_anew(result):
-    lasting = HeuristicPolicy(transient=False)
-    configuration = Configuration(drafter=DraftModelDrafter(draft="draft", policy=lasting))
+    lasting = HeuristicSettings(transient=False)
+    configuration = Configuration(drafter=DraftModelSettings(draft="draft", policy=lasting))
     result.trials.append(result.trials[4].model_copy(update={"configuration": configuration}))
     names = {t.name for t in figures.frontier(result).data}
     assert {"heuristic", "lasting heuristic"} <= names
@@ -297,7 +293,7 @@ def test_a_second_draft_is_told_apart(result, rounds):
     costs = result.profile.drafts["draft"]
     result.profile = result.profile.model_copy(update={"drafts": {"draft": costs, "other": costs}})
     fixed = next(t for t in result.trials if t.configuration.family == "fixed")
-    other = Configuration(drafter=DraftModelDrafter(draft="other", policy=FixedPolicy()))
+    other = Configuration(drafter=DraftModelSettings(draft="other", policy=FixedSettings()))
     result.trials.append(fixed.model_copy(update={"configuration": other}))
     figure = figures.frontier(result)
     fronts = {t.name: t for t in figure.data if t.mode == "lines+markers"}
@@ -364,8 +360,7 @@ def test_families_are_told_apart_by_everyone(vision):
 
 def test_every_drafter_has_a_look_of_its_own():
     """Variants share a colour, never a symbol; no drafter falls back on a spare look."""
-    policies = {kind.model_fields["kind"].default for kind in get_args(get_args(Policy)[0])}
-    drafters = {kind.model_fields["kind"].default for kind in get_args(get_args(Drafter)[0])}
+    policies, drafters = set(POLICIES), set(DRAFTERS)
     bandits = {"ucb", "exp3", "ucb_time", "exp3_time"}
     known = look.STYLES | look.VARIANTS
     assert known.keys() >= policies | drafters - {"draft_model", "bandit"} | bandits

@@ -11,16 +11,17 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from dashboards.tracking import SweepRun, load_champion, register, tracking_uri
+from dashboards.store import tracking_uri
+from dashboards.tracking.registry import load_champion, register
+from dashboards.tracking.sweep_run import SweepRun
 from specdec_core.base.errors import UserError
-from specdec_core.config import (
-    BanditDrafter,
-    Configuration,
-    DecisionPolicy,
-    DraftModelDrafter,
-    FixedPolicy,
-)
-from specdec_core.drafting.bandits import build_bandit
+from specdec_core.config import Configuration
+from specdec_core.drafting.bandit.drafter import build_bandit
+from specdec_core.drafting.bandit.settings import BanditSettings
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.decision import DecisionSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.states import save_state
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.results import SweepResult
@@ -232,7 +233,7 @@ def test_a_champions_head_comes_with_it(home: Path, result: SweepResult, folder:
     (head / "model.safetensors").write_bytes(b"weights")
     trial = next(t for t in result.trials if t.mlflow_run_id)
     trial.configuration = Configuration(
-        drafter=DraftModelDrafter(policy=DecisionPolicy(head="mine"))
+        drafter=DraftModelSettings(policy=DecisionSettings(head="mine"))
     )
     register(result, trial.id)
     shutil.rmtree(head)
@@ -246,8 +247,8 @@ def test_a_champions_arms_come_with_their_heads_and_what_was_learned(
 ) -> None:
     log(result, folder)
     arms = [{"kind": "decision", "head": name} for name in ("one", "two")]
-    bandit = BanditDrafter(arms=arms)
-    state = build_bandit(bandit).save(home / "bandits" / "served" / "known.json")
+    bandit = BanditSettings(arms=arms)
+    state = save_state(build_bandit(bandit).state(), home / "bandits" / "served" / "known.json")
     for name in ("one", "two"):
         (home / "heads" / name).mkdir(parents=True)
         (home / "heads" / name / "head.json").write_text(name)
@@ -268,9 +269,9 @@ def test_champions_with_heads_and_learned_states_are_registered_under_their_pair
 ) -> None:
     (home / "heads" / "mine").mkdir(parents=True)
     (home / "heads" / "mine" / "head.json").write_text("a card")
-    asking = DraftModelDrafter(policy=DecisionPolicy(head="mine"))
-    learning = BanditDrafter(arms=[{"kind": "fixed", "max_tokens": 2}, {"kind": "svip"}])
-    build_bandit(learning).save(home / "bandits" / "served" / "known.json")
+    asking = DraftModelSettings(policy=DecisionSettings(head="mine"))
+    learning = BanditSettings(arms=[{"kind": "fixed", "max_tokens": 2}, {"kind": "svip"}])
+    save_state(build_bandit(learning).state(), home / "bandits" / "served" / "known.json")
     learning = learning.model_copy(update={"state": "served/known"})
     other = result.pair.model_copy(update={"target": "elsewhere/other"})
     champions = [
@@ -333,7 +334,7 @@ def replayed(result: SweepResult, more: int) -> SweepResult:
     for trial in result.trials:
         trial.replayed = trial.configuration.family == "fixed"
     for number in range(more):
-        policy = FixedPolicy(max_tokens=20 + number)
+        policy = FixedSettings(max_tokens=20 + number)
         drafter = model.configuration.drafter.model_copy(update={"policy": policy})
         configuration = model.configuration.model_copy(update={"drafter": drafter})
         slow = model.metrics | {"estimated_speedup": 0.5 - number / 1000}

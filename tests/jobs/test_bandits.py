@@ -15,8 +15,9 @@ from mlflow import MlflowClient
 
 from jobs import bandits
 from jobs.console import run
-from specdec_core.config import BanditDrafter, PairSpec, load_yaml, parse
-from specdec_core.drafting.bandits import build_bandit
+from specdec_core.config import PairSpec, load_yaml, parse
+from specdec_core.drafting.bandit.drafter import build_bandit
+from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.find import FINISHED
 from tests.dashboards.conftest import record
@@ -72,7 +73,8 @@ def test_prompts_of_several_sets_are_decoded_in_turn(command, home: Path) -> Non
     rounds = pd.read_parquet(folder / "rounds.parquet")
     plain = rounds[rounds["name"] == "autoregressive"]
     assert plain.groupby("turn")["request"].nunique().tolist() == [2, 2]
-    assert (folder / "bandits.md").read_text().count("| UCBSpec") == 4
+    text = (folder / "bandits.md").read_text()
+    assert len(re.findall(r"\n\| (?:\*\*)?UCBSpec", text)) == 6  # two rules, in three tables
     assert "data-plot" in (folder / "bandits.html").read_text()
 
     client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
@@ -85,7 +87,7 @@ def test_prompts_of_several_sets_are_decoded_in_turn(command, home: Path) -> Non
     assert {"bandits.html", "table.csv", "rounds.parquet", "figures"} <= files
 
     # what was learned is a state to start from
-    drafters = [BanditDrafter(arms=ARMS), BanditDrafter(arms=ARMS, rule="exp3")]
+    drafters = [BanditSettings(arms=ARMS), BanditSettings(arms=ARMS, rule="exp3")]
     for drafter in drafters:
         [state] = (
             path
@@ -145,7 +147,7 @@ def test_bad_input_is_one_line_with_exit_code_2(
     [
         ({"arms": [4]}, "at least two arms"),
         ({"arms": [1, {"kind": "tree", "draft": "none"}]}, "none"),
-        ({"bandits": [{"state": "nowhere"}]}, "no bandit's state can be read"),
+        ({"bandits": [{"state": "nowhere"}]}, "no saved state can be read"),
         (
             {
                 "arms": [

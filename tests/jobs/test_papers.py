@@ -19,7 +19,8 @@ from mlflow import MlflowClient
 from jobs import papers
 from jobs.papers import PAPERS, parse_sources
 from specdec_core.base.errors import UserError
-from specdec_core.config import BanditDrafter, Configuration, PairSpec
+from specdec_core.config import Configuration, PairSpec
+from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.datastores.datastore import open_datastore
 from specdec_core.models.fingerprints import tokenizer_digest
 from specdec_core.models.pair import load_tokenizer
@@ -269,7 +270,7 @@ def test_bandits_choose_among_the_rows_of_their_table() -> None:
     """The table can say how a bandit compares with its best arm."""
     plan = load_paper_plan(PAPERS)
     rows = [c for m in plan.methods("banditspec") for c in m.configurations]
-    bandits = [c.drafter for c in rows if isinstance(c.drafter, BanditDrafter)]
+    bandits = [c.drafter for c in rows if isinstance(c.drafter, BanditSettings)]
     assert bandits
     for bandit in bandits:
         assert {Configuration(drafter=arm) for arm in bandit.arms} <= set(rows)

@@ -11,8 +11,9 @@ import pytest
 from mlflow import MlflowClient
 
 from jobs import plan_tree
-from specdec_core.config import Configuration, Sampling, TreeDrafter, load_yaml
+from specdec_core.config import Configuration, Sampling, load_yaml
 from specdec_core.cost import load_hardware
+from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
@@ -60,7 +61,7 @@ def test_the_proposal_is_the_fastest_planned_tree(comparison: TreeComparison) ->
     planned = comparison.budgets[comparison.budgets["kind"] == PLANNED]
     assert comparison.proposed["speedup"] >= planned["speedup"].max()
     drafter = comparison.configuration.drafter
-    assert isinstance(drafter, TreeDrafter)
+    assert isinstance(drafter, TreeSettings)
     assert drafter.nodes == comparison.proposed["nodes"] <= 12
 
 

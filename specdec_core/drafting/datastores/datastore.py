@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import Configuration, RetrievalDrafter, describe
+from specdec_core.config import Configuration, describe
 from specdec_core.drafting.datastores.card import (
     CARD,
     STARTS,
@@ -51,8 +51,8 @@ class Datastore:
     ) -> None:
         self.card = card
         self.tokens, self.suffixes = tokens, suffixes
-        self._bytes = memoryview(tokens.view(np.uint8))
-        self._begins, self._starts = memoryview(suffixes), memoryview(starts)
+        self._bytes = tokens.view(np.uint8).data
+        self._begins, self._starts = suffixes.data, starts.data
         self._size = tokens.dtype.itemsize
         self._letter = "H" if self._size == 2 else "I"
 
@@ -93,7 +93,7 @@ class Datastore:
                 np.arange(most, dtype=np.int64) * len(matches) // most + matches.first
             ]
         behind = chosen + (np.arange(depth)[:, None] + matches.length)
-        return self.tokens[np.minimum(behind, len(self.tokens) - 1)].tolist()
+        return list(self.tokens[np.minimum(behind, len(self.tokens) - 1)].tolist())
 
     def _first(self, token: int, phrase: bytes) -> int:
         """The first suffix that begins with `phrase` (whose first token is `token`) and something
@@ -167,10 +167,7 @@ def open_datastore(name: str | Path, tokenizer: str | None = None) -> Datastore:
 def check_datastores(configurations: Iterable[Configuration], tokenizer: Any) -> None:
     """Raises :class:`UserError` where a drafter looks into a datastore that is not there or not of
     this tokenizer."""
-    drafters = (c.drafter for c in configurations if c.drafter is not None)
-    parts = (part for drafter in drafters for part in drafter.walk())
-    names = dict.fromkeys(part.datastore for part in parts if isinstance(part, RetrievalDrafter))
-    for name in names:
+    for name in dict.fromkeys(name for own in configurations for name in own.datastores):
         open_datastore(name, tokenizer_digest(tokenizer))
 
 

@@ -25,8 +25,6 @@ from typing import Any
 import torch
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import CascadeDrafter
-from specdec_core.drafting.build import build_drafter
 from specdec_core.drafting.drafter import Lookup, Outcome, Resources, SlotState
 from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.pearl.canopy import Canopy, Node
@@ -44,12 +42,10 @@ from specdec_core.drafting.pearl.messages import (
     Sprout,
 )
 from specdec_core.drafting.pearl.windows import Windows
-from specdec_core.drafting.policies.build import build_policy
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import ModelRunner
 from specdec_core.tokens.sampling import RandomStream
-from specdec_core.tokens.statistics import Origin
-from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 
 _GUESSES = 2  # at what the target may say in place of a drawn token
 _AT_ONCE = 16  # tokens that a draft reads of a text that it is behind of
@@ -140,7 +136,8 @@ class Ahead:
     def _guesses(self, slot: _Slot, nodes: Sequence[Node]) -> list[Node]:
         """What a lookup says comes behind the chain's end, if that is to be read: nodes that may
         be read with it."""
-        canopy, tried = slot.canopy, []
+        canopy = slot.canopy
+        tried: list[Node] = []
         # A token comes from the draft model itself.
         room = self._end_of(slot) - canopy.tip.position - 2
         if self._lookup is None or room <= 0 or canopy.tip not in nodes:
@@ -199,7 +196,7 @@ class Ahead:
             new, canopy = sprouts[sequence.slot], self._slots[sequence.slot].canopy
             if node in tried and (node is not canopy.tip or self._final(canopy)):
                 continue
-            if not node.told:
+            if node.parent is not None and not node.told:
                 new.append((node.number, node.parent.number, node.token, False, None))
                 node.told = True
             if node.position < canopy.root.position:
@@ -236,30 +233,27 @@ class Ahead:
             self._send(pause)
 
     def _configure(self, message: Configure) -> None:
-        settings = message.drafter
-        cascade = isinstance(settings, CascadeDrafter)
+        settings, guesses = message.drafter, message.drafter.guesses
         key = self._pair.draft_name(settings.draft), message.slots
         if key not in self._runners:
             self._runners[key] = self._pair.open_runner(*key)
         for runner in self._runners.values():
             runner.watch_hidden(False)
-            runner.widen(2 if cascade or message.width > 1 else 1)
-        policy = build_policy(settings.policy, partial(load_pair_head, self._pair, settings.draft))
+            runner.widen(2 if guesses or message.width > 1 else 1)
+        resources = Resources(
+            lambda name: self._runner,
+            partial(load_pair_head, self._pair),
+            message.vocab_size,
+            message.eos_token_ids,
+            lambda: self._pair.tokenizer_digest,
+            slots=message.slots,
+        )
+        policy = resources.policy(settings.draft, settings.policy)
         self._windows = Windows(policy, message.eos_token_ids)
         self._runner, self._settings = self._runners[key], message
         if policy.needs_hidden:
             self._runner.watch_hidden(True)
-        self._lookup = None
-        if cascade:
-            resources = Resources(
-                lambda name: self._runner,
-                partial(load_pair_head, self._pair),
-                message.vocab_size,
-                message.eos_token_ids,
-                lambda: self._pair.tokenizer_digest,
-                slots=message.slots,
-            )
-            self._lookup = build_drafter(settings.proposer, resources)
+        self._lookup = None if guesses is None else resources.lookup(guesses)
 
     def _begin(self, message: Begin) -> None:
         number, text = message.slot, message.tokens
@@ -316,4 +310,6 @@ class Ahead:
         node = slot.canopy.find(message.node)
         if node.source is None:
             self._read({slot.number: slot.canopy.chain()}, {})
+        assert node.source is not None
+        assert node.source.probs is not None  # nobody else asks
         self._send(Distribution.of(slot.number, message.node, node.source.probs))

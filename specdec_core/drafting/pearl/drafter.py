@@ -27,7 +27,6 @@ from torch import Tensor
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.wire import LinkLost
-from specdec_core.config import PearlDrafter
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.pearl.messages import (
     Ask,
@@ -42,9 +41,9 @@ from specdec_core.drafting.pearl.messages import (
     Refused,
 )
 from specdec_core.drafting.pearl.pace import Pace
+from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.drafting.pearl.timeline import Timeline
-from specdec_core.tokens.statistics import Origin
-from specdec_core.tokens.token_tree import Elsewhere, TokenTree
+from specdec_core.tokens.token_tree import Elsewhere, Origin, TokenTree
 
 # How many times longer than expected a draft may keep the target waiting.
 _PATIENCE = 4.0
@@ -146,10 +145,10 @@ class _Stream:
         return found
 
 
-class Pearl(Drafter):
+class PearlDrafter(Drafter):
     """Proposes what a draft elsewhere has drafted."""
 
-    def __init__(self, settings: PearlDrafter, resources: Resources) -> None:
+    def __init__(self, settings: PearlSettings, resources: Resources) -> None:
         self.settings, self.resources = settings, resources
         self.link = resources.open_link()
         self.pace = Pace(settings.window)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec_core.config import CascadeDrafter, DraftModelDrafter, Sampling
+from specdec_core.config import ChainSettings, Sampling
 
 # Of a distribution's entries, so many at most may be above 0 for it to travel without its zeros.
 _SPARSE = 0.25
@@ -24,7 +24,7 @@ class Configure(NamedTuple):
     at up to `width` places of a slot's tree in each forward, beside the candidates' end those that
     the text comes to with a chance of at least `least`."""
 
-    drafter: DraftModelDrafter | CascadeDrafter
+    drafter: ChainSettings
     slots: int
     ahead: int
     width: int

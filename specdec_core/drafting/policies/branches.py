@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specdec_core.drafting.policies.policy import LengthPolicy, Rule, Signals
+from specdec_core.drafting.policies.policy import LengthPolicy, Rule
+from specdec_core.drafting.policies.signals import Signals
 
 
 class Branches:

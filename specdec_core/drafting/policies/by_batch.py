@@ -2,17 +2,57 @@
 
 from __future__ import annotations
 
-from specdec_core.config import ByBatchPolicy
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from specdec_core.config import PolicySettings
 from specdec_core.drafting.policies.policy import LengthPolicy
 
 
-class ByBatch(LengthPolicy):
+class ByBatchSettings(PolicySettings):
+    """K candidate tokens by how many requests are decoded together: `tokens[n]` from n requests on,
+    up to the next larger one that is named; 0 drafts nothing. With more requests a forward of
+    several tokens each stops being nearly free, and a rejected candidate begins to cost."""
+
+    kind: Literal["by_batch"] = "by_batch"
+    tokens: dict[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0, le=128)]]
+
+    replayed: ClassVar = True
+
+    @field_validator("tokens")
+    @classmethod
+    def _in_order(cls, tokens: dict[int, int]) -> dict[int, int]:
+        if 1 not in tokens:
+            raise ValueError("no K for 1 request, with which it has to begin")
+        if not any(tokens.values()):
+            raise ValueError("drafts nothing at any number of requests")
+        return dict(sorted(tokens.items()))
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.tokens.items()))
+
+    @property
+    def max_tokens(self) -> int:
+        return max(self.tokens.values())
+
+    def at(self, requests: int) -> int:
+        """K when `requests` are decoded together."""
+        return next(k for least, k in reversed(self.tokens.items()) if least <= requests)
+
+    @property
+    def label(self) -> str:
+        (_, first), *others = self.tokens.items()
+        return f"K={first}" + "".join(f", {k} from {least} on" for least, k in others)
+
+
+class ByBatchPolicy(LengthPolicy):
     """K by the number of requests in the round. What is drafted for a request then depends on who
     shares its batch, but neither its greedy output does, nor the distribution of a sampled one."""
 
-    settings: ByBatchPolicy
+    settings: ByBatchSettings
 
-    def __init__(self, settings: ByBatchPolicy) -> None:
+    def __init__(self, settings: ByBatchSettings) -> None:
         super().__init__(settings)
         self.rests = 0 in settings.tokens.values()
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
-from specdec_core.config import DynamicConfidencePolicy
-from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome, Signals
+from specdec_core.config import MOST_TOKENS, MaxTokens, PolicySettings
+from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
+
+if TYPE_CHECKING:
+    from specdec_core.drafting.policies.signals import Signals
 
 # With fewer verdicts than this the threshold stays where it began.
 _LEAST_VERDICTS = 6
@@ -49,7 +54,22 @@ class _History:
     round: list[float] = field(default_factory=list)  # probabilities of the round in progress
 
 
-class DynamicConfidence(LengthPolicy):
+class DynamicConfidenceSettings(PolicySettings):
+    """Stop behind a token with q(y) below a threshold that follows what was accepted and rejected
+    (transformers' `assistant_confidence_threshold`)."""
+
+    kind: Literal["dynamic_confidence"] = "dynamic_confidence"
+    start: float = Field(default=0.4, gt=0, le=1)
+    max_tokens: MaxTokens = MOST_TOKENS
+
+    replayed: ClassVar = True
+
+    @property
+    def label(self) -> str:
+        return f"dynamic confidence from {self.start:g}{self.up_to}"
+
+
+class DynamicConfidencePolicy(LengthPolicy):
     """Stop behind a token with q(y) < τ, where τ is moved after every round to the point of the
     request's ROC curve with the least cost (see :func:`best_threshold`).
 
@@ -58,11 +78,11 @@ class DynamicConfidence(LengthPolicy):
     generator, which is made anew for every `generate` call: so every request begins with `start`.
     """
 
-    settings: DynamicConfidencePolicy
+    settings: DynamicConfidenceSettings
     learns = True
     reads = ("probability",)
 
-    def __init__(self, settings: DynamicConfidencePolicy) -> None:
+    def __init__(self, settings: DynamicConfidenceSettings) -> None:
         super().__init__(settings)
         self._histories: dict[int, _History] = {}
 

@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
-from specdec_core.config import HeuristicPolicy
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from specdec_core.config import MOST_TOKENS, MaxTokens, PolicySettings
 from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
 
 
-class Heuristic(LengthPolicy):
+class HeuristicSettings(PolicySettings):
+    """K grows by `increase` when everything was accepted and shrinks by `decrease` otherwise."""
+
+    kind: Literal["heuristic"] = "heuristic"
+    start: MaxTokens = 5
+    increase: int = Field(default=2, ge=0)
+    decrease: int = Field(default=1, ge=0)
+    transient: bool = Field(
+        default=True, description="every request begins with `start`; else K is carried over"
+    )
+    max_tokens: MaxTokens = MOST_TOKENS
+
+    replayed: ClassVar = True
+
+    @property
+    def label(self) -> str:
+        name = "heuristic" if self.transient else "lasting heuristic"
+        usual = (self.increase, self.decrease) == (2, 1)
+        steps = "" if usual else f" +{self.increase}/-{self.decrease}"
+        return f"{name} K₀={self.start}{steps}{self.up_to}"
+
+
+class HeuristicPolicy(LengthPolicy):
     """K ← K + increase when all candidates were accepted, K ← K − decrease otherwise, at least 1.
 
     The rule of transformers' `AssistedCandidateGenerator`. Transient, every request begins with
@@ -16,9 +42,9 @@ class Heuristic(LengthPolicy):
     changed is not carried over, because that round is cut by the end of the text.
     """
 
-    settings: HeuristicPolicy
+    settings: HeuristicSettings
 
-    def __init__(self, settings: HeuristicPolicy) -> None:
+    def __init__(self, settings: HeuristicSettings) -> None:
         super().__init__(settings)
         self._lengths: dict[int, int] = {}
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome, Signals
+from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
+from specdec_core.drafting.policies.signals import Signals
 
 
 class PerSlot(LengthPolicy):

@@ -8,14 +8,19 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import pandas as pd
 from pydantic import BaseModel, Field, ValidationError
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
-from specdec_core.config import PreCutPolicy, describe
-from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome, Signals
+from specdec_core.config import MOST_TOKENS, MaxTokens, PolicySettings, describe
+from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from specdec_core.drafting.policies.signals import Signals
 
 _BINS_PER_HALVING = 2
 
@@ -53,7 +58,7 @@ class QTable(BaseModel, extra="forbid"):
                 raise ValueError(f"{name} must be {size} finite numbers")
 
     @classmethod
-    def initial(cls, settings: PreCutPolicy) -> QTable:
+    def initial(cls, settings: PreCutSettings) -> QTable:
         """Q_init: what STOP would be worth if the confidence product Π were the chance that all k
         candidates are accepted, and none otherwise, (1 + k Π) / (k + target cost) − 1; CONTINUE is
         worth `optimism` more in every state (§6.4, D.4.3)."""
@@ -108,6 +113,8 @@ class QTable(BaseModel, extra="forbid"):
     def frame(self) -> pd.DataFrame:
         """One row a state: `cost`, the interval (`above`, `up_to`] of the confidence product, both
         actions' values and trials, and the greedy `action`."""
+        import pandas as pd  # settings load without it
+
         rows = []
         for index in range(len(self.go)):
             cost, column = divmod(index, self.bins)
@@ -137,7 +144,44 @@ class _Round:
     states: list[int] = field(default_factory=list)
 
 
-class PreCut(LengthPolicy):
+class PreCutSettings(PolicySettings):
+    """Tabular Q-learning of CONTINUE or STOP (Post-use & Pre-cut, §5.2 and Table 8)."""
+
+    kind: Literal["pre_cut"] = "pre_cut"
+    learning_rate: float = Field(default=0.1, gt=0, le=1)
+    discount: float = Field(default=0.99, ge=0, le=1)
+    exploration: float = Field(default=0.5, ge=0, le=1)
+    exploration_decay: float = Field(default=0.98, ge=0, le=1, description="factor a round")
+    optimism: float = Field(default=0.01, ge=0, description="head start of CONTINUE in Q_init")
+    bins: int = Field(default=8, ge=1, le=64, description="of the confidence product, 2 a halving")
+    target_cost: float = Field(default=5.0, gt=0, description="a target forward in draft calls")
+    table: str | None = Field(default=None, description="a saved Q-table to start from")
+    seed: int = Field(default=0, ge=0)
+    max_tokens: MaxTokens = MOST_TOKENS
+
+    replayed: ClassVar = True
+
+    @property
+    def label(self) -> str:
+        symbols = {
+            "learning_rate": "α",
+            "discount": "γ",
+            "exploration": "ε",
+            "exploration_decay": "ε-decay",
+            "optimism": "optimism",
+            "bins": "bins",
+            "seed": "seed",
+        }
+        unusual = "".join(
+            f" {symbol}={getattr(self, name):g}"
+            for name, symbol in symbols.items()
+            if getattr(self, name) != type(self).model_fields[name].default
+        )
+        start = f" from {Path(self.table).stem}" if self.table else ""
+        return f"pre-cut c={self.target_cost:g}{unusual}{start}{self.up_to}"
+
+
+class PreCutPolicy(LengthPolicy):
     """CONTINUE or STOP, whichever the Q-table values higher in the state (cost, expected).
 
     STOP after k candidates ends the episode with the reward r = η − 1 (:func:`reward`); CONTINUE
@@ -161,11 +205,11 @@ class PreCut(LengthPolicy):
     t_target / t_draft of a profile.
     """
 
-    settings: PreCutPolicy
+    settings: PreCutSettings
     learns = True
     reads = ("probability",)
 
-    def __init__(self, settings: PreCutPolicy) -> None:
+    def __init__(self, settings: PreCutSettings) -> None:
         super().__init__(settings)
         self.table = QTable.initial(settings)
         self._rounds: dict[int, _Round] = {}

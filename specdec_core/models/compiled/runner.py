@@ -53,6 +53,9 @@ class CompiledRunner(ModelRunner):
     def keep(self, row: int, start: int, kept: Sequence[int]) -> None:
         self.cache.keep(row, start, kept)
 
+    def fork(self, row: int, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        self.cache.fork(row, rows, lengths)
+
     def expect(self, parents: Sequence[int]) -> None:
         self._eager.expect(parents)
 
@@ -79,17 +82,17 @@ class CompiledRunner(ModelRunner):
     def _forward(self, batch: Batch) -> Output:
         if self._graphs is not None:
             try:
-                return self._run_graph(batch)
+                return self._run_graph(self._graphs, batch)
             except CannotCompile as reason:
                 warnings.warn(f"running without compiled graphs: {reason}", stacklevel=3)
                 self._graphs = None
                 self._eager.watch_hidden(self._watched)
         return self._eager._forward(batch)
 
-    def _run_graph(self, batch: Batch) -> Output:
+    def _run_graph(self, graphs: Graphs, batch: Batch) -> Output:
         rows, tokens = list(batch.rows), batch.tokens
-        width = self._graphs.width(max(self._width, *map(len, tokens)))
-        first, count = self._graphs.cover(rows, self.cache.slots)
+        width = graphs.width(max(self._width, *map(len, tokens)))
+        first, count = graphs.cover(rows, self.cache.slots)
         end = max(self.lengths[row] for row in rows) + width
         if end >= self.cache.positions:
             raise ValueError(f"{end} tokens do not fit in a slot of {self.cache.positions}")
@@ -109,10 +112,10 @@ class CompiledRunner(ModelRunner):
         inputs = (
             torch.tensor(feed, device=self.device),
             [self._sees(slices.sees(window), places, count) for window in windows],
-            self._columns(self._graphs.end(end, self.cache.positions)),
+            self._columns(graphs.end(end, self.cache.positions)),
             *self._stored(first, count),
         )
-        logits, chosen, hidden = self._graphs.run(inputs)
+        logits, chosen, hidden = graphs.run(inputs)
         if places is not None:
             logits, chosen = logits[places], chosen[places]
             hidden = hidden[places] if self._watched else hidden
@@ -137,7 +140,7 @@ class CompiledRunner(ModelRunner):
         """Every layer's keys and values of `count` rows."""
         found = self._stores.get((first, count))
         if found is None:
-            rows, layers = slice(first, first + count), self.cache.layers
+            rows, layers = slice(first, first + count), self.cache.held()
             with torch.inference_mode(False):  # torch.compile takes no other views
                 keys = [layer.keys[rows] for layer in layers]
                 values = [layer.values[rows] for layer in layers]

@@ -159,13 +159,11 @@ class PaperPlan(Value):
     def needs(self) -> list[str]:
         """The datastores that the tables' drafters look into."""
         found = {
-            part.datastore: None
+            name: None
             for key in self.tables
             for method in self.methods(key)
             for configuration in method.configurations
-            if configuration.drafter is not None
-            for part in configuration.drafter.walk()
-            if hasattr(part, "datastore")
+            for name in configuration.datastores
         }
         return list(found)
 
@@ -223,7 +221,7 @@ class PaperPlan(Value):
                 made.append(parse(Configuration, content, where))
             several = len(table.temperatures) > 1
             warm = f", T={temperature:g}" if several else ""
-            if not any(map(runs_draft, made)):
+            if not any(configuration.drafts for configuration in made):
                 yield Method(row.name + warm, tuple(made))
                 continue
             self._check_drafts(made, where)
@@ -234,10 +232,9 @@ class PaperPlan(Value):
 
     def _check_drafts(self, made: Sequence[Configuration], where: str) -> None:
         for configuration in made:
-            for name in _drafts(configuration):
-                if name is not None and name not in self.pair.drafts:
-                    known = ", ".join(self.pair.drafts) or "none"
-                    raise UserError(f"{where}: the pair has no draft {name!r} (it has: {known})")
+            if (name := configuration.foreign_draft(self.pair.drafts)) is not None:
+                known = ", ".join(self.pair.drafts) or "none"
+                raise UserError(f"{where}: the pair has no draft {name!r} (it has: {known})")
 
 
 def _filled(value: Any, name: str | None, filling: Scalar | None) -> Any:
@@ -258,18 +255,6 @@ def _renamed(value: Any, datastores: Mapping[str, str]) -> Any:
     if changed.get("datastore") in datastores:
         changed["datastore"] = datastores[changed["datastore"]]
     return changed
-
-
-def _drafts(configuration: Configuration) -> list[str | None]:
-    """The draft model of each part that runs one."""
-    if configuration.drafter is None:
-        return []
-    return [part.draft for part in configuration.drafter.walk() if hasattr(part, "draft")]
-
-
-def runs_draft(configuration: Configuration) -> bool:
-    """Whether some part of the drafter is a draft model."""
-    return bool(_drafts(configuration))
 
 
 def with_draft(value: Any, draft: str) -> Any:

@@ -6,21 +6,17 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from specdec_core.config import (
-    ConfidencePolicy,
-    ConfidenceProductPolicy,
-    Configuration,
-    DecisionPolicy,
-    DraftModelDrafter,
-    FixedPolicy,
-    Policy,
-    SpecDecPlusPlusPolicy,
-    SvipPolicy,
-    Value,
-)
+from specdec_core.config import AnyPolicy, Configuration, PolicySettings, Value
 from specdec_core.cost import Profile
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.metrics import auc
+from specdec_core.drafting.policies.confidence import ConfidenceSettings
+from specdec_core.drafting.policies.confidence_product import ConfidenceProductSettings
+from specdec_core.drafting.policies.decision import DecisionSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
+from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.recordings.replay import Replay
 from specdec_core.training.heads.examples import acceptance, rows_behind
 
@@ -31,16 +27,16 @@ THRESHOLDS = (*(round(0.05 * i, 2) for i in range(1, 20)), 0.975, 0.99)
 class Modelled(Value):
     """A policy on a recording: what the profile says that its replayed counts take."""
 
-    policy: Policy
+    policy: AnyPolicy
     speedup: float  # over autoregressive decoding
     latency: float  # seconds a token
     mat: float  # tokens a round
     auc: float | None = None  # of what the policy compares, as a predictor of acceptance
 
 
-def model(replay: Replay, profile: Profile, draft: str, policy: Policy) -> Modelled:
+def model(replay: Replay, profile: Profile, draft: str, policy: PolicySettings) -> Modelled:
     """Replay one policy."""
-    drafter = DraftModelDrafter(draft=draft, policy=policy)
+    drafter = DraftModelSettings(draft=draft, policy=policy)
     sampling = replay.header.sampling
     configuration = Configuration(drafter=drafter, sampling=sampling)
     counts, profile = replay.run(configuration).counts, profile.under(configuration)
@@ -55,45 +51,48 @@ def model(replay: Replay, profile: Profile, draft: str, policy: Policy) -> Model
     )
 
 
-def best(replay: Replay, profile: Profile, draft: str, policies: Sequence[Policy]) -> Modelled:
+def best(
+    replay: Replay, profile: Profile, draft: str, policies: Sequence[PolicySettings]
+) -> Modelled:
     """The fastest of some policies, as modelled."""
     return max((model(replay, profile, draft, p) for p in policies), key=lambda m: m.speedup)
 
 
 def with_thresholds(
     card: HeadCard, head: str, thresholds: Sequence[float] = THRESHOLDS
-) -> list[Policy]:
+) -> list[PolicySettings]:
     """The policies that a head can steer. Decision models are tried both ways: by the candidate
     alone, and by the round's product."""
     if card.kind == "specdecpp":
-        return [SpecDecPlusPlusPolicy(head=head, threshold=h) for h in thresholds]
+        return [SpecDecPlusPlusSettings(head=head, threshold=h) for h in thresholds]
     return [
-        DecisionPolicy(head=head, threshold=h, cumulative=cumulative)
+        DecisionSettings(head=head, threshold=h, cumulative=cumulative)
         for cumulative in (False, True)
         for h in thresholds
     ]
 
 
-def training_free() -> dict[str, list[Policy]]:
+def training_free() -> dict[str, list[PolicySettings]]:
     """What heads have to beat, by name."""
     return {
-        "fixed K": [FixedPolicy(max_tokens=k) for k in range(1, 16)],
-        "confidence": [ConfidencePolicy(threshold=h) for h in THRESHOLDS],
-        "confidence product": [ConfidenceProductPolicy(threshold=h) for h in THRESHOLDS],
-        "SVIP": [SvipPolicy(threshold=h / 10) for h in range(1, 21)],
+        "fixed K": [FixedSettings(max_tokens=k) for k in range(1, 16)],
+        "confidence": [ConfidenceSettings(threshold=h) for h in THRESHOLDS],
+        "confidence product": [ConfidenceProductSettings(threshold=h) for h in THRESHOLDS],
+        "SVIP": [SvipSettings(threshold=h / 10) for h in range(1, 21)],
     }
 
 
-def predictor_auc(replay: Replay, draft: str, policy: Policy) -> float:
+def predictor_auc(replay: Replay, draft: str, policy: PolicySettings) -> float:
     """How well what a threshold policy compares for a candidate tells accepted candidates of the
     trajectory from rejected ones: the area under the ROC curve."""
     trace = replay.track(draft).trace
-    values = replay.values(draft, policy)
+    rule = replay.rule(draft, policy)
+    values = replay.track(draft).values(rule)
     rows, behind = rows_behind(trace)
-    if not isinstance(policy, SpecDecPlusPlusPolicy):
+    if not rule.lagging:
         behind = rows
-    if isinstance(policy, SvipPolicy):
-        values = -values  # an entropy
+    if not rule.stops(-np.inf):  # but at high values, such as an entropy
+        values = -values
     return auc(values[behind], acceptance(trace, rows, replay.header.sampling))
 
 
@@ -107,8 +106,10 @@ def evaluate(
         yield name, _judged(replay, profile, draft, with_thresholds(card, name))
 
 
-def _judged(replay: Replay, profile: Profile, draft: str, policies: Sequence[Policy]) -> Modelled:
+def _judged(
+    replay: Replay, profile: Profile, draft: str, policies: Sequence[PolicySettings]
+) -> Modelled:
     found = best(replay, profile, draft, policies)
-    if isinstance(found.policy, FixedPolicy):
+    if isinstance(found.policy, FixedSettings):
         return found
     return found.model_copy(update={"auc": predictor_auc(replay, draft, found.policy)})

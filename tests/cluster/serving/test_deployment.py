@@ -13,18 +13,13 @@ from ray import serve
 from cluster.serving.deployment import check_port, check_servable, serving
 from cluster.serving.openai_protocol import MAX_BODY_BYTES
 from specdec_core.base.errors import UserError
-from specdec_core.config import (
-    Configuration,
-    DraftModelDrafter,
-    FixedPolicy,
-    PairSpec,
-    Placement,
-    Sampling,
-)
+from specdec_core.config import Configuration, PairSpec, Placement, Sampling
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 
-CONFIGURATION = Configuration(drafter=DraftModelDrafter(policy=FixedPolicy(max_tokens=4)))
+CONFIGURATION = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
 MODEL = "tiny"
 PROMPT = "def main("
 
@@ -274,7 +269,7 @@ def test_nothing_is_started_for_a_pair_that_cannot_serve(tiny_spec):
         check_servable(tiny_spec, beside)
     check_servable(tiny_spec, beside, Placement())
     with pytest.raises(UserError, match="draft 'other'"):
-        check_servable(tiny_spec, Configuration(drafter=DraftModelDrafter(draft="other")))
+        check_servable(tiny_spec, Configuration(drafter=DraftModelSettings(draft="other")))
     missing = tiny_spec.model_copy(update={"target": "/no/such/folder"})
     with pytest.raises(UserError, match="/no/such/folder"):
         check_servable(missing, CONFIGURATION)

@@ -14,12 +14,15 @@ from cluster.serving import http_app
 from cluster.serving.deployment import check_servable, learned_state
 from cluster.serving.http_app import CompletionService, build_app
 from specdec_core.base.errors import UserError
-from specdec_core.config import BanditDrafter, Configuration, DraftModelDrafter, PairSpec
-from specdec_core.drafting.bandits import build_bandit
+from specdec_core.config import Configuration, PairSpec
+from specdec_core.drafting.bandit.drafter import build_bandit
+from specdec_core.drafting.bandit.settings import BanditSettings
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.states import save_state
 from specdec_core.engine.engine import Engine
 from specdec_core.models.pair import Pair
 
-BANDIT = Configuration(drafter=BanditDrafter(rule="exp3", arms=[1, 4, {"kind": "prompt_lookup"}]))
+BANDIT = Configuration(drafter=BanditSettings(rule="exp3", arms=[1, 4, {"kind": "prompt_lookup"}]))
 BODY = {"prompt": "def main(", "max_tokens": 40, "ignore_eos": True}
 
 
@@ -52,7 +55,7 @@ def test_the_arms_are_shown_and_what_was_learned_is_kept(tiny_pair: Pair, tmp_pa
     assert state["rounds"] == [arm["rounds"] for arm in after["arms"]]
 
     again = CompletionService(Engine(tiny_pair, BANDIT, 2), "tiny", path)
-    assert again.bandit.state() == state
+    assert again.state() == state
     (more,) = session(again, [BODY])
     assert sum(arm["rounds"] for arm in more["arms"]) > rounds[1]
 
@@ -70,7 +73,7 @@ def test_it_is_kept_now_and_then_as_well(
             transport = httpx.ASGITransport(app=app)
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
                 await client.post("/v1/completions", json=BODY)
-            while not path.exists() or json.loads(path.read_text()) != service.bandit.state():
+            while not path.exists() or json.loads(path.read_text()) != service.state():
                 await asyncio.sleep(0.02)
 
     asyncio.run(asyncio.wait_for(main(), timeout=60))
@@ -79,7 +82,7 @@ def test_it_is_kept_now_and_then_as_well(
 @pytest.mark.parametrize(
     "configuration",
     [
-        Configuration(drafter=DraftModelDrafter()),
+        Configuration(drafter=DraftModelSettings()),
         BANDIT.model_copy(
             update={"drafter": BANDIT.drafter.model_copy(update={"memory": "request"})}
         ),
@@ -102,14 +105,14 @@ def test_each_configuration_is_kept_by_itself_in_the_workspace(
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     path = learned_state(tiny_spec, BANDIT)
     assert path.parent == tmp_path / "bandits"
-    other = BANDIT.model_copy(update={"drafter": BanditDrafter(arms=[1, 2])})
+    other = BANDIT.model_copy(update={"drafter": BanditSettings(arms=[1, 2])})
     assert learned_state(tiny_spec, other) != path
-    build_bandit(other.drafter).save(path)
+    save_state(build_bandit(other.drafter).state(), path)
     with pytest.raises(UserError, match="learned by ucb") as caught:
         learned_state(tiny_spec, BANDIT)
     assert str(path) in str(caught.value)
-    missing = BanditDrafter(arms=[1, 2], state=str(tmp_path / "none.json"))
-    with pytest.raises(UserError, match="no bandit's state can be read"):
+    missing = BanditSettings(arms=[1, 2], state=str(tmp_path / "none.json"))
+    with pytest.raises(UserError, match="no saved state can be read"):
         learned_state(tiny_spec, Configuration(drafter=missing))
 
 
@@ -117,4 +120,4 @@ def test_the_drafts_of_every_arm_must_be_there(tiny_spec: PairSpec) -> None:
     check_servable(tiny_spec, BANDIT)
     arms = [{"kind": "prompt_lookup"}, {"kind": "tree", "draft": "other"}]
     with pytest.raises(UserError, match="draft 'other'"):
-        check_servable(tiny_spec, Configuration(drafter=BanditDrafter(arms=arms)))
+        check_servable(tiny_spec, Configuration(drafter=BanditSettings(arms=arms)))

@@ -16,11 +16,12 @@ from jsonschema import Draft202012Validator
 
 from cluster.serving.http_app import CompletionService, build_app
 from cluster.serving.openai_protocol import MAX_BODY_BYTES
-from specdec_core.config import BanditDrafter, Configuration, PairSpec
+from specdec_core.config import Configuration, PairSpec
+from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.engine import Engine
 from specdec_core.models.pair import load_pair
 
-SERVED = Configuration(drafter=BanditDrafter(arms=[1, 4]))
+SERVED = Configuration(drafter=BanditSettings(arms=[1, 4]))
 COMPLETIONS = "/v1/completions"
 JUNK = (
     st.none()

@@ -17,17 +17,13 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from cluster.placement import Placement
 from cluster.sharded_target.sharded_pair import ShardedPair, sharded_pair
 from cluster.sharded_target.sharded_runner import ShardedRunner
-from specdec_core.config import (
-    Configuration,
-    DraftModelDrafter,
-    FixedPolicy,
-    PairSpec,
-    Sampling,
-    SvipPolicy,
-    TargetTreeDrafter,
-    TreeDrafter,
-)
+from specdec_core.config import Configuration, PairSpec, Sampling
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.pearl.socket_link import WireLink, serve
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.svip import SvipSettings
+from specdec_core.drafting.target_tree.settings import TargetTreeSettings
+from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.models.runner import Batch
@@ -40,11 +36,11 @@ PROMPTS = [[7 + (3 * i * n) % 300 for i in range(n)] for n in (4, 9, 21)]
 REQUESTS = [Request(str(i), tuple(p), NEW_TOKENS, seed=i) for i, p in enumerate(PROMPTS)]
 CONFIGURATIONS = {
     "autoregressive": Configuration(),
-    "chain": Configuration(drafter=DraftModelDrafter(policy=SvipPolicy(threshold=0.7))),
-    "tree": Configuration(drafter=TreeDrafter(branching=(3, 2, 1))),
-    "target tree": Configuration(drafter=TargetTreeDrafter(branching=(2, 2, 1))),
+    "chain": Configuration(drafter=DraftModelSettings(policy=SvipSettings(threshold=0.7))),
+    "tree": Configuration(drafter=TreeSettings(branching=(3, 2, 1))),
+    "target tree": Configuration(drafter=TargetTreeSettings(branching=(2, 2, 1))),
     "sampled chain": Configuration(
-        drafter=DraftModelDrafter(policy=FixedPolicy(max_tokens=3)),
+        drafter=DraftModelSettings(policy=FixedSettings(max_tokens=3)),
         sampling=Sampling(temperature=0.8, top_k=20),
     ),
 }

@@ -13,23 +13,19 @@ from cluster.sweep.finalists import choose_champion, choose_finalists
 from cluster.sweep.run import run_sweep
 from cluster.sweep.timing import InterleavedTimes
 from specdec_core.base.errors import UserError
-from specdec_core.config import (
-    AUTOREGRESSIVE,
-    BanditDrafter,
-    ConfidencePolicy,
-    Configuration,
-    DraftModelDrafter,
-    FixedPolicy,
-    HybridDrafter,
-    PairSpec,
-    PearlDrafter,
-    PromptLookupDrafter,
-    TargetTreeDrafter,
-)
+from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
+from specdec_core.drafting.bandit.settings import BanditSettings
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.hybrid import HybridSettings
+from specdec_core.drafting.pearl.settings import PearlSettings
+from specdec_core.drafting.policies.confidence import ConfidenceSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.search.folder import SweepFolder, find_trial
-from specdec_core.search.observer import Observer
+from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import Plan, ResolvedPlan
 from specdec_core.search.results import SweepResult, Timing, Trial
 from specdec_core.tokens.statistics import Counts, Generation
@@ -46,7 +42,7 @@ SEARCH = [
 ]
 
 
-class Heard(Observer):
+class Heard(SweepObserver):
     def __init__(self) -> None:
         self.finished: list[str] = []
         self.warnings: list[str] = []
@@ -233,10 +229,11 @@ def trial(configuration: Configuration, estimate: float, finished: bool = True) 
 
 
 FIXED = [
-    Configuration(drafter=DraftModelDrafter(policy=FixedPolicy(max_tokens=k))) for k in range(1, 9)
+    Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=k)))
+    for k in range(1, 9)
 ]
-CONFIDENT = Configuration(drafter=DraftModelDrafter(policy=ConfidencePolicy()))
-LOOKUP = Configuration(drafter=PromptLookupDrafter())
+CONFIDENT = Configuration(drafter=DraftModelSettings(policy=ConfidenceSettings()))
+LOOKUP = Configuration(drafter=PromptLookupSettings())
 
 
 def test_the_best_of_each_family_is_a_finalist_before_the_next_best_of_any() -> None:
@@ -252,8 +249,8 @@ def test_a_trial_that_was_stopped_early_is_no_finalist() -> None:
 
 
 def test_a_lossy_method_is_no_finalist_unless_it_is_allowed_by_name() -> None:
-    lossy = Configuration(drafter=TargetTreeDrafter(branching=(2, 4)))
-    among = Configuration(drafter=BanditDrafter(arms=(lossy.drafter, LOOKUP.drafter)))
+    lossy = Configuration(drafter=TargetTreeSettings(branching=(2, 4)))
+    among = Configuration(drafter=BanditSettings(arms=(lossy.drafter, LOOKUP.drafter)))
     trials = [trial(lossy, 3.0), trial(among, 2.5), trial(FIXED[1], 1.5)]
     assert [t.configuration for t in choose_finalists(trials, 4)] == [FIXED[1]]
     allowed = choose_finalists(trials, 4, ["target_tree"])
@@ -293,7 +290,7 @@ def test_the_fastest_is_champion_and_what_cannot_be_told_from_it_is_marked() -> 
 
 @pytest.mark.parametrize("faster", [True, False])
 def test_what_drafts_beside_the_target_is_judged_by_its_time_alone(faster: bool) -> None:
-    beside = Configuration(drafter=HybridDrafter(otherwise=PearlDrafter()))
+    beside = Configuration(drafter=HybridSettings(otherwise=PearlSettings()))
     seconds, estimate = (0.495, 1.5) if faster else (0.505, 9.0)
     contestants, watch, result = timed(
         {AUTOREGRESSIVE: 1.0, CONFIDENT: 0.5, beside: seconds},

@@ -9,8 +9,10 @@ import plotly.graph_objects as go
 import pytest
 
 from dashboards.figures.heads import head_names, heads_frame, heads_heatmap, heads_table
-from specdec_core.config import Configuration, DraftModelDrafter, Sampling, SpecDecPlusPlusPolicy
+from specdec_core.config import Configuration, Sampling
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.heads.card import HeadCard
+from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
 from specdec_core.search.results import SweepResult, Trial
 from specdec_core.training.heads.evaluation import Modelled
 
@@ -37,11 +39,11 @@ def result(swept: tuple[SweepResult, Path], cards: dict[str, HeadCard]) -> Sweep
     result = swept[0].model_copy(deep=True)
     for i, head in enumerate(cards):
         for threshold in THRESHOLDS:
-            policy = SpecDecPlusPlusPolicy(head=head, threshold=threshold)
+            policy = SpecDecPlusPlusSettings(head=head, threshold=threshold)
             trial = result.trials[1].model_copy(deep=True)
             speedup = 1.1 + 0.1 * i - abs(threshold - 0.5) + (0.5 if head == "d3-w6" else 0)
             trial.metrics["estimated_speedup"] = speedup
-            drafter = DraftModelDrafter(draft="draft", policy=policy)
+            drafter = DraftModelSettings(draft="draft", policy=policy)
             result.trials.append(
                 Trial(
                     configuration=Configuration(drafter=drafter),
@@ -80,7 +82,7 @@ def test_a_head_is_shown_by_its_name_wherever_it_lies(cards):
 
 
 def test_heads_that_were_judged_on_a_recording_need_no_sweep(cards):
-    policy = SpecDecPlusPlusPolicy(head="d3-w1", threshold=0.55)
+    policy = SpecDecPlusPlusSettings(head="d3-w1", threshold=0.55)
     judged = {"d3-w1": Modelled(policy=policy, speedup=2.5, latency=0.002, mat=4.0)}
     table = heads_table(heads_frame(cards, judged=judged)).set_index("head")
     assert table.loc["d3-w1", ["best h", "ms a token", "speedup"]].tolist() == [0.55, 2.0, 2.5]

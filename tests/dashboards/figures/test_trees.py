@@ -14,8 +14,9 @@ from dashboards.figures.trees import (
     trees_by_budget,
     trees_frame,
 )
-from specdec_core.config import Configuration, PairSpec, TreeDrafter
+from specdec_core.config import Configuration, PairSpec
 from specdec_core.cost import Hardware
+from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.results import SweepResult, Trial
 from specdec_core.search.tree_plan import k_configurations
@@ -26,7 +27,7 @@ PROFILE = Hardware(name="made up", target=0.01, drafts={"*": 0.001}).profile(["s
 
 
 def trial(branching: tuple, accepted: int, draft: str | None = None) -> Trial:
-    drafter = TreeDrafter(draft=draft, branching=branching)
+    drafter = TreeSettings(draft=draft, branching=branching)
     counts = Counts(
         requests=1, n=100 + accepted, n_draft=100 * drafter.depth, n_target=100,
         n_discarded=100 * drafter.nodes - accepted, n_drafted=100 * drafter.nodes,

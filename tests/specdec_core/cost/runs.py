@@ -5,38 +5,34 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from specdec_core.config import (
-    ConfidencePolicy,
-    ConfidenceProductPolicy,
-    Configuration,
-    DraftModelDrafter,
-    DynamicConfidencePolicy,
-    FixedPolicy,
-    HeuristicPolicy,
-    Policy,
-    PreCutPolicy,
-    Sampling,
-    SvipPolicy,
-)
+from specdec_core.config import Configuration, PolicySettings, Sampling
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.confidence import ConfidenceSettings
+from specdec_core.drafting.policies.confidence_product import ConfidenceProductSettings
+from specdec_core.drafting.policies.dynamic_confidence import DynamicConfidenceSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.heuristic import HeuristicSettings
+from specdec_core.drafting.policies.pre_cut import PreCutSettings
+from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Generation
 
 POLICIES = [
-    FixedPolicy(max_tokens=1),
-    FixedPolicy(max_tokens=4),
-    HeuristicPolicy(),
-    ConfidencePolicy(threshold=0.3),
-    ConfidenceProductPolicy(threshold=0.2),
-    DynamicConfidencePolicy(),
-    SvipPolicy(threshold=1.0),
-    PreCutPolicy(),
+    FixedSettings(max_tokens=1),
+    FixedSettings(max_tokens=4),
+    HeuristicSettings(),
+    ConfidenceSettings(threshold=0.3),
+    ConfidenceProductSettings(threshold=0.2),
+    DynamicConfidenceSettings(),
+    SvipSettings(threshold=1.0),
+    PreCutSettings(),
 ]
 
 
-def drafting(policy: Policy, temperature: float = 0.0) -> Configuration:
+def drafting(policy: PolicySettings, temperature: float = 0.0) -> Configuration:
     return Configuration(
-        drafter=DraftModelDrafter(policy=policy), sampling=Sampling(temperature=temperature)
+        drafter=DraftModelSettings(policy=policy), sampling=Sampling(temperature=temperature)
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from specdec_core.config import Configuration, PromptLookupDrafter
+from specdec_core.config import Configuration
 from specdec_core.cost import immediate_costs, implied_delta, stopping_threshold
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.tokens.statistics import Counts, Generation, Round, rounds_frame
 from tests.specdec_core.cost.runs import POLICIES, decode, drafting, frequent_token
 
@@ -101,7 +102,7 @@ class TestCostsOfDecisions:
         assert len(immediate_costs([], T_DRAFT, T_TARGET)) == 0
 
     def test_tokens_that_cost_no_draft_forward_are_refused(self, tiny_pair):
-        lookup = Configuration(drafter=PromptLookupDrafter())
+        lookup = Configuration(drafter=PromptLookupSettings())
         generations = decode(tiny_pair, lookup, ignore_eos=True)
         with pytest.raises(ValueError, match="0 draft forwards"):
             immediate_costs(rounds_frame(generations), T_DRAFT, T_TARGET)

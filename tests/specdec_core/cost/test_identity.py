@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from specdec_core.config import Configuration, PromptLookupDrafter
+from specdec_core.config import Configuration
 from specdec_core.cost import identity_gap
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.tokens.statistics import Counts
 from tests.specdec_core.cost.runs import POLICIES, decode, drafting, frequent_token
 
@@ -36,7 +37,7 @@ class TestIdentityOnLiveCounts:
 
 
 def test_identity_gap_shows_tokens_that_cost_no_draft_forward(tiny_pair):
-    configuration = Configuration(drafter=PromptLookupDrafter())
+    configuration = Configuration(drafter=PromptLookupSettings())
     generations = decode(tiny_pair, configuration, ignore_eos=True)
     c = Counts.of(generations)
     assert c.n_drafted > 0

@@ -7,18 +7,16 @@ from dataclasses import replace
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import (
-    BanditDrafter,
-    CascadeDrafter,
-    ConfidenceProductPolicy,
-    Configuration,
-    DraftModelDrafter,
-    ForkDrafter,
-    HybridDrafter,
-    SuffixDrafter,
-    TreeDrafter,
-)
-from specdec_core.cost import ForwardCost, Measurement, Profile, identity_gap, policies_of
+from specdec_core.config import Configuration
+from specdec_core.cost import ForwardCost, Measurement, Profile, identity_gap
+from specdec_core.drafting.bandit.settings import BanditSettings
+from specdec_core.drafting.cascade.settings import CascadeSettings
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.fork.settings import ForkSettings
+from specdec_core.drafting.hybrid import HybridSettings
+from specdec_core.drafting.policies.confidence_product import ConfidenceProductSettings
+from specdec_core.drafting.suffix import SuffixSettings
+from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.tokens.statistics import Counts
 from tests.specdec_core.cost.examples import WIDE, counts
 
@@ -42,8 +40,8 @@ class TestProfile:
         assert profile.speedup(c) == pytest.approx(1)
 
     def test_a_policy_adds_its_own_time_to_each_drafted_token(self, profile):
-        product = Configuration(drafter=DraftModelDrafter(policy=ConfidenceProductPolicy()))
-        fixed = Configuration(drafter=DraftModelDrafter(draft="small"))
+        product = Configuration(drafter=DraftModelSettings(policy=ConfidenceProductSettings()))
+        fixed = Configuration(drafter=DraftModelSettings(draft="small"))
         measured = profile.model_copy(update={"policies": {"small confidence_product": 3e-5}})
         assert measured.under(product).t_draft("small") == pytest.approx(
             measured.t_draft("small") + 3e-5
@@ -68,26 +66,26 @@ class TestProfile:
         )
 
     def test_policies_of_nested_drafters_take_their_time_too(self, profile):
-        product = DraftModelDrafter(policy=ConfidenceProductPolicy())
+        product = DraftModelSettings(policy=ConfidenceProductSettings())
         measured = profile.model_copy(update={"policies": {"small confidence_product": 4e-5}})
         plain = measured.t_draft()
         for drafter, seconds in (
-            (HybridDrafter(otherwise=product), 4e-5),
-            (CascadeDrafter(policy=ConfidenceProductPolicy()), 4e-5),
-            (ForkDrafter(policy=ConfidenceProductPolicy()), 4e-5),
-            (BanditDrafter(arms=(product, DraftModelDrafter(), SuffixDrafter())), 2e-5),
-            (TreeDrafter(), 0.0),
-            (SuffixDrafter(), 0.0),
+            (HybridSettings(otherwise=product), 4e-5),
+            (CascadeSettings(policy=ConfidenceProductSettings()), 4e-5),
+            (ForkSettings(policy=ConfidenceProductSettings()), 4e-5),
+            (BanditSettings(arms=(product, DraftModelSettings(), SuffixSettings())), 2e-5),
+            (TreeSettings(), 0.0),
+            (SuffixSettings(), 0.0),
         ):
             own = measured.under(Configuration(drafter=drafter))
             assert own.t_draft() == pytest.approx(plain + seconds)
 
     def test_the_policies_of_a_configuration_come_with_their_drafts(self):
-        arms = (DraftModelDrafter(draft="small"), CascadeDrafter(), TreeDrafter(draft="medium"))
-        found = policies_of(Configuration(drafter=BanditDrafter(arms=arms)))
+        arms = (DraftModelSettings(draft="small"), CascadeSettings(), TreeSettings(draft="medium"))
+        found = Configuration(drafter=BanditSettings(arms=arms)).policies
         assert [draft for draft, _ in found] == ["small", None]
-        assert Configuration(drafter=BanditDrafter(arms=arms[1:])).draft == "medium"
-        assert policies_of(Configuration()) == []
+        assert Configuration(drafter=BanditSettings(arms=arms[1:])).draft == "medium"
+        assert Configuration().policies == ()
 
     def test_nothing_generated_takes_no_time(self, profile):
         nothing = counts(0, 0, 0)

@@ -7,24 +7,20 @@ import pytest
 import torch
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import (
-    AUTOREGRESSIVE,
-    BanditDrafter,
-    ConfidencePolicy,
-    Configuration,
-    DraftModelDrafter,
-    DynamicConfidencePolicy,
-    FixedPolicy,
-    HybridDrafter,
-    PostUseDrafter,
-    PromptLookupDrafter,
-    Sampling,
-    SuffixDrafter,
-    TargetTreeDrafter,
-    TreeDrafter,
-)
-from specdec_core.drafting.bandit import BanditSpec
-from specdec_core.drafting.bandits import build_bandit
+from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
+from specdec_core.drafting.bandit.drafter import BanditDrafter, build_bandit
+from specdec_core.drafting.bandit.settings import BanditSettings
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.hybrid import HybridSettings
+from specdec_core.drafting.policies.confidence import ConfidenceSettings
+from specdec_core.drafting.policies.dynamic_confidence import DynamicConfidenceSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.post_use.settings import PostUseSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.drafting.states import save_state
+from specdec_core.drafting.suffix import SuffixSettings
+from specdec_core.drafting.target_tree.settings import TargetTreeSettings
+from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch, ModelRunner, Output
@@ -35,21 +31,21 @@ from tests.specdec_core.tokens.test_lossless import p_value
 torch.set_num_threads(1)
 
 PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 9, 17, 30, 1)]
-CHAIN = DraftModelDrafter(policy=FixedPolicy(max_tokens=4))
+CHAIN = DraftModelSettings(policy=FixedSettings(max_tokens=4))
 MIXED = (
     CHAIN,
-    DraftModelDrafter(policy=ConfidencePolicy(threshold=0.3, max_tokens=6)),
-    DraftModelDrafter(policy=DynamicConfidencePolicy(max_tokens=5)),
-    TreeDrafter(branching=(3, 2)),
-    PostUseDrafter(policy=FixedPolicy(max_tokens=4)),
-    PromptLookupDrafter(),
-    SuffixDrafter(),
+    DraftModelSettings(policy=ConfidenceSettings(threshold=0.3, max_tokens=6)),
+    DraftModelSettings(policy=DynamicConfidenceSettings(max_tokens=5)),
+    TreeSettings(branching=(3, 2)),
+    PostUseSettings(policy=FixedSettings(max_tokens=4)),
+    PromptLookupSettings(),
+    SuffixSettings(),
 )
-LENGTHS = tuple(DraftModelDrafter(policy=FixedPolicy(max_tokens=k)) for k in (1, 2, 3, 4))
+LENGTHS = tuple(DraftModelSettings(policy=FixedSettings(max_tokens=k)) for k in (1, 2, 3, 4))
 
 
 def decode(
-    pair: Pair, drafter: BanditDrafter, slots: int = 3, new_tokens: int = 40, **sampling: float
+    pair: Pair, drafter: BanditSettings, slots: int = 3, new_tokens: int = 40, **sampling: float
 ) -> tuple[Engine, list[Generation]]:
     engine = Engine(pair, Configuration(drafter=drafter, sampling=Sampling(**sampling)), slots)
     requests = [
@@ -65,7 +61,7 @@ def decode(
 def test_greedy_output_is_the_targets(tiny_pair: Pair, rule: str, reward: str, memory: str) -> None:
     """Arms of different kinds share a draft model that falls behind while others draft."""
     plain = Engine(tiny_pair, AUTOREGRESSIVE, 3)
-    drafter = BanditDrafter(rule=rule, reward=reward, memory=memory, arms=MIXED, seed=1)
+    drafter = BanditSettings(rule=rule, reward=reward, memory=memory, arms=MIXED, seed=1)
     _, generations = decode(tiny_pair, drafter)
     expected = plain.generate(
         [Request(str(i), p, 40 - 3 * i, ignore_eos=True) for i, p in enumerate(PROMPTS)]
@@ -79,13 +75,13 @@ def test_greedy_output_is_the_targets(tiny_pair: Pair, rule: str, reward: str, m
 def test_samples_have_the_targets_joint_distribution(rule: str, memory: str) -> None:
     pair = toy_pair()
     arms = (
-        DraftModelDrafter(draft=NEAR, policy=FixedPolicy(max_tokens=2)),
-        DraftModelDrafter(draft=FAR, policy=FixedPolicy(max_tokens=1)),
-        TreeDrafter(draft=NEAR, branching=(2, 2)),
-        PromptLookupDrafter(),
+        DraftModelSettings(draft=NEAR, policy=FixedSettings(max_tokens=2)),
+        DraftModelSettings(draft=FAR, policy=FixedSettings(max_tokens=1)),
+        TreeSettings(draft=NEAR, branching=(2, 2)),
+        PromptLookupSettings(),
     )
     sampling = Sampling(temperature=1.0)
-    drafter = BanditDrafter(rule=rule, memory=memory, arms=arms)
+    drafter = BanditSettings(rule=rule, memory=memory, arms=arms)
     counts = sample_counts(pair, Configuration(drafter=drafter, sampling=sampling), 8_000, 3)
     assert p_value(counts, exact_distribution(pair, sampling, 3)) > 1e-3
 
@@ -94,7 +90,7 @@ def test_every_request_of_a_batch_has_its_own_length_and_one_pass_drafts_them_al
     tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The paper's second setting: arms K ∈ {1, …, 4} in one batch."""
-    drafter = BanditDrafter(rule="exp3", arms=LENGTHS, seed=4)
+    drafter = BanditSettings(rule="exp3", arms=LENGTHS, seed=4)
     engine = Engine(tiny_pair, Configuration(drafter=drafter), 4)
     for i, prompt in enumerate(PROMPTS[:4]):
         engine.add(Request(str(i), prompt, 60, ignore_eos=True))
@@ -122,9 +118,9 @@ def test_every_request_of_a_batch_has_its_own_length_and_one_pass_drafts_them_al
 
 
 def test_the_bandit_learns_what_the_rounds_added(tiny_pair: Pair) -> None:
-    drafter = BanditDrafter(arms=MIXED)
+    drafter = BanditSettings(arms=MIXED)
     engine, generations = decode(tiny_pair, drafter)
-    assert isinstance(engine.drafter, BanditSpec)
+    assert isinstance(engine.drafter, BanditDrafter)
     bandit = engine.drafter.bandit
     # a request's last round is cut by the end of the text and counts for nobody
     told = [r for g in generations for r in g.rounds[:-1]]
@@ -141,7 +137,7 @@ def test_the_bandit_learns_what_the_rounds_added(tiny_pair: Pair) -> None:
 def test_one_slot_chooses_as_the_bandit_alone_would(tiny_pair: Pair) -> None:
     """What replay relies on: select for every round, update for all but a request's last."""
     for rule in ("ucb", "exp3"):
-        drafter = BanditDrafter(rule=rule, arms=MIXED, seed=7)
+        drafter = BanditSettings(rule=rule, arms=MIXED, seed=7)
         _, generations = decode(tiny_pair, drafter, slots=1)
         bandit = build_bandit(drafter)
         for generation in generations:
@@ -152,7 +148,7 @@ def test_one_slot_chooses_as_the_bandit_alone_would(tiny_pair: Pair) -> None:
 
 
 def test_memory_of_a_request_ends_with_it(tiny_pair: Pair) -> None:
-    drafter = BanditDrafter(arms=MIXED, memory="request")
+    drafter = BanditSettings(arms=MIXED, memory="request")
     engine, generations = decode(tiny_pair, drafter, slots=2)
     for generation in generations:
         first = [r.arm for r in generation.rounds[: len(MIXED)]]
@@ -163,7 +159,7 @@ def test_memory_of_a_request_ends_with_it(tiny_pair: Pair) -> None:
 
 
 def test_a_request_with_memory_of_its_own_does_not_depend_on_its_batch(tiny_pair: Pair) -> None:
-    drafter = BanditDrafter(rule="exp3", arms=MIXED, memory="request")
+    drafter = BanditSettings(rule="exp3", arms=MIXED, memory="request")
     alone, together = (
         decode(tiny_pair, drafter, slots=slots, temperature=0.9)[1] for slots in (1, 4)
     )
@@ -174,9 +170,9 @@ def test_a_request_with_memory_of_its_own_does_not_depend_on_its_batch(tiny_pair
 
 
 def test_a_saved_state_goes_on_in_another_engine(tiny_pair: Pair, tmp_path) -> None:
-    drafter = BanditDrafter(rule="exp3", arms=MIXED)
+    drafter = BanditSettings(rule="exp3", arms=MIXED)
     engine, _ = decode(tiny_pair, drafter, slots=1)
-    path = engine.drafter.bandit.save(tmp_path / "state.json")
+    path = save_state(engine.drafter.state(), tmp_path / "state.json")
     _, expected = decode_again(engine)
     other = Engine(
         tiny_pair, Configuration(drafter=drafter.model_copy(update={"state": str(path)}))
@@ -192,7 +188,7 @@ def decode_again(engine: Engine) -> tuple[Engine, list[list[int]]]:
 
 
 def test_a_cancelled_request_teaches_nothing(tiny_pair: Pair) -> None:
-    engine = Engine(tiny_pair, Configuration(drafter=BanditDrafter(rule="exp3", arms=MIXED)), 2)
+    engine = Engine(tiny_pair, Configuration(drafter=BanditSettings(rule="exp3", arms=MIXED)), 2)
     engine.add(Request("a", PROMPTS[1], 40, ignore_eos=True))
     engine.add(Request("b", PROMPTS[2], 40, ignore_eos=True))
     engine.step()
@@ -210,7 +206,7 @@ def test_the_best_arm_is_found(tiny_pair: Pair) -> None:
     target = tiny_pair.target
     pair = Pair(tiny_pair.spec, tiny_pair.tokenizer, target, {"draft": target})
     arms = (LENGTHS[0], LENGTHS[3])
-    engine = Engine(pair, Configuration(drafter=BanditDrafter(arms=arms, exploration=0.5)))
+    engine = Engine(pair, Configuration(drafter=BanditSettings(arms=arms, exploration=0.5)))
     engine.generate([Request(str(i), p, 120, ignore_eos=True) for i, p in enumerate(PROMPTS)])
     few, many = engine.drafter.bandit.rounds
     assert many > 5 * few
@@ -219,9 +215,9 @@ def test_the_best_arm_is_found(tiny_pair: Pair) -> None:
 
 @pytest.mark.parametrize("rule", ["ucb", "exp3"])
 def test_a_state_of_other_arms_is_refused_in_one_line(tiny_pair: Pair, tmp_path, rule: str) -> None:
-    known = BanditDrafter(rule=rule, arms=LENGTHS[:2])
-    path = build_bandit(known).save(tmp_path / "state.json")
-    other = BanditDrafter(rule=rule, arms=LENGTHS[:3], state=str(path))
+    known = BanditSettings(rule=rule, arms=LENGTHS[:2])
+    path = save_state(build_bandit(known).state(), tmp_path / "state.json")
+    other = BanditSettings(rule=rule, arms=LENGTHS[:3], state=str(path))
     with pytest.raises(UserError, match="of other arms") as caught:
         Engine(tiny_pair, Configuration(drafter=other))
     assert "\n" not in str(caught.value)
@@ -229,12 +225,12 @@ def test_a_state_of_other_arms_is_refused_in_one_line(tiny_pair: Pair, tmp_path,
 
 def test_nothing_random_is_drawn_from_a_requests_stream_to_choose(tiny_pair: Pair) -> None:
     """Both rules leave a sampled request the numbers that its tokens are made from."""
-    same = (CHAIN, DraftModelDrafter(policy=ConfidencePolicy(threshold=0.0, max_tokens=4)))
+    same = (CHAIN, DraftModelSettings(policy=ConfidenceSettings(threshold=0.0, max_tokens=4)))
     plain = Engine(
         tiny_pair, Configuration(drafter=CHAIN, sampling=Sampling(temperature=0.9)), 2
     ).generate([Request(str(i), p, 30, seed=i, ignore_eos=True) for i, p in enumerate(PROMPTS)])
     for rule in ("ucb", "exp3"):
-        drafter = BanditDrafter(rule=rule, arms=same)
+        drafter = BanditSettings(rule=rule, arms=same)
         engine = Engine(
             tiny_pair, Configuration(drafter=drafter, sampling=Sampling(temperature=0.9)), 2
         )
@@ -248,9 +244,9 @@ def test_nothing_random_is_drawn_from_a_requests_stream_to_choose(tiny_pair: Pai
 
 def test_arms_that_the_target_begins_are_among_themselves(tiny_pair: Pair) -> None:
     """Target-initialised trees take the target's token for each round in advance."""
-    begun = (TargetTreeDrafter(branching=(1, 3)), TargetTreeDrafter(branching=(1, 2, 2)))
+    begun = (TargetTreeSettings(branching=(1, 3)), TargetTreeSettings(branching=(1, 2, 2)))
     expected = Engine(tiny_pair).generate([Request("0", PROMPTS[1], 40, ignore_eos=True)])
-    engine = Engine(tiny_pair, Configuration(drafter=BanditDrafter(arms=begun)))
+    engine = Engine(tiny_pair, Configuration(drafter=BanditSettings(arms=begun)))
     found = engine.generate([Request("0", PROMPTS[1], 40, ignore_eos=True)])
     assert found[0].tokens == expected[0].tokens
     # a request's first round only lets the target draw
@@ -258,13 +254,13 @@ def test_arms_that_the_target_begins_are_among_themselves(tiny_pair: Pair) -> No
     assert sum(engine.drafter.bandit.tokens) == sum(r.generated for r in told)
     assert sum(engine.drafter.bandit.rounds) == len(told)
     with pytest.raises(UserError, match="arms must agree") as caught:
-        Engine(tiny_pair, Configuration(drafter=BanditDrafter(arms=(begun[0], CHAIN))))
+        Engine(tiny_pair, Configuration(drafter=BanditSettings(arms=(begun[0], CHAIN))))
     assert "\n" not in str(caught.value)
 
 
 def test_a_draft_model_that_is_not_asked_reads_nothing(tiny_pair: Pair) -> None:
-    lookups = (PromptLookupDrafter(), SuffixDrafter(), CHAIN)
-    engine = Engine(tiny_pair, Configuration(drafter=BanditDrafter(arms=lookups)))
+    lookups = (PromptLookupSettings(), SuffixSettings(), CHAIN)
+    engine = Engine(tiny_pair, Configuration(drafter=BanditSettings(arms=lookups)))
     engine.add(Request("0", PROMPTS[3], 20, ignore_eos=True))
     draft = engine.drafts.open(None)
     held = []
@@ -274,19 +270,19 @@ def test_a_draft_model_that_is_not_asked_reads_nothing(tiny_pair: Pair) -> None:
     # the third round is the first of the arm that has a draft model
     assert held[:2] == [0, 0]
     assert held[2] >= len(PROMPTS[3])
-    engine.configure(Configuration(drafter=BanditDrafter(arms=LENGTHS)))
+    engine.configure(Configuration(drafter=BanditSettings(arms=LENGTHS)))
     assert not draft.lazy
-    engine.configure(Configuration(drafter=BanditDrafter(arms=lookups)))
+    engine.configure(Configuration(drafter=BanditSettings(arms=lookups)))
     assert draft.lazy
     engine.configure(Configuration(drafter=CHAIN))
     assert not draft.lazy
 
 
 def test_drafters_made_of_others_can_be_arms_and_have_them(tiny_pair: Pair) -> None:
-    inner = BanditDrafter(arms=(LENGTHS[0], CHAIN, PromptLookupDrafter()), rule="exp3")
-    chain_lookup = HybridDrafter(lookup=SuffixDrafter(), otherwise=inner, min_match=1)
-    extended = HybridDrafter(otherwise=CHAIN, extend=True, min_match=9)
-    drafter = BanditDrafter(arms=(inner, extended, chain_lookup, LENGTHS[2]))
+    inner = BanditSettings(arms=(LENGTHS[0], CHAIN, PromptLookupSettings()), rule="exp3")
+    chain_lookup = HybridSettings(lookup=SuffixSettings(), otherwise=inner, min_match=1)
+    extended = HybridSettings(otherwise=CHAIN, extend=True, min_match=9)
+    drafter = BanditSettings(arms=(inner, extended, chain_lookup, LENGTHS[2]))
     engine, generations = decode(tiny_pair, drafter)
     expected = Engine(tiny_pair, slots=3).generate(
         [Request(str(i), p, 40 - 3 * i, ignore_eos=True) for i, p in enumerate(PROMPTS)]
@@ -295,6 +291,6 @@ def test_drafters_made_of_others_can_be_arms_and_have_them(tiny_pair: Pair) -> N
     told = [r for g in generations for r in g.rounds[:-1]]
     assert engine.drafter.bandit.rounds == [sum(r.arm == arm for r in told) for arm in range(4)]
     nested = engine.drafter.arms[0]
-    assert isinstance(nested, BanditSpec)
+    assert isinstance(nested, BanditDrafter)
     assert sum(nested.bandit.rounds) == sum(r.arm == 0 for r in told)
     assert sum(n > 0 for n in nested.bandit.rounds) > 1  # its own choices, not the outer's

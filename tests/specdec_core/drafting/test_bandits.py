@@ -12,8 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import BanditDrafter, Configuration, parse
-from specdec_core.drafting.bandits import Bandit, EXP3Spec, UCBSpec, build_bandit
+from specdec_core.config import Configuration, identity, parse
+from specdec_core.drafting.bandit.drafter import build_bandit
+from specdec_core.drafting.bandit.rules import Bandit, EXP3Spec, UCBSpec
+from specdec_core.drafting.bandit.settings import BanditSettings
+from specdec_core.drafting.states import load_state, save_state
 
 RULES = [
     lambda: UCBSpec(3, 4),
@@ -169,9 +172,9 @@ def test_a_million_rounds_stay_finite(make) -> None:
 def test_a_saved_state_is_read_whole_or_refused(tmp_path: Path) -> None:
     bandit = UCBSpec(2, 4, names=["one", "two"])
     play(bandit, [(3, 1.0), (4, 1.0), (5, 1.0)])
-    path = bandit.save(tmp_path / "state.json")
+    path = save_state(bandit.state(), tmp_path / "state.json")
     again = UCBSpec(2, 4, names=["one", "two"])
-    again.load(path)
+    again.restore(load_state(path), str(path))
     assert again.state() == bandit.state()
     assert [p.name for p in tmp_path.iterdir()] == ["state.json"]
     for other, message in (
@@ -182,40 +185,74 @@ def test_a_saved_state_is_read_whole_or_refused(tmp_path: Path) -> None:
         (UCBSpec(2, 4, names=["one", "two"], reward="time"), "the bandit is ucb by time"),
     ):
         with pytest.raises(UserError, match=message) as caught:
-            other.load(path)
+            other.restore(load_state(path), str(path))
         assert "\n" not in str(caught.value)
         assert sum(other.rounds) == 0
     for text, message in (
-        ("{", "not a bandit's state"),
-        ("[]", "not a bandit's state"),
+        ("{", "not a saved state"),
+        ("[]", "not a saved state"),
+        ("{}", "not a bandit's state"),
         (json.dumps(bandit.state() | {"rounds": [1, 2, 3]}), "rounds must be 2 finite numbers"),
         (json.dumps(bandit.state() | {"tokens": [-1, 2]}), "tokens must be 2 finite numbers"),
     ):
         path.write_text(text)
         with pytest.raises(UserError, match=message) as caught:
-            again.load(path)
+            again.restore(load_state(path), str(path))
         assert "\n" not in str(caught.value)
         assert str(path) in str(caught.value)
-    with pytest.raises(UserError, match="no bandit's state can be read"):
-        again.load(tmp_path / "none.json")
+    with pytest.raises(UserError, match="no saved state can be read"):
+        load_state(tmp_path / "none.json")
+
+
+def test_a_state_follows_its_arms(tmp_path: Path) -> None:
+    """Arms are known by their ids: in another order they are the same arms."""
+    arms = [{"kind": "prompt_lookup"}, 2, 5]
+    bandit = build_bandit(BanditSettings(arms=arms))
+    play(bandit, [(3, 1.0)] * 7 + [(2, 1.0)] * 5)
+    state = bandit.state()
+    other = build_bandit(BanditSettings(arms=arms[::-1]))
+    other.restore(state)
+    assert other.rounds == bandit.rounds[::-1]
+    assert other.tokens == bandit.tokens[::-1]
+    with pytest.raises(UserError, match="of other arms: prompt lookup"):
+        build_bandit(BanditSettings(arms=[*arms[:2], 6])).restore(state)
+
+
+def test_a_state_of_before_knows_its_arms_by_their_names() -> None:
+    settings = BanditSettings(arms=[1, 4])
+    before = {
+        "rule": "ucb",
+        "reward": "tokens",
+        "arms": ["draft · fixed K=1", "draft · fixed K=4"],
+        "longest": 4,
+        "selections": 5,
+        "rounds": [2, 3],
+        "tokens": [3, 9],
+        "seconds": [0.5, 0.25],
+        "losses": [0.0, 0.0],
+    }
+    bandit = build_bandit(settings)
+    bandit.restore(before)
+    assert (bandit.rounds, bandit.tokens) == ([2, 3], [3, 9])
+    assert bandit.state()["arms"] == [identity(arm) for arm in settings.arms]
 
 
 def test_settings_build_the_bandit_that_they_describe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ucb = BanditDrafter(arms=[1, 2, {"kind": "prompt_lookup"}], confidence=0.1, exploration=0.3)
+    ucb = BanditSettings(arms=[1, 2, {"kind": "prompt_lookup"}], confidence=0.1, exploration=0.3)
     bandit = build_bandit(ucb)
     assert isinstance(bandit, UCBSpec)
     assert (bandit.confidence, bandit.exploration, bandit.longest) == (0.1, 0.3, 10)
     assert bandit.names[:2] == ["draft · fixed K=1", "draft · fixed K=2"]
-    exp3 = BanditDrafter(arms=[1, 4], rule="exp3", reward="time", seed=3)
+    exp3 = BanditSettings(arms=[1, 4], rule="exp3", reward="time", seed=3)
     bandit = build_bandit(exp3)
     assert isinstance(bandit, EXP3Spec)
     assert (bandit.seed, bandit.reward, bandit.longest) == (3, "time", 4)
 
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     play(bandit, [(3, 1.0)] * 9)
-    bandit.save(tmp_path / "bandits" / "known.json")
+    save_state(bandit.state(), tmp_path / "bandits" / "known.json")
     for name in ("known", str(tmp_path / "bandits" / "known.json")):
         named = exp3.model_copy(update={"state": name})
         assert build_bandit(named).state() == bandit.state()

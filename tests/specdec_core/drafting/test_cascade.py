@@ -7,30 +7,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdec_core.config import (
-    CascadeDrafter,
-    ConfidenceProductPolicy,
-    Configuration,
-    DrafterSettings,
-    DraftModelDrafter,
-    DynamicConfidencePolicy,
-    FixedPolicy,
-    HeuristicPolicy,
-    Policy,
-    PreCutPolicy,
-    PromptLookupDrafter,
-    Sampling,
-    SpecDecPlusPlusPolicy,
-    SuffixDrafter,
-    SvipPolicy,
-    TokenCacheDrafter,
-)
-from specdec_core.drafting import cascade
-from specdec_core.drafting.cascade import GuessedChain
+from specdec_core.config import Configuration, DrafterSettings, PolicySettings, Sampling
+from specdec_core.drafting import guessed_chain
+from specdec_core.drafting.cascade.settings import CascadeSettings
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.drafter import Resources, SlotState
+from specdec_core.drafting.guessed_chain import GuessedChain
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.modules import build_head
 from specdec_core.drafting.heads.storage import save_head
+from specdec_core.drafting.policies.confidence_product import ConfidenceProductSettings
+from specdec_core.drafting.policies.dynamic_confidence import DynamicConfidenceSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.heuristic import HeuristicSettings
+from specdec_core.drafting.policies.pre_cut import PreCutSettings
+from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
+from specdec_core.drafting.policies.svip import SvipSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.drafting.suffix import SuffixSettings
+from specdec_core.drafting.token_cache import TokenCacheSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.sampling import RandomStream, warp
@@ -46,17 +41,17 @@ from tests.specdec_core.drafting.reuse import (
 GREEDY = Sampling()
 COUPLED = Sampling(temperature=1.0, coupling="gumbel")
 PROPOSERS = {
-    "prompt-lookup": PromptLookupDrafter(max_tokens=4),
-    "suffix": SuffixDrafter(max_tokens=5),
-    "token-cache": TokenCacheDrafter(phrases=3, phrase_length=4),
+    "prompt-lookup": PromptLookupSettings(max_tokens=4),
+    "suffix": SuffixSettings(max_tokens=5),
+    "token-cache": TokenCacheSettings(phrases=3, phrase_length=4),
 }
 POLICIES = {
-    "fixed": FixedPolicy(max_tokens=6),
-    "svip": SvipPolicy(threshold=2.3),
-    "product": ConfidenceProductPolicy(threshold=1e-4),
-    "heuristic": HeuristicPolicy(start=3),
-    "dynamic-confidence": DynamicConfidencePolicy(),
-    "pre-cut": PreCutPolicy(),
+    "fixed": FixedSettings(max_tokens=6),
+    "svip": SvipSettings(threshold=2.3),
+    "product": ConfidenceProductSettings(threshold=1e-4),
+    "heuristic": HeuristicSettings(start=3),
+    "dynamic-confidence": DynamicConfidenceSettings(),
+    "pre-cut": PreCutSettings(),
 }
 
 
@@ -65,7 +60,7 @@ POLICIES = {
 def test_output_is_the_targets_own(
     tiny_pair: Pair, proposer: DrafterSettings, sampling: Sampling
 ) -> None:
-    drafter = CascadeDrafter(proposer=proposer, policy=FixedPolicy(max_tokens=6))
+    drafter = CascadeSettings(proposer=proposer, policy=FixedSettings(max_tokens=6))
     assert same_as_the_target_alone(tiny_pair, drafter, sampling)
 
 
@@ -80,11 +75,11 @@ def rounds(generations: list[Generation]) -> list[tuple[int, int, int]]:
     ids=[*POLICIES, "coupled"],
 )
 def test_the_chain_is_the_draft_models_own_and_ends_where_the_policy_says(
-    tiny_pair: Pair, policy: Policy, sampling: Sampling
+    tiny_pair: Pair, policy: PolicySettings, sampling: Sampling
 ) -> None:
-    plain = generate(tiny_pair, DraftModelDrafter(policy=policy), 1, sampling)
+    plain = generate(tiny_pair, DraftModelSettings(policy=policy), 1, sampling)
     guessed = generate(
-        tiny_pair, CascadeDrafter(policy=policy, proposer=TokenCacheDrafter()), 1, sampling
+        tiny_pair, CascadeSettings(policy=policy, proposer=TokenCacheSettings()), 1, sampling
     )
     assert rounds(guessed) == rounds(plain)
     assert Counts.of(guessed).n_draft < Counts.of(plain).n_draft
@@ -98,10 +93,10 @@ def test_a_head_reads_each_tokens_own_hidden_state(tiny_pair: Pair, tmp_path: Pa
     )  # fmt: skip
     torch.manual_seed(0)
     save_head(build_head("specdecpp", hidden, 10, depth=1, width=8), card, tmp_path / "head")
-    policy = SpecDecPlusPlusPolicy(head=str(tmp_path / "head"), threshold=0.8)
-    plain = generate(tiny_pair, DraftModelDrafter(policy=policy), slots=3)
+    policy = SpecDecPlusPlusSettings(head=str(tmp_path / "head"), threshold=0.8)
+    plain = generate(tiny_pair, DraftModelSettings(policy=policy), slots=3)
     guessed = generate(
-        tiny_pair, CascadeDrafter(policy=policy, proposer=PROPOSERS["token-cache"]), slots=3
+        tiny_pair, CascadeSettings(policy=policy, proposer=PROPOSERS["token-cache"]), slots=3
     )
     assert rounds(guessed) == rounds(plain)
     assert len({r.drafted for g in plain for r in g.rounds}) > 3
@@ -112,7 +107,7 @@ def test_a_head_reads_each_tokens_own_hidden_state(tiny_pair: Pair, tmp_path: Pa
 def test_a_requests_sample_does_not_depend_on_its_batch(
     tiny_pair: Pair, proposer: DrafterSettings
 ) -> None:
-    drafter = CascadeDrafter(proposer=proposer, policy=SvipPolicy(threshold=2.3))
+    drafter = CascadeSettings(proposer=proposer, policy=SvipSettings(threshold=2.3))
     alone, together = (
         [g.tokens for g in generate(tiny_pair, drafter, slots, Sampling(temperature=0.7))]
         for slots in (1, 3)
@@ -121,10 +116,10 @@ def test_a_requests_sample_does_not_depend_on_its_batch(
 
 
 def test_repetitive_text_takes_fewer_forwards(tiny_pair: Pair) -> None:
-    policy = FixedPolicy(max_tokens=8)
-    plain = Counts.of(generate(tiny_pair, DraftModelDrafter(policy=policy)))
+    policy = FixedSettings(max_tokens=8)
+    plain = Counts.of(generate(tiny_pair, DraftModelSettings(policy=policy)))
     for proposer in PROPOSERS.values():
-        guessed = Counts.of(generate(tiny_pair, CascadeDrafter(policy=policy, proposer=proposer)))
+        guessed = Counts.of(generate(tiny_pair, CascadeSettings(policy=policy, proposer=proposer)))
         assert guessed.n_drafted == plain.n_drafted
         assert guessed.n_draft < plain.n_draft < guessed.n_draft_tokens
     assert guessed.n_draft < 0.9 * plain.n_draft
@@ -133,7 +128,7 @@ def test_repetitive_text_takes_fewer_forwards(tiny_pair: Pair) -> None:
 @torch.inference_mode()
 def test_every_sampled_token_carries_the_draft_models_distribution(tiny_pair: Pair) -> None:
     sampling = Sampling(temperature=0.4, top_k=8)
-    drafter = CascadeDrafter(proposer=PROPOSERS["token-cache"], policy=FixedPolicy(max_tokens=6))
+    drafter = CascadeSettings(proposer=PROPOSERS["token-cache"], policy=FixedSettings(max_tokens=6))
     engine = Engine(tiny_pair, Configuration(drafter=drafter, sampling=sampling), slots=2)
     model, propose, foreseen = tiny_pair.drafts["draft"], engine.drafter.propose, 0
 
@@ -156,10 +151,10 @@ def test_every_sampled_token_carries_the_draft_models_distribution(tiny_pair: Pa
     assert foreseen > 20
 
 
-SHORT = CascadeDrafter(
+SHORT = CascadeSettings(
     draft="near",
-    proposer=TokenCacheDrafter(phrases=3, phrase_length=2, memory="all"),
-    policy=FixedPolicy(max_tokens=3),
+    proposer=TokenCacheSettings(phrases=3, phrase_length=2, memory="all"),
+    policy=FixedSettings(max_tokens=3),
 )
 
 
@@ -169,14 +164,14 @@ SHORT = CascadeDrafter(
         (SHORT, Sampling(temperature=1.0)),
         (SHORT, Sampling(temperature=0.7, top_k=3)),
         (
-            CascadeDrafter(draft="far", policy=SvipPolicy(threshold=1.2, max_tokens=3)),
+            CascadeSettings(draft="far", policy=SvipSettings(threshold=1.2, max_tokens=3)),
             Sampling(temperature=1.3, top_p=0.8),
         ),
     ],
     ids=["temperature", "top-k", "prompt-lookup-svip-top-p"],
 )
 def test_samples_have_the_targets_joint_distribution(
-    drafter: CascadeDrafter, sampling: Sampling
+    drafter: CascadeSettings, sampling: Sampling
 ) -> None:
     assert fit(drafter, sampling) > 1e-3
 
@@ -184,7 +179,7 @@ def test_samples_have_the_targets_joint_distribution(
 def test_the_fit_notices_chains_that_were_not_drawn_from_the_distribution_they_carry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cascade, "rule_of", lambda sampling: AnyPossibleGuess())
+    monkeypatch.setattr(guessed_chain, "rule_of", lambda sampling: AnyPossibleGuess())
     assert fit(SHORT, Sampling(temperature=1.0)) < 1e-9
 
 
@@ -202,8 +197,8 @@ class Foreseeing(GuessedChain):
 
 @torch.inference_mode()
 def test_a_perfect_guess_takes_one_forward_and_leaves_the_cache_in_step(tiny_pair: Pair) -> None:
-    policy = FixedPolicy(max_tokens=7)
-    engine = Engine(tiny_pair, Configuration(drafter=DraftModelDrafter(policy=policy)), slots=2)
+    policy = FixedSettings(max_tokens=7)
+    engine = Engine(tiny_pair, Configuration(drafter=DraftModelSettings(policy=policy)), slots=2)
     sequences = [
         SlotState(slot, list(tokens), GREEDY, RandomStream(0, 320), room=7)
         for slot, tokens in enumerate([(9, 8, 7, 6), (3, 4)])

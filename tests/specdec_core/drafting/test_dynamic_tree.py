@@ -11,25 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from specdec_core.config import (
-    AUTOREGRESSIVE,
-    ConfidencePolicy,
-    ConfidenceProductPolicy,
-    Configuration,
-    DynamicConfidencePolicy,
-    DynamicTreeDrafter,
-    FixedPolicy,
-    HeuristicPolicy,
-    Policy,
-    PreCutPolicy,
-    Sampling,
-    SpecDecPlusPlusPolicy,
-    SvipPolicy,
-)
-from specdec_core.drafting.dynamic_tree import rerank
+from specdec_core.config import AUTOREGRESSIVE, Configuration, PolicySettings, Sampling
+from specdec_core.drafting.dynamic_tree.drafter import rerank
+from specdec_core.drafting.dynamic_tree.settings import DynamicTreeSettings
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.modules import build_head
 from specdec_core.drafting.heads.storage import save_head
+from specdec_core.drafting.policies.confidence import ConfidenceSettings
+from specdec_core.drafting.policies.confidence_product import ConfidenceProductSettings
+from specdec_core.drafting.policies.dynamic_confidence import DynamicConfidenceSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.heuristic import HeuristicSettings
+from specdec_core.drafting.policies.pre_cut import PreCutSettings
+from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
+from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.studies.drift import goodness_of_fit
@@ -38,13 +33,13 @@ from specdec_core.tokens.token_tree import ROOT, TokenTree
 
 PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 9, 17, 30, 1)]
 POLICIES = {
-    "fixed": FixedPolicy(max_tokens=5),
-    "svip": SvipPolicy(threshold=2.25, max_tokens=6),
-    "product": ConfidenceProductPolicy(threshold=0.002, max_tokens=6),
-    "heuristic": HeuristicPolicy(start=2, max_tokens=6),
-    "dynamic-confidence": DynamicConfidencePolicy(start=0.05, max_tokens=6),
-    "pre-cut": PreCutPolicy(max_tokens=6),
-    "specdecpp": SpecDecPlusPlusPolicy(head="", threshold=0.6, max_tokens=6),
+    "fixed": FixedSettings(max_tokens=5),
+    "svip": SvipSettings(threshold=2.25, max_tokens=6),
+    "product": ConfidenceProductSettings(threshold=0.002, max_tokens=6),
+    "heuristic": HeuristicSettings(start=2, max_tokens=6),
+    "dynamic-confidence": DynamicConfidenceSettings(start=0.05, max_tokens=6),
+    "pre-cut": PreCutSettings(max_tokens=6),
+    "specdecpp": SpecDecPlusPlusSettings(head="", threshold=0.6, max_tokens=6),
 }
 
 
@@ -67,13 +62,13 @@ def head(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=POLICIES)
-def policy(request: pytest.FixtureRequest, head: Path) -> Policy:
+def policy(request: pytest.FixtureRequest, head: Path) -> PolicySettings:
     policy = POLICIES[request.param]
     return policy.model_copy(update={"head": str(head)}) if hasattr(policy, "head") else policy
 
 
-def test_greedy_output_is_the_targets_own(tiny_pair: Pair, policy: Policy) -> None:
-    drafter = DynamicTreeDrafter(expand=3, children=3, keep=10, policy=policy)
+def test_greedy_output_is_the_targets_own(tiny_pair: Pair, policy: PolicySettings) -> None:
+    drafter = DynamicTreeSettings(expand=3, children=3, keep=10, policy=policy)
     expected = [g.tokens for g in Engine(tiny_pair, AUTOREGRESSIVE).generate(requests())]
     for slots in (1, 3):
         engine = Engine(tiny_pair, Configuration(drafter=drafter), slots)
@@ -82,7 +77,7 @@ def test_greedy_output_is_the_targets_own(tiny_pair: Pair, policy: Policy) -> No
 
 def test_candidates_beside_the_most_likely_are_accepted(tiny_pair: Pair) -> None:
     def mat(children: int) -> float:
-        drafter = DynamicTreeDrafter(expand=children, children=children, keep=24)
+        drafter = DynamicTreeSettings(expand=children, children=children, keep=24)
         generations = Engine(tiny_pair, Configuration(drafter=drafter), 5).generate(requests(48))
         return sum(len(g.tokens) for g in generations) / sum(len(g.rounds) for g in generations)
 
@@ -92,20 +87,24 @@ def test_candidates_beside_the_most_likely_are_accepted(tiny_pair: Pair) -> None
 @pytest.mark.parametrize(
     ("draft", "policy", "sampling"),
     [
-        (NEAR, FixedPolicy(max_tokens=3), Sampling(temperature=1.0)),
-        (FAR, SvipPolicy(threshold=1.1, max_tokens=3), Sampling(temperature=1.0)),
-        (FAR, ConfidencePolicy(threshold=0.35, max_tokens=3), Sampling(temperature=1.3, top_p=0.8)),
-        (NEAR, PreCutPolicy(max_tokens=3), Sampling(temperature=0.7, top_k=3)),
-        (NEAR, SvipPolicy(threshold=1.2, max_tokens=3), Sampling(temperature=0.8)),
-        (FAR, FixedPolicy(max_tokens=2), Sampling(temperature=1.0, coupling="gumbel")),
+        (NEAR, FixedSettings(max_tokens=3), Sampling(temperature=1.0)),
+        (FAR, SvipSettings(threshold=1.1, max_tokens=3), Sampling(temperature=1.0)),
+        (
+            FAR,
+            ConfidenceSettings(threshold=0.35, max_tokens=3),
+            Sampling(temperature=1.3, top_p=0.8),
+        ),
+        (NEAR, PreCutSettings(max_tokens=3), Sampling(temperature=0.7, top_k=3)),
+        (NEAR, SvipSettings(threshold=1.2, max_tokens=3), Sampling(temperature=0.8)),
+        (FAR, FixedSettings(max_tokens=2), Sampling(temperature=1.0, coupling="gumbel")),
     ],
     ids=["fixed", "svip", "top-p", "top-k", "least", "coupled"],
 )
 def test_samples_have_the_targets_joint_distribution(
-    draft: str, policy: Policy, sampling: Sampling
+    draft: str, policy: PolicySettings, sampling: Sampling
 ) -> None:
     pair = toy_pair()
-    drafter = DynamicTreeDrafter(
+    drafter = DynamicTreeSettings(
         draft=draft,
         expand=2,
         children=2,
@@ -135,7 +134,7 @@ def proposed(pair: Pair, configuration: Configuration, slots: int) -> list[tuple
 
 @torch.inference_mode()
 def grown_plainly(
-    model: torch.nn.Module, text: tuple[int, ...], drafter: DynamicTreeDrafter, levels: int
+    model: torch.nn.Module, text: tuple[int, ...], drafter: DynamicTreeSettings, levels: int
 ) -> set[tuple[int, ...]]:
     """The paths of the tree, expanded and reranked without a cache, for policy SVIP or fixed."""
     confidence: dict[tuple[int, ...], float] = {(): 1.0}
@@ -152,7 +151,7 @@ def grown_plainly(
         ranked = sorted((p for p in found if p[-1] != 0), key=lambda p: -found[p][0])
         ranked = [p for p in ranked if found[p][0] >= drafter.least]
         frontier = ranked[: drafter.expand]
-        if isinstance(drafter.policy, SvipPolicy):
+        if isinstance(drafter.policy, SvipSettings):
             frontier = [p for p in frontier if math.sqrt(found[p][1]) <= drafter.policy.threshold]
         if not frontier:
             break
@@ -166,7 +165,7 @@ def grown_plainly(
 def test_trees_are_those_of_a_plain_expansion(
     tiny_pair: Pair, policy: str, least: float, slots: int
 ) -> None:
-    drafter = DynamicTreeDrafter(
+    drafter = DynamicTreeSettings(
         expand=2, children=3, keep=12, least=least, policy=POLICIES[policy]
     )
     seen = proposed(tiny_pair, Configuration(drafter=drafter), slots)
@@ -187,7 +186,7 @@ def paths_of(tree: TokenTree) -> list[tuple[int, ...]]:
 
 
 def test_room_and_nodes_are_kept_to(tiny_pair: Pair) -> None:
-    drafter = DynamicTreeDrafter(expand=4, children=4, keep=9)
+    drafter = DynamicTreeSettings(expand=4, children=4, keep=9)
     for (_, room), tree in proposed(tiny_pair, Configuration(drafter=drafter), 2):
         assert tree.depth <= min(room, 6)
         assert len(tree) <= 9
@@ -195,7 +194,7 @@ def test_room_and_nodes_are_kept_to(tiny_pair: Pair) -> None:
 
 
 def test_a_sampled_request_does_not_depend_on_who_shares_its_batch(tiny_pair: Pair) -> None:
-    drafter = DynamicTreeDrafter(policy=SvipPolicy(threshold=2.25, max_tokens=6))
+    drafter = DynamicTreeSettings(policy=SvipSettings(threshold=2.25, max_tokens=6))
     configuration = Configuration(drafter=drafter, sampling=Sampling(temperature=0.9))
     alone = Engine(tiny_pair, configuration, 1).generate(requests())
     together = Engine(tiny_pair, configuration, 3).generate(requests())
@@ -232,6 +231,6 @@ def test_what_is_kept_is_connected_most_confident_and_within_the_limit(
 
 def test_more_nodes_than_the_caches_hold_are_refused() -> None:
     with pytest.raises(ValidationError, match="expands 152 nodes"):
-        DynamicTreeDrafter(expand=8, policy=SvipPolicy(max_tokens=20))
+        DynamicTreeSettings(expand=8, policy=SvipSettings(max_tokens=20))
     with pytest.raises(ValidationError, match="128"):
-        DynamicTreeDrafter(keep=129)
+        DynamicTreeSettings(keep=129)

@@ -8,45 +8,41 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdec_core.config import (
-    AUTOREGRESSIVE,
-    ConfidencePolicy,
-    ConfidenceProductPolicy,
-    Configuration,
-    DecisionPolicy,
-    DraftModelDrafter,
-    DynamicConfidencePolicy,
-    FixedPolicy,
-    ForkDrafter,
-    HeuristicPolicy,
-    Policy,
-    PreCutPolicy,
-    Sampling,
-    SpecDecPlusPlusPolicy,
-    SvipPolicy,
-)
+from specdec_core.config import AUTOREGRESSIVE, Configuration, PolicySettings, Sampling
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.fork.settings import ForkSettings
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.modules import build_head
 from specdec_core.drafting.heads.storage import save_head
-from specdec_core.drafting.policies.policy import PolicyOutcome, Signals
+from specdec_core.drafting.policies.confidence import ConfidenceSettings
+from specdec_core.drafting.policies.confidence_product import ConfidenceProductSettings
+from specdec_core.drafting.policies.decision import DecisionSettings
+from specdec_core.drafting.policies.dynamic_confidence import DynamicConfidenceSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.heuristic import HeuristicSettings
+from specdec_core.drafting.policies.policy import PolicyOutcome
+from specdec_core.drafting.policies.pre_cut import PreCutSettings
+from specdec_core.drafting.policies.signals import Signals
+from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
+from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.sampling import warp
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 
 PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 9, 17, 30, 1)]
-POLICIES: dict[str, Policy] = {
-    "fixed": FixedPolicy(max_tokens=5),
-    "heuristic": HeuristicPolicy(start=2, max_tokens=8),
-    "confidence": ConfidencePolicy(threshold=0.08, max_tokens=8),
-    "svip": SvipPolicy(threshold=2.25, max_tokens=8),
-    "product": ConfidenceProductPolicy(threshold=0.01, max_tokens=8),
-    "dynamic-confidence": DynamicConfidencePolicy(start=0.05, max_tokens=8),
-    "pre-cut": PreCutPolicy(max_tokens=8),
-    "specdecpp": SpecDecPlusPlusPolicy(head="specdecpp", threshold=0.6, max_tokens=8),
-    "t1": DecisionPolicy(head="t1", threshold=0.5, max_tokens=8),
-    "t2": DecisionPolicy(head="t2", threshold=0.5, cumulative=True, max_tokens=8),
-    "joint": DecisionPolicy(head="joint", threshold=0.5, max_tokens=8),
+POLICIES: dict[str, PolicySettings] = {
+    "fixed": FixedSettings(max_tokens=5),
+    "heuristic": HeuristicSettings(start=2, max_tokens=8),
+    "confidence": ConfidenceSettings(threshold=0.08, max_tokens=8),
+    "svip": SvipSettings(threshold=2.25, max_tokens=8),
+    "product": ConfidenceProductSettings(threshold=0.01, max_tokens=8),
+    "dynamic-confidence": DynamicConfidenceSettings(start=0.05, max_tokens=8),
+    "pre-cut": PreCutSettings(max_tokens=8),
+    "specdecpp": SpecDecPlusPlusSettings(head="specdecpp", threshold=0.6, max_tokens=8),
+    "t1": DecisionSettings(head="t1", threshold=0.5, max_tokens=8),
+    "t2": DecisionSettings(head="t2", threshold=0.5, cumulative=True, max_tokens=8),
+    "joint": DecisionSettings(head="joint", threshold=0.5, max_tokens=8),
 }
 
 
@@ -70,7 +66,7 @@ def heads(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=POLICIES)
-def policy(request: pytest.FixtureRequest, heads: Path) -> Policy:
+def policy(request: pytest.FixtureRequest, heads: Path) -> PolicySettings:
     policy = POLICIES[request.param]
     if not hasattr(policy, "head"):
         return policy
@@ -86,10 +82,10 @@ def endless(tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Pair:
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.9)], ids=["greedy", "T"])
 def test_a_fork_of_width_one_is_the_chain(
-    endless: Pair, policy: Policy, sampling: Sampling
+    endless: Pair, policy: PolicySettings, sampling: Sampling
 ) -> None:
     outcomes = []
-    for drafter in (DraftModelDrafter(policy=policy), ForkDrafter(width=1, policy=policy)):
+    for drafter in (DraftModelSettings(policy=policy), ForkSettings(width=1, policy=policy)):
         configuration = Configuration(drafter=drafter, sampling=sampling)
         generations = Engine(endless, configuration, 1).generate(requests())
         outcomes.append(
@@ -98,9 +94,11 @@ def test_a_fork_of_width_one_is_the_chain(
     assert outcomes[0] == outcomes[1]
 
 
-def test_greedy_output_is_that_of_autoregressive_decoding(tiny_pair: Pair, policy: Policy) -> None:
+def test_greedy_output_is_that_of_autoregressive_decoding(
+    tiny_pair: Pair, policy: PolicySettings
+) -> None:
     expected = [g.tokens for g in Engine(tiny_pair, AUTOREGRESSIVE).generate(requests())]
-    configuration = Configuration(drafter=ForkDrafter(width=3, policy=policy))
+    configuration = Configuration(drafter=ForkSettings(width=3, policy=policy))
     for slots in (1, 3):
         generations = Engine(tiny_pair, configuration, slots).generate(requests())
         assert [g.tokens for g in generations] == expected
@@ -126,8 +124,8 @@ def test_a_fork_ends_when_all_its_branches_are_below_the_threshold(
 ) -> None:
     """The rule of improved MCSD, §3.3, worked out again with a plain model."""
     threshold, most, width = 0.11, 7, 3
-    drafter = ForkDrafter(
-        width=width, policy=ConfidencePolicy(threshold=threshold, max_tokens=most)
+    drafter = ForkSettings(
+        width=width, policy=ConfidenceSettings(threshold=threshold, max_tokens=most)
     )
     engine = Engine(tiny_pair, Configuration(drafter=drafter, sampling=sampling), 3)
     for request in requests(30):
@@ -188,8 +186,8 @@ class Told:
 
 
 def test_a_policy_that_learns_is_told_what_became_of_each_branch(tiny_pair: Pair) -> None:
-    policy = DynamicConfidencePolicy(start=0.05, max_tokens=4)
-    engine = Engine(tiny_pair, Configuration(drafter=ForkDrafter(width=3, policy=policy)), 2)
+    policy = DynamicConfidenceSettings(start=0.05, max_tokens=4)
+    engine = Engine(tiny_pair, Configuration(drafter=ForkSettings(width=3, policy=policy)), 2)
     told = Told(engine.drafter)
     observe = engine.drafter.observe
     winners = 0
@@ -214,8 +212,8 @@ def test_a_policy_that_learns_is_told_what_became_of_each_branch(tiny_pair: Pair
 
 def test_a_policy_that_follows_rounds_grows_with_the_fork(tiny_pair: Pair) -> None:
     """K follows the accepted path, whichever branch it is in."""
-    policy = HeuristicPolicy(start=2, max_tokens=8)
-    engine = Engine(tiny_pair, Configuration(drafter=ForkDrafter(width=3, policy=policy)), 1)
+    policy = HeuristicSettings(start=2, max_tokens=8)
+    engine = Engine(tiny_pair, Configuration(drafter=ForkSettings(width=3, policy=policy)), 1)
     [generation] = engine.generate(requests(60)[:1])
     length = 2
     for r in generation.rounds[:-1]:
@@ -227,9 +225,11 @@ def test_a_policy_that_follows_rounds_grows_with_the_fork(tiny_pair: Pair) -> No
 @pytest.mark.parametrize(
     "policy", ["svip", "dynamic-confidence", "heuristic", "specdecpp"], indirect=True
 )
-def test_a_fork_does_not_depend_on_who_shares_its_batch(tiny_pair: Pair, policy: Policy) -> None:
+def test_a_fork_does_not_depend_on_who_shares_its_batch(
+    tiny_pair: Pair, policy: PolicySettings
+) -> None:
     configuration = Configuration(
-        drafter=ForkDrafter(width=3, policy=policy), sampling=Sampling(temperature=0.9)
+        drafter=ForkSettings(width=3, policy=policy), sampling=Sampling(temperature=0.9)
     )
     alone = Engine(tiny_pair, configuration, 1).generate(requests())
     together = Engine(tiny_pair, configuration, 3).generate(requests())

@@ -9,23 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from specdec_core.config import (
-    BanditDrafter,
-    Configuration,
-    Drafter,
-    DraftModelDrafter,
-    DynamicTreeDrafter,
-    FixedPolicy,
-    HybridDrafter,
-    LookaheadDrafter,
-    PromptLookupDrafter,
-    Sampling,
-    SuffixDrafter,
-    TargetTreeDrafter,
-    TokenCacheDrafter,
-)
+from specdec_core.config import Configuration, DrafterSettings, Sampling
+from specdec_core.drafting.bandit.settings import BanditSettings
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.drafter import Outcome, SlotState
-from specdec_core.drafting.hybrid import merged
+from specdec_core.drafting.dynamic_tree.settings import DynamicTreeSettings
+from specdec_core.drafting.hybrid import HybridSettings, merged
+from specdec_core.drafting.lookahead import LookaheadSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.drafting.suffix import SuffixSettings
+from specdec_core.drafting.target_tree.settings import TargetTreeSettings
+from specdec_core.drafting.token_cache import TokenCacheSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.studies.toy_pair import FAR, NEAR
@@ -33,22 +28,24 @@ from specdec_core.tokens.statistics import Origin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from tests.specdec_core.drafting.proofs import assert_exact, assert_greedy_identity, paths, requests
 
-CHAIN = DraftModelDrafter(policy=FixedPolicy(max_tokens=4))
+CHAIN = DraftModelSettings(policy=FixedSettings(max_tokens=4))
 HYBRIDS = {
-    "else": HybridDrafter(otherwise=CHAIN),
-    "merged": HybridDrafter(otherwise=CHAIN, merge=True),
-    "merged-tree": HybridDrafter(
-        lookup=PromptLookupDrafter(max_tokens=4), otherwise=DynamicTreeDrafter(), merge=True
+    "else": HybridSettings(otherwise=CHAIN),
+    "merged": HybridSettings(otherwise=CHAIN, merge=True),
+    "merged-tree": HybridSettings(
+        lookup=PromptLookupSettings(max_tokens=4), otherwise=DynamicTreeSettings(), merge=True
     ),
-    "extended": HybridDrafter(otherwise=CHAIN, min_match=4, extend=True),
-    "extended-tree": HybridDrafter(otherwise=DynamicTreeDrafter(), merge=True, extend=True),
-    "lookahead": HybridDrafter(otherwise=LookaheadDrafter(), min_match=3),
-    "cache": HybridDrafter(lookup=TokenCacheDrafter(), otherwise=CHAIN, min_match=1, merge=True),
-    "nested": HybridDrafter(
+    "extended": HybridSettings(otherwise=CHAIN, min_match=4, extend=True),
+    "extended-tree": HybridSettings(otherwise=DynamicTreeSettings(), merge=True, extend=True),
+    "lookahead": HybridSettings(otherwise=LookaheadSettings(), min_match=3),
+    "cache": HybridSettings(lookup=TokenCacheSettings(), otherwise=CHAIN, min_match=1, merge=True),
+    "nested": HybridSettings(
         min_match=3,
-        otherwise=HybridDrafter(lookup=PromptLookupDrafter(), otherwise=CHAIN, merge=True),
+        otherwise=HybridSettings(lookup=PromptLookupSettings(), otherwise=CHAIN, merge=True),
     ),
-    "bandit": HybridDrafter(otherwise=BanditDrafter(arms=(CHAIN, DraftModelDrafter())), merge=True),
+    "bandit": HybridSettings(
+        otherwise=BanditSettings(arms=(CHAIN, DraftModelSettings())), merge=True
+    ),
 }
 
 
@@ -95,7 +92,7 @@ def watch(engine: Engine) -> list[tuple[SlotState, Outcome]]:
 
 @pytest.mark.parametrize("merge", [False, True])
 def test_the_other_drafter_learns_its_own_part_of_the_rounds(tiny_pair: Pair, merge: bool) -> None:
-    drafter = HybridDrafter(otherwise=CHAIN, merge=merge, min_match=2, extend=True)
+    drafter = HybridSettings(otherwise=CHAIN, merge=merge, min_match=2, extend=True)
     engine = Engine(tiny_pair, Configuration(drafter=drafter), slots=3)
     seen = watch(engine)
     generations = engine.generate(requests())
@@ -119,7 +116,7 @@ def test_the_other_drafter_learns_its_own_part_of_the_rounds(tiny_pair: Pair, me
 
 def test_the_draft_models_cache_stays_a_prefix_of_the_text(tiny_pair: Pair) -> None:
     """What it drafts after lookups is what it drafts on a fresh cache."""
-    drafter = HybridDrafter(otherwise=CHAIN, merge=True, min_match=2, extend=True)
+    drafter = HybridSettings(otherwise=CHAIN, merge=True, min_match=2, extend=True)
     engine = Engine(tiny_pair, Configuration(drafter=drafter), slots=3)
     chain = engine.drafter.otherwise
     propose, fresh = chain.propose, Engine(tiny_pair, Configuration(drafter=CHAIN), slots=1)
@@ -175,27 +172,30 @@ def test_slots_without_a_hit_are_drafted_together(tiny_pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("otherwise", "sampling"),
     [
-        (DraftModelDrafter(draft=NEAR, policy=FixedPolicy(max_tokens=1)), Sampling(temperature=1)),
-        (DynamicTreeDrafter(draft=FAR, keep=4), Sampling(temperature=1.3, top_p=0.8)),
+        (
+            DraftModelSettings(draft=NEAR, policy=FixedSettings(max_tokens=1)),
+            Sampling(temperature=1),
+        ),
+        (DynamicTreeSettings(draft=FAR, keep=4), Sampling(temperature=1.3, top_p=0.8)),
     ],
     ids=["chain", "tree"],
 )
 @pytest.mark.parametrize("ways", [{}, {"merge": True, "extend": True}], ids=["else", "both"])
 def test_samples_have_the_targets_joint_distribution(
-    otherwise: Drafter, sampling: Sampling, ways: dict[str, bool]
+    otherwise: DrafterSettings, sampling: Sampling, ways: dict[str, bool]
 ) -> None:
-    drafter = HybridDrafter(
-        lookup=SuffixDrafter(per_match=0), otherwise=otherwise, min_match=1, **ways
+    drafter = HybridSettings(
+        lookup=SuffixSettings(per_match=0), otherwise=otherwise, min_match=1, **ways
     )
     assert_exact(drafter, sampling)
 
 
 def test_what_cannot_be_joined_is_refused() -> None:
     with pytest.raises(ValidationError, match="target_tree begins with the target's tokens"):
-        HybridDrafter(otherwise=TargetTreeDrafter())
+        HybridSettings(otherwise=TargetTreeSettings())
     with pytest.raises(ValidationError, match="a tree of 148 nodes, at most 128"):
-        HybridDrafter(
-            lookup=SuffixDrafter(max_tokens=20),
-            otherwise=DynamicTreeDrafter(keep=128),
+        HybridSettings(
+            lookup=SuffixSettings(max_tokens=20),
+            otherwise=DynamicTreeSettings(keep=128),
             merge=True,
         )

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from specdec_core.config import Configuration, LookaheadDrafter, Sampling
+from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.drafter import Outcome, SlotState
-from specdec_core.drafting.lookahead import Lookahead, Window
+from specdec_core.drafting.lookahead import LookaheadDrafter, LookaheadSettings, Window
 from specdec_core.engine.engine import Engine
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.token_tree import TokenTree
@@ -83,21 +83,21 @@ def test_the_guess_of_level_i_and_column_j_is_read_i_plus_j_places_on(
                 upto = levels[0][1 : j + 1] + [levels[k][j] for k in range(1, i + 1)]
                 assert found[node + 1] == tuple(upto)
                 assert len(upto) == i + j
-        assert len(tree) <= LookaheadDrafter(window=columns, ngram=ngram).nodes
+        assert len(tree) <= LookaheadSettings(window=columns, ngram=ngram).nodes
         assert len(set(found)) == len(found)
         ngrams = window.advance(choices(tree, lambda path: (sum(path) + len(path)) % 4), text)
         assert all(len(gram) == ngram for gram in ngrams)
         assert len(ngrams) == (columns if len(levels) == ngram - 1 else 0)
 
 
-def opened(settings: LookaheadDrafter, text: list[int]) -> tuple[Lookahead, SlotState]:
-    drafter, own = Lookahead(settings, None), sequence(text)
+def opened(settings: LookaheadSettings, text: list[int]) -> tuple[LookaheadDrafter, SlotState]:
+    drafter, own = LookaheadDrafter(settings, None), sequence(text)
     drafter.open([own])
     return drafter, own
 
 
 def test_ngrams_of_the_last_token_are_the_first_candidates() -> None:
-    settings = LookaheadDrafter(window=1, ngram=3, guesses=2)
+    settings = LookaheadSettings(window=1, ngram=3, guesses=2)
     drafter, own = opened(settings, [1, 2, 3, 1, 4, 5, 1, 6, 7, 1])
     [tree] = drafter.propose([own])
     assert paths(tree) == [(6,), (6, 7), (4,), (4, 5)]
@@ -108,7 +108,7 @@ def test_ngrams_of_the_last_token_are_the_first_candidates() -> None:
 
 
 def test_nothing_reaches_beyond_the_request() -> None:
-    drafter, own = opened(LookaheadDrafter(window=3, ngram=3, guesses=2), [1, 2, 3, 4, 1])
+    drafter, own = opened(LookaheadSettings(window=3, ngram=3, guesses=2), [1, 2, 3, 4, 1])
     for room, depth in ((0, 0), (1, 1), (2, 2), (9, 3)):
         own.room = room
         [tree] = drafter.propose([own])
@@ -124,14 +124,14 @@ def test_nothing_reaches_beyond_the_request() -> None:
     ids=str,
 )
 def test_greedy_output_is_the_targets_own(tiny_pair: Pair, shape: dict[str, int]) -> None:
-    assert_greedy_identity(tiny_pair, LookaheadDrafter(**shape))
+    assert_greedy_identity(tiny_pair, LookaheadSettings(**shape))
 
 
 @torch.inference_mode()
 def test_ngrams_in_the_pool_are_what_the_target_chose(tiny_pair: Pair) -> None:
     """The last token of every n-gram of the window is the target's choice behind what the column
     saw, recomputed without a cache or a mask."""
-    drafter = LookaheadDrafter(window=4, ngram=3, from_prompt=False)
+    drafter = LookaheadSettings(window=4, ngram=3, from_prompt=False)
     engine = Engine(tiny_pair, Configuration(drafter=drafter), slots=3)
     observe, checked = engine.drafter.observe, 0
 
@@ -161,10 +161,10 @@ def test_ngrams_in_the_pool_are_what_the_target_chose(tiny_pair: Pair) -> None:
     ids=["rejection", "coupled"],
 )
 def test_samples_have_the_targets_joint_distribution(sampling: Sampling) -> None:
-    assert_exact(LookaheadDrafter(window=2, ngram=2, guesses=2), sampling)
+    assert_exact(LookaheadSettings(window=2, ngram=2, guesses=2), sampling)
 
 
 def test_a_window_over_the_node_budget_is_refused() -> None:
-    assert LookaheadDrafter(window=5, ngram=4, guesses=5).nodes == 29
+    assert LookaheadSettings(window=5, ngram=4, guesses=5).nodes == 29
     with pytest.raises(ValidationError, match="a tree of 149 nodes"):
-        LookaheadDrafter(window=15, ngram=6, guesses=15)
+        LookaheadSettings(window=15, ngram=6, guesses=15)

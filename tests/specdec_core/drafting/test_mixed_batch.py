@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from specdec_core.config import (
-    CascadeDrafter,
-    Configuration,
-    DrafterSettings,
-    DraftModelDrafter,
-    DynamicTreeDrafter,
-    ForkDrafter,
-    Sampling,
-    SvipPolicy,
-)
+from specdec_core.config import Configuration, DrafterSettings, Sampling
+from specdec_core.drafting.cascade.settings import CascadeSettings
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.dynamic_tree.settings import DynamicTreeSettings
+from specdec_core.drafting.fork.settings import ForkSettings
+from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Generation
 
-POLICY = SvipPolicy(threshold=2.05, max_tokens=8)
+POLICY = SvipSettings(threshold=2.05, max_tokens=8)
 SAMPLED = Sampling(temperature=0.4, top_k=20)
 PROMPTS = ((5, 6, 7, 8), (40, 41, 42), (9, 8, 7, 6, 5))
 
@@ -37,10 +33,10 @@ def drafted(generations: list[Generation]) -> list[list[int]]:
 @pytest.mark.parametrize(
     "drafter",
     [
-        DraftModelDrafter(policy=POLICY),
-        ForkDrafter(width=2, policy=POLICY),
-        DynamicTreeDrafter(expand=2, children=2, keep=12, policy=POLICY),
-        CascadeDrafter(policy=POLICY),
+        DraftModelSettings(policy=POLICY),
+        ForkSettings(width=2, policy=POLICY),
+        DynamicTreeSettings(expand=2, children=2, keep=12, policy=POLICY),
+        CascadeSettings(policy=POLICY),
     ],
     ids=lambda drafter: drafter.kind,
 )

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from specdec_core.config import (
-    Configuration,
-    DraftModelDrafter,
-    FixedPolicy,
-    OuroborosDrafter,
-    Sampling,
-)
-from specdec_core.drafting import cascade
+from specdec_core.config import Configuration, Sampling
+from specdec_core.drafting import guessed_chain
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.drafter import SlotState
+from specdec_core.drafting.ouroboros.settings import OuroborosSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Counts
@@ -28,24 +25,24 @@ from tests.specdec_core.drafting.reuse import (
 GREEDY = Sampling()
 COUPLED = Sampling(temperature=1.0, coupling="gumbel")
 DRAFTERS = {
-    "defaults": OuroborosDrafter(),
-    "narrow": OuroborosDrafter(max_tokens=4, phrases=1, phrase_length=2, window=1),
-    "small-pool": OuroborosDrafter(max_tokens=6, pool=5, per_key=2, window=12),
+    "defaults": OuroborosSettings(),
+    "narrow": OuroborosSettings(max_tokens=4, phrases=1, phrase_length=2, window=1),
+    "small-pool": OuroborosSettings(max_tokens=6, pool=5, per_key=2, window=12),
 }
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
 @pytest.mark.parametrize("drafter", DRAFTERS.values(), ids=DRAFTERS)
 def test_output_is_the_targets_own(
-    tiny_pair: Pair, drafter: OuroborosDrafter, sampling: Sampling
+    tiny_pair: Pair, drafter: OuroborosSettings, sampling: Sampling
 ) -> None:
     assert same_as_the_target_alone(tiny_pair, drafter, sampling)
 
 
 def test_drafts_take_fewer_forwards_and_phrases_lengthen_them(tiny_pair: Pair) -> None:
-    chain = DraftModelDrafter(policy=FixedPolicy(max_tokens=4))
+    chain = DraftModelSettings(policy=FixedSettings(max_tokens=4))
     plain = Counts.of(generate(tiny_pair, chain))
-    generations = generate(tiny_pair, OuroborosDrafter(max_tokens=4))
+    generations = generate(tiny_pair, OuroborosSettings(max_tokens=4))
     longer = Counts.of(generations)
     assert longer.n_draft / longer.n_target < 0.9 * plain.n_draft / plain.n_target
     assert longer.n_target < plain.n_target
@@ -54,15 +51,15 @@ def test_drafts_take_fewer_forwards_and_phrases_lengthen_them(tiny_pair: Pair) -
 
 def test_the_line_of_guesses_alone_saves_forwards(tiny_pair: Pair) -> None:
     """Jacobi iteration: with no phrase ever found again, guesses still come true."""
-    settings = OuroborosDrafter(max_tokens=8, pool=1, per_key=1, phrase_length=1)
+    settings = OuroborosSettings(max_tokens=8, pool=1, per_key=1, phrase_length=1)
     guessed = Counts.of(generate(tiny_pair, settings))
-    chain = DraftModelDrafter(policy=FixedPolicy(max_tokens=8))
+    chain = DraftModelSettings(policy=FixedSettings(max_tokens=8))
     plain = Counts.of(generate(tiny_pair, chain))
     assert guessed.n_draft / guessed.n_target < 0.9 * plain.n_draft / plain.n_target
 
 
 def test_the_pool_is_warm_for_the_next_request(tiny_pair: Pair) -> None:
-    engine = Engine(tiny_pair, Configuration(drafter=OuroborosDrafter(max_tokens=2)))
+    engine = Engine(tiny_pair, Configuration(drafter=OuroborosSettings(max_tokens=2)))
     prompt = engine.encode("x = 1\ny = 2\n")
     first, second = (
         engine.generate([Request("0", prompt, 60, ignore_eos=True)])[0] for _ in range(2)
@@ -72,7 +69,7 @@ def test_the_pool_is_warm_for_the_next_request(tiny_pair: Pair) -> None:
     assert second.counts.n_draft < first.counts.n_draft
 
 
-TOY = OuroborosDrafter(draft="near", max_tokens=2, phrases=2, phrase_length=2, window=2)
+TOY = OuroborosSettings(draft="near", max_tokens=2, phrases=2, phrase_length=2, window=2)
 
 
 @pytest.mark.parametrize(
@@ -87,12 +84,12 @@ def test_samples_have_the_targets_joint_distribution(sampling: Sampling) -> None
 def test_the_fit_notices_chains_that_were_not_drawn_from_the_distribution_they_carry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cascade, "rule_of", lambda sampling: AnyPossibleGuess())
+    monkeypatch.setattr(guessed_chain, "rule_of", lambda sampling: AnyPossibleGuess())
     assert fit(TOY, Sampling(temperature=1.0)) < 1e-9
 
 
 def test_the_next_line_is_what_the_draft_model_said_behind_the_last_one(tiny_pair: Pair) -> None:
-    engine = Engine(tiny_pair, Configuration(drafter=OuroborosDrafter(window=4)))
+    engine = Engine(tiny_pair, Configuration(drafter=OuroborosSettings(window=4)))
     drafter, checked = engine.drafter, 0
     learn = drafter.learn
 

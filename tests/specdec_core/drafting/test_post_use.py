@@ -6,20 +6,16 @@ import pytest
 import torch
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import (
-    Configuration,
-    DraftModelDrafter,
-    FixedPolicy,
-    PostUseDrafter,
-    PreCutPolicy,
-    Sampling,
-    SvipPolicy,
-    TokenCacheDrafter,
-    parse,
-)
+from specdec_core.config import Configuration, Sampling, parse
 from specdec_core.drafting import token_cache
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.drafter import Outcome, SlotState
-from specdec_core.drafting.post_use import PostUse
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.pre_cut import PreCutSettings
+from specdec_core.drafting.policies.svip import SvipSettings
+from specdec_core.drafting.post_use.drafter import PostUseDrafter
+from specdec_core.drafting.post_use.settings import PostUseSettings
+from specdec_core.drafting.token_cache import TokenCacheSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Counts, Origin
@@ -28,14 +24,14 @@ from tests.specdec_core.drafting.reuse import fit, from_cache, generate, same_as
 
 GREEDY = Sampling()
 COUPLED = Sampling(temperature=1.0, coupling="gumbel")
-SIX = FixedPolicy(max_tokens=6)
+SIX = FixedSettings(max_tokens=6)
 DRAFTERS = {
-    "both": PostUseDrafter(policy=SIX),
-    "draft": PostUseDrafter(policy=SIX, at_target=0),
-    "target": PostUseDrafter(policy=SIX, at_draft=0, anchors=2),
-    "pre-cut": PostUseDrafter(policy=PreCutPolicy(), cache=TokenCacheDrafter(memory="all")),
-    "svip": PostUseDrafter(policy=SvipPolicy(threshold=2.3), anchors=5),
-    "output": PostUseDrafter(policy=SIX, cache=TokenCacheDrafter(learn_from="output")),
+    "both": PostUseSettings(policy=SIX),
+    "draft": PostUseSettings(policy=SIX, at_target=0),
+    "target": PostUseSettings(policy=SIX, at_draft=0, anchors=2),
+    "pre-cut": PostUseSettings(policy=PreCutSettings(), cache=TokenCacheSettings(memory="all")),
+    "svip": PostUseSettings(policy=SvipSettings(threshold=2.3), anchors=5),
+    "output": PostUseSettings(policy=SIX, cache=TokenCacheSettings(learn_from="output")),
 }
 
 
@@ -45,14 +41,14 @@ DRAFTERS = {
     ids=[*DRAFTERS, "coupled"],
 )
 def test_output_is_the_targets_own(
-    tiny_pair: Pair, drafter: PostUseDrafter, sampling: Sampling
+    tiny_pair: Pair, drafter: PostUseSettings, sampling: Sampling
 ) -> None:
     assert same_as_the_target_alone(tiny_pair, drafter, sampling)
 
 
 def test_each_side_saves_its_own_forwards(tiny_pair: Pair) -> None:
     """Table 3's steps: the draft model's forwards at the draft, the target's at the target."""
-    plain = Counts.of(generate(tiny_pair, DraftModelDrafter(policy=SIX)))
+    plain = Counts.of(generate(tiny_pair, DraftModelSettings(policy=SIX)))
     at_draft = Counts.of(generate(tiny_pair, DRAFTERS["draft"]))
     generations = generate(tiny_pair, DRAFTERS["both"])
     both = Counts.of(generations)
@@ -63,16 +59,16 @@ def test_each_side_saves_its_own_forwards(tiny_pair: Pair) -> None:
 
 
 TOY = {
-    "near": PostUseDrafter(
+    "near": PostUseSettings(
         draft="near",
-        policy=FixedPolicy(max_tokens=2),
+        policy=FixedSettings(max_tokens=2),
         anchors=2,
-        cache=TokenCacheDrafter(phrase_length=2, memory="all"),
+        cache=TokenCacheSettings(phrase_length=2, memory="all"),
     ),
-    "far": PostUseDrafter(
+    "far": PostUseSettings(
         draft="far",
-        policy=SvipPolicy(threshold=1.2, max_tokens=3),
-        cache=TokenCacheDrafter(phrase_length=2, memory="all"),
+        policy=SvipSettings(threshold=1.2, max_tokens=3),
+        cache=TokenCacheSettings(phrase_length=2, memory="all"),
     ),
 }
 
@@ -87,16 +83,16 @@ TOY = {
     ids=["temperature", "top-k", "top-p"],
 )
 def test_samples_have_the_targets_joint_distribution(
-    drafter: PostUseDrafter, sampling: Sampling
+    drafter: PostUseSettings, sampling: Sampling
 ) -> None:
     assert fit(drafter, sampling) > 1e-3
 
 
 def test_the_fit_notices_phrases_that_pass_for_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Phrases behind an anchor with the distribution that the draft model's own token has there."""
-    propose = PostUse.propose
+    propose = PostUseDrafter.propose
 
-    def mistaken(self: PostUse, sequences: list[SlotState]) -> list[TokenTree]:
+    def mistaken(self: PostUseDrafter, sequences: list[SlotState]) -> list[TokenTree]:
         trees = propose(self, sequences)
         for tree in trees:
             own = {
@@ -105,16 +101,16 @@ def test_the_fit_notices_phrases_that_pass_for_drafted(monkeypatch: pytest.Monke
             tree.draft_probs = [own.get(parent) for parent in tree.parents]
         return trees
 
-    monkeypatch.setattr(PostUse, "propose", mistaken)
+    monkeypatch.setattr(PostUseDrafter, "propose", mistaken)
     assert fit(TOY["near"], Sampling(temperature=1.0)) < 1e-9
 
 
 PROMPT = (9, 8, 11)  # of which the draft model makes four different tokens
 
 
-def drafting(pair: Pair, **settings: object) -> tuple[PostUse, SlotState]:
+def drafting(pair: Pair, **settings: object) -> tuple[PostUseDrafter, SlotState]:
     """A drafter of chains of up to four, and a sequence with room for seven tokens."""
-    drafter = PostUseDrafter(policy=FixedPolicy(max_tokens=4), **settings)
+    drafter = PostUseSettings(policy=FixedSettings(max_tokens=4), **settings)
     engine = Engine(pair, Configuration(drafter=drafter))
     engine.add(Request("0", PROMPT, 20, ignore_eos=True))
     seen = []
@@ -145,7 +141,7 @@ def test_phrases_follow_the_last_anchors_as_far_as_there_is_room(tiny_pair: Pair
 
 def test_of_a_short_chain_the_text_is_an_anchor_too(tiny_pair: Pair) -> None:
     drafter, sequence = drafting(tiny_pair, at_draft=0, anchors=3)
-    drafter.policy.settings = FixedPolicy(max_tokens=1)
+    drafter.policy.settings = FixedSettings(max_tokens=1)
     drafter.cache.learn(sequence, sequence.tokens[-1], (301, 302))
     [tree] = drafter.propose([sequence])
     assert tree.parents == [ROOT, ROOT, 1]
@@ -170,7 +166,7 @@ def test_what_the_draft_model_confirms_returns_to_the_cache(tiny_pair: Pair) -> 
 
 def test_a_useful_token_behind_a_rejection_becomes_a_phrase(tiny_pair: Pair) -> None:
     """The recycled tokens of the paper's Figure 1, end to end."""
-    engine = Engine(tiny_pair, Configuration(drafter=PostUseDrafter(policy=SIX)))
+    engine = Engine(tiny_pair, Configuration(drafter=PostUseSettings(policy=SIX)))
     observe, recycled, looked_up = engine.drafter.cache.observe, [], []
 
     def watch(sequence: SlotState, outcome: Outcome) -> None:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, RetrievalDrafter, Sampling
+from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.drafter import Resources
-from specdec_core.drafting.retrieval import RetrievalLookup, most_frequent
+from specdec_core.drafting.retrieval import RetrievalDrafter, RetrievalSettings, most_frequent
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.studies.toy_pair import toy_pair
@@ -50,10 +50,10 @@ def test_the_tree_holds_the_most_frequent_branches(
     assert counts == sorted(shares.values(), reverse=True)[: len(chosen)]
 
 
-def lookup_in(folder: Path, documents: list[list[int]], **settings: int) -> RetrievalLookup:
+def lookup_in(folder: Path, documents: list[list[int]], **settings: int) -> RetrievalDrafter:
     write_datastore(documents, ["test"], SMALL, folder)
-    drafter = RetrievalDrafter(datastore=str(folder), **settings)
-    return RetrievalLookup(drafter, Resources(None, None, 5, frozenset()))
+    drafter = RetrievalSettings(datastore=str(folder), **settings)
+    return RetrievalDrafter(drafter, Resources(None, None, 5, frozenset()))
 
 
 def test_the_longest_match_decides(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def store(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_greedy_output_is_the_targets_own(tiny_pair: Pair, store: str) -> None:
-    generations = assert_greedy_identity(tiny_pair, RetrievalDrafter(datastore=store))
+    generations = assert_greedy_identity(tiny_pair, RetrievalSettings(datastore=store))
     rounds = sum(len(g.rounds) for g in generations)
     assert sum(len(g.tokens) for g in generations) / rounds > 4
     assert {o.value for g in generations for o in g.origins} >= {"retrieval"}
@@ -95,16 +95,16 @@ def test_samples_have_the_targets_joint_distribution(tmp_path: Path) -> None:
     tokenizer = toy_pair().tokenizer
     documents = [[1, 2, 1, a, b, a] for a in range(6) for b in range(0, 6, 2)]
     write_datastore(documents, ["test"], tokenizer, tmp_path / "toy")
-    drafter = RetrievalDrafter(datastore=str(tmp_path / "toy"), keep=12)
+    drafter = RetrievalSettings(datastore=str(tmp_path / "toy"), keep=12)
     assert_exact(drafter, Sampling(temperature=1.0))
     assert_exact(drafter, Sampling(temperature=0.7, top_k=3))
 
 
 def test_a_datastore_of_another_tokenizer_is_refused(tiny_pair: Pair, tmp_path: Path) -> None:
     write_datastore([[1, 2, 3]], ["test"], SMALL, tmp_path / "other")
-    drafter = RetrievalDrafter(datastore=str(tmp_path / "other"))
+    drafter = RetrievalSettings(datastore=str(tmp_path / "other"))
     with pytest.raises(UserError, match="another tokenizer"):
         Engine(tiny_pair, Configuration(drafter=drafter))
-    missing = RetrievalDrafter(datastore=str(tmp_path / "missing"))
+    missing = RetrievalSettings(datastore=str(tmp_path / "missing"))
     with pytest.raises(UserError, match="no datastore"):
         Engine(tiny_pair, Configuration(drafter=missing))

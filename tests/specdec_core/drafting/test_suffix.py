@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec_core.config import Configuration, Sampling, SuffixDrafter
+from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.automaton import ROOT, SuffixAutomaton
-from specdec_core.drafting.suffix import EarlierOutputs, SuffixLookup
+from specdec_core.drafting.suffix import EarlierOutputs, SuffixDrafter, SuffixSettings
 from specdec_core.engine.engine import Engine
 from specdec_core.models.pair import Pair
 from tests.specdec_core.drafting.proofs import (
@@ -87,7 +87,7 @@ def test_the_automaton_knows_every_phrase_its_count_and_its_followers(
 def test_found_is_the_longest_suffix_that_was_there_before(
     text: list[int], drafted: list[int]
 ) -> None:
-    lookup = SuffixLookup(SuffixDrafter(max_tokens=5, per_match=0))
+    lookup = SuffixDrafter(SuffixSettings(max_tokens=5, per_match=0))
     found = found_in(lookup, text, drafted)
     end = [*text, *drafted]
     assert found.match == longest([text], end)
@@ -103,7 +103,7 @@ def test_found_is_the_longest_suffix_that_was_there_before(
     st.integers(1, 5),
 )
 def test_a_tree_holds_the_likeliest_continuations(text: list[int], nodes: int, room: int) -> None:
-    lookup = SuffixLookup(SuffixDrafter(max_tokens=nodes, per_match=0, tree=True))
+    lookup = SuffixDrafter(SuffixSettings(max_tokens=nodes, per_match=0, tree=True))
     own = sequence(text, room=room)
     lookup.open([own])
     found = lookup.find(own, (), room)
@@ -129,13 +129,13 @@ def test_a_tree_holds_the_likeliest_continuations(text: list[int], nodes: int, r
 
 @given(st.lists(st.lists(few_tokens, min_size=2, max_size=12), min_size=1, max_size=5))
 def test_a_text_read_bit_by_bit_is_the_text_read_at_once(parts: Texts) -> None:
-    settings = SuffixDrafter(per_match=0)
-    growing, own = SuffixLookup(settings), sequence(parts[0])
+    settings = SuffixSettings(per_match=0)
+    growing, own = SuffixDrafter(settings), sequence(parts[0])
     growing.open([own])
     for part in parts[1:]:
         growing.find(own, part[:1], own.room)  # drafted text leaves no trace
         own.tokens += part
-    assert growing.find(own, (), own.room) == found_in(SuffixLookup(settings), own.tokens)
+    assert growing.find(own, (), own.room) == found_in(SuffixDrafter(settings), own.tokens)
 
 
 @given(
@@ -146,7 +146,7 @@ def test_a_text_read_bit_by_bit_is_the_text_read_at_once(parts: Texts) -> None:
 def test_outputs_of_earlier_requests_are_found_but_not_their_prompts(
     outputs: Texts, text: list[int], later: list[int]
 ) -> None:
-    lookup = SuffixLookup(SuffixDrafter(per_match=0, memory="all"))
+    lookup = SuffixDrafter(SuffixSettings(per_match=0, memory="all"))
     beside = sequence(text, slot=1)
     lookup.open([beside])
     for output in outputs:
@@ -179,13 +179,13 @@ def test_only_the_latest_outputs_are_remembered() -> None:
 )
 def test_candidates_are_bounded_by_what_was_matched(per_match: float, expected: int) -> None:
     text = [1, 2, 3, *range(10, 30), 1, 2, 3]
-    found = found_in(SuffixLookup(SuffixDrafter(per_match=per_match)), text)
+    found = found_in(SuffixDrafter(SuffixSettings(per_match=per_match)), text)
     assert found.match == 3
     assert found.tree.tokens == list(range(10, 10 + expected))
 
 
 def test_too_short_a_match_proposes_nothing() -> None:
-    lookup = SuffixLookup(SuffixDrafter(min_match=3))
+    lookup = SuffixDrafter(SuffixSettings(min_match=3))
     assert found_in(lookup, [1, 2, 3, 4, 9, 2, 3, 4]).match == 3
     found = found_in(lookup, [1, 2, 3, 4, 9, 3, 4])
     assert (len(found.tree), found.match) == (0, 0)
@@ -194,12 +194,12 @@ def test_too_short_a_match_proposes_nothing() -> None:
 @pytest.mark.parametrize("memory", ["request", "all"])
 @pytest.mark.parametrize("tree", [False, True])
 def test_greedy_output_is_the_targets_own(tiny_pair: Pair, memory: str, tree: bool) -> None:
-    assert_greedy_identity(tiny_pair, SuffixDrafter(memory=memory, tree=tree))
+    assert_greedy_identity(tiny_pair, SuffixSettings(memory=memory, tree=tree))
 
 
 def test_what_was_written_before_is_accepted_at_once(tiny_pair: Pair) -> None:
     def rounds(memory: str) -> int:
-        engine = Engine(tiny_pair, Configuration(drafter=SuffixDrafter(memory=memory)), slots=2)
+        engine = Engine(tiny_pair, Configuration(drafter=SuffixSettings(memory=memory)), slots=2)
         engine.generate(requests())
         return sum(len(g.rounds) for g in engine.generate(requests()))
 
@@ -208,4 +208,4 @@ def test_what_was_written_before_is_accepted_at_once(tiny_pair: Pair) -> None:
 
 @pytest.mark.parametrize("ways", [{}, {"memory": "all"}, {"tree": True}], ids=str)
 def test_samples_have_the_targets_joint_distribution(ways: dict[str, object]) -> None:
-    assert_exact(SuffixDrafter(per_match=0, **ways), Sampling(temperature=1.0))
+    assert_exact(SuffixSettings(per_match=0, **ways), Sampling(temperature=1.0))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling, TargetTreeDrafter
+from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
+from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.studies.drift import goodness_of_fit
@@ -18,7 +19,7 @@ def generate(
     pair: Pair, branching: tuple[int, ...], slots: int = 1, new_tokens: int = 24, **sampling: object
 ) -> list[Generation]:
     configuration = Configuration(
-        drafter=TargetTreeDrafter(branching=branching), sampling=Sampling(**sampling)
+        drafter=TargetTreeSettings(branching=branching), sampling=Sampling(**sampling)
     )
     requests = [
         Request(str(i), p, new_tokens, seed=i, ignore_eos=True) for i, p in enumerate(PROMPTS)
@@ -38,7 +39,7 @@ def test_greedy_output_of_width_one_is_the_targets_own(
 
 def fit(branching: tuple[int, ...], draft: str, sampling: Sampling, samples: int) -> float:
     pair = toy_pair()
-    drafter = TargetTreeDrafter(draft=draft, branching=branching)
+    drafter = TargetTreeSettings(draft=draft, branching=branching)
     configuration = Configuration(drafter=drafter, sampling=sampling)
     assert configuration.lossless == (branching[0] == 1)
     counts = sample_counts(pair, configuration, samples, length=3)
@@ -99,8 +100,8 @@ def test_a_sampled_request_does_not_depend_on_who_shares_its_batch(tiny_pair: Pa
 
 
 def test_it_says_that_it_is_lossy() -> None:
-    lossy = Configuration(drafter=TargetTreeDrafter(branching=(2, 4)))
-    exact = Configuration(drafter=TargetTreeDrafter(branching=(1, 4)))
+    lossy = Configuration(drafter=TargetTreeSettings(branching=(2, 4)))
+    exact = Configuration(drafter=TargetTreeSettings(branching=(1, 4)))
     assert (lossy.lossless, exact.lossless) == (False, True)
     assert "lossy" in lossy.label
     assert "lossy" not in exact.label
@@ -111,11 +112,11 @@ def test_it_says_that_it_is_lossy() -> None:
 def test_a_token_whose_logit_is_0_may_begin_a_tree() -> None:
     pair, begun = toy_pair(), []
     pair.target.get_output_embeddings().weight.data.zero_()
-    engine = Engine(pair, Configuration(drafter=TargetTreeDrafter(draft=NEAR, branching=(3, 1))))
+    engine = Engine(pair, Configuration(drafter=TargetTreeSettings(draft=NEAR, branching=(3, 1))))
     propose = engine.drafter.propose
 
     def watched(sequences: list) -> list:
-        begun.extend(len(sequence.starts) for sequence in sequences)
+        begun.extend(len(sequence.target_start) for sequence in sequences)
         return propose(sequences)
 
     engine.drafter.propose = watched

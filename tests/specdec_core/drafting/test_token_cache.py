@@ -5,15 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdec_core.config import (
-    Configuration,
-    FixedPolicy,
-    PostUseDrafter,
-    Sampling,
-    TokenCacheDrafter,
-)
+from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.drafter import Outcome, SlotState
-from specdec_core.drafting.token_cache import TokenCache, useful_phrases
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.post_use.settings import PostUseSettings
+from specdec_core.drafting.token_cache import TokenCacheDrafter, TokenCacheSettings, useful_phrases
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens import verification as verify
@@ -25,26 +21,26 @@ from tests.specdec_core.drafting.reuse import fit, from_cache, generate, same_as
 GREEDY = Sampling()
 COUPLED = Sampling(temperature=1.0, coupling="gumbel")
 CACHES = {
-    "useful": TokenCacheDrafter(),
-    "output": TokenCacheDrafter(learn_from="output", phrases=2, phrase_length=3),
-    "all": TokenCacheDrafter(memory="all", pool=20, per_key=2),
+    "useful": TokenCacheSettings(),
+    "output": TokenCacheSettings(learn_from="output", phrases=2, phrase_length=3),
+    "all": TokenCacheSettings(memory="all", pool=20, per_key=2),
 }
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
 @pytest.mark.parametrize("drafter", CACHES.values(), ids=CACHES)
 def test_output_is_the_targets_own(
-    tiny_pair: Pair, drafter: TokenCacheDrafter, sampling: Sampling
+    tiny_pair: Pair, drafter: TokenCacheSettings, sampling: Sampling
 ) -> None:
     assert same_as_the_target_alone(tiny_pair, drafter, sampling)
 
 
 @pytest.mark.parametrize("drafter", CACHES.values(), ids=CACHES)
-def test_phrases_are_used_again(tiny_pair: Pair, drafter: TokenCacheDrafter) -> None:
+def test_phrases_are_used_again(tiny_pair: Pair, drafter: TokenCacheSettings) -> None:
     assert from_cache(generate(tiny_pair, drafter)) > 20
 
 
-SHORT = TokenCacheDrafter(phrases=3, phrase_length=2, memory="all")
+SHORT = TokenCacheSettings(phrases=3, phrase_length=2, memory="all")
 WARPED = {
     "temperature": Sampling(temperature=1.0),
     "top-k": Sampling(temperature=0.7, top_k=3),
@@ -67,7 +63,7 @@ def test_the_fit_notices_rejected_phrases_that_stay_possible(
 def test_useful_tokens_are_those_that_the_target_itself_would_write(tiny_pair: Pair) -> None:
     """Eq. 7, with the target's choices computed one text at a time, without a cache."""
     target = tiny_pair.target
-    drafter = PostUseDrafter(policy=FixedPolicy(max_tokens=5))
+    drafter = PostUseSettings(policy=FixedSettings(max_tokens=5))
     engine = Engine(tiny_pair, Configuration(drafter=drafter))
     observe, phrases_seen, behind_rejections = engine.drafter.cache.observe, 0, 0
 
@@ -112,12 +108,12 @@ def sequence(tokens: list[int], slot: int = 0) -> SlotState:
     return SlotState(slot, tokens, GREEDY, RandomStream(0, 320), room=9)
 
 
-def phrases(cache: TokenCache, own: SlotState, key: int) -> list[tuple[int, ...]]:
+def phrases(cache: TokenCacheDrafter, own: SlotState, key: int) -> list[tuple[int, ...]]:
     return cache.phrases(own, key, 9)
 
 
 def test_the_output_is_read_from_the_prompts_last_token_on() -> None:
-    cache = TokenCache(TokenCacheDrafter(phrase_length=2, learn_from="output"))
+    cache = TokenCacheDrafter(TokenCacheSettings(phrase_length=2, learn_from="output"))
     own = sequence([1, 2, 3])
     cache.open([own])
     own.tokens += [4, 5, 6]
@@ -125,7 +121,7 @@ def test_the_output_is_read_from_the_prompts_last_token_on() -> None:
 
 
 def test_the_prompt_is_read_where_it_is_asked_for() -> None:
-    cache = TokenCache(TokenCacheDrafter(phrase_length=2, from_prompt=True))
+    cache = TokenCacheDrafter(TokenCacheSettings(phrase_length=2, from_prompt=True))
     own = sequence([1, 2, 3])
     cache.open([own])
     own.tokens += [4]
@@ -133,7 +129,7 @@ def test_the_prompt_is_read_where_it_is_asked_for() -> None:
 
 
 def test_phrases_behind_a_draft_share_their_beginnings_in_the_tree() -> None:
-    cache = TokenCache(TokenCacheDrafter(phrase_length=3))
+    cache = TokenCacheDrafter(TokenCacheSettings(phrase_length=3))
     own = sequence([1])
     cache.open([own])
     for phrase in [(4, 5, 6), (4, 7, 8), (9, 9, 9, 9)]:
@@ -148,7 +144,7 @@ def test_phrases_behind_a_draft_share_their_beginnings_in_the_tree() -> None:
 
 def test_what_a_request_learned_serves_others_only_with_memory_for_all() -> None:
     for memory, kept in (("request", []), ("all", [(2, 3), (5, 6)])):
-        cache = TokenCache(TokenCacheDrafter(phrase_length=4, memory=memory))
+        cache = TokenCacheDrafter(TokenCacheSettings(phrase_length=4, memory=memory))
         first = sequence([1])
         cache.open([first])
         cache.learn(first, 7, (5, 6))

@@ -7,16 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specdec_core.config import (
-    AUTOREGRESSIVE,
-    Configuration,
-    DraftModelDrafter,
-    FixedPolicy,
-    ForkDrafter,
-    Sampling,
-    SvipPolicy,
-    TreeDrafter,
-)
+from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.fork.settings import ForkSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.svip import SvipSettings
+from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.pair import Pair
@@ -28,11 +24,11 @@ from specdec_core.tokens.topology import fork, k_configuration, static_tree
 
 PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 9, 17, 30, 1)]
 SHAPES = {
-    "4x2x2x1": TreeDrafter(),
-    "1x3": TreeDrafter(branching=(1, 3)),
-    "uneven": TreeDrafter(branching=(3, (2, 0, 1), (1, 0, 2))),
-    "replaced": TreeDrafter(branching=(2, 2, 1), replacement=True),
-    "fork": ForkDrafter(width=3, policy=FixedPolicy(max_tokens=4)),
+    "4x2x2x1": TreeSettings(),
+    "1x3": TreeSettings(branching=(1, 3)),
+    "uneven": TreeSettings(branching=(3, (2, 0, 1), (1, 0, 2))),
+    "replaced": TreeSettings(branching=(2, 2, 1), replacement=True),
+    "fork": ForkSettings(width=3, policy=FixedSettings(max_tokens=4)),
 }
 SAMPLINGS = {
     "greedy": Sampling(),
@@ -89,7 +85,7 @@ def test_greedy_output_is_that_of_autoregressive_decoding(tiny_pair: Pair, shape
 
 
 def test_a_greedy_tree_holds_the_most_likely_tokens_of_every_node(tiny_pair: Pair) -> None:
-    watched = Watched(tiny_pair, TreeDrafter(branching=(3, (2, 0, 1), 2)), Sampling())
+    watched = Watched(tiny_pair, TreeSettings(branching=(3, (2, 0, 1), 2)), Sampling())
     watched.engine.generate(requests(12))
     draft = tiny_pair.drafts["draft"]
     for text, room, tree in watched.rounds[:12]:
@@ -108,7 +104,7 @@ def test_a_greedy_tree_holds_the_most_likely_tokens_of_every_node(tiny_pair: Pai
 def test_a_sampled_tree_carries_what_its_tokens_were_drawn_from(
     tiny_pair: Pair, sampling: str, replacement: bool
 ) -> None:
-    drafter = TreeDrafter(branching=(3, 2, 1), replacement=replacement)
+    drafter = TreeSettings(branching=(3, 2, 1), replacement=replacement)
     watched = Watched(tiny_pair, drafter, SAMPLINGS[sampling])
     watched.engine.generate(requests(12))
     draft, sizes = tiny_pair.drafts["draft"], set()
@@ -129,7 +125,7 @@ def test_a_sampled_tree_carries_what_its_tokens_were_drawn_from(
 @pytest.mark.parametrize("top_k", [0, 2])
 def test_a_coupled_tree_holds_the_winners_of_the_shared_race(tiny_pair: Pair, top_k: int) -> None:
     sampling = SAMPLINGS["coupled"].model_copy(update={"top_k": top_k})
-    watched = Watched(tiny_pair, TreeDrafter(branching=(3, 2)), sampling, slots=1)
+    watched = Watched(tiny_pair, TreeSettings(branching=(3, 2)), sampling, slots=1)
     watched.engine.generate(requests(12)[:1])
     noise, sizes = SharedNoise(0, watched.engine.target.vocab_size), set()
     for text, _, tree in watched.rounds:
@@ -144,7 +140,7 @@ def test_a_coupled_tree_holds_the_winners_of_the_shared_race(tiny_pair: Pair, to
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_tree_of_width_one_is_the_chain(tiny_pair: Pair, sampling: str) -> None:
-    chain = DraftModelDrafter(policy=FixedPolicy(max_tokens=4))
+    chain = DraftModelSettings(policy=FixedSettings(max_tokens=4))
     outcomes = []
     # The chain ends behind EOS; a tree's shape depends on nothing that is drafted.
     original = tiny_pair.target.generation_config.eos_token_id
@@ -152,8 +148,8 @@ def test_a_tree_of_width_one_is_the_chain(tiny_pair: Pair, sampling: str) -> Non
     try:
         for drafter in (
             chain,
-            TreeDrafter(branching=(1, 1, 1, 1)),
-            ForkDrafter(width=1, policy=FixedPolicy(max_tokens=4)),
+            TreeSettings(branching=(1, 1, 1, 1)),
+            ForkSettings(width=1, policy=FixedSettings(max_tokens=4)),
         ):
             configuration = Configuration(drafter=drafter, sampling=SAMPLINGS[sampling])
             generations = Engine(tiny_pair, configuration, 2).generate(requests())
@@ -178,9 +174,9 @@ def test_a_sampled_request_does_not_depend_on_who_shares_its_batch(
 @pytest.mark.parametrize(
     "drafter",
     [
-        TreeDrafter(branching=(3, 2)),
-        ForkDrafter(width=3, policy=SvipPolicy(threshold=2.0, max_tokens=6)),
-        DraftModelDrafter(policy=SvipPolicy(threshold=2.0, max_tokens=6)),
+        TreeSettings(branching=(3, 2)),
+        ForkSettings(width=3, policy=SvipSettings(threshold=2.0, max_tokens=6)),
+        DraftModelSettings(policy=SvipSettings(threshold=2.0, max_tokens=6)),
     ],
     ids=["tree", "fork", "chain"],
 )

@@ -14,14 +14,13 @@ from sklearn.metrics import roc_curve
 from transformers import AutoModelForCausalLM
 from transformers.generation import AssistedCandidateGenerator
 
-from specdec_core.config import (
-    Configuration,
-    DraftModelDrafter,
-    DynamicConfidencePolicy,
-    HeuristicPolicy,
-    Policy,
+from specdec_core.config import Configuration, PolicySettings
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.dynamic_confidence import (
+    DynamicConfidenceSettings,
+    best_threshold,
 )
-from specdec_core.drafting.policies.dynamic_confidence import best_threshold
+from specdec_core.drafting.policies.heuristic import HeuristicSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 
@@ -116,15 +115,15 @@ def theirs(
     return texts
 
 
-def ours(pair: Pair, policy: Policy, prompts: list[Prompt]) -> list[Decoded]:
+def ours(pair: Pair, policy: PolicySettings, prompts: list[Prompt]) -> list[Decoded]:
     """What the engine does, one request a prompt in the same slot."""
-    engine = Engine(pair, Configuration(drafter=DraftModelDrafter(policy=policy)))
+    engine = Engine(pair, Configuration(drafter=DraftModelSettings(policy=policy)))
     texts = []
     for prompt in prompts:
         text = Decoded([])
         for chunk in engine.stream(Request("r", prompt, NEW_TOKENS)):
             text.tokens += chunk.tokens
-            if isinstance(policy, DynamicConfidencePolicy):
+            if isinstance(policy, DynamicConfidenceSettings):
                 text.thresholds.append(engine.drafter.policy.threshold(0))
             if chunk.finished:
                 text.rounds = [(r.drafted, r.accepted) for r in chunk.finished.rounds]
@@ -148,7 +147,7 @@ def test_dynamic_confidence_drafts_as_transformers_does(
         num_assistant_tokens=most,
         num_assistant_tokens_schedule="constant",
     )
-    texts = ours(tiny_pair, DynamicConfidencePolicy(start=start, max_tokens=most), PROMPTS)
+    texts = ours(tiny_pair, DynamicConfidenceSettings(start=start, max_tokens=most), PROMPTS)
     for own, other in zip(texts, expected, strict=True):
         assert own.tokens == other.tokens
         # The last round is cut by the end of the text and counted differently.
@@ -189,7 +188,7 @@ def compare_heuristics(
         num_assistant_tokens=3,
         num_assistant_tokens_schedule="heuristic_transient" if transient else "heuristic",
     )
-    texts = ours(pair, HeuristicPolicy(start=3, transient=transient, max_tokens=128), prompts)
+    texts = ours(pair, HeuristicSettings(start=3, transient=transient, max_tokens=128), prompts)
     for own, other in zip(texts, expected, strict=True):
         assert own.tokens == other.tokens
         assert own.rounds[:-1] == other.rounds[:-1]

@@ -10,22 +10,17 @@ import pytest
 from transformers import BloomConfig
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import (
-    AUTOREGRESSIVE,
-    Configuration,
-    DraftModelDrafter,
-    FixedPolicy,
-    HeuristicPolicy,
-    PairSpec,
-    PromptLookupDrafter,
-    Sampling,
-)
+from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, Sampling
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.heuristic import HeuristicSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair, check_pair, load_pair
 from specdec_core.models.supported import check_supported
 from specdec_core.tokens.statistics import Counts, Origin
 
-CHAIN = Configuration(drafter=DraftModelDrafter(policy=FixedPolicy(max_tokens=4)))
+CHAIN = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
 SAMPLED = CHAIN.model_copy(update={"sampling": Sampling(temperature=0.9)})
 PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 9, 17, 30, 1)]
 
@@ -145,13 +140,13 @@ def test_the_drafter_closes_every_slot_that_it_opened(tiny_pair: Pair) -> None:
 @pytest.mark.parametrize(
     "drafter",
     [
-        DraftModelDrafter(policy=FixedPolicy(max_tokens=4)),
-        DraftModelDrafter(policy=HeuristicPolicy()),
+        DraftModelSettings(policy=FixedSettings(max_tokens=4)),
+        DraftModelSettings(policy=HeuristicSettings()),
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_lemma_3_1_holds_on_live_counts(
-    tiny_pair: Pair, drafter: DraftModelDrafter, temperature: float
+    tiny_pair: Pair, drafter: DraftModelSettings, temperature: float
 ) -> None:
     configuration = Configuration(drafter=drafter, sampling=Sampling(temperature=temperature))
     counts = Counts.of(Engine(tiny_pair, configuration, 3).generate(requests(ignore_eos=True)))
@@ -163,7 +158,7 @@ def test_every_token_carries_its_origin(tiny_pair: Pair) -> None:
     for configuration, drafted in (
         (AUTOREGRESSIVE, None),
         (CHAIN, Origin.DRAFT),
-        (Configuration(drafter=PromptLookupDrafter()), Origin.LOOKUP),
+        (Configuration(drafter=PromptLookupSettings()), Origin.LOOKUP),
     ):
         for generation in Engine(tiny_pair, configuration, 2).generate(requests()):
             assert len(generation.origins) == len(generation.tokens)

@@ -21,18 +21,13 @@ from transformers import (
     Qwen3Config,
 )
 
-from specdec_core.config import (
-    AUTOREGRESSIVE,
-    ConfidencePolicy,
-    Configuration,
-    DraftModelDrafter,
-    FixedPolicy,
-    ForkDrafter,
-    PairSpec,
-    PromptLookupDrafter,
-    RunnerSettings,
-    TreeDrafter,
-)
+from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, RunnerSettings
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.fork.settings import ForkSettings
+from specdec_core.drafting.policies.confidence import ConfidenceSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.packing import pack_linear_layers
 from specdec_core.models.pair import Pair, load_pair
@@ -107,12 +102,12 @@ def test_greedy_output_is_token_identical_to_generate(family: str) -> None:
     pair = Pair(spec, tiny_tokenizer(), target, {"noisy": noisy_copy(target, config)})
     configurations = [
         AUTOREGRESSIVE,
-        Configuration(drafter=DraftModelDrafter(policy=FixedPolicy(max_tokens=4))),
-        Configuration(drafter=DraftModelDrafter(policy=ConfidencePolicy(threshold=0.3))),
-        Configuration(drafter=PromptLookupDrafter()),
-        Configuration(drafter=TreeDrafter(branching=(4, 2, (1, 0, 2, 1, 1, 1, 0, 1)))),
+        Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4))),
+        Configuration(drafter=DraftModelSettings(policy=ConfidenceSettings(threshold=0.3))),
+        Configuration(drafter=PromptLookupSettings()),
+        Configuration(drafter=TreeSettings(branching=(4, 2, (1, 0, 2, 1, 1, 1, 0, 1)))),
         # Branches deeper than the sliding windows are wide.
-        Configuration(drafter=ForkDrafter(width=3, policy=FixedPolicy(max_tokens=16))),
+        Configuration(drafter=ForkSettings(width=3, policy=FixedSettings(max_tokens=16))),
     ]
     requests = [
         Request(str(i), tuple(prompt), NEW_TOKENS, ignore_eos=True)
@@ -141,6 +136,6 @@ def test_a_folder_loads_with_measured_data_types(family: str, tmp_path: Path) ->
     pair = load_pair(PairSpec(target=str(tmp_path), drafts={"same": str(tmp_path)}))
     assert pair.spec.runner.target_dtype in ("float32", "bfloat16")
     assert pair.target.config.num_hidden_layers == model.config.num_hidden_layers
-    engine = Engine(pair, Configuration(drafter=DraftModelDrafter()))
+    engine = Engine(pair, Configuration(drafter=DraftModelSettings()))
     (generation,) = engine.generate([Request("r", (5, 6, 7), 8, ignore_eos=True)])
     assert len(generation.tokens) == 8

@@ -11,44 +11,43 @@ import pytest
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import (
-    BanditDrafter,
-    ByBatchPolicy,
-    CascadeDrafter,
-    ConfidencePolicy,
-    ConfidenceProductPolicy,
     Configuration,
-    DecisionPolicy,
-    Drafter,
-    DraftModelDrafter,
-    DynamicConfidencePolicy,
-    DynamicTreeDrafter,
-    FixedPolicy,
-    ForkDrafter,
-    HeuristicPolicy,
-    HybridDrafter,
-    LookaheadDrafter,
-    OraclePolicy,
+    DrafterSettings,
     PairSpec,
-    Policy,
-    PostUseDrafter,
-    PreCutPolicy,
-    PromptLookupDrafter,
-    RetrievalDrafter,
+    PolicySettings,
     RunnerSettings,
     Sampling,
-    SpecDecPlusPlusPolicy,
-    SuffixDrafter,
-    SvipPolicy,
-    TargetTreeDrafter,
-    TokenCacheDrafter,
-    TreeDrafter,
 )
 from specdec_core.cost import Hardware, oracle_counts
+from specdec_core.drafting.bandit.settings import BanditSettings
+from specdec_core.drafting.cascade.settings import CascadeSettings
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.dynamic_tree.settings import DynamicTreeSettings
+from specdec_core.drafting.fork.settings import ForkSettings
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.modules import build_head
 from specdec_core.drafting.heads.storage import save_head
-from specdec_core.drafting.policies.heuristic import Heuristic
+from specdec_core.drafting.hybrid import HybridSettings
+from specdec_core.drafting.lookahead import LookaheadSettings
+from specdec_core.drafting.policies.by_batch import ByBatchSettings
+from specdec_core.drafting.policies.confidence import ConfidenceSettings
+from specdec_core.drafting.policies.confidence_product import ConfidenceProductSettings
+from specdec_core.drafting.policies.decision import DecisionSettings
+from specdec_core.drafting.policies.dynamic_confidence import DynamicConfidenceSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.heuristic import HeuristicPolicy, HeuristicSettings
+from specdec_core.drafting.policies.oracle import OracleSettings
 from specdec_core.drafting.policies.policy import PolicyOutcome
+from specdec_core.drafting.policies.pre_cut import PreCutSettings
+from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
+from specdec_core.drafting.policies.svip import SvipSettings
+from specdec_core.drafting.post_use.settings import PostUseSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.drafting.retrieval import RetrievalSettings
+from specdec_core.drafting.suffix import SuffixSettings
+from specdec_core.drafting.target_tree.settings import TargetTreeSettings
+from specdec_core.drafting.token_cache import TokenCacheSettings
+from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.prompts.prompt_sets import load_prompts
@@ -69,68 +68,68 @@ COLUMNS = [
 
 # Policies of a request by itself, decoded in a batch, and those that remember earlier requests or
 # count who is decoded with them.
-OWN: dict[str, Policy] = {
-    "fixed": FixedPolicy(max_tokens=6),
-    "heuristic": HeuristicPolicy(start=3),
-    "confidence": ConfidencePolicy(threshold=0.6),
-    "svip": SvipPolicy(threshold=1.1, max_tokens=12),
-    "confidence_product": ConfidenceProductPolicy(threshold=0.3),
-    "dynamic_confidence": DynamicConfidencePolicy(),
-    "specdecpp": SpecDecPlusPlusPolicy(head="specdecpp", threshold=0.6),
-    "t1": DecisionPolicy(head="t1", threshold=0.5),
-    "t2": DecisionPolicy(head="t2", threshold=0.5),
-    "joint, cumulative": DecisionPolicy(head="joint", threshold=0.3, cumulative=True),
+OWN: dict[str, PolicySettings] = {
+    "fixed": FixedSettings(max_tokens=6),
+    "heuristic": HeuristicSettings(start=3),
+    "confidence": ConfidenceSettings(threshold=0.6),
+    "svip": SvipSettings(threshold=1.1, max_tokens=12),
+    "confidence_product": ConfidenceProductSettings(threshold=0.3),
+    "dynamic_confidence": DynamicConfidenceSettings(),
+    "specdecpp": SpecDecPlusPlusSettings(head="specdecpp", threshold=0.6),
+    "t1": DecisionSettings(head="t1", threshold=0.5),
+    "t2": DecisionSettings(head="t2", threshold=0.5),
+    "joint, cumulative": DecisionSettings(head="joint", threshold=0.3, cumulative=True),
 }
-LASTING: dict[str, Policy] = {
-    "lasting heuristic": HeuristicPolicy(transient=False),
-    "pre_cut": PreCutPolicy(),
-    "by batch": ByBatchPolicy(tokens={1: 4, 2: 0}),
+LASTING: dict[str, PolicySettings] = {
+    "lasting heuristic": HeuristicSettings(transient=False),
+    "pre_cut": PreCutSettings(),
+    "by batch": ByBatchSettings(tokens={1: 4, 2: 0}),
 }
-SVIP = SvipPolicy(threshold=1.1, max_tokens=12)
-CACHE = TokenCacheDrafter(learn_from="output")
-UNEVEN = TreeDrafter(branching=(2, (3, 1), (2, 0, 0, 1), 1, 1))
+SVIP = SvipSettings(threshold=1.1, max_tokens=12)
+CACHE = TokenCacheSettings(learn_from="output")
+UNEVEN = TreeSettings(branching=(2, (3, 1), (2, 0, 0, 1), 1, 1))
 
 
-def chain(policy: Policy) -> DraftModelDrafter:
-    return DraftModelDrafter(draft="small", policy=policy)
+def chain(policy: PolicySettings) -> DraftModelSettings:
+    return DraftModelSettings(draft="small", policy=policy)
 
 
 # Drafters of a request by itself, and those that remember earlier requests.
-DRAFTERS: dict[str, Drafter] = {
-    "tree": TreeDrafter(branching=(4, 2, 2, 1)),
-    "deep tree": TreeDrafter(branching=(3, 1, 2, 1, 1, 1, 1)),
+DRAFTERS: dict[str, DrafterSettings] = {
+    "tree": TreeSettings(branching=(4, 2, 2, 1)),
+    "deep tree": TreeSettings(branching=(3, 1, 2, 1, 1, 1, 1)),
     "uneven tree": UNEVEN,
-    "fork": ForkDrafter(width=3, policy=FixedPolicy(max_tokens=6)),
-    "suffix": SuffixDrafter(),
+    "fork": ForkSettings(width=3, policy=FixedSettings(max_tokens=6)),
+    "suffix": SuffixSettings(),
     "token cache": CACHE,
-    "cascade": CascadeDrafter(proposer=PromptLookupDrafter(max_tokens=4), policy=SVIP),
-    "cascade of a tree": CascadeDrafter(proposer=CACHE, policy=FixedPolicy(max_tokens=9)),
-    "cascade that learns": CascadeDrafter(proposer=SuffixDrafter(), policy=HeuristicPolicy()),
-    "reuse at the target": PostUseDrafter(cache=CACHE, at_draft=0, policy=FixedPolicy()),
-    "reuse at both": PostUseDrafter(cache=CACHE, policy=HeuristicPolicy(start=8)),
-    "hybrid": HybridDrafter(otherwise=chain(SVIP)),
-    "hybrid that learns": HybridDrafter(otherwise=chain(DynamicConfidencePolicy())),
-    "hybrid with a tree": HybridDrafter(lookup=CACHE, min_match=1, otherwise=UNEVEN),
-    "merged": HybridDrafter(otherwise=chain(FixedPolicy()), merge=True),
-    "merged with a learner": HybridDrafter(
-        lookup=CACHE, min_match=1, otherwise=chain(HeuristicPolicy()), merge=True
+    "cascade": CascadeSettings(proposer=PromptLookupSettings(max_tokens=4), policy=SVIP),
+    "cascade of a tree": CascadeSettings(proposer=CACHE, policy=FixedSettings(max_tokens=9)),
+    "cascade that learns": CascadeSettings(proposer=SuffixSettings(), policy=HeuristicSettings()),
+    "reuse at the target": PostUseSettings(cache=CACHE, at_draft=0, policy=FixedSettings()),
+    "reuse at both": PostUseSettings(cache=CACHE, policy=HeuristicSettings(start=8)),
+    "hybrid": HybridSettings(otherwise=chain(SVIP)),
+    "hybrid that learns": HybridSettings(otherwise=chain(DynamicConfidenceSettings())),
+    "hybrid with a tree": HybridSettings(lookup=CACHE, min_match=1, otherwise=UNEVEN),
+    "merged": HybridSettings(otherwise=chain(FixedSettings()), merge=True),
+    "merged with a learner": HybridSettings(
+        lookup=CACHE, min_match=1, otherwise=chain(HeuristicSettings()), merge=True
     ),
-    "extended": HybridDrafter(otherwise=chain(SVIP), extend=True),
-    "merged and extended": HybridDrafter(
-        otherwise=chain(FixedPolicy(max_tokens=3)), merge=True, extend=True
+    "extended": HybridSettings(otherwise=chain(SVIP), extend=True),
+    "merged and extended": HybridSettings(
+        otherwise=chain(FixedSettings(max_tokens=3)), merge=True, extend=True
     ),
-    "bandit of a request": BanditDrafter(
+    "bandit of a request": BanditSettings(
         memory="request",
-        arms=(1, 4, UNEVEN, SuffixDrafter(), chain(HeuristicPolicy())),
+        arms=(1, 4, UNEVEN, SuffixSettings(), chain(HeuristicSettings())),
         exploration=0.1,
     ),
 }
-LASTING_DRAFTERS: dict[str, Drafter] = {
-    "suffix of all": SuffixDrafter(memory="all"),
+LASTING_DRAFTERS: dict[str, DrafterSettings] = {
+    "suffix of all": SuffixSettings(memory="all"),
     "token cache of all": CACHE.model_copy(update={"memory": "all"}),
-    "ucb": BanditDrafter(arms=(2, 4, chain(HeuristicPolicy(transient=False)), UNEVEN)),
-    "exp3": BanditDrafter(
-        rule="exp3", arms=(3, HybridDrafter(otherwise=chain(SVIP)), CACHE, chain(PreCutPolicy()))
+    "ucb": BanditSettings(arms=(2, 4, chain(HeuristicSettings(transient=False)), UNEVEN)),
+    "exp3": BanditSettings(
+        rule="exp3", arms=(3, HybridSettings(otherwise=chain(SVIP)), CACHE, chain(PreCutSettings()))
     ),
 }
 
@@ -179,11 +178,11 @@ class Recorded:
         write_shard(Recorder(self.pair, header).record(numbered), folder, 0)
         return Replay(Recording.open(folder))
 
-    def configuration(self, policy: Policy, sampling: Sampling) -> Configuration:
+    def configuration(self, policy: PolicySettings, sampling: Sampling) -> Configuration:
         head = getattr(policy, "head", None)
         if head is not None:
             policy = policy.model_copy(update={"head": str(self.root / head)})
-        drafter = DraftModelDrafter(draft="small", policy=policy)
+        drafter = DraftModelSettings(draft="small", policy=policy)
         return Configuration(drafter=drafter, sampling=sampling)
 
     def live(self, configuration: Configuration, prompts: int, slots: int) -> list[Generation]:
@@ -238,7 +237,7 @@ def test_replay_carries_over_what_was_learned(
 
 
 def test_replay_runs_drafters_without_a_model(recorded: Recorded, short: Replay) -> None:
-    for drafter in (PromptLookupDrafter(), None):
+    for drafter in (PromptLookupSettings(), None):
         configuration = Configuration(drafter=drafter)
         assert_same(short, configuration, recorded.live(configuration, FEW, slots=8))
 
@@ -270,26 +269,26 @@ def test_replayed_drafters_remember_earlier_requests(
 @pytest.mark.parametrize(
     "drafter",
     [
-        chain(HeuristicPolicy()),
+        chain(HeuristicSettings()),
         DRAFTERS["cascade that learns"],
         DRAFTERS["reuse at both"],
         DRAFTERS["merged with a learner"],
-        BanditDrafter(arms=(2, chain(HeuristicPolicy()), DRAFTERS["cascade that learns"])),
+        BanditSettings(arms=(2, chain(HeuristicSettings()), DRAFTERS["cascade that learns"])),
     ],
     ids=lambda drafter: drafter.kind,
 )
 def test_a_replayed_policy_observes_what_the_live_one_does(
-    recorded: Recorded, short: Replay, drafter: Drafter, monkeypatch: pytest.MonkeyPatch
+    recorded: Recorded, short: Replay, drafter: DrafterSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Draft calls too: a forward of a cascade brings several candidates."""
     told: list[PolicyOutcome] = []
-    observe = Heuristic.observe
+    observe = HeuristicPolicy.observe
 
-    def noted(self: Heuristic, slot: int, outcome: PolicyOutcome) -> None:
+    def noted(self: HeuristicPolicy, slot: int, outcome: PolicyOutcome) -> None:
         told.append(outcome)
         observe(self, slot, outcome)
 
-    monkeypatch.setattr(Heuristic, "observe", noted)
+    monkeypatch.setattr(HeuristicPolicy, "observe", noted)
     configuration = Configuration(drafter=drafter)
     generations = Engine(recorded.pair, configuration).generate(recorded.requests[:FEW])
     live = told.copy()
@@ -317,11 +316,11 @@ def test_retrieval_is_replayed_on_its_datastore(
 ) -> None:
     texts = [request.tokens for request in recorded.requests[FEW:]]
     write_datastore(texts, ["prompts"], recorded.pair.tokenizer, tmp_path / "own")
-    retrieval = RetrievalDrafter(datastore=str(tmp_path / "own"), min_match=2)
+    retrieval = RetrievalSettings(datastore=str(tmp_path / "own"), min_match=2)
     for drafter in (
         retrieval,
-        CascadeDrafter(proposer=retrieval, policy=SVIP),
-        HybridDrafter(lookup=retrieval, otherwise=UNEVEN),
+        CascadeSettings(proposer=retrieval, policy=SVIP),
+        HybridSettings(lookup=retrieval, otherwise=UNEVEN),
     ):
         configuration = Configuration(drafter=drafter)
         assert_same(short, configuration, recorded.live(configuration, FEW, slots=8))
@@ -331,9 +330,9 @@ def test_the_test_notices_a_wrong_branching(recorded: Recorded, short: Replay) -
     live = Configuration(drafter=DRAFTERS["deep tree"])
     rounds = recorded.live(live, FEW, slots=8)
     wrong = (
-        TreeDrafter(branching=(3, 1, 2, 1, 1, 1)),
-        TreeDrafter(branching=(2, 1, 2, 1, 1, 1, 1)),
-        TreeDrafter(branching=(3, (1, 1, 2), 2, 1, 1, 1, 1)),
+        TreeSettings(branching=(3, 1, 2, 1, 1, 1)),
+        TreeSettings(branching=(2, 1, 2, 1, 1, 1, 1)),
+        TreeSettings(branching=(3, (1, 1, 2), 2, 1, 1, 1, 1)),
     )
     assert short.run(live).counts == Counts.of(rounds)
     for drafter in wrong:
@@ -352,8 +351,8 @@ def test_a_bandit_rewarded_in_time_is_modelled_by_a_profile(
     recorded: Recorded, short: Replay
 ) -> None:
     """With drafting for nothing it comes to prefer the longer arm, with dear drafts the shorter."""
-    arms = (chain(FixedPolicy(max_tokens=1)), chain(FixedPolicy(max_tokens=8)))
-    bandit = BanditDrafter(arms=arms, reward="time", exploration=0.2)
+    arms = (chain(FixedSettings(max_tokens=1)), chain(FixedSettings(max_tokens=8)))
+    bandit = BanditSettings(arms=arms, reward="time", exploration=0.2)
     configuration = Configuration(drafter=bandit)
     assert not short.can(configuration)
 
@@ -369,8 +368,8 @@ def test_a_bandit_rewarded_in_time_is_modelled_by_a_profile(
 
 
 def test_the_test_notices_a_wrong_threshold(recorded: Recorded, greedy: Replay) -> None:
-    live = recorded.configuration(ConfidencePolicy(threshold=0.6), Sampling())
-    other = recorded.configuration(ConfidencePolicy(threshold=0.62), Sampling())
+    live = recorded.configuration(ConfidenceSettings(threshold=0.6), Sampling())
+    other = recorded.configuration(ConfidenceSettings(threshold=0.62), Sampling())
     rounds = recorded.live(live, PROMPTS, slots=16)
     assert greedy.run(live).counts == Counts.of(rounds)
     assert greedy.run(other).counts != Counts.of(rounds)
@@ -379,7 +378,7 @@ def test_the_test_notices_a_wrong_threshold(recorded: Recorded, greedy: Replay) 
 def test_the_replayed_oracle_is_theorem_4_1s(recorded: Recorded, greedy: Replay) -> None:
     track = greedy.track()
     per_prompt = np.bincount(track.prompt, weights=~track.trace.agrees).astype(int)
-    configuration = recorded.configuration(OraclePolicy(max_tokens=20), Sampling())
+    configuration = recorded.configuration(OracleSettings(max_tokens=20), Sampling())
     found = greedy.run(configuration).counts
     assert found.n_discarded == 0
     assert found.n == sum(track.trace.lengths)
@@ -392,7 +391,7 @@ def test_the_replayed_oracle_is_theorem_4_1s(recorded: Recorded, greedy: Replay)
 
 
 def test_the_oracle_bounds_every_policy(recorded: Recorded, greedy: Replay) -> None:
-    oracle = greedy.run(recorded.configuration(OraclePolicy(), Sampling())).counts
+    oracle = greedy.run(recorded.configuration(OracleSettings(), Sampling())).counts
     for policy in (*OWN.values(), *LASTING.values()):
         assert (
             greedy.run(recorded.configuration(policy, Sampling())).counts.n_target
@@ -402,22 +401,22 @@ def test_the_oracle_bounds_every_policy(recorded: Recorded, greedy: Replay) -> N
 
 def test_what_the_recording_does_not_know_is_one_line(recorded: Recorded, short: Replay) -> None:
     sampled = recorded.configuration(OWN["fixed"], COUPLED)
-    long = recorded.configuration(FixedPolicy(max_tokens=30), Sampling())
-    unknown = Configuration(drafter=DraftModelDrafter(draft="medium"))
+    long = recorded.configuration(FixedSettings(max_tokens=30), Sampling())
+    unknown = Configuration(drafter=DraftModelSettings(draft="medium"))
     drafters = (
-        TreeDrafter(draft="medium"),
-        ForkDrafter(policy=SVIP),
-        TargetTreeDrafter(branching=(1, 2, 2)),
-        DynamicTreeDrafter(),
-        LookaheadDrafter(),
-        TokenCacheDrafter(),
-        PostUseDrafter(),
-        CascadeDrafter(policy=FixedPolicy(max_tokens=30)),
-        CascadeDrafter(policy=OraclePolicy()),
-        HybridDrafter(otherwise=UNEVEN, merge=True),
-        HybridDrafter(otherwise=UNEVEN, extend=True),
-        HybridDrafter(otherwise=chain(OraclePolicy())),
-        BanditDrafter(arms=(2, LookaheadDrafter())),
+        TreeSettings(draft="medium"),
+        ForkSettings(policy=SVIP),
+        TargetTreeSettings(branching=(1, 2, 2)),
+        DynamicTreeSettings(),
+        LookaheadSettings(),
+        TokenCacheSettings(),
+        PostUseSettings(),
+        CascadeSettings(policy=FixedSettings(max_tokens=30)),
+        CascadeSettings(policy=OracleSettings()),
+        HybridSettings(otherwise=UNEVEN, merge=True),
+        HybridSettings(otherwise=UNEVEN, extend=True),
+        HybridSettings(otherwise=chain(OracleSettings())),
+        BanditSettings(arms=(2, LookaheadSettings())),
     )
     unknowable = [Configuration(drafter=drafter) for drafter in drafters]
     for configuration in (sampled, long, unknown, *unknowable):
@@ -435,4 +434,4 @@ def test_trees_are_not_known_when_sampling_is_coupled(coupled: Replay) -> None:
 
 def test_nothing_that_decodes_can_follow_the_oracle(tiny_pair: Pair) -> None:
     with pytest.raises(UserError, match="only a replay"):
-        Engine(tiny_pair, Configuration(drafter=DraftModelDrafter(policy=OraclePolicy())))
+        Engine(tiny_pair, Configuration(drafter=DraftModelSettings(policy=OracleSettings())))

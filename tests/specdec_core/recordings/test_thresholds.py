@@ -9,23 +9,19 @@ import pytest
 import torch
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import (
-    ConfidencePolicy,
-    ConfidenceProductPolicy,
-    Configuration,
-    DecisionPolicy,
-    DraftModelDrafter,
-    FixedPolicy,
-    OraclePolicy,
-    Policy,
-    Sampling,
-    SpecDecPlusPlusPolicy,
-    SvipPolicy,
-)
+from specdec_core.config import Configuration, PolicySettings, Sampling
 from specdec_core.cost import immediate_costs
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.modules import build_head
 from specdec_core.drafting.heads.storage import save_head
+from specdec_core.drafting.policies.confidence import ConfidenceSettings
+from specdec_core.drafting.policies.confidence_product import ConfidenceProductSettings
+from specdec_core.drafting.policies.decision import DecisionSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.oracle import OracleSettings
+from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
+from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.engine.engine import Request
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import PromptSet
@@ -40,13 +36,13 @@ from specdec_core.recordings.thresholds import (
 )
 from specdec_core.tokens.statistics import Counts
 
-POLICIES: dict[str, Policy] = {
-    "confidence": ConfidencePolicy(max_tokens=12),
-    "svip": SvipPolicy(),
-    "confidence_product": ConfidenceProductPolicy(),
-    "specdecpp": SpecDecPlusPlusPolicy(head="specdecpp"),
-    "decision": DecisionPolicy(head="t1"),
-    "decision, cumulative": DecisionPolicy(head="t2", cumulative=True),
+POLICIES: dict[str, PolicySettings] = {
+    "confidence": ConfidenceSettings(max_tokens=12),
+    "svip": SvipSettings(),
+    "confidence_product": ConfidenceProductSettings(),
+    "specdecpp": SpecDecPlusPlusSettings(head="specdecpp"),
+    "decision": DecisionSettings(head="t1"),
+    "decision, cumulative": DecisionSettings(head="t2", cumulative=True),
 }
 COST = decision_cost(c1=1, c2=4)
 
@@ -74,7 +70,7 @@ def replay(tiny_pair: Pair, folder: Path) -> Replay:
 
 
 @pytest.fixture(scope="module", params=POLICIES)
-def policy(request: pytest.FixtureRequest, tiny_pair: Pair, folder: Path) -> Policy:
+def policy(request: pytest.FixtureRequest, tiny_pair: Pair, folder: Path) -> PolicySettings:
     """Each policy that has a threshold; heads have random weights."""
     policy = POLICIES[request.param]
     if not hasattr(policy, "head"):
@@ -90,16 +86,16 @@ def policy(request: pytest.FixtureRequest, tiny_pair: Pair, folder: Path) -> Pol
 
 
 @pytest.fixture(scope="module")
-def best_of_all(replay: Replay, policy: Policy) -> BestThreshold:
+def best_of_all(replay: Replay, policy: PolicySettings) -> BestThreshold:
     """The best of all thresholds that make a difference."""
     return best_threshold(replay, policy, COST, points=len(distinct_thresholds(replay, policy)))
 
 
-def run(replay: Replay, policy: Policy) -> Counts:
-    return replay.run(Configuration(drafter=DraftModelDrafter(policy=policy))).counts
+def run(replay: Replay, policy: PolicySettings) -> Counts:
+    return replay.run(Configuration(drafter=DraftModelSettings(policy=policy))).counts
 
 
-def with_threshold(policy: Policy, threshold: float) -> Policy:
+def with_threshold(policy: PolicySettings, threshold: float) -> PolicySettings:
     return type(policy)(**{**policy.model_dump(), "threshold": threshold})
 
 
@@ -125,8 +121,8 @@ class TestEveryRule:
         edges = distinct_thresholds(replay, policy)
         shortest = getattr(policy, "min_tokens", 1)
         ends = [run(replay, with_threshold(policy, h)) for h in (edges[0], edges[-1])]
-        fixed = [run(replay, FixedPolicy(max_tokens=k)) for k in (shortest, policy.max_tokens)]
-        lowest_stops = isinstance(policy, SvipPolicy | SpecDecPlusPlusPolicy)
+        fixed = [run(replay, FixedSettings(max_tokens=k)) for k in (shortest, policy.max_tokens)]
+        lowest_stops = isinstance(policy, SvipSettings | SpecDecPlusPlusSettings)
         assert ends == (fixed if lowest_stops else fixed[::-1])
 
     def test_dearer_verification_asks_for_longer_drafts(self, replay, policy):
@@ -140,21 +136,21 @@ class TestEveryRule:
 
 
 def test_the_cost_is_that_of_the_runs_decisions(replay):
-    policy = ConfidencePolicy(threshold=0.5)
-    rounds = replay.run(Configuration(drafter=DraftModelDrafter(policy=policy)))
+    policy = ConfidenceSettings(threshold=0.5)
+    rounds = replay.run(Configuration(drafter=DraftModelSettings(policy=policy)))
     costs = immediate_costs(rounds.frame(), t_draft=3, t_target=20)
     assert decision_cost(3, 17)(rounds.counts) == costs["cost"].sum()
 
 
 def test_the_oracle_is_cheaper_than_any_threshold(replay):
-    assert COST(run(replay, OraclePolicy())) < best_threshold(replay, SvipPolicy(), COST).cost
+    assert COST(run(replay, OracleSettings())) < best_threshold(replay, SvipSettings(), COST).cost
 
 
 def test_a_policy_without_a_threshold_is_refused(replay):
     with pytest.raises(TypeError, match="fixed has no threshold"):
-        best_threshold(replay, FixedPolicy(), COST)
+        best_threshold(replay, FixedSettings(), COST)
 
 
 def test_drafts_longer_than_recorded_are_one_line(replay):
-    with pytest.raises(UserError, match="at most 20 candidates"):
-        best_threshold(replay, SvipPolicy(max_tokens=25), COST)
+    with pytest.raises(UserError, match="at most 20 were recorded"):
+        best_threshold(replay, SvipSettings(max_tokens=25), COST)

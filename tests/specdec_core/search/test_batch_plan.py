@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from specdec_core.config import Configuration, DraftModelDrafter, FixedPolicy
+from specdec_core.config import Configuration
 from specdec_core.cost import ForwardCost, Measurement, Profile
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.search.batch_plan import (
@@ -25,7 +27,7 @@ def test_counts_from_agreement_are_those_of_decoding(tiny_pair: Pair, length: in
     requests = [Request(str(i), p, 24, ignore_eos=True) for i, p in enumerate(PROMPTS)]
     outputs = [g.tokens for g in Engine(tiny_pair).generate(requests)]
     agreeing = agreement(tiny_pair.drafts["draft"], PROMPTS, outputs)
-    drafter = DraftModelDrafter(policy=FixedPolicy(max_tokens=length))
+    drafter = DraftModelSettings(policy=FixedSettings(max_tokens=length))
     engine = Engine(tiny_pair, Configuration(drafter=drafter))
     engine.drafter.eos_token_ids = frozenset()
     live = Counts.of(engine.generate(requests))

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from specdec_core.config import Configuration, Sampling, TargetTreeDrafter
+from specdec_core.config import Configuration, Sampling
+from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.studies.drift import Written, divergence, log_likelihoods, write
@@ -62,7 +63,7 @@ def test_what_cannot_happen_must_not() -> None:
 
 def test_samples_of_a_lossy_method_tell_its_drift() -> None:
     pair = toy_pair()
-    drafter = TargetTreeDrafter(draft=FAR, branching=(2, 2, 2))
+    drafter = TargetTreeSettings(draft=FAR, branching=(2, 2, 2))
     configuration = Configuration(drafter=drafter, sampling=SAMPLING)
     target = exact_distribution(pair, SAMPLING, 2)
     kl, variation = exact_divergence(written_distribution(pair, drafter, SAMPLING, 2), target)

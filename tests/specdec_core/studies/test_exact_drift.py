@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specdec_core.config import Configuration, Sampling, TargetTreeDrafter
+from specdec_core.config import Configuration, Sampling
+from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.models.pair import Pair
 from specdec_core.studies.drift import goodness_of_fit
 from specdec_core.studies.exact_drift import exact_divergence, written_distribution
@@ -25,7 +26,7 @@ def pair() -> Pair:
 
 
 def drift(pair: Pair, branching: tuple[int, ...], sampling: Sampling, **options: object) -> tuple:
-    drafter = TargetTreeDrafter(branching=branching, **options)
+    drafter = TargetTreeSettings(branching=branching, **options)
     written = written_distribution(pair, drafter, sampling, 3)
     assert written.sum() == pytest.approx(1)
     return exact_divergence(written, exact_distribution(pair, sampling, 3))
@@ -70,7 +71,7 @@ def test_a_draft_that_is_nearer_the_target_drifts_less(pair: Pair) -> None:
 def test_the_engine_writes_what_was_enumerated(
     pair: Pair, branching: tuple[int, ...], sampling: str, replacement: bool
 ) -> None:
-    drafter = TargetTreeDrafter(draft=FAR, branching=branching, replacement=replacement)
+    drafter = TargetTreeSettings(draft=FAR, branching=branching, replacement=replacement)
     configuration = Configuration(drafter=drafter, sampling=WARPED[sampling])
     counts = sample_counts(pair, configuration, 3_000, 3)
     assert goodness_of_fit(counts, written_distribution(pair, drafter, WARPED[sampling], 3)) > 1e-3
@@ -81,7 +82,7 @@ def test_what_is_not_enumerated_is_refused(pair: Pair) -> None:
     coupled = Sampling(temperature=1.0, coupling="gumbel")
     for sampling in (Sampling(), coupled):
         with pytest.raises(ValueError, match="only rejection sampling"):
-            written_distribution(pair, TargetTreeDrafter(draft=FAR), sampling, 2)
+            written_distribution(pair, TargetTreeSettings(draft=FAR), sampling, 2)
 
 
 def test_divergence_of_known_distributions() -> None:

@@ -13,13 +13,16 @@ from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, DraftModelDrafter, FixedPolicy
+from specdec_core.config import Configuration
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.cache import SlotLayer
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch
 from specdec_core.studies.long_context import CANDIDATES, measure_contexts, room_for
+from tests.specdec_core.studies.steps import Steps
 
 LAYERS, HEADS, SIZE = 2, 4, 16
 NEAR, FAR = 64, 448
@@ -103,8 +106,8 @@ def test_a_round_makes_no_copy_of_the_caches(model: LlamaForCausalLM, tiny_pair:
     runner = tiny_pair.spec.runner.model_copy(update={"max_length": FAR + 64})
     spec = tiny_pair.spec.model_copy(update={"runner": runner})
     pair = Pair(spec, tiny_pair.tokenizer, model, {"draft": model})
-    policy = FixedPolicy(max_tokens=4)
-    engine = Engine(pair, Configuration(drafter=DraftModelDrafter(policy=policy)))
+    policy = FixedSettings(max_tokens=4)
+    engine = Engine(pair, Configuration(drafter=DraftModelSettings(policy=policy)))
     made = {}
     for context in (NEAR, FAR):
         engine.add(Request("", (1,) * context, 40, ignore_eos=True))
@@ -135,16 +138,14 @@ def test_memory_is_slots_times_positions_and_does_not_grow(model: LlamaForCausal
 def test_every_context_is_measured_and_the_rest_is_what_the_forwards_leave(
     tiny_pair: Pair,
 ) -> None:
-    steps = []
-    table = measure_contexts(
-        tiny_pair, [5, 6, 7], (64, 16), repeats=1, on_step=lambda *step: steps.append(step)
-    )
+    steps = Steps()
+    table = measure_contexts(tiny_pair, [5, 6, 7], (64, 16), repeats=1, observer=steps)
     assert list(table["context"]) == [16, 64]
     parts = ["target_1", "target_8", "draft", "autoregressive_round", "round"]
     assert (table[parts] > 0).all(axis=None)
     forwards = table["target_8"] + CANDIDATES * table["draft"]
     torch.testing.assert_close((forwards + table["rest"]).to_list(), table["round"].to_list())
-    assert steps == [(n, 4) for n in range(1, 5)]
+    assert (steps.expected, steps.done) == (4, 4)
 
 
 def test_contexts_that_do_not_fit_are_one_line(tiny_pair: Pair) -> None:

@@ -6,17 +6,14 @@ import math
 
 import pytest
 
-from specdec_core.config import (
-    ConfidencePolicy,
-    Configuration,
-    DraftModelDrafter,
-    FixedPolicy,
-    OraclePolicy,
-    Policy,
-    PromptLookupDrafter,
-    SvipPolicy,
-)
+from specdec_core.config import Configuration, PolicySettings
 from specdec_core.cost import ForwardCost, Profile
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.confidence import ConfidenceSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.oracle import OracleSettings
+from specdec_core.drafting.policies.svip import SvipSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.search.results import Trial
 from specdec_core.studies.policies import (
     ADAPTIVE,
@@ -36,9 +33,9 @@ PROFILE = Profile(
 )
 
 
-def trial(policy: Policy | None, n_draft: int, n_target: int) -> Trial:
+def trial(policy: PolicySettings | None, n_draft: int, n_target: int) -> Trial:
     """Of 100 tokens."""
-    drafter = DraftModelDrafter(draft="d", policy=policy) if policy else PromptLookupDrafter()
+    drafter = DraftModelSettings(draft="d", policy=policy) if policy else PromptLookupSettings()
     accepted = 100 - n_target
     counts = Counts(
         requests=1, n=100, n_draft=n_draft, n_target=n_target, n_drafted=n_draft,
@@ -47,9 +44,9 @@ def trial(policy: Policy | None, n_draft: int, n_target: int) -> Trial:
     return Trial.of(Configuration(drafter=drafter), counts, PROFILE, context=10, replayed=True)
 
 
-FIXED, LONGER = FixedPolicy(max_tokens=3), FixedPolicy(max_tokens=6)
-SURE, SURER = ConfidencePolicy(threshold=0.4), ConfidencePolicy(threshold=0.6)
-SVIP, ORACLE = SvipPolicy(), OraclePolicy()
+FIXED, LONGER = FixedSettings(max_tokens=3), FixedSettings(max_tokens=6)
+SURE, SURER = ConfidenceSettings(threshold=0.4), ConfidenceSettings(threshold=0.6)
+SVIP, ORACLE = SvipSettings(), OracleSettings()
 
 
 @pytest.fixture

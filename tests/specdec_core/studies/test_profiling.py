@@ -7,35 +7,32 @@ import itertools
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import (
-    Configuration,
-    DecisionPolicy,
-    DraftModelDrafter,
-    FixedPolicy,
-    ForkDrafter,
-    HeuristicPolicy,
-    HybridDrafter,
-    OraclePolicy,
-    PreCutPolicy,
-    SvipPolicy,
-    TreeDrafter,
-)
+from specdec_core.config import Configuration
 from specdec_core.cost import Kind, Profile
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.fork.settings import ForkSettings
+from specdec_core.drafting.hybrid import HybridSettings
+from specdec_core.drafting.policies.decision import DecisionSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.heuristic import HeuristicSettings
+from specdec_core.drafting.policies.oracle import OracleSettings
+from specdec_core.drafting.policies.pre_cut import PreCutSettings
+from specdec_core.drafting.policies.svip import SvipSettings
+from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.studies.profiling import BATCHES, measure_policies, profile_pair
+from tests.specdec_core.studies.steps import Steps
 
 
 class TestProfilePair:
     def test_every_model_is_measured_at_every_shape(self, tiny_pair, tmp_path):
-        steps = []
-        profile = profile_pair(
-            tiny_pair, (1, 3), (8, 32), (1, 2), 2, on_step=lambda *step: steps.append(step)
-        )
+        steps = Steps()
+        profile = profile_pair(tiny_pair, (1, 3), (8, 32), (1, 2), 2, observer=steps)
         shapes = set(itertools.product((1, 3), (8, 32), (1, 2)))
         for cost in (profile.target, profile.drafts["draft"]):
             assert {(m.width, m.context, m.batch) for m in cost.measurements} == shapes
             assert all(m.seconds > 0 for m in cost.measurements)
             assert set(cost.terms) == set(Kind)
-        assert steps == [(i, 6) for i in range(1, 7)]
+        assert (steps.expected, steps.done) == (6, 6)
         assert profile.t_target(3) > 0
         assert profile.t_draft() > 0
         assert profile.round_overhead >= 0
@@ -71,20 +68,23 @@ class TestProfilePair:
 class TestMeasurePolicies:
     def test_each_kind_is_measured_once_for_each_draft(self, tiny_pair):
         policies = [
-            FixedPolicy(),
-            SvipPolicy(threshold=0.5),
-            SvipPolicy(threshold=0.9),
-            PreCutPolicy(),
-            OraclePolicy(),
+            FixedSettings(),
+            SvipSettings(threshold=0.5),
+            SvipSettings(threshold=0.9),
+            PreCutSettings(),
+            OracleSettings(),
         ]
-        drafters = [DraftModelDrafter(policy=p) for p in policies]
-        drafters += [TreeDrafter(), HybridDrafter(otherwise=ForkDrafter(policy=HeuristicPolicy()))]
+        drafters = [DraftModelSettings(policy=p) for p in policies]
+        drafters += [
+            TreeSettings(),
+            HybridSettings(otherwise=ForkSettings(policy=HeuristicSettings())),
+        ]
         configurations = [Configuration(drafter=drafter) for drafter in drafters]
         found = measure_policies(tiny_pair, [*configurations, Configuration()], rounds=3)
         assert set(found) == {f"draft {kind}" for kind in ("fixed", "svip", "pre_cut", "heuristic")}
         assert all(seconds > 0 for seconds in found.values())
 
     def test_a_head_that_does_not_exist_is_one_line(self, tiny_pair):
-        policy = DecisionPolicy(head="./nowhere")
+        policy = DecisionSettings(head="./nowhere")
         with pytest.raises(UserError, match="nowhere"):
-            measure_policies(tiny_pair, [Configuration(drafter=DraftModelDrafter(policy=policy))])
+            measure_policies(tiny_pair, [Configuration(drafter=DraftModelSettings(policy=policy))])

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from specdec_core.drafting.bandits import Bandit, EXP3Spec, UCBSpec
+from specdec_core.drafting.bandit.rules import Bandit, EXP3Spec, UCBSpec
 from specdec_core.studies.regret import (
     Course,
     best_arm,

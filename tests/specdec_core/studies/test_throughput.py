@@ -5,7 +5,9 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from specdec_core.config import AUTOREGRESSIVE, ByBatchPolicy, Configuration, DraftModelDrafter
+from specdec_core.config import AUTOREGRESSIVE, Configuration
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.by_batch import ByBatchSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.studies.throughput import (
@@ -16,7 +18,7 @@ from specdec_core.studies.throughput import (
 )
 
 PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 9, 17, 30)]
-CHAIN = Configuration(drafter=DraftModelDrafter(policy=ByBatchPolicy(tokens={1: 3, 2: 1})))
+CHAIN = Configuration(drafter=DraftModelSettings(policy=ByBatchSettings(tokens={1: 3, 2: 1})))
 
 
 def test_the_clock_stops_where_a_slot_stays_empty(tiny_pair: Pair) -> None:

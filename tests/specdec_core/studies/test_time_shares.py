@@ -9,29 +9,25 @@ from time import perf_counter
 import pytest
 import torch
 
-from specdec_core.config import (
-    CascadeDrafter,
-    ConfidencePolicy,
-    ConfidenceProductPolicy,
-    Configuration,
-    Drafter,
-    DraftModelDrafter,
-    FixedPolicy,
-    HybridDrafter,
-    Sampling,
-    SuffixDrafter,
-    SvipPolicy,
-    TreeDrafter,
-)
+from specdec_core.config import Configuration, DrafterSettings, Sampling
+from specdec_core.drafting.cascade.settings import CascadeSettings
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.hybrid import HybridSettings
+from specdec_core.drafting.policies.confidence import ConfidenceSettings
+from specdec_core.drafting.policies.confidence_product import ConfidenceProductSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.svip import SvipSettings
+from specdec_core.drafting.suffix import SuffixSettings
+from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.pair import Pair
 from specdec_core.studies.time_shares import FORWARDS, PARTS, beyond_forwards, sample_stacks, split
 
-CHAIN = DraftModelDrafter(policy=ConfidenceProductPolicy(threshold=0.3, max_tokens=5))
-CASCADE = CascadeDrafter(proposer=SuffixDrafter(max_tokens=4))
-BOTH = HybridDrafter(lookup=SuffixDrafter(max_tokens=6), min_match=3, otherwise=CASCADE)
-TREE = TreeDrafter(branching=[2, 1])
+CHAIN = DraftModelSettings(policy=ConfidenceProductSettings(threshold=0.3, max_tokens=5))
+CASCADE = CascadeSettings(proposer=SuffixSettings(max_tokens=4))
+BOTH = HybridSettings(lookup=SuffixSettings(max_tokens=6), min_match=3, otherwise=CASCADE)
+TREE = TreeSettings(branching=[2, 1])
 PROMPTS = [tuple(range(5, 25)), (7, 8, 9) * 6]
 
 
@@ -44,7 +40,7 @@ def requests(tokens: int = 20) -> list[Request]:
     "drafter", [None, CHAIN, TREE, BOTH], ids=["none", "chain", "tree", "hybrid"]
 )
 def test_the_parts_of_a_round_are_its_time(
-    tiny_pair: Pair, drafter: Drafter | None, temperature: float
+    tiny_pair: Pair, drafter: DrafterSettings | None, temperature: float
 ) -> None:
     configuration = Configuration(drafter=drafter, sampling=Sampling(temperature=temperature))
     generations = Engine(tiny_pair, configuration, slots=2).generate(requests())
@@ -105,19 +101,19 @@ class Copies:
 @pytest.mark.parametrize(
     "policy",
     [
-        FixedPolicy(max_tokens=4),
-        ConfidencePolicy(threshold=0.001, max_tokens=4),
-        ConfidenceProductPolicy(threshold=1e-6, max_tokens=4),
-        SvipPolicy(threshold=5.0, max_tokens=4),
+        FixedSettings(max_tokens=4),
+        ConfidenceSettings(threshold=0.001, max_tokens=4),
+        ConfidenceProductSettings(threshold=1e-6, max_tokens=4),
+        SvipSettings(threshold=5.0, max_tokens=4),
     ],
     ids=lambda policy: policy.kind,
 )
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_round_waits_once_for_each_drafted_token_and_once_for_the_verification(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, policy: FixedPolicy, slots: int
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, policy: FixedSettings, slots: int
 ) -> None:
     """Greedily. What a policy reads comes with the token: to_host copies once from a GPU."""
-    engine = Engine(tiny_pair, Configuration(drafter=DraftModelDrafter(policy=policy)), slots)
+    engine = Engine(tiny_pair, Configuration(drafter=DraftModelSettings(policy=policy)), slots)
     for request in requests(12):
         engine.add(request)
     copies = Copies(monkeypatch)
@@ -126,7 +122,7 @@ def test_a_round_waits_once_for_each_drafted_token_and_once_for_the_verification
     def on_a_gpu(*values: torch.Tensor) -> list[list[float]]:
         return together([own.double() for own in values]).tolist()
 
-    monkeypatch.setattr("specdec_core.drafting.policies.policy.to_host", on_a_gpu)
+    monkeypatch.setattr("specdec_core.drafting.policies.signals.to_host", on_a_gpu)
     longest = 0
     while not engine.idle:
         copies.count = 0

@@ -8,14 +8,11 @@ import pytest
 import torch
 from scipy.stats import binomtest
 
-from specdec_core.config import (
-    Configuration,
-    DraftModelDrafter,
-    FixedPolicy,
-    PromptLookupDrafter,
-    Sampling,
-    SvipPolicy,
-)
+from specdec_core.config import Configuration, Sampling
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.svip import SvipSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens import coupling
@@ -25,7 +22,7 @@ from tests.specdec_core.tokens.test_lossless import engine_counts, joint, p_valu
 __all__ = ["toy_pair"]
 
 COUPLED = Sampling(temperature=1.0, coupling="gumbel")
-CHAIN = DraftModelDrafter(policy=FixedPolicy(max_tokens=2))
+CHAIN = DraftModelSettings(policy=FixedSettings(max_tokens=2))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +51,7 @@ def test_the_test_notices_noise_that_is_not_exponential(
 
 @pytest.mark.parametrize(
     "drafter",
-    [CHAIN, DraftModelDrafter(policy=SvipPolicy(threshold=1.0)), PromptLookupDrafter()],
+    [CHAIN, DraftModelSettings(policy=SvipSettings(threshold=1.0)), PromptLookupSettings()],
     ids=["chain", "svip", "lookup"],
 )
 def test_coupled_output_does_not_depend_on_what_is_drafted(

@@ -17,18 +17,13 @@ from tokenizers import Tokenizer, models
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specdec_core.config import (
-    Configuration,
-    DraftModelDrafter,
-    FixedPolicy,
-    ForkDrafter,
-    PairSpec,
-    PromptLookupDrafter,
-    RunnerSettings,
-    Sampling,
-    SvipPolicy,
-    TreeDrafter,
-)
+from specdec_core.config import Configuration, PairSpec, RunnerSettings, Sampling
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.fork.settings import ForkSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.svip import SvipSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens import acceptance, topology
@@ -100,7 +95,7 @@ def p_value(counts: np.ndarray, expected: np.ndarray) -> float:
     return float(chisquare(observed[keep], wanted[keep] / wanted.sum() * observed.sum()).pvalue)
 
 
-CHAIN = DraftModelDrafter(policy=FixedPolicy(max_tokens=2))
+CHAIN = DraftModelSettings(policy=FixedSettings(max_tokens=2))
 
 
 def test_chain_samples_have_the_targets_joint_distribution(toy_pair: Pair) -> None:
@@ -114,8 +109,8 @@ def test_chain_samples_have_the_targets_joint_distribution(toy_pair: Pair) -> No
     [
         (CHAIN, Sampling(temperature=0.7, top_k=3)),
         (CHAIN, Sampling(temperature=1.3, top_p=0.8)),
-        (DraftModelDrafter(policy=SvipPolicy(threshold=1.2)), Sampling(temperature=1.0)),
-        (PromptLookupDrafter(), Sampling(temperature=1.0)),
+        (DraftModelSettings(policy=SvipSettings(threshold=1.2)), Sampling(temperature=1.0)),
+        (PromptLookupSettings(), Sampling(temperature=1.0)),
         (None, Sampling(temperature=1.0)),
     ],
     ids=["top-k", "top-p", "svip", "prompt-lookup", "autoregressive"],
@@ -174,12 +169,12 @@ WARPERS = {
     "coupled": Sampling(temperature=1.0, coupling="gumbel"),
 }
 SHAPES = {
-    "3x2x1": TreeDrafter(branching=(3, 2, 1)),
-    "3x2x1-replaced": TreeDrafter(branching=(3, 2, 1), replacement=True),
-    "1x4": TreeDrafter(branching=(1, 4)),
-    "uneven": TreeDrafter(branching=(3, (2, 0, 1))),
-    "everything": TreeDrafter(branching=(VOCAB,)),
-    "fork": ForkDrafter(width=2, policy=SvipPolicy(threshold=1.25, max_tokens=3)),
+    "3x2x1": TreeSettings(branching=(3, 2, 1)),
+    "3x2x1-replaced": TreeSettings(branching=(3, 2, 1), replacement=True),
+    "1x4": TreeSettings(branching=(1, 4)),
+    "uneven": TreeSettings(branching=(3, (2, 0, 1))),
+    "everything": TreeSettings(branching=(VOCAB,)),
+    "fork": ForkSettings(width=2, policy=SvipSettings(threshold=1.25, max_tokens=3)),
 }
 
 
@@ -198,7 +193,7 @@ def test_trees_of_every_shape_are_lossless(toy_pair: Pair, shape: str, warper: s
 def test_tree_samples_have_the_targets_joint_distribution(
     toy_pair: Pair, replacement: bool
 ) -> None:
-    drafter = TreeDrafter(branching=(3, 2, 1), replacement=replacement)
+    drafter = TreeSettings(branching=(3, 2, 1), replacement=replacement)
     assert tree_p_value(toy_pair, drafter, Sampling(temperature=1.0), 8_000) > 1e-3
 
 
@@ -252,7 +247,7 @@ def test_the_test_notices_siblings_with_a_wrong_distribution(
     toy_pair: Pair, monkeypatch: pytest.MonkeyPatch, bug: object
 ) -> None:
     monkeypatch.setattr(acceptance, "draw_siblings", bug)
-    drafter = TreeDrafter(branching=(3, 2))
+    drafter = TreeSettings(branching=(3, 2))
     assert tree_p_value(toy_pair, drafter, Sampling(temperature=1.0), 4_000) < 1e-9
 
 
@@ -265,7 +260,7 @@ def test_the_test_notices_a_wrong_mask(toy_pair: Pair, monkeypatch: pytest.Monke
             self._sees = torch.ones(len(self), len(self), dtype=torch.bool).tril()
 
     monkeypatch.setattr(topology, "Topology", Chained)
-    drafter = TreeDrafter(branching=(3, 2))
+    drafter = TreeSettings(branching=(3, 2))
     assert tree_p_value(toy_pair, drafter, Sampling(temperature=1.0), 4_000) < 1e-9
 
 

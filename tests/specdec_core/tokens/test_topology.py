@@ -7,7 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec_core.config import Configuration, ForkDrafter, SvipPolicy, TreeDrafter
+from specdec_core.config import Configuration
+from specdec_core.drafting.fork.settings import ForkSettings
+from specdec_core.drafting.policies.svip import SvipSettings
+from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.token_tree import ROOT
@@ -140,9 +143,9 @@ def test_shapes_are_numbered_level_by_level() -> None:
 @pytest.mark.parametrize(
     "drafter",
     [
-        TreeDrafter(branching=(3, 2, 1)),
-        TreeDrafter(branching=(3, (2, 0, 1))),
-        ForkDrafter(width=3, policy=SvipPolicy(threshold=0.9, max_tokens=6)),
+        TreeSettings(branching=(3, 2, 1)),
+        TreeSettings(branching=(3, (2, 0, 1))),
+        ForkSettings(width=3, policy=SvipSettings(threshold=0.9, max_tokens=6)),
     ],
     ids=["k-configuration", "any-shape", "fork"],
 )

@@ -15,9 +15,11 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, Configuration, HybridDrafter, RetrievalDrafter
+from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.drafting.datastores.card import CARD, SUFFIXES, TOKENS
 from specdec_core.drafting.datastores.datastore import Datastore, check_datastores, open_datastore
+from specdec_core.drafting.hybrid import HybridSettings
+from specdec_core.drafting.retrieval import RetrievalSettings
 from specdec_core.models.fingerprints import tokenizer_digest
 from specdec_core.training.datastores.build import suffix_array, write_datastore
 from tests.conftest import tiny_tokenizer
@@ -137,8 +139,8 @@ def test_every_datastore_of_a_search_is_checked_before_it_begins(tmp_path: Path)
     write_datastore([[1, 2, 3]], ["test"], SMALL, known)
 
     def search(folder: Path) -> list[Configuration]:
-        inner = HybridDrafter(lookup=RetrievalDrafter(datastore=str(folder)))
-        return [AUTOREGRESSIVE, Configuration(drafter=HybridDrafter(otherwise=inner))]
+        inner = HybridSettings(lookup=RetrievalSettings(datastore=str(folder)))
+        return [AUTOREGRESSIVE, Configuration(drafter=HybridSettings(otherwise=inner))]
 
     check_datastores(search(known), SMALL)
     with pytest.raises(UserError, match="another tokenizer"):

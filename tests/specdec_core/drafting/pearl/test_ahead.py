@@ -5,16 +5,9 @@ import random
 import pytest
 import torch
 
-from specdec_core.config import (
-    CascadeDrafter,
-    Drafter,
-    DraftModelDrafter,
-    FixedPolicy,
-    PromptLookupDrafter,
-    Sampling,
-    SuffixDrafter,
-    TokenCacheDrafter,
-)
+from specdec_core.config import DrafterSettings, Sampling
+from specdec_core.drafting.cascade.settings import CascadeSettings
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.pearl.ahead import Ahead
 from specdec_core.drafting.pearl.messages import (
     Ask,
@@ -27,17 +20,20 @@ from specdec_core.drafting.pearl.messages import (
     Pause,
     Ready,
 )
+from specdec_core.drafting.policies.fixed import FixedPolicy, FixedSettings
 from specdec_core.drafting.policies.policy import PolicyOutcome
-from specdec_core.drafting.policies.thresholds import Fixed
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.drafting.suffix import SuffixSettings
+from specdec_core.drafting.token_cache import TokenCacheSettings
 from specdec_core.models.pair import Pair
 
 PROMPT = "def main():\n    return"
-POLICY = FixedPolicy(max_tokens=4)
-PLAIN = DraftModelDrafter(policy=POLICY)
+POLICY = FixedSettings(max_tokens=4)
+PLAIN = DraftModelSettings(policy=POLICY)
 LOOKUPS = [
-    PromptLookupDrafter(max_tokens=5),
-    SuffixDrafter(tree=True, max_tokens=8, memory="all"),
-    TokenCacheDrafter(from_prompt=True),
+    PromptLookupSettings(max_tokens=5),
+    SuffixSettings(tree=True, max_tokens=8, memory="all"),
+    TokenCacheSettings(from_prompt=True),
 ]
 GREEDY, COUPLED = Sampling(), Sampling(temperature=1.0, coupling="gumbel")
 
@@ -46,7 +42,7 @@ class Told:
     """Texts by the numbers of their last tokens, as a target's side may know them."""
 
     def __init__(
-        self, pair: Pair, width: int, sampling: Sampling = GREEDY, drafter: Drafter = PLAIN
+        self, pair: Pair, width: int, sampling: Sampling = GREEDY, drafter: DrafterSettings = PLAIN
     ) -> None:
         self.sent: list = []
         self.ahead = Ahead(pair, self.sent.append)
@@ -94,11 +90,11 @@ class Told:
 @pytest.mark.parametrize("width", [1, 4])
 @pytest.mark.parametrize("lookup", [None, *LOOKUPS], ids=lambda own: own.kind if own else "alone")
 def test_candidates_are_the_drafts_own_whatever_the_target_says(
-    tiny_pair: Pair, width: int, lookup: Drafter | None
+    tiny_pair: Pair, width: int, lookup: DrafterSettings | None
 ) -> None:
     """Also after the cache has lost and kept parts of the tree many times, and whatever a lookup
     has guessed."""
-    drafter = PLAIN if lookup is None else CascadeDrafter(proposer=lookup, policy=POLICY)
+    drafter = PLAIN if lookup is None else CascadeSettings(proposer=lookup, policy=POLICY)
     told, chance = Told(tiny_pair, width, drafter=drafter), random.Random(0)
     [draft] = tiny_pair.drafts.values()
     ready = 0
@@ -121,8 +117,10 @@ def test_candidates_are_the_drafts_own_whatever_the_target_says(
         assert logits[token] >= logits.max() - 1e-4
 
 
-@pytest.mark.parametrize("drafter", [PLAIN, CascadeDrafter(policy=POLICY)], ids=lambda d: d.kind)
-def test_no_more_is_drafted_ahead_than_was_asked_for(tiny_pair: Pair, drafter: Drafter) -> None:
+@pytest.mark.parametrize("drafter", [PLAIN, CascadeSettings(policy=POLICY)], ids=lambda d: d.kind)
+def test_no_more_is_drafted_ahead_than_was_asked_for(
+    tiny_pair: Pair, drafter: DrafterSettings
+) -> None:
     told = Told(tiny_pair, 3, drafter=drafter)
     while told.ahead.draft():
         told.hear()
@@ -133,8 +131,10 @@ def test_no_more_is_drafted_ahead_than_was_asked_for(tiny_pair: Pair, drafter: D
     assert told.ahead.draft()
 
 
-@pytest.mark.parametrize("drafter", [PLAIN, CascadeDrafter(policy=POLICY)], ids=lambda d: d.kind)
-def test_the_policy_is_asked_about_the_chain_alone(tiny_pair: Pair, drafter: Drafter) -> None:
+@pytest.mark.parametrize("drafter", [PLAIN, CascadeSettings(policy=POLICY)], ids=lambda d: d.kind)
+def test_the_policy_is_asked_about_the_chain_alone(
+    tiny_pair: Pair, drafter: DrafterSettings
+) -> None:
     """One of its tokens after the other, however many came of one forward; and about those behind
     a pause once it is known what became of the ones before."""
     told = Told(tiny_pair, 4, drafter=drafter)
@@ -152,11 +152,13 @@ def test_the_policy_is_asked_about_the_chain_alone(tiny_pair: Pair, drafter: Dra
 
 @pytest.mark.parametrize("lookup", LOOKUPS, ids=lambda own: own.kind)
 def test_the_policy_is_told_how_many_forwards_brought_its_candidates(
-    tiny_pair: Pair, lookup: Drafter, monkeypatch: pytest.MonkeyPatch
+    tiny_pair: Pair, lookup: DrafterSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcomes: list[PolicyOutcome] = []
-    monkeypatch.setattr(Fixed, "observe", lambda self, slot, outcome: outcomes.append(outcome))
-    cascade = CascadeDrafter(proposer=lookup, policy=FixedPolicy(max_tokens=9))
+    monkeypatch.setattr(
+        FixedPolicy, "observe", lambda self, slot, outcome: outcomes.append(outcome)
+    )
+    cascade = CascadeSettings(proposer=lookup, policy=FixedSettings(max_tokens=9))
     told, expected = Told(tiny_pair, 1, drafter=cascade), []
     for _ in range(8):
         calls = 0
@@ -170,8 +172,8 @@ def test_the_policy_is_told_how_many_forwards_brought_its_candidates(
 
 
 def test_a_lookup_learns_what_became_of_the_chain_and_how_the_text_ended(tiny_pair: Pair) -> None:
-    cache = TokenCacheDrafter(phrase_length=3, memory="all")
-    told = Told(tiny_pair, 1, drafter=CascadeDrafter(proposer=cache, policy=POLICY))
+    cache = TokenCacheSettings(phrase_length=3, memory="all")
+    told = Told(tiny_pair, 1, drafter=CascadeSettings(proposer=cache, policy=POLICY))
     for _ in range(3):
         told.ahead.draft()
     told.hear()
@@ -204,7 +206,7 @@ def test_a_distribution_is_what_the_token_behind_was_drawn_from(tiny_pair: Pair)
 
 
 def test_coupled_candidates_are_those_that_the_shared_noise_chooses(tiny_pair: Pair) -> None:
-    cascade = CascadeDrafter(proposer=LOOKUPS[2], policy=POLICY)
+    cascade = CascadeSettings(proposer=LOOKUPS[2], policy=POLICY)
     first, *others = (
         Told(tiny_pair, 1, COUPLED),
         Told(tiny_pair, 4, COUPLED),

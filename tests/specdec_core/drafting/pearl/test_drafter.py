@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PearlDrafter, Sampling, parse
-from specdec_core.drafting.build import Pearl, Resources
-from specdec_core.drafting.drafter import Outcome, SlotState
+from specdec_core.config import Configuration, Sampling, parse
+from specdec_core.drafting.drafter import Outcome, Resources, SlotState
+from specdec_core.drafting.pearl.drafter import PearlDrafter
 from specdec_core.drafting.pearl.look import Look
 from specdec_core.drafting.pearl.messages import Begin, Drafted, End, Pause, Ready
+from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.sampling import RandomStream
@@ -214,7 +215,7 @@ class Scripted:
 def test_nobody_waits_for_candidates_behind_a_pause_though_some_before_it_were_judged() -> None:
     link = Scripted()
     resources = Resources(None, None, 100, frozenset(), open_link=lambda: link)
-    drafter = Pearl(PearlDrafter(window=2, wait=2), resources)
+    drafter = PearlDrafter(PearlSettings(window=2, wait=2), resources)
     sequence = SlotState(0, [5, 6], Sampling(), RandomStream(0, 320), room=20)
     drafter.open([sequence])
     [root] = [message.root for message in link.heard if isinstance(message, Begin)]
@@ -298,14 +299,14 @@ def test_the_test_notices_guesses_that_were_not_drawn(
 def test_the_test_notices_wrong_probabilities(
     toy_pair: Pair, monkeypatch: pytest.MonkeyPatch, bug: str
 ) -> None:
-    def wrong(self: Pearl, tree: TokenTree, *others: object) -> None:
+    def wrong(self: PearlDrafter, tree: TokenTree, *others: object) -> None:
         rightly(self, tree, *others)
         if bug == "certain" or tree.fed is not None:
             source = tree.draft_probs[-1]
             tree.draft_probs[-1] = Elsewhere(0.5 * source.probability, source.fetch)
 
-    rightly = Pearl._add
-    monkeypatch.setattr(Pearl, "_add", wrong)
+    rightly = PearlDrafter._add
+    monkeypatch.setattr(PearlDrafter, "_add", wrong)
     sampling = Sampling(temperature=1.0)
     counts = samples(InTurns(toy_pair, 0), sampling, 2_000, window=1, wait=1)
     assert p_value(counts, joint(toy_pair, sampling)) < 1e-9

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import get_args
+from functools import partial
 
 import pytest
 
 from specdec_core.config import (
-    CascadeDrafter,
     Configuration,
-    DecisionPolicy,
-    Drafter,
-    DraftModelDrafter,
-    HybridDrafter,
-    OraclePolicy,
+    DrafterSettings,
     PairSpec,
-    PearlDrafter,
-    Policy,
-    PromptLookupDrafter,
+    PolicySettings,
     RunnerSettings,
     Sampling,
-    SuffixDrafter,
+    kinds,
 )
-from specdec_core.drafting.build import DraftModel, Resources
-from specdec_core.drafting.drafter import SlotState
-from specdec_core.drafting.pearl import ahead
-from specdec_core.drafting.policies.build import LengthPolicy, build_policy
-from specdec_core.drafting.policies.policy import PolicyOutcome, Signals
+from specdec_core.config.kinds import kinds_of
+from specdec_core.drafting.cascade.settings import CascadeSettings
+from specdec_core.drafting.draft_model.drafter import DraftModelDrafter
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.drafter import Resources, SlotState
+from specdec_core.drafting.heads.storage import load_pair_head
+from specdec_core.drafting.hybrid import HybridSettings
+from specdec_core.drafting.pearl.settings import PearlSettings
+from specdec_core.drafting.policies.decision import DecisionSettings
+from specdec_core.drafting.policies.oracle import OracleSettings
+from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
+from specdec_core.drafting.policies.signals import Signals
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import load_pair
 from specdec_core.prompts.prompt_sets import load_prompts
@@ -40,17 +42,17 @@ HEADS = {"specdecpp": "bundled:small-specdecpp-d3-w1", "decision": "bundled:smal
 COUPLED = Sampling(temperature=1.0, coupling="gumbel")
 
 
-def with_defaults(settings: type[Policy]) -> Policy:
+def with_defaults(settings: type[PolicySettings]) -> PolicySettings:
     """A policy of the table; those that have no defaults with a trained head or a table of K."""
     needed = {"head": HEADS.get(settings.model_fields["kind"].default), "tokens": {1: 4, 2: 2}}
     return settings(**{name: needed[name] for name in needed if name in settings.model_fields})
 
 
 # Nothing that decodes can follow the oracle.
-TABLE = [kind for kind in get_args(get_args(Policy)[0]) if kind is not OraclePolicy]
-POLICIES = [with_defaults(kind) for kind in TABLE]
+EVERY = kinds_of(kinds.POLICIES, PolicySettings).values()
+POLICIES = [with_defaults(kind) for kind in EVERY if kind is not OracleSettings]
 LEARNING = [p for p in POLICIES if p.kind in ("dynamic_confidence", "pre_cut")]
-POLICIES.append(DecisionPolicy(head=HEADS["decision"], threshold=0.3, cumulative=True))
+POLICIES.append(DecisionSettings(head=HEADS["decision"], threshold=0.3, cumulative=True))
 
 
 @dataclass
@@ -142,18 +144,19 @@ class Drafting:
         return self._alone[sampling]
 
     def beside(
-        self, drafter: Drafter, sampling: Sampling, slots: int, patch: pytest.MonkeyPatch
+        self, drafter: DrafterSettings, sampling: Sampling, slots: int, patch: pytest.MonkeyPatch
     ) -> tuple[Watched, list[Generation]]:
         """What is written with a draft beside the target, and what its policy was asked."""
-        link, watched = InTurns(self.pair, 0), []
+        link, watched, rightly = InTurns(self.pair, 0), [], Resources.policy
 
-        def build(*given: object) -> Watched:
-            watched.append(Watched(build_policy(*given), link))
+        def policy(resources: Resources, draft: str | None, settings: PolicySettings) -> Watched:
+            watched.append(Watched(rightly(resources, draft, settings), link))
             return watched[0]
 
-        patch.setattr(ahead, "build_policy", build)
-        engine = Engine(self.pair, Configuration(drafter=drafter), slots, open_link=lambda: link)
-        found = engine.generate(self.requests(sampling))
+        with patch.context() as own:
+            own.setattr(Resources, "policy", policy)
+            engine = Engine(self.pair, Configuration(drafter=drafter), slots, lambda: link)
+            found = engine.generate(self.requests(sampling))
         return watched[0], found
 
 
@@ -162,12 +165,12 @@ def drafting() -> Drafting:
     return Drafting()
 
 
-def plain(policy: Policy) -> DraftModelDrafter:
-    return DraftModelDrafter(policy=policy)
+def plain(policy: PolicySettings) -> DraftModelSettings:
+    return DraftModelSettings(policy=policy)
 
 
-def sped_up(policy: Policy) -> CascadeDrafter:
-    return CascadeDrafter(proposer=PromptLookupDrafter(max_tokens=5), policy=policy)
+def sped_up(policy: PolicySettings) -> CascadeSettings:
+    return CascadeSettings(proposer=PromptLookupSettings(max_tokens=5), policy=policy)
 
 
 @pytest.mark.parametrize(
@@ -178,21 +181,21 @@ def sped_up(policy: Policy) -> CascadeDrafter:
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda own: own.kind)
 def test_a_window_stops_where_a_chain_of_one_process_would(
     drafting: Drafting,
-    policy: Policy,
+    policy: PolicySettings,
     drafter: object,
     width: int,
     sampling: Sampling,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Given the same text and, of earlier rounds, the same outcomes; and no token is another."""
-    pearl = PearlDrafter(drafter=drafter(policy), window=6, wait=3, width=width, least=0.0)
+    pearl = PearlSettings(drafter=drafter(policy), window=6, wait=3, width=width, least=0.0)
     watched, found = drafting.beside(pearl, sampling, 1, monkeypatch)
     assert [g.tokens for g in found] == [g.tokens for g in drafting.alone(sampling)]
     pair = drafting.pair
     runner = pair.open_runner("small", 1)
     sizes = runner.vocab_size, pair.eos_token_ids
-    resources = Resources(lambda name: runner, pair.load_head, *sizes)
-    chain = DraftModel(plain(policy), resources)
+    resources = Resources(lambda name: runner, partial(load_pair_head, pair), *sizes)
+    chain = DraftModelDrafter(plain(policy), resources)
     request, outcomes = -1, []
     for window in watched.windows:
         if window is None:
@@ -222,9 +225,9 @@ def test_a_window_stops_where_a_chain_of_one_process_would(
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda own: own.kind)
 def test_requests_of_a_batch_have_windows_of_their_own(
-    drafting: Drafting, policy: Policy, monkeypatch: pytest.MonkeyPatch
+    drafting: Drafting, policy: PolicySettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pearl = PearlDrafter(drafter=sped_up(policy), window=5, wait=2, width=2)
+    pearl = PearlSettings(drafter=sped_up(policy), window=5, wait=2, width=2)
     watched, found = drafting.beside(pearl, Sampling(temperature=0.8), 2, monkeypatch)
     assert all(g.tokens for g in found)
     told = [window.outcome for window in watched.windows if window and window.outcome]
@@ -233,10 +236,10 @@ def test_requests_of_a_batch_have_windows_of_their_own(
 
 @pytest.mark.parametrize("policy", LEARNING, ids=lambda own: own.kind)
 def test_rounds_that_others_propose_for_judge_windows_too(
-    drafting: Drafting, policy: Policy, monkeypatch: pytest.MonkeyPatch
+    drafting: Drafting, policy: PolicySettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pearl = PearlDrafter(drafter=plain(policy), window=5, wait=2)
-    hybrid = HybridDrafter(lookup=SuffixDrafter(), otherwise=pearl, min_match=1)
+    pearl = PearlSettings(drafter=plain(policy), window=5, wait=2)
+    hybrid = HybridSettings(lookup=SuffixSettings(), otherwise=pearl, min_match=1)
     watched, found = drafting.beside(hybrid, Sampling(), 1, monkeypatch)
     assert [g.tokens for g in found] == [g.tokens for g in drafting.alone(Sampling())]
     assert any(Origin.LOOKUP in g.origins for g in found)

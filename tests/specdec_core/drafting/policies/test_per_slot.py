@@ -5,25 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdec_core.config import (
-    ConfidencePolicy,
-    ConfidenceProductPolicy,
-    DynamicConfidencePolicy,
-    FixedPolicy,
-    HeuristicPolicy,
-    SvipPolicy,
-)
-from specdec_core.drafting.policies.build import build_policy
+from specdec_core.drafting.policies.confidence import ConfidenceSettings
+from specdec_core.drafting.policies.confidence_product import ConfidenceProductSettings
+from specdec_core.drafting.policies.dynamic_confidence import DynamicConfidenceSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.heuristic import HeuristicSettings
 from specdec_core.drafting.policies.per_slot import PerSlot
-from specdec_core.drafting.policies.policy import PolicyOutcome, Signals
+from specdec_core.drafting.policies.policy import PolicyOutcome, build_policy
+from specdec_core.drafting.policies.signals import Signals
+from specdec_core.drafting.policies.svip import SvipSettings
 
 SETTINGS = [
-    FixedPolicy(max_tokens=3),
-    ConfidencePolicy(threshold=0.4),
-    SvipPolicy(threshold=1.1),
-    ConfidenceProductPolicy(threshold=0.2),
-    DynamicConfidencePolicy(),
-    HeuristicPolicy(start=2),
+    FixedSettings(max_tokens=3),
+    ConfidenceSettings(threshold=0.4),
+    SvipSettings(threshold=1.1),
+    ConfidenceProductSettings(threshold=0.2),
+    DynamicConfidenceSettings(),
+    HeuristicSettings(start=2),
 ]
 
 

@@ -4,61 +4,56 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import get_args
 
 import pytest
 import torch
 import yaml
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import (
-    ByBatchPolicy,
-    ConfidencePolicy,
-    ConfidenceProductPolicy,
-    Configuration,
-    DecisionPolicy,
-    DraftModelDrafter,
-    DynamicConfidencePolicy,
-    FixedPolicy,
-    HeuristicPolicy,
-    OraclePolicy,
-    Policy,
-    PreCutPolicy,
-    Sampling,
-    SpecDecPlusPlusPolicy,
-    SvipPolicy,
-    parse,
-)
+from specdec_core.config import Configuration, PolicySettings, Sampling, parse
+from specdec_core.config.kinds import POLICIES, kinds_of
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.drafter import SlotState
-from specdec_core.drafting.policies.build import LengthPolicy, build_policy
-from specdec_core.drafting.policies.policy import PolicyOutcome, Signals
+from specdec_core.drafting.policies.by_batch import ByBatchSettings
+from specdec_core.drafting.policies.confidence import ConfidenceSettings
+from specdec_core.drafting.policies.confidence_product import ConfidenceProductSettings
+from specdec_core.drafting.policies.decision import DecisionSettings
+from specdec_core.drafting.policies.dynamic_confidence import DynamicConfidenceSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.heuristic import HeuristicSettings
+from specdec_core.drafting.policies.oracle import OracleSettings
+from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome, build_policy
+from specdec_core.drafting.policies.pre_cut import PreCutSettings
+from specdec_core.drafting.policies.signals import Signals
+from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
+from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Generation
 from specdec_core.tokens.token_tree import TokenTree
 
 PER_REQUEST = [
-    FixedPolicy(max_tokens=4),
-    HeuristicPolicy(start=3, max_tokens=9),
-    ConfidencePolicy(threshold=0.1),
-    SvipPolicy(threshold=2.2),
-    ConfidenceProductPolicy(threshold=0.05),
-    DynamicConfidencePolicy(start=0.1),
+    FixedSettings(max_tokens=4),
+    HeuristicSettings(start=3, max_tokens=9),
+    ConfidenceSettings(threshold=0.1),
+    SvipSettings(threshold=2.2),
+    ConfidenceProductSettings(threshold=0.05),
+    DynamicConfidenceSettings(start=0.1),
 ]
-LASTING = [HeuristicPolicy(transient=False), PreCutPolicy(max_tokens=8)]
+LASTING = [HeuristicSettings(transient=False), PreCutSettings(max_tokens=8)]
 WITHOUT_HEAD = PER_REQUEST + LASTING
-BY_BATCH = ByBatchPolicy(tokens={4: 0, 1: 6, 2: 3})
-WITH_HEAD = [SpecDecPlusPlusPolicy(head="h"), DecisionPolicy(head="h")]
-ALL = [*WITHOUT_HEAD, *WITH_HEAD, BY_BATCH, OraclePolicy()]
+BY_BATCH = ByBatchSettings(tokens={4: 0, 1: 6, 2: 3})
+WITH_HEAD = [SpecDecPlusPlusSettings(head="h"), DecisionSettings(head="h")]
+ALL = [*WITHOUT_HEAD, *WITH_HEAD, BY_BATCH, OracleSettings()]
 
 PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 9, 17, 30, 1)]
 
 
-def kind(policy: Policy) -> str:
+def kind(policy: PolicySettings) -> str:
     return policy.kind
 
 
-def build(settings: Policy) -> LengthPolicy:
+def build(settings: PolicySettings) -> LengthPolicy:
     def no_head(name: str) -> None:
         raise AssertionError(f"{settings.kind} asked for the head {name}")
 
@@ -78,9 +73,11 @@ def two(probability: float) -> tuple[float, float]:
     return probability, 1 - probability
 
 
-def decode(pair: Pair, policy: Policy, slots: int = 1, **sampling: float) -> list[Generation]:
+def decode(
+    pair: Pair, policy: PolicySettings, slots: int = 1, **sampling: float
+) -> list[Generation]:
     configuration = Configuration(
-        drafter=DraftModelDrafter(policy=policy), sampling=Sampling(**sampling)
+        drafter=DraftModelSettings(policy=policy), sampling=Sampling(**sampling)
     )
     requests = [Request(str(i), p, 24, seed=i) for i, p in enumerate(PROMPTS)]
     return Engine(pair, configuration, slots).generate(requests)
@@ -91,17 +88,17 @@ def lengths(generations: list[Generation]) -> list[list[tuple[int, int]]]:
 
 
 def test_every_kind_of_policy_is_tested_here() -> None:
-    assert {type(policy) for policy in ALL} == set(get_args(get_args(Policy)[0]))
+    assert {policy.kind for policy in ALL} == set(POLICIES)
 
 
 def test_fixed_drafts_on_whatever_it_sees() -> None:
-    policy = build(FixedPolicy(max_tokens=3))
+    policy = build(FixedSettings(max_tokens=3))
     assert policy.limit(0) == 3
     assert go_on(policy, two(0.001), two(0.999)) == [True, True]
 
 
 def test_confidence_stops_strictly_below_its_threshold() -> None:
-    policy = build(ConfidencePolicy(threshold=0.5))
+    policy = build(ConfidenceSettings(threshold=0.5))
     assert go_on(policy, (0.5, 0.25, 0.25), (0.49, 0.26, 0.25)) == [True, False]
     # The peak counts, not the token that was drawn.
     assert go_on(policy, (0.1, 0.9)) == [True]
@@ -110,11 +107,11 @@ def test_confidence_stops_strictly_below_its_threshold() -> None:
 def test_svip_stops_where_the_root_of_the_entropy_is_above_its_threshold() -> None:
     root = math.sqrt(math.log(2))  # of the uniform distribution over two
     for threshold, expected in ((root * 1.0001, True), (root * 0.9999, False)):
-        assert go_on(build(SvipPolicy(threshold=threshold)), two(0.5)) == [expected]
+        assert go_on(build(SvipSettings(threshold=threshold)), two(0.5)) == [expected]
 
 
 def test_confidence_product_multiplies_the_drawn_tokens_of_one_round() -> None:
-    policy = build(ConfidenceProductPolicy(threshold=0.25))
+    policy = build(ConfidenceProductSettings(threshold=0.25))
     policy.limit(0), policy.limit(1)
     assert go_on(policy, two(0.5), two(0.75)) == [True, True]
     assert go_on(policy, two(0.5), two(0.3125), position=2) == [True, False]
@@ -123,7 +120,7 @@ def test_confidence_product_multiplies_the_drawn_tokens_of_one_round() -> None:
 
 
 def test_heuristic_grows_after_full_acceptance_and_shrinks_otherwise() -> None:
-    policy = build(HeuristicPolicy(start=2, increase=3, decrease=2, max_tokens=7))
+    policy = build(HeuristicSettings(start=2, increase=3, decrease=2, max_tokens=7))
     seen = [policy.limit(0)]
     for drafted, accepted in ((2, 2), (5, 5), (7, 7), (7, 6), (5, 0), (3, 2), (1, 0)):
         policy.observe(0, PolicyOutcome(drafted, accepted, drafted))
@@ -133,7 +130,7 @@ def test_heuristic_grows_after_full_acceptance_and_shrinks_otherwise() -> None:
 
 def test_heuristic_starts_anew_with_a_request_unless_it_lasts() -> None:
     for transient, expected in ((True, 5), (False, 7)):
-        policy = build(HeuristicPolicy(start=5, transient=transient))
+        policy = build(HeuristicSettings(start=5, transient=transient))
         policy.observe(0, PolicyOutcome(5, 5, 5))
         policy.reset(0)
         assert policy.limit(0) == expected
@@ -142,14 +139,14 @@ def test_heuristic_starts_anew_with_a_request_unless_it_lasts() -> None:
 
 @pytest.mark.parametrize("start", [0.1, 0.5])
 def test_dynamic_confidence_begins_with_its_start(start: float) -> None:
-    policy = build(DynamicConfidencePolicy(start=start))
+    policy = build(DynamicConfidenceSettings(start=start))
     nearly = math.nextafter(start, 0)
     assert go_on(policy, two(0.5), two(0.25)) == [True, start < 0.25]
     assert nearly < policy.threshold(0) == start
 
 
 def test_dynamic_confidence_moves_between_what_was_accepted_and_rejected() -> None:
-    policy = build(DynamicConfidencePolicy(start=0.125))
+    policy = build(DynamicConfidenceSettings(start=0.125))
     for _ in range(3):  # 0.75 is accepted, 0.25 is not
         assert go_on(policy, two(0.75)) == [True]
         assert go_on(policy, two(0.25), position=2) == [True]
@@ -164,11 +161,11 @@ def test_dynamic_confidence_moves_between_what_was_accepted_and_rejected() -> No
 
 def test_the_oracle_cannot_be_built_for_decoding() -> None:
     with pytest.raises(UserError, match="replay"):
-        build(OraclePolicy())
+        build(OracleSettings())
 
 
 @pytest.mark.parametrize("policy", WITHOUT_HEAD, ids=kind)
-def test_greedy_output_is_the_targets_own(tiny_pair: Pair, policy: Policy) -> None:
+def test_greedy_output_is_the_targets_own(tiny_pair: Pair, policy: PolicySettings) -> None:
     requests = [Request(str(i), p, 24) for i, p in enumerate(PROMPTS)]
     alone = Engine(tiny_pair).generate(requests)
     generations = decode(tiny_pair, policy, slots=2)
@@ -177,14 +174,14 @@ def test_greedy_output_is_the_targets_own(tiny_pair: Pair, policy: Policy) -> No
 
 
 @pytest.mark.parametrize("policy", WITHOUT_HEAD, ids=kind)
-def test_sampling_with_a_seed_is_reproducible(tiny_pair: Pair, policy: Policy) -> None:
+def test_sampling_with_a_seed_is_reproducible(tiny_pair: Pair, policy: PolicySettings) -> None:
     first, again = (decode(tiny_pair, policy, slots=2, temperature=0.8) for _ in range(2))
     assert [g.tokens for g in first] == [g.tokens for g in again]
     assert lengths(first) == lengths(again)
 
 
 @pytest.mark.parametrize("policy", WITHOUT_HEAD, ids=kind)
-def test_no_round_is_longer_than_max_tokens(tiny_pair: Pair, policy: Policy) -> None:
+def test_no_round_is_longer_than_max_tokens(tiny_pair: Pair, policy: PolicySettings) -> None:
     short = policy.model_copy(update={"max_tokens": 2})
     drafted = [drafted for rounds in lengths(decode(tiny_pair, short)) for drafted, _ in rounds]
     assert max(drafted) == 2
@@ -193,7 +190,7 @@ def test_no_round_is_longer_than_max_tokens(tiny_pair: Pair, policy: Policy) -> 
 @pytest.mark.parametrize("policy", PER_REQUEST, ids=kind)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_what_a_slot_drafts_does_not_depend_on_who_shares_its_batch(
-    tiny_pair: Pair, policy: Policy, temperature: float
+    tiny_pair: Pair, policy: PolicySettings, temperature: float
 ) -> None:
     alone = lengths(decode(tiny_pair, policy, slots=1, temperature=temperature))
     together = lengths(decode(tiny_pair, policy, slots=3, temperature=temperature))
@@ -208,7 +205,7 @@ def test_by_batch_drafts_as_many_as_its_table_says_for_the_requests_of_the_round
 ) -> None:
     """Five requests for four slots, the last ones alone: the table is read in all its places."""
     configuration = Configuration(
-        drafter=DraftModelDrafter(policy=BY_BATCH), sampling=Sampling(temperature=temperature)
+        drafter=DraftModelSettings(policy=BY_BATCH), sampling=Sampling(temperature=temperature)
     )
     engine = Engine(tiny_pair, configuration, slots=4)
     propose, most = engine.drafter.propose, dict.fromkeys((1, 2, 3, 4), 0)
@@ -231,7 +228,7 @@ def test_by_batch_drafts_as_many_as_its_table_says_for_the_requests_of_the_round
 def test_by_batch_reads_its_table_from_the_largest_number_that_is_reached() -> None:
     assert [BY_BATCH.at(n) for n in (1, 2, 3, 4, 400)] == [6, 3, 3, 0, 0]
     assert BY_BATCH.max_tokens == 6
-    written = Configuration(drafter=DraftModelDrafter(policy=BY_BATCH))
+    written = Configuration(drafter=DraftModelSettings(policy=BY_BATCH))
     assert parse(Configuration, yaml.safe_load(written.to_yaml()), "") == written
 
 
@@ -246,7 +243,7 @@ def test_by_batch_reads_its_table_from_the_largest_number_that_is_reached() -> N
 )
 def test_a_table_that_makes_no_sense_is_refused(tokens: dict[int, int], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        parse(ByBatchPolicy, {"tokens": tokens}, "policy")
+        parse(ByBatchSettings, {"tokens": tokens}, "policy")
 
 
 def changed(name: str, value: object) -> object:
@@ -260,7 +257,7 @@ def changed(name: str, value: object) -> object:
 
 def test_configurations_that_differ_have_different_labels() -> None:
     labels = []
-    for settings in get_args(get_args(Policy)[0]):
+    for settings in kinds_of(POLICIES, PolicySettings).values():
         needed = {"head": "h", "tokens": {1: 4, 8: 2}}
         own = {name: value for name, value in needed.items() if name in settings.model_fields}
         plain = settings(**own)
@@ -277,13 +274,13 @@ def test_configurations_that_differ_have_different_labels() -> None:
     ("policy", "label"),
     [
         (BY_BATCH, "K=6, 3 from 2 on, 0 from 4 on"),
-        (HeuristicPolicy(), "heuristic K₀=5"),
-        (HeuristicPolicy(transient=False, increase=1), "lasting heuristic K₀=5 +1/-1"),
-        (DynamicConfidencePolicy(), "dynamic confidence from 0.4"),
-        (ConfidenceProductPolicy(threshold=0.25, max_tokens=8), "confidence product 0.25 ≤8"),
-        (PreCutPolicy(target_cost=7.25, learning_rate=0.3), "pre-cut c=7.25 α=0.3"),
-        (PreCutPolicy(table="tables/code.json"), "pre-cut c=5 from code"),
+        (HeuristicSettings(), "heuristic K₀=5"),
+        (HeuristicSettings(transient=False, increase=1), "lasting heuristic K₀=5 +1/-1"),
+        (DynamicConfidenceSettings(), "dynamic confidence from 0.4"),
+        (ConfidenceProductSettings(threshold=0.25, max_tokens=8), "confidence product 0.25 ≤8"),
+        (PreCutSettings(target_cost=7.25, learning_rate=0.3), "pre-cut c=7.25 α=0.3"),
+        (PreCutSettings(table="tables/code.json"), "pre-cut c=5 from code"),
     ],
 )
-def test_labels_read_well(policy: Policy, label: str) -> None:
+def test_labels_read_well(policy: PolicySettings, label: str) -> None:
     assert policy.label == label

@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, DraftModelDrafter, PreCutPolicy
+from specdec_core.config import Configuration
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.policy import PolicyOutcome
-from specdec_core.drafting.policies.pre_cut import PreCut, QTable, reward
+from specdec_core.drafting.policies.pre_cut import PreCutPolicy, PreCutSettings, QTable, reward
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from tests.conftest import tiny_llama
@@ -24,7 +25,7 @@ SURE = {"exploration": 0.0}
 
 
 def draft_round(
-    policy: PreCut, probabilities: Sequence[float], accepted: int, slot: int = 0
+    policy: PreCutPolicy, probabilities: Sequence[float], accepted: int, slot: int = 0
 ) -> int:
     """Draft along `probabilities` as long as the policy likes, and tell it how many of the
     candidates the target would accept. Returns the candidates drafted."""
@@ -47,22 +48,24 @@ def test_reward_is_useful_tokens_per_draft_call_less_one() -> None:
     [(1.0, 0), (0.71, 0), (0.70, 1), (0.501, 1), (0.499, 2), (0.26, 3), (0.01, 5), (0.0, 5)],
 )
 def test_confidence_products_fall_into_two_bins_a_halving(expected: float, column: int) -> None:
-    table = QTable.initial(PreCutPolicy(bins=6, max_tokens=3))
+    table = QTable.initial(PreCutSettings(bins=6, max_tokens=3))
     assert table.state(1, expected) == column
     assert table.state(3, expected) == 12 + column
 
 
 def test_q_init_goes_on_in_every_state_until_the_last() -> None:
-    frame = PreCut(PreCutPolicy(max_tokens=5, bins=4, optimism=0.02)).frame()
+    frame = PreCutPolicy(PreCutSettings(max_tokens=5, bins=4, optimism=0.02)).frame()
     assert len(frame) == 20
     assert (frame["continue"] - frame["stop"]).to_numpy() == pytest.approx(0.02)
     assert set(frame["action"]) == {"continue"}
-    assert draft_round(PreCut(PreCutPolicy(max_tokens=5, **SURE)), [0.5] * 5, accepted=0) == 5
+    assert (
+        draft_round(PreCutPolicy(PreCutSettings(max_tokens=5, **SURE)), [0.5] * 5, accepted=0) == 5
+    )
 
 
 def test_a_round_updates_every_position_by_the_bellman_equation() -> None:
-    settings = PreCutPolicy(max_tokens=3, bins=4, target_cost=2, learning_rate=0.25, **SURE)
-    policy = PreCut(settings)
+    settings = PreCutSettings(max_tokens=3, bins=4, target_cost=2, learning_rate=0.25, **SURE)
+    policy = PreCutPolicy(settings)
     table, initial = policy.table, QTable.initial(settings)
     # After 1, 2, 3 candidates: Π = 0.9, 0.45, 0.405, in bins 0, 2, 2 of four a row.
     first, second, third = 0, 4 + 2, 8 + 2
@@ -92,14 +95,14 @@ def test_a_round_updates_every_position_by_the_bellman_equation() -> None:
 def test_it_learns_from_accepted_counts_how_far_drafting_pays() -> None:
     # The draft is equally sure of itself throughout; only verification tells.
     for accepted, expected in ((0, 1), (3, 3), (10, 10)):
-        policy = PreCut(PreCutPolicy(max_tokens=10, target_cost=5))
+        policy = PreCutPolicy(PreCutSettings(max_tokens=10, target_cost=5))
         drafted = [draft_round(policy, [0.95] * 10, accepted) for _ in range(600)]
         assert drafted[0] != 1
         assert set(drafted[-50:]) == {expected}
 
 
 def test_it_tells_sure_drafts_from_unsure_ones() -> None:
-    policy = PreCut(PreCutPolicy(max_tokens=8))
+    policy = PreCutPolicy(PreCutSettings(max_tokens=8))
     for _ in range(400):
         draft_round(policy, [0.99] * 8, accepted=8)
         draft_round(policy, [0.3] * 8, accepted=0)
@@ -115,8 +118,8 @@ def test_drafting_of_a_real_pair_gets_shorter_where_all_is_rejected_and_stays_lo
     requests = [Request(str(i), (5 + i, 9, 7), 60, ignore_eos=True) for i in range(8)]
     drafted = {}
     for draft in pair.drafts:
-        settings = PreCutPolicy(max_tokens=8, target_cost=4, exploration_decay=0.9)
-        drafter = DraftModelDrafter(draft=draft, policy=settings)
+        settings = PreCutSettings(max_tokens=8, target_cost=4, exploration_decay=0.9)
+        drafter = DraftModelSettings(draft=draft, policy=settings)
         generations = Engine(pair, Configuration(drafter=drafter)).generate(requests)
         # The last rounds of a request are short because nothing is left to write.
         drafted[draft] = [r.drafted for g in generations for r in g.rounds if r.position < 50]
@@ -128,8 +131,8 @@ def test_drafting_of_a_real_pair_gets_shorter_where_all_is_rejected_and_stays_lo
 
 def test_exploration_is_the_same_every_time_and_dies_out() -> None:
     def run(seed: int) -> list[int]:
-        settings = PreCutPolicy(max_tokens=10, seed=seed, learning_rate=NEVER)
-        policy = PreCut(settings)
+        settings = PreCutSettings(max_tokens=10, seed=seed, learning_rate=NEVER)
+        policy = PreCutPolicy(settings)
         return [draft_round(policy, [0.9] * 10, accepted=10) for _ in range(400)]
 
     first, again, other = run(0), run(0), run(1)
@@ -140,13 +143,13 @@ def test_exploration_is_the_same_every_time_and_dies_out() -> None:
 
 
 def test_a_saved_table_goes_on_as_the_one_that_was_saved(tmp_path: Path) -> None:
-    settings = PreCutPolicy(max_tokens=6)
-    policy = PreCut(settings)
+    settings = PreCutSettings(max_tokens=6)
+    policy = PreCutPolicy(settings)
     rounds = [([0.3 + 0.1 * (i % 7)] * 6, i % 5) for i in range(160)]
     for probabilities, accepted in rounds[:80]:
         draft_round(policy, probabilities, accepted)
     path = policy.save(tmp_path / "new" / "table.json")
-    restored = PreCut(settings.model_copy(update={"table": str(path)}))
+    restored = PreCutPolicy(settings.model_copy(update={"table": str(path)}))
     assert restored.frame().equals(policy.frame())
     following = [
         [draft_round(p, probabilities, accepted) for probabilities, accepted in rounds[80:]]
@@ -158,7 +161,7 @@ def test_a_saved_table_goes_on_as_the_one_that_was_saved(tmp_path: Path) -> None
 
 
 def test_one_table_serves_all_slots_and_outlives_requests() -> None:
-    policy = PreCut(PreCutPolicy(max_tokens=4, **SURE))
+    policy = PreCutPolicy(PreCutSettings(max_tokens=4, **SURE))
     draft_round(policy, [0.9] * 4, accepted=0, slot=0)
     learned = policy.frame()
     policy.reset(0)
@@ -168,7 +171,7 @@ def test_one_table_serves_all_slots_and_outlives_requests() -> None:
 
 
 def test_a_round_that_was_never_verified_teaches_nothing() -> None:
-    policy = PreCut(PreCutPolicy(max_tokens=4, **SURE))
+    policy = PreCutPolicy(PreCutSettings(max_tokens=4, **SURE))
     policy.go_on(SimpleNamespace(slots=[0], positions=[1], probability=[0.9]))
     policy.reset(0)
     policy.observe(0, PolicyOutcome(1, 1, 1))
@@ -176,7 +179,7 @@ def test_a_round_that_was_never_verified_teaches_nothing() -> None:
 
 
 def test_the_table_can_be_read() -> None:
-    frame = PreCut(PreCutPolicy(max_tokens=2, bins=3)).frame()
+    frame = PreCutPolicy(PreCutSettings(max_tokens=2, bins=3)).frame()
     assert list(frame["cost"]) == [1, 1, 1, 2, 2, 2]
     assert list(frame["up_to"][:3]) == pytest.approx([1, 0.5**0.5, 0.5])
     assert list(frame["above"][:3]) == pytest.approx([0.5**0.5, 0.5, 0])
@@ -198,7 +201,7 @@ def test_a_broken_or_foreign_table_is_refused_with_one_line(
     tmp_path: Path, text: str | None, message: str
 ) -> None:
     path = tmp_path / "table.json"
-    good = QTable.initial(PreCutPolicy(max_tokens=3, bins=4)).model_dump()
+    good = QTable.initial(PreCutSettings(max_tokens=3, bins=4)).model_dump()
     match text:
         case None:
             pass
@@ -211,6 +214,6 @@ def test_a_broken_or_foreign_table_is_refused_with_one_line(
         case _:
             path.write_text(text)
     with pytest.raises(UserError, match=message) as caught:
-        PreCut(PreCutPolicy(table=str(path)))
+        PreCutPolicy(PreCutSettings(table=str(path)))
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling, SuffixDrafter
+from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
+from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.engine.engine import Engine
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import Conversation, conversations
@@ -106,7 +107,7 @@ def test_rounds_and_forwards_add_up(bench_result: BenchResult) -> None:
 
 def test_what_was_learned_is_forgotten_between_repeats(tiny_pair: Pair) -> None:
     """Else the second repeat would find its own output, and be faster than any user's request."""
-    drafter = SuffixDrafter(memory="all")
+    drafter = SuffixSettings(memory="all")
     asked = conversations(
         [Prompt("0", "def main("), Prompt("1", "def main(")], tiny_pair.tokenizer, 24, 256
     )

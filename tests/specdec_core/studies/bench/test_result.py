@@ -9,7 +9,7 @@ import pytest
 
 from specdec_core.base.errors import UserError
 from specdec_core.models.pair import Pair
-from specdec_core.studies.bench.limits import draft_of, of_oracle, split, widths_of
+from specdec_core.studies.bench.limits import of_oracle, split, widths_of
 from specdec_core.studies.bench.result import (
     BenchResult,
     Effort,
@@ -147,7 +147,7 @@ def test_the_limits_of_a_run_are_known_for_each_of_our_rows(
 ) -> None:
     drafts = tiny_pair.drafts
     for own in bench_result.at(0.0, "specdec"):
-        draft = draft_of(own.configuration, drafts)
+        draft = own.configuration.draft_of(drafts)
         parts = split(own, bench_result.forwards, draft)
         assert parts.whole == pytest.approx(np.sum([
             sum(t.seconds) for takes in own.takes for t in takes

@@ -1,0 +1,205 @@
+"""The one table of kinds: where the settings and the run time of every drafter and policy are.
+
+A kind has one place. It is a module with two classes, `SvipSettings` and `SvipPolicy`, or
+`SuffixSettings` and `SuffixDrafter`: what a configuration says, and what decodes by it. Settings
+load without torch, so a kind that needs torch is a package with the modules `settings` and
+`drafter` (or `policy`). A place is imported when its kind is first asked for.
+
+A kind of one's own needs no line here: :func:`add_policy` or :func:`add_drafter` adds it. The
+modules that the environment variable SPECDEC_KINDS names are imported before the first kind is
+looked up, in every process, so that they can do so.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any, ClassVar, Union
+
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+from specdec_core.base.errors import UserError
+from specdec_core.config.base import Value
+
+DRAFTERS = {
+    "draft_model": "specdec_core.drafting.draft_model",
+    "tree": "specdec_core.drafting.tree",
+    "fork": "specdec_core.drafting.fork",
+    "target_tree": "specdec_core.drafting.target_tree",
+    "dynamic_tree": "specdec_core.drafting.dynamic_tree",
+    "prompt_lookup": "specdec_core.drafting.prompt_lookup",
+    "suffix": "specdec_core.drafting.suffix",
+    "retrieval": "specdec_core.drafting.retrieval",
+    "token_cache": "specdec_core.drafting.token_cache",
+    "lookahead": "specdec_core.drafting.lookahead",
+    "cascade": "specdec_core.drafting.cascade",
+    "post_use": "specdec_core.drafting.post_use",
+    "ouroboros": "specdec_core.drafting.ouroboros",
+    "hybrid": "specdec_core.drafting.hybrid",
+    "bandit": "specdec_core.drafting.bandit",
+    "pearl": "specdec_core.drafting.pearl",
+}
+POLICIES = {
+    "fixed": "specdec_core.drafting.policies.fixed",
+    "by_batch": "specdec_core.drafting.policies.by_batch",
+    "heuristic": "specdec_core.drafting.policies.heuristic",
+    "confidence": "specdec_core.drafting.policies.confidence",
+    "svip": "specdec_core.drafting.policies.svip",
+    "confidence_product": "specdec_core.drafting.policies.confidence_product",
+    "dynamic_confidence": "specdec_core.drafting.policies.dynamic_confidence",
+    "pre_cut": "specdec_core.drafting.policies.pre_cut",
+    "specdecpp": "specdec_core.drafting.policies.specdecpp",
+    "decision": "specdec_core.drafting.policies.decision",
+    "oracle": "specdec_core.drafting.policies.oracle",
+}
+OWN_KINDS = "SPECDEC_KINDS"
+
+
+class KindSettings(Value):
+    """The settings of a kind. What is abstract here and below, and class variables without a
+    value, every kind says."""
+
+    role: ClassVar[str]  # "Drafter" or "Policy": how the name of the run-time class ends
+    kind: str
+
+
+def add_drafter(kind: str, place: str) -> None:
+    """Add a kind of drafter whose settings and run time are in the module or package `place`.
+
+    Raises:
+        TypeError: `place` does not have what a kind must have.
+        ValueError: there is another kind of that name.
+    """
+    _add(DRAFTERS, kind, place)
+
+
+def add_policy(kind: str, place: str) -> None:
+    """Add a kind of length policy, as :func:`add_drafter` adds one of drafter."""
+    _add(POLICIES, kind, place)
+
+
+def drafter_settings(kind: str) -> Any:
+    """The settings class of a kind of drafter. Raises KeyError for one that is not in the table."""
+    _import_own()
+    return _settings(DRAFTERS[kind], kind)
+
+
+def policy_settings(kind: str) -> Any:
+    """The settings class of a kind of length policy; KeyError as above."""
+    _import_own()
+    return _settings(POLICIES[kind], kind)
+
+
+def kinds_of(table: Mapping[str, str], base: type) -> dict[str, Any]:
+    """The settings classes of all kinds in `table` that are of the type `base`."""
+    _import_own()
+    every = {kind: _settings(place, kind) for kind, place in table.items()}
+    return {kind: settings for kind, settings in every.items() if issubclass(settings, base)}
+
+
+def run_time(settings: KindSettings | type[KindSettings]) -> Any:
+    """The class that decodes by `settings`: `SuffixDrafter` for `SuffixSettings`."""
+    own = settings if isinstance(settings, type) else type(settings)
+    module = own.__module__
+    if module.endswith(".settings"):
+        module = module.removesuffix("settings") + own.role.lower()
+    name = own.__name__.removesuffix("Settings") + own.role
+    try:
+        return getattr(import_module(module), name)
+    except AttributeError:
+        raise TypeError(f"{module}: no class {name} to decode by {own.__name__}") from None
+
+
+class OneOf:
+    """Annotates a field: any kind in `table` whose settings are of the field's type.
+
+    The table is read when a value is validated or a JSON schema asked for, not when the field is
+    defined. So settings can hold each other, nothing is imported before it is needed, and a kind
+    that was added is known everywhere at once.
+    """
+
+    def __init__(self, table: Mapping[str, str]) -> None:
+        self.table = table
+        self._described: set[str] = set()  # whose JSON schema is being made
+
+    def __get_pydantic_core_schema__(self, base: Any, _: GetCoreSchemaHandler) -> CoreSchema:
+        def validate(value: Any) -> Any:
+            if isinstance(value, base):
+                return value
+            return _any_of(tuple(kinds_of(self.table, base).values())).validate_python(value)
+
+        return core_schema.no_info_plain_validator_function(validate, metadata={"base": base})
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        base = schema["metadata"]["base"]
+        name = base.__name__
+        if name in self._described:
+            return handler(core_schema.definition_reference_schema(name))
+        self._described.add(name)
+        try:
+            choices = {
+                kind: TypeAdapter(settings).core_schema
+                for kind, settings in kinds_of(self.table, base).items()
+            }
+            union = core_schema.tagged_union_schema(choices, "kind", ref=name)
+            return handler(core_schema.definitions_schema(union, []))
+        finally:
+            self._described.discard(name)
+
+
+@cache
+def _any_of(kinds: tuple[type[KindSettings], ...]) -> TypeAdapter[Any]:
+    union: Any = Union[kinds]  # noqa: UP007
+    return TypeAdapter(Annotated[union, Field(discriminator="kind")])
+
+
+@cache
+def _settings(place: str, kind: str) -> type[KindSettings]:
+    """The settings class in `place`; raises TypeError where it is missing or says too little."""
+    module = import_module(place)
+    if hasattr(module, "__path__"):
+        module = import_module(f"{place}.settings")
+    for found in vars(module).values():
+        if (
+            isinstance(found, type)
+            and issubclass(found, KindSettings)
+            and "kind" in found.model_fields
+            and found.model_fields["kind"].default == kind
+        ):
+            _check(found)
+            return found
+    raise TypeError(
+        f"{module.__name__}: no settings with kind: Literal[{kind!r}] = {kind!r} for kind {kind}"
+    )
+
+
+def _check(settings: type[KindSettings]) -> None:
+    unset = {name for name in settings.__class_vars__ if not hasattr(settings, name)}
+    if missing := ", ".join(sorted(settings.__abstractmethods__ | unset)):
+        raise TypeError(f"{settings.__module__}: {settings.__name__} does not say its {missing}")
+
+
+def _add(table: dict[str, str], kind: str, place: str) -> None:
+    if table.get(kind, place) != place:
+        raise ValueError(f"kind {kind} is {table[kind]}, it cannot be {place} as well")
+    run_time(_settings(place, kind))
+    table[kind] = place
+
+
+@cache
+def _import_own() -> None:
+    """Import the modules with the user's own kinds, once a process."""
+    for name in os.environ.get(OWN_KINDS, "").replace(",", " ").split():
+        if name in sys.modules:
+            continue
+        try:
+            import_module(name)
+        except ImportError as error:
+            raise UserError(f"{OWN_KINDS}: {name}: {error}") from None

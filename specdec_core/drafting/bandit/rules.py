@@ -1,0 +1,279 @@
+"""Which drafter next: UCBSpec and EXP3Spec (BanditSpec, Hou et al., 2025).
+
+Each round of decoding pulls one of K arms, whole drafters, and is rewarded with the tokens that it
+adds to the output, Y ∈ 1 … L + 1. No horizon has to be known. Whichever arm is pulled the output
+keeps the target's distribution, since each arm alone does.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import pandas as pd
+from pydantic import BaseModel, Field, ValidationError
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import describe
+
+Reward = Literal["tokens", "time"]
+
+
+class BanditState(BaseModel, extra="forbid"):
+    """What a bandit has learned, as it is saved. Lists have one entry an arm."""
+
+    rule: Literal["ucb", "exp3"]
+    reward: Reward
+    arms: list[str]  # their ids; before, what they were called
+    names: list[str] | None = None  # what they are called
+    longest: int = Field(ge=1)  # L
+    selections: int = Field(ge=0)
+    rounds: list[int]  # n_i, the observed pulls
+    tokens: list[int]  # Σ Y
+    seconds: list[float]  # of these rounds
+    losses: list[float]  # Σ Ẑ of EXP3Spec; zeros otherwise
+
+    def model_post_init(self, _: object) -> None:
+        for name in ("rounds", "tokens", "seconds", "losses"):
+            values = getattr(self, name)
+            if len(values) != len(self.arms) or not all(0 <= v < math.inf for v in values):
+                raise ValueError(f"{name} must be {len(self.arms)} finite numbers of at least 0")
+
+
+class Bandit(ABC):
+    """Chooses among `arms` and learns from what it is told of them.
+
+    `longest` is L, the most candidate tokens that an arm may propose: a round's reward is
+    1 … L + 1 tokens. Reward "time" is ours: arms cost differently, and what is wanted is accepted
+    tokens a millisecond, for each arm the ratio of its sums ΣY / ΣT. It is kept on the scale of
+    tokens, on which the papers' radius and losses are made: Y of arm i counts as Y · T_min / T_i,
+    where T_i is the mean time of its rounds and T_min that of the fastest arm, the tokens that it
+    would have brought in the time of a round of the fastest arm. Means, because single rounds'
+    times are noisy; and the radius is not divided by an arm's own T_i, so that an arm whose first
+    round happened to be slow is tried again.
+
+    Slots of a batch choose before any of them is told of its round; `slot` keeps them apart.
+    """
+
+    rule: ClassVar[Literal["ucb", "exp3"]]
+
+    def __init__(
+        self,
+        arms: int,
+        longest: int,
+        *,
+        reward: Reward = "tokens",
+        names: Sequence[str] | None = None,
+        ids: Sequence[str] | None = None,
+    ) -> None:
+        if arms < 2:
+            raise UserError(f"a bandit chooses among at least two arms, got {arms}")
+        if longest < 1:
+            raise UserError(f"the longest proposal must have at least 1 token, got {longest}")
+        self.names = list(names) if names is not None else [str(arm) for arm in range(arms)]
+        self.ids = list(ids) if ids is not None else self.names
+        if not len(self.names) == len(self.ids) == arms:
+            raise ValueError(f"{len(self.names)} names and {len(self.ids)} ids for {arms} arms")
+        self.arms, self.longest, self.reward = arms, longest, reward
+        self.selections = 0
+        self.rounds = [0] * arms
+        self.tokens = [0] * arms
+        self.seconds = [0.0] * arms
+        self.losses = [0.0] * arms
+
+    @abstractmethod
+    def select(self, slot: int = 0) -> int:
+        """The arm to pull in the coming round of `slot`."""
+
+    def update(self, arm: int, tokens: int, seconds: float = 0.0, slot: int = 0) -> None:
+        """A round of `arm`, the last one selected for `slot`, added `tokens` to the output and took
+        `seconds`. Rounds whose end was cut off are better left out."""
+        if not 1 <= tokens <= self.longest + 1:
+            raise ValueError(f"a round of 1 … {self.longest + 1} tokens, got {tokens}")
+        if self.reward == "time" and not seconds > 0:
+            raise ValueError(f"a round must take some time, got {seconds} s")
+        self.rounds[arm] += 1
+        self.tokens[arm] += tokens
+        self.seconds[arm] += seconds
+
+    @abstractmethod
+    def preferences(self) -> list[float]:
+        """What the rule makes of each arm now: its upper confidence bound (in tokens), or its
+        probability."""
+
+    def paces(self) -> list[float]:
+        """What a token of each arm counts: T_min / T_i for reward in time, else 1."""
+        if self.reward == "tokens":
+            return [1.0] * self.arms
+        means = [s / n if n else 0.0 for s, n in zip(self.seconds, self.rounds, strict=True)]
+        least = min((mean for mean in means if mean), default=0.0)
+        return [least / mean if mean else 1.0 for mean in means]
+
+    def frame(self) -> pd.DataFrame:
+        """One row an arm: `arm`, `rounds`, their `share`, mean `tokens` of a round, tokens
+        `per_millisecond`, and the rule's `preference`. NaN where nothing is known."""
+        total = max(sum(self.rounds), 1)
+        return pd.DataFrame(
+            {
+                "arm": name,
+                "rounds": n,
+                "share": n / total,
+                "tokens": tokens / n if n else math.nan,
+                "per_millisecond": tokens / seconds / 1e3 if seconds else math.nan,
+                "preference": preference,
+            }
+            for name, n, tokens, seconds, preference in zip(
+                self.names,
+                self.rounds,
+                self.tokens,
+                self.seconds,
+                self.preferences(),
+                strict=True,
+            )
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Everything learned, as values that JSON can hold; see :class:`BanditState`."""
+        return {
+            "rule": self.rule,
+            "reward": self.reward,
+            "arms": list(self.ids),
+            "names": list(self.names),
+            "longest": self.longest,
+            "selections": self.selections,
+            "rounds": list(self.rounds),
+            "tokens": list(self.tokens),
+            "seconds": list(self.seconds),
+            "losses": list(self.losses),
+        }
+
+    def restore(self, state: dict[str, Any], source: str = "the state") -> None:
+        """Go on from what :meth:`state` gave, exactly as the bandit that it was taken from would.
+
+        Raises:
+            UserError: it is no bandit's state, or one of another rule or of other arms.
+        """
+        try:
+            found = BanditState.model_validate(state)
+        except ValidationError as error:
+            raise UserError(f"{source}: not a bandit's state: {describe(error)[:200]}") from None
+        theirs, own = (f"{b.rule} by {b.reward}" for b in (found, self))
+        if theirs != own:
+            raise UserError(f"{source}: learned by {theirs}, the bandit is {own}")
+        order = self._order(found.arms)
+        if order is None or found.longest != self.longest:
+            raise UserError(
+                f"{source}: of other arms: {', '.join(found.names or found.arms)} (at most "
+                f"{found.longest} tokens), the bandit's are {', '.join(self.names)} (at most "
+                f"{self.longest})"
+            )
+        self.selections = found.selections
+        for name in ("rounds", "tokens", "seconds", "losses"):
+            values = getattr(found, name)
+            setattr(self, name, [values[place] for place in order])
+
+    def _order(self, arms: Sequence[str]) -> list[int] | None:
+        """Where each arm is among those of a state; None where these are others. In states of
+        before an arm has its name."""
+        for own in (self.ids, self.names):
+            if sorted(arms) == sorted(own):
+                return [arms.index(arm) for arm in own]
+        return None
+
+
+class UCBSpec(Bandit):
+    """Each arm once, then the one with the highest upper confidence bound μ̂ + cr (Alg. 7), the
+    lowest of equals. `confidence` is δ. `exploration` scales the radius: 1 is the paper's, whose
+    bound holds for any process with these means; real arms are told apart sooner with less."""
+
+    rule = "ucb"
+
+    def __init__(
+        self,
+        arms: int,
+        longest: int,
+        *,
+        confidence: float = 0.05,
+        exploration: float = 1.0,
+        **shared: Any,
+    ) -> None:
+        super().__init__(arms, longest, **shared)
+        if not 0 < confidence < 1:
+            raise UserError(f"confidence (δ) must be between 0 and 1, got {confidence:g}")
+        if exploration < 0:
+            raise UserError(f"exploration must be at least 0, got {exploration:g}")
+        self.confidence, self.exploration = confidence, exploration
+
+    def select(self, slot: int = 0) -> int:
+        self.selections += 1
+        bounds = self.preferences()
+        return bounds.index(max(bounds))
+
+    def preferences(self) -> list[float]:
+        means = (y / n if n else math.inf for y, n in zip(self.tokens, self.rounds, strict=True))
+        return [
+            mean * pace + self.exploration * self.radius(arm) if self.rounds[arm] else math.inf
+            for arm, (mean, pace) in enumerate(zip(means, self.paces(), strict=True))
+        ]
+
+    def radius(self, arm: int) -> float:
+        """cr_{i,t} = L/2 · √((1 + n)/n² · (1 + 2 log(K t² √(1 + n) / δ))) in tokens."""
+        t, n = sum(self.rounds), self.rounds[arm]
+        inside = math.log(self.arms / self.confidence) + 2 * math.log(t) + math.log1p(n) / 2
+        return self.longest / 2 * math.sqrt((1 + n) / n**2 * (1 + 2 * inside))
+
+
+class EXP3Spec(Bandit):
+    """Draws arm i with p_i ∝ exp(−η_t Σ Ẑ_i), η_t = √(log K / (t K)), where a pulled arm's loss is
+    Ẑ = (L + 1 − Y) / (L p) and the others' 0 (Alg. 8).
+
+    The slide's indices are off by one in step 5: the t-th pull is drawn from p_t, made from the
+    losses of the t − 1 pulls before it. Each selection has a random stream of its own, made from
+    `seed` and its number, so that a restored bandit and a replayed one draw alike.
+    """
+
+    rule = "exp3"
+
+    def __init__(
+        self,
+        arms: int,
+        longest: int,
+        *,
+        seed: int = 0,
+        **shared: Any,
+    ) -> None:
+        super().__init__(arms, longest, **shared)
+        self.seed = seed
+        self._drawn: dict[int, float] = {}  # the probability of each slot's last selection
+
+    def select(self, slot: int = 0) -> int:
+        uniform = random.Random(self.seed << 32 | self.selections).random()
+        self.selections += 1
+        probabilities = self.preferences()
+        reached = 0.0
+        # Rounding can leave the sum below `uniform`; then it is the likeliest arm.
+        chosen = probabilities.index(max(probabilities))
+        for arm, p in enumerate(probabilities):
+            reached += p
+            if uniform < reached:
+                chosen = arm
+                break
+        self._drawn[slot] = probabilities[chosen]
+        return chosen
+
+    def update(self, arm: int, tokens: int, seconds: float = 0.0, slot: int = 0) -> None:
+        super().update(arm, tokens, seconds, slot)
+        p = self._drawn.pop(slot)
+        worth = tokens * self.paces()[arm]
+        self.losses[arm] += (self.longest + 1 - worth) / (self.longest * p)
+
+    def preferences(self) -> list[float]:
+        t = sum(self.rounds) + 1
+        rate = math.sqrt(math.log(self.arms) / (t * self.arms))
+        least = min(self.losses)
+        weights = [math.exp(-rate * (loss - least)) for loss in self.losses]
+        total = sum(weights)
+        return [weight / total for weight in weights]

@@ -1,0 +1,94 @@
+"""What there is to say of a bandit over drafters."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from specdec_core.config import AnyDrafter, DrafterSettings, Memory, RecordingFacts
+from specdec_core.config.drafters import read_arm
+
+
+class BanditSettings(DrafterSettings):
+    """Chooses a drafter for each round and learns from what was accepted (BanditSpec).
+
+    In a file an arm may be a drafter, a policy (of the first draft model), a whole number K, or a
+    whole configuration.
+    """
+
+    kind: Literal["bandit"] = "bandit"
+    rule: Literal["ucb", "exp3"] = "ucb"
+    reward: Literal["tokens", "time"] = Field(
+        default="tokens", description="tokens a round (the paper's), or tokens a millisecond"
+    )
+    confidence: float = Field(default=0.05, gt=0, lt=1, description="δ of UCBSpec")
+    exploration: float = Field(
+        default=1.0, ge=0, description="scales UCBSpec's confidence radius; 1 is the paper's"
+    )
+    memory: Memory = "all"
+    state: str | None = Field(default=None, description="a saved state to start from")
+    seed: int = Field(default=0, ge=0)
+    arms: tuple[AnyDrafter, ...]
+
+    @field_validator("arms", mode="before")
+    @classmethod
+    def _read_arms(cls, arms: Any) -> Any:
+        return [read_arm(arm) for arm in arms] if isinstance(arms, list | tuple) else arms
+
+    @field_validator("arms")
+    @classmethod
+    def _enough(cls, arms: tuple[AnyDrafter, ...]) -> tuple[AnyDrafter, ...]:
+        if len(set(arms)) < 2 or len(set(arms)) < len(arms):
+            raise ValueError("a bandit chooses among at least two arms, each given once")
+        return arms
+
+    def model_post_init(self, _: Any) -> None:
+        # There is one draft beside the target, and it drafts in one way.
+        if sum(part.beside for part in self.walk()) > 1:
+            raise ValueError(f"{self.kind}: has more than one pearl; only one draft can draft on")
+
+    @property
+    def title(self) -> str:
+        """The rule, without its arms."""
+        name = {"ucb": "UCBSpec", "exp3": "EXP3Spec"}[self.rule]
+        scaled = "" if self.exploration == 1 else f" ×{self.exploration:g}"
+        timed = " by time" if self.reward == "time" else ""
+        own = " per request" if self.memory == "request" else ""
+        return f"{name}{scaled}{timed}{own}"
+
+    @property
+    def label(self) -> str:
+        return f"{self.title} of {', '.join(arm.label for arm in self.arms)}"
+
+    @property
+    def family(self) -> str:
+        return f"{self.rule}_time" if self.reward == "time" else self.rule
+
+    @property
+    def depth(self) -> int:
+        return max(arm.depth for arm in self.arms)
+
+    @property
+    def nodes(self) -> int:
+        return max(arm.nodes for arm in self.arms)
+
+    @property
+    def parts(self) -> tuple[DrafterSettings, ...]:
+        return self.arms
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        return () if self.state is None else (self.state,)
+
+    @property
+    def keeps_state(self) -> bool:
+        return self.memory == "all"
+
+    def chosen(self, arm: int | None) -> DrafterSettings:
+        return self if arm is None else self.arms[arm]
+
+    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+        if self.reward == "time" and not recording.timed:
+            return "a bandit that is rewarded in time needs a profile"
+        return self.unknown_part(recording, whole)

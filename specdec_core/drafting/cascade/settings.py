@@ -1,0 +1,40 @@
+"""What there is to say of a chain that a lookup speeds up."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from specdec_core.config import (
+    AnyLookup,
+    AnyPolicy,
+    ChainSettings,
+    DrafterSettings,
+    LookupSettings,
+    RecordingFacts,
+)
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+
+
+class CascadeSettings(ChainSettings):
+    """A draft model's chain, itself sped up: cheap proposals are verified against the draft model
+    by the rule that the target applies, several tokens a forward."""
+
+    kind: Literal["cascade"] = "cascade"
+    policy: AnyPolicy = FixedSettings()
+    proposer: AnyLookup = PromptLookupSettings(max_tokens=4)
+
+    @property
+    def label(self) -> str:
+        return f"{self.draft_name} · {self.policy.label} ← {self.proposer.label}"
+
+    @property
+    def parts(self) -> tuple[DrafterSettings, ...]:
+        return (self.proposer,)
+
+    @property
+    def guesses(self) -> LookupSettings:
+        return self.proposer
+
+    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+        return self.unknown_chain(recording) or self.unknown_part(recording)

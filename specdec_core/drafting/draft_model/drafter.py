@@ -1,0 +1,135 @@
+"""A small language model drafts a chain, one forward pass a token, until the policy says stop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_core.drafting.context import DraftContext
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
+from specdec_core.drafting.policies.policy import PolicyOutcome
+from specdec_core.drafting.policies.signals import Signals
+from specdec_core.drafting.recorded import PolicyChains, Recorded, RecordedResources
+from specdec_core.models.runner import Batch
+from specdec_core.tokens.acceptance import Places
+from specdec_core.tokens.token_tree import Origin, TokenTree
+
+
+class DraftModelDrafter(Drafter):
+    """Drafts chains from a draft of the pair."""
+
+    def __init__(self, settings: DraftModelSettings, resources: Resources) -> None:
+        self.runner = resources.draft_runner(settings.draft)
+        self.context = DraftContext(self.runner)
+        self.policy = resources.policy(settings.draft, settings.policy)
+        self.eos_token_ids = resources.eos_token_ids
+        self.clock = resources.clock
+        if self.policy.needs_hidden:
+            self.runner.watch_hidden(True)
+        self.runner.lazy = self.runner.lazy or self.policy.rests
+
+    @classmethod
+    def replayed(cls, settings: DraftModelSettings, recorded: RecordedResources) -> RecordedChain:
+        return RecordedChain(settings, recorded)
+
+    @classmethod
+    def replayed_at_once(cls, settings: DraftModelSettings, recorded: RecordedResources) -> Any:
+        track = recorded.track(settings.draft)
+        policy = recorded.policy(settings.draft, settings.policy)
+        lengths = policy.lengths(track)
+        return track.walk(policy) if lengths is None else track.walk_all(track.chains(lengths))
+
+    def open(self, sequences: Sequence[SlotState]) -> None:
+        for sequence in sequences:
+            self.policy.reset(sequence.slot)
+        self.context.open(sequences)
+
+    @torch.inference_mode()
+    def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
+        trees = [TokenTree() for _ in sequences]
+        limits = [min(s.room, self.policy.limit(s.slot, s.batch)) for s in sequences]
+        active = [i for i, limit in enumerate(limits) if limit > 0]
+        feed = {i: self.context.pending(sequences[i]) for i in active}
+        while active:
+            drafting = [sequences[i] for i in active]
+            positions = [len(trees[i]) + 1 for i in active]
+            # Nobody is asked about the last possible candidates.
+            ends = [position == limits[i] for i, position in zip(active, positions, strict=True)]
+            reads = () if all(ends) and not self.policy.learns else self.policy.reads
+            signals, probs = self._draft(drafting, [feed[i] for i in active], positions, reads)
+            tokens = signals.tokens
+            for i, token, q in zip(active, tokens, probs, strict=True):
+                trees[i].add(token, len(trees[i]) - 1, Origin.DRAFT, q)
+                trees[i].draft_forwards += 1
+                trees[i].draft_tokens += 1
+                feed[i] = [token]
+            open_ended = [
+                n for n, end in enumerate(ends) if not end and tokens[n] not in self.eos_token_ids
+            ]
+            shown = list(range(len(active))) if self.policy.learns else open_ended
+            if not shown:
+                break
+            asking = perf_counter()
+            answers = zip(shown, self.policy.go_on(signals.only(shown)), strict=True)
+            self.clock.asked(asking)
+            active = [active[n] for n, go in answers if go and n in open_ended]
+        return trees
+
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
+        self.context.keep(sequence, outcome)
+        tree = outcome.tree
+        if drafted := len(tree):
+            told = PolicyOutcome(drafted, outcome.accepted, tree.draft_forwards)
+            self.policy.observe(sequence.slot, told)
+
+    def _draft(
+        self,
+        sequences: list[SlotState],
+        feed: list[list[int]],
+        positions: list[int],
+        reads: Sequence[str],
+    ) -> tuple[Signals, list[Tensor | None]]:
+        """One forward: the next token of each row, which is the `positions`-th candidate of its
+        round, and the distribution that it carries. The signals know the values `reads`."""
+        slots = [s.slot for s in sequences]
+        output = self.runner.forward(Batch(slots, feed, wanted=[1] * len(feed)))
+        returned = perf_counter()
+        at = Places(
+            [s.sampling for s in sequences],
+            [s.random for s in sequences],
+            [len(s.tokens) + n - 1 for s, n in zip(sequences, positions, strict=True)],
+            output.logits,
+            lambda: output.chosen,
+        )
+        signals = Signals(slots, at.draw(), positions, at.logits, at.probs, output.hidden)
+        signals.fetch(reads)
+        self.clock.chose(returned, at.logits)
+        return signals, at.carried()
+
+
+class RecordedChain(Recorded):
+    """A recorded draft model's chain."""
+
+    def __init__(self, settings: DraftModelSettings, recorded: RecordedResources) -> None:
+        self.policy = recorded.policy(settings.draft, settings.policy)
+        self.chains = PolicyChains(settings.draft, self.policy, recorded)
+
+    def open(self, sequences: Sequence[SlotState]) -> None:
+        for sequence in sequences:
+            self.policy.reset(sequence.slot)
+
+    def draft(self, sequence: SlotState) -> TokenTree:
+        tokens, length, _ = self.chains.draft(sequence)
+        tree = TokenTree.chain(tokens[:length], Origin.DRAFT)
+        tree.draft_forwards = tree.draft_tokens = length
+        return tree
+
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
+        if drafted := len(outcome.tree):
+            told = PolicyOutcome(drafted, outcome.accepted, outcome.tree.draft_forwards)
+            self.policy.observe(sequence.slot, told)

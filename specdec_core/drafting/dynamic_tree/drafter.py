@@ -1,0 +1,184 @@
+"""Trees that grow where the draft model is confident (EAGLE-2: expand, then rerank).
+
+The confidence in a node is the product of the draft's probabilities on the way to it, which is
+about the probability that the target accepts it (Li et al., "EAGLE-2: Faster inference of language
+models with dynamic draft trees", 2024, there for a draft that reads the target's features).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import nlargest
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from specdec_core.drafting.context import DraftContext
+from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
+from specdec_core.drafting.dynamic_tree.settings import DynamicTreeSettings
+from specdec_core.drafting.growing import Growth, Level
+from specdec_core.drafting.policies.branches import Branches
+from specdec_core.drafting.policies.policy import PolicyOutcome
+from specdec_core.drafting.policies.signals import Signals
+from specdec_core.tokens.acceptance import Places
+from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
+
+
+@dataclass(slots=True)
+class _Marks:
+    """What is known of the nodes of a tree."""
+
+    limit: int  # levels that the tree may have
+    scores: list[float] = field(default_factory=list)  # log confidence, from the root on
+    products: list[float] = field(default_factory=list)  # the policy's values, from the root on
+
+
+class DynamicTreeDrafter(Drafter):
+    """Expands the most confident nodes of each level, and sends the most confident nodes of all
+    levels to verification.
+
+    The candidates are the draft's most likely tokens, so proposals are deterministic: which ones
+    are tried depends on the text alone, and that is lossless. A node that the length policy stops
+    at is not expanded; drafting ends when none is. A node with less than the `least` confidence is
+    neither expanded nor sent: what is expected of it does not pay for its place in the forward.
+    """
+
+    def __init__(self, settings: DynamicTreeSettings, resources: Resources) -> None:
+        self.settings = settings
+        self.runner = resources.draft_runner(settings.draft)
+        self.context = DraftContext(self.runner)
+        self.policy = resources.policy(settings.draft, settings.policy)
+        self.branches = Branches(self.policy)
+        self.eos_token_ids = resources.eos_token_ids
+        self.least = math.log(settings.least) if settings.least else -math.inf
+        self._cached: dict[int, dict[int, int]] = {}  # by slot
+        self.clock = resources.clock
+        if self.policy.needs_hidden:
+            self.runner.watch_hidden(True)
+
+    def open(self, sequences: Sequence[SlotState]) -> None:
+        for sequence in sequences:
+            self.policy.reset(sequence.slot)
+        self.context.open(sequences)
+
+    @torch.inference_mode()
+    def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
+        growth = Growth(self.context, sequences)
+        marks = [_Marks(min(s.room, self.policy.limit(s.slot, s.batch))) for s in sequences]
+        wanted = {i: [ROOT] for i, own in enumerate(marks) if own.limit > 0}
+        depth = 0
+        while wanted:
+            level = growth.read(wanted)
+            returned = perf_counter()
+            at = growth.places(level)
+            candidates = self._expand(growth, marks, level, at)
+            depth += 1
+            wanted = self._choose(growth, marks, level, at.probs, candidates, depth)
+            self.clock.chose(returned, level.logits)
+        trees = []
+        for sequence, tree, own, cached in zip(
+            sequences, growth.trees, marks, growth.cached, strict=True
+        ):
+            kept = rerank(own.scores, self.settings.keep, self.least)
+            number = {node: n for n, node in enumerate(kept)}
+            trees.append(_part(tree, number))
+            self._cached[sequence.slot] = {number[n]: at for n, at in cached.items() if n in number}
+        return trees
+
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
+        self.context.keep(sequence, outcome, self._cached.pop(sequence.slot))
+        tree = outcome.tree
+        if drafted := tree.depth:
+            told = PolicyOutcome(drafted, outcome.accepted, tree.draft_forwards)
+            self.policy.observe(sequence.slot, told)
+
+    def _expand(
+        self,
+        growth: Growth,
+        marks: Sequence[_Marks],
+        level: Level,
+        at: Places,
+    ) -> dict[int, dict[int, int]]:
+        """Give every place of the level its candidates. For each tree the new nodes, and behind
+        which place each is."""
+        likely = at.confidences()
+        best = likely.topk(min(self.settings.children, likely.shape[-1]), dim=-1)
+        found: dict[int, dict[int, int]] = {i: {} for i in level.trees}
+        candidates = zip(
+            level.trees, level.nodes, best.indices.tolist(), best.values.tolist(), strict=True
+        )
+        for place, (i, parent, tokens, confidences) in enumerate(candidates):
+            own = marks[i]
+            score, product = (
+                (own.scores[parent], own.products[parent]) if parent != ROOT else (0, 1)
+            )
+            for token, confidence in zip(tokens, confidences, strict=True):
+                if confidence > 0:  # warped away, a token is never accepted
+                    found[i][growth.trees[i].add(token, parent, Origin.DRAFT)] = place
+                    own.scores.append(score + math.log(min(confidence, 1.0)))
+                    own.products.append(product)
+        return found
+
+    def _choose(
+        self,
+        growth: Growth,
+        marks: Sequence[_Marks],
+        level: Level,
+        probs: Tensor | None,
+        candidates: Mapping[int, Mapping[int, int]],
+        depth: int,
+    ) -> dict[int, list[int]]:
+        """What to expand next of each tree: the most confident candidates that are no text's end,
+        where the policy lets them go on."""
+        shown: list[tuple[int, int]] = []
+        for i, nodes in candidates.items():
+            # What will not be expanded is shown to a policy that learns.
+            if depth < marks[i].limit or self.policy.learns:
+                tokens, scores = growth.trees[i].tokens, marks[i].scores
+                open_ended = [
+                    n
+                    for n in nodes
+                    if scores[n] >= self.least and tokens[n] not in self.eos_token_ids
+                ]
+                best = nlargest(self.settings.expand, open_ended, key=lambda n: (scores[n], -n))
+                shown += [(i, node) for node in best]
+        if not shown:
+            return {}
+        places = [candidates[i][node] for i, node in shown]
+        signals = Signals(
+            [growth.sequences[i].slot for i, _ in shown],
+            [growth.trees[i].tokens[node] for i, node in shown],
+            [depth] * len(shown),
+            level.logits,
+            probs,
+            level.hidden,
+            places,
+        )
+        before = [marks[i].products[node] for i, node in shown]
+        answers, products = self.branches.go_on(signals, before)
+        wanted: dict[int, list[int]] = {}
+        for (i, node), go, product in zip(shown, answers, products, strict=True):
+            marks[i].products[node] = product
+            if go and depth < marks[i].limit:
+                wanted.setdefault(i, []).append(node)
+        return wanted
+
+
+def rerank(scores: Sequence[float], count: int, least: float = -math.inf) -> list[int]:
+    """The `count` nodes with the highest scores, none below `least`, by number; of equals the
+    earlier ones. Where no node scores above its parent, which comes before it, they form a
+    connected tree."""
+    possible = [node for node, score in enumerate(scores) if score >= least]
+    return sorted(nlargest(count, possible, key=lambda node: (scores[node], -node)))
+
+
+def _part(tree: TokenTree, number: Mapping[int, int]) -> TokenTree:
+    """The nodes of `tree` that have a `number`, which is their new one."""
+    part = TokenTree(draft_forwards=tree.draft_forwards, draft_tokens=tree.draft_tokens)
+    for node in number:
+        parent = tree.parents[node]
+        part.add(tree.tokens[node], ROOT if parent == ROOT else number[parent], Origin.DRAFT)
+    return part

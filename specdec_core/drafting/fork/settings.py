@@ -1,0 +1,42 @@
+"""What there is to say of a fork."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from specdec_core.config import AnyPolicy, PolicyDrafterSettings, RecordingFacts, Width
+from specdec_core.drafting.policies.fixed import FixedSettings
+
+
+class ForkSettings(PolicyDrafterSettings):
+    """`width` chains that part at the first token and go on together until the policy would stop
+    every one of them (improved MCSD, §3.2 and §3.3)."""
+
+    kind: Literal["fork"] = "fork"
+    policy: AnyPolicy = FixedSettings()
+    width: Width = 4
+    replacement: bool = False
+
+    @property
+    def label(self) -> str:
+        drawn = " replaced" if self.replacement else ""
+        return f"{self.draft_name} · fork {self.width}{drawn} {self.policy.label}"
+
+    @property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """How many children each node of each level has at full depth, the text's last token being
+        level 0."""
+        return (self.width,), *((1,) * self.width,) * (self.depth - 1)
+
+    @property
+    def depth(self) -> int:
+        return self.policy.max_tokens
+
+    @property
+    def nodes(self) -> int:
+        return self.width * self.depth
+
+    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+        if not isinstance(self.policy, FixedSettings):
+            return "a fork's policy looks at branches of which only the target's is recorded"
+        return self.unknown_tree(recording, whole)

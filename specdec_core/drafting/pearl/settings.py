@@ -1,0 +1,73 @@
+"""What there is to say of a draft that drafts on while the target verifies."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from specdec_core.config import AnyChain, DrafterSettings, MaxTokens, RecordingFacts
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+
+
+class PearlSettings(DrafterSettings):
+    """A draft model, by itself or sped up by a lookup, drafts on, on a device of its own, while the
+    target verifies (PEARL)."""
+
+    kind: Literal["pearl"] = "pearl"
+    drafter: AnyChain = DraftModelSettings()
+    window: MaxTokens = Field(default=12, description="candidates verified at once at most")
+    wait: int | None = Field(
+        default=None,
+        ge=0,
+        description="candidates waited for behind a rejection; 0: none, as PEARL's"
+        " pre-verification; unset: as many as pay, by the forwards' times",
+    )
+    width: int = Field(
+        default=1,
+        ge=1,
+        le=16,
+        description="places that a forward of the draft looks at: the candidates' end, and so many"
+        " less 1 behind what the target may say instead of one of them. For where a forward of a"
+        " few tokens takes as long as one of a single token; 1 is PEARL as published",
+    )
+    least: float = Field(
+        default=0.1,
+        ge=0,
+        lt=1,
+        description="the chance, as the draft sees it, from which on such a place is worth a look",
+    )
+
+    def model_post_init(self, _: Any) -> None:
+        if self.wait is not None and self.wait > self.window:
+            raise ValueError(f"pearl: wait {self.wait} exceeds window {self.window}")
+
+    @property
+    def label(self) -> str:
+        wait = "" if self.wait is None else f" wait {self.wait}"
+        width = "" if self.width == 1 else f" width {self.width}"
+        if self.width > 1 and self.least != 0.1:
+            width += f" from {self.least:g}"
+        return f"PEARL · {self.drafter.label} ≤{self.window}{wait}{width}"
+
+    @property
+    def depth(self) -> int:
+        # The last one is judged, but not fed.
+        return self.window + 1
+
+    @property
+    def ahead(self) -> int:
+        """Tokens that are drafted beyond what is confirmed, at most: a window that is being
+        verified, and the next."""
+        return 2 * self.window + 1
+
+    @property
+    def parts(self) -> tuple[DrafterSettings, ...]:
+        return (self.drafter,)
+
+    @property
+    def beside(self) -> bool:
+        return True
+
+    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+        return "what is there when depends on time"

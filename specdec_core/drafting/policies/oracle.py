@@ -1,0 +1,53 @@
+"""Stop just before the next rejection."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import MOST_TOKENS, MaxTokens, PolicySettings
+from specdec_core.drafting.policies.policy import LengthPolicy, RecordedChains
+
+
+class OracleSettings(PolicySettings):
+    """Stop just before the next rejection (SpecDec++, Thm 4.1). Only a replay knows when."""
+
+    kind: Literal["oracle"] = "oracle"
+    max_tokens: MaxTokens = MOST_TOKENS
+
+    replayed: ClassVar = True
+
+    @property
+    def label(self) -> str:
+        return f"oracle{self.up_to}"
+
+    @property
+    def decodes(self) -> bool:
+        return False
+
+
+class OraclePolicy(LengthPolicy):
+    """As many candidates as the target would accept, from a recording.
+
+    Raises:
+        UserError: it is to decode.
+    """
+
+    def __init__(self, settings: OracleSettings) -> None:
+        raise UserError(
+            "policy.kind: the oracle knows what the target will write, which only a replay of a"
+            " recording does"
+        )
+
+    @classmethod
+    def replayed(cls, settings: OracleSettings, *heads: object) -> LengthPolicy:
+        return Foresight(settings)
+
+
+class Foresight(LengthPolicy):
+    """The oracle where the future is on record."""
+
+    def lengths(self, draft: RecordedChains) -> np.ndarray:
+        return np.asarray(np.minimum(draft.agreeing, self.settings.max_tokens))

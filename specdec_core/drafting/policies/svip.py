@@ -1,0 +1,44 @@
+"""Stop where the draft model's entropy is high (SVIP)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from specdec_core.config import MOST_TOKENS, MaxTokens, PolicySettings
+from specdec_core.drafting.policies.policy import Rule
+
+if TYPE_CHECKING:
+    from specdec_core.drafting.policies.signals import Signals
+
+
+class SvipSettings(PolicySettings):
+    """Stop after a token whose draft distribution has √H > `threshold` (SVIP, Eq. 7; H in nats)."""
+
+    kind: Literal["svip"] = "svip"
+    threshold: float = Field(default=0.8, ge=0)
+    max_tokens: MaxTokens = MOST_TOKENS
+
+    replayed: ClassVar = True
+
+    @property
+    def label(self) -> str:
+        return f"svip {self.threshold:g}{self.up_to}"
+
+
+class SvipPolicy(Rule):
+    """Stop behind a token whose distribution has √H > h (SVIP, Eq. 7)."""
+
+    reads = ("entropy",)
+
+    def values(self, signals: Signals) -> Sequence[float]:
+        return signals.entropy
+
+    def stops(self, value: Any) -> Any:
+        return value > self.settings.threshold**2
+
+    def thresholds(self, values: np.ndarray) -> np.ndarray:
+        return np.asarray(np.sqrt(values))

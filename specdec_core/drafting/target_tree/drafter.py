@@ -1,0 +1,67 @@
+"""Target-initialised multi-candidate trees: the target begins them (improved MCSD, §3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+
+import torch
+
+from specdec_core.drafting.context import DraftContext
+from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
+from specdec_core.drafting.growing import Growth
+from specdec_core.drafting.target_tree.settings import TargetTreeSettings
+from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
+from specdec_core.tokens.topology import k_configuration
+
+
+class TargetTreeDrafter(Drafter):
+    """The first level is what the target drew for the next place, `branching[0]` tokens, one of
+    which is sure to be in the output; each has a subtree of the draft's, of `branching[1:]`
+    children. A request's first round only lets the target draw.
+
+    One token to begin with is lossless: it is the target's own, whatever follows. Of several the
+    engine takes the one with the longest accepted path, which prefers tokens that the draft can go
+    on from: the output does not keep the target's distribution.
+
+    Like any static tree it goes on behind a token that would end the text: of several such a token
+    must not lose for want of candidates.
+    """
+
+    def __init__(self, settings: TargetTreeSettings, resources: Resources) -> None:
+        self.settings = settings
+        self.clock = resources.clock
+        self.target_width = settings.target_width
+        self.shapes = [k_configuration(settings.branching)]
+        self.context = DraftContext(resources.draft_runner(settings.draft))
+        self.context.runner.expect(k_configuration(settings.branching[:-1]))  # leaves are not read
+        self._cached: dict[int, dict[int, int]] = {}
+
+    def open(self, sequences: Sequence[SlotState]) -> None:
+        self.context.open(sequences)
+
+    @torch.inference_mode()
+    def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
+        growth = Growth(self.context, sequences)
+        ends = {
+            i: [tree.add(token, ROOT, Origin.TARGET) for token in sequence.target_start]
+            for i, (tree, sequence) in enumerate(zip(growth.trees, sequences, strict=True))
+        }
+        for depth, count in enumerate(self.settings.branching[1:]):
+            wanted = {i: own for i, own in ends.items() if own and depth < sequences[i].room}
+            if not wanted:
+                break
+            level = growth.read(wanted)
+            returned = perf_counter()
+            counts = [count] * len(level.nodes)
+            children = growth.branch(level, counts, self.settings.replacement)
+            ends = {i: [] for i in wanted}
+            for i, nodes in zip(level.trees, children.nodes, strict=True):
+                ends[i] += nodes
+            self.clock.chose(returned, level.logits)
+        for sequence, cached in zip(sequences, growth.cached, strict=True):
+            self._cached[sequence.slot] = cached
+        return growth.trees
+
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
+        self.context.keep(sequence, outcome, self._cached[sequence.slot])

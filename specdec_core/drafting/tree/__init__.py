@@ -1,0 +1,1 @@
+"""Multi-candidate speculative decoding: a draft model grows a static tree (MCSD; Sequoia)."""

@@ -1,0 +1,71 @@
+"""What there is to say of a static tree."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from specdec_core.config import ModelSettings, RecordingFacts
+from specdec_core.config.drafters import shape
+
+Shape = Annotated[tuple[int | tuple[int, ...], ...], Field(min_length=1)]
+
+
+class TreeSettings(ModelSettings):
+    """A static tree: level i gives each node `branching[i]` children, drawn from the draft model
+    without or with replacement; its most likely tokens when greedy. Of numbers alone it is a
+    k-configuration (MCSD); a list says how many children each node of the level before has, in
+    their order (Sequoia's trees)."""
+
+    kind: Literal["tree"] = "tree"
+    branching: Shape = (4, 2, 2, 1)
+    replacement: bool = False
+
+    @field_validator("branching")
+    @classmethod
+    def _fits(cls, branching: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Each list has an entry for every node before it; equal entries become one number."""
+        width, found = 1, []
+        for level, own in enumerate(branching):
+            counts = own if isinstance(own, tuple) else (own,)
+            if isinstance(own, tuple) and len(own) != width:
+                raise ValueError(f"level {level}: {len(own)} numbers for the {width} nodes before")
+            if min(counts, default=0) < 0 or not any(counts):
+                raise ValueError(f"level {level}: expected numbers of children, not all of them 0")
+            width = sum(own) if isinstance(own, tuple) else width * own
+            found.append(counts[0] if len(set(counts)) == 1 else counts)
+        return tuple(found)
+
+    @property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """How many children each node of each level has, the text's last token being level 0."""
+        levels, width = [], 1
+        for own in self.branching:
+            levels.append(own if isinstance(own, tuple) else (own,) * width)
+            width = sum(levels[-1])
+        return tuple(levels)
+
+    @property
+    def label(self) -> str:
+        drawn = " replaced" if self.replacement else ""
+        if any(isinstance(own, tuple) for own in self.branching):
+            levels = f"{self.nodes} in {'|'.join(str(sum(own)) for own in self.children)}"
+        else:
+            levels = shape(self.branching)
+        return f"{self.draft_name} · tree {levels}{drawn}"
+
+    @property
+    def depth(self) -> int:
+        return len(self.branching)
+
+    @property
+    def nodes(self) -> int:
+        width, nodes = 1, 0
+        for own in self.branching:
+            width = sum(own) if isinstance(own, tuple) else width * own
+            nodes += width
+        return nodes
+
+    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+        return self.unknown_tree(recording, whole)

@@ -1,0 +1,254 @@
+"""Every kind is one place and one line of the table, says all that it has to, and loads without
+torch; a kind of one's own is as good."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, add_drafter, add_policy, parse, run_time
+from specdec_core.config import kinds as table
+from specdec_core.config.drafters import ChainSettings, DrafterSettings, LookupSettings
+from specdec_core.config.kinds import (
+    DRAFTERS,
+    POLICIES,
+    drafter_settings,
+    kinds_of,
+    policy_settings,
+)
+from specdec_core.config.policies import PolicySettings
+from specdec_core.drafting.drafter import Drafter, Lookup
+from specdec_core.drafting.policies.policy import LengthPolicy
+from tests.specdec_core.kinds import drafter, policy
+
+EAGER = """
+from typing import ClassVar, Literal
+from specdec_core.config.policies import PolicySettings
+from specdec_core.drafting.policies.policy import LengthPolicy
+
+
+class EagerSettings(PolicySettings):
+    kind: Literal["eager"] = "eager"
+    max_tokens: int = 3
+
+    replayed: ClassVar = True
+
+    @property
+    def label(self):
+        return f"eager {self.max_tokens}"
+
+
+class EagerPolicy(LengthPolicy):
+    pass
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder to import from; kinds that a test adds are gone behind it."""
+    known = dict(DRAFTERS), dict(POLICIES)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for kinds, before in zip((DRAFTERS, POLICIES), known, strict=True):
+        for kind in kinds.keys() - before.keys():
+            del kinds[kind]
+    table._settings.cache_clear()
+    for file in tmp_path.glob("*.py"):
+        sys.modules.pop(file.stem, None)
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_every_drafter_has_settings_and_a_run_time_of_the_same_name(kind: str) -> None:
+    settings = drafter_settings(kind)
+    assert settings.__name__.lower() == kind.replace("_", "") + "settings"
+    decodes = run_time(settings)
+    assert decodes.__name__ == settings.__name__.removesuffix("Settings") + "Drafter"
+    assert issubclass(settings, DrafterSettings)
+    assert issubclass(decodes, Drafter)
+    assert issubclass(settings, LookupSettings) == issubclass(decodes, Lookup)
+    assert isinstance(drafter(kind).label, str)
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_every_policy_has_settings_and_a_run_time_of_the_same_name(kind: str) -> None:
+    settings = policy_settings(kind)
+    decodes = run_time(settings)
+    assert decodes.__name__ == settings.__name__.removesuffix("Settings") + "Policy"
+    assert issubclass(settings, PolicySettings)
+    assert issubclass(decodes, LengthPolicy)
+    assert isinstance(settings.replayed, bool)
+    assert policy(kind).max_tokens >= 1
+
+
+def test_all_settings_load_without_torch() -> None:
+    """So that `specdec --help` is quick, and a bad sweep is refused at once."""
+    script = """
+        import sys
+        from specdec_core.config import Configuration, DrafterSettings, PolicySettings
+        from specdec_core.config.kinds import DRAFTERS, POLICIES, kinds_of
+        assert not any(name.startswith("specdec_core.drafting") for name in sys.modules)
+        assert kinds_of(DRAFTERS, DrafterSettings).keys() == DRAFTERS.keys()
+        assert kinds_of(POLICIES, PolicySettings).keys() == POLICIES.keys()
+        Configuration.model_json_schema()
+        heavy = {"torch", "transformers", "pandas", "ray", "mlflow"} & set(sys.modules)
+        assert not heavy, heavy
+    """
+    run(script)
+
+
+def test_a_bad_sweep_is_refused_without_torch(tmp_path: Path) -> None:
+    """What is wrong lies in a drafter of a drafter, so all kinds were looked at."""
+    sweep = {"search": [{"drafter": {"kind": "hybrid", "otherwise": {"kind": "no such"}}}]}
+    (tmp_path / "sweep.yaml").write_text(json.dumps(sweep))
+    script = f"""
+        import sys
+        from jobs.cli import main
+        sys.argv = ["specdec", "sweep", "--config", {str(tmp_path / "sweep.yaml")!r}]
+        try:
+            main()
+        except SystemExit as ended:
+            assert ended.code == 2, ended.code
+        heavy = {{"torch", "transformers", "ray"}} & set(sys.modules)
+        assert not heavy, heavy
+    """
+    assert "no such" in run(script).stderr
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_pearl_drafts_chains_ahead_and_nothing_else(kind: str) -> None:
+    value = {"drafter": {"kind": "pearl", "drafter": drafter(kind).model_dump()}}
+    if isinstance(drafter(kind), ChainSettings):
+        inner = parse(Configuration, value, "here").drafter.drafter
+        assert inner.guesses is None or isinstance(inner.guesses, LookupSettings)
+    else:
+        with pytest.raises(
+            UserError, match=r"here: drafter.pearl.drafter: .*'draft_model'"
+        ) as error:
+            parse(Configuration, value, "here")
+        assert "\n" not in str(error.value)
+
+
+def test_the_json_schema_has_every_kind_and_no_reference_to_nowhere() -> None:
+    for mode in ("validation", "serialization"):
+        schema = Configuration.model_json_schema(mode=mode)
+        text = json.dumps(schema)
+        names = {part.split('"')[0] for part in text.split('"#/$defs/')[1:]}
+        assert names <= schema["$defs"].keys()
+        for kinds, base in ((DRAFTERS, DrafterSettings), (POLICIES, PolicySettings)):
+            assert schema["$defs"][base.__name__]["discriminator"]["mapping"].keys() == kinds.keys()
+    assert TypeAdapter(tuple[Configuration, Configuration]).json_schema()
+
+
+@pytest.mark.parametrize(
+    ("left_out", "missing"),
+    [
+        ("    replayed: ClassVar = True\n", "replayed"),
+        (
+            '    @property\n    def label(self):\n        return f"eager {self.max_tokens}"\n',
+            "label",
+        ),
+    ],
+)
+def test_a_kind_that_says_too_little_is_refused_when_it_is_added(
+    own: Path, left_out: str, missing: str
+) -> None:
+    assert left_out in EAGER
+    (own / "silent.py").write_text(EAGER.replace(left_out, ""))
+    with pytest.raises(TypeError, match=f"silent: EagerSettings does not say its {missing}$"):
+        add_policy("eager", "silent")
+    assert "eager" not in POLICIES
+
+
+def test_a_drafter_must_say_what_a_recording_knows_of_it(own: Path) -> None:
+    (own / "silent.py").write_text(
+        textwrap.dedent("""
+            from typing import Literal
+            from specdec_core.config.drafters import DrafterSettings
+
+            class NothingSettings(DrafterSettings):
+                kind: Literal["nothing"] = "nothing"
+        """)
+    )
+    with pytest.raises(
+        TypeError, match="NothingSettings does not say its depth, label, unknown_to"
+    ):
+        add_drafter("nothing", "silent")
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "message"),
+    [
+        ("eager", EAGER.replace("EagerPolicy", "Eager"), "mine: no class EagerPolicy"),
+        ("other", EAGER, "mine: no settings with kind: Literal\\['other'\\]"),
+    ],
+)
+def test_a_place_without_the_classes_of_its_kind_is_refused(
+    own: Path, kind: str, code: str, message: str
+) -> None:
+    (own / "mine.py").write_text(code)
+    with pytest.raises(TypeError, match=message):
+        add_policy(kind, "mine")
+
+
+def test_a_kind_of_ones_own_is_known_everywhere_at_once(own: Path) -> None:
+    value = {"drafter": {"kind": "fork", "policy": {"kind": "eager", "max_tokens": 2}}}
+    with pytest.raises(UserError, match="'eager' found using 'kind'"):
+        parse(Configuration, value, "here")
+    (own / "eager_policy.py").write_text(EAGER)
+    add_policy("eager", "eager_policy")
+    add_policy("eager", "eager_policy")  # once more is nothing new
+    found = parse(Configuration, value, "here")
+    assert found.drafter.policy.label == "eager 2"
+    assert Configuration.model_validate_json(found.model_dump_json()) == found
+    arms = {"drafter": {"kind": "bandit", "arms": [{"kind": "eager"}, 5]}}
+    assert parse(Configuration, arms, "here").policies[0][1].kind == "eager"
+    schema = Configuration.model_json_schema()["$defs"]
+    assert "eager" in schema["PolicySettings"]["discriminator"]["mapping"]
+    assert "EagerSettings" in schema
+    with pytest.raises(ValueError, match="kind svip is"):
+        add_policy("svip", "eager_policy")
+
+
+def test_kinds_that_the_environment_names_are_there_in_every_process(tmp_path: Path) -> None:
+    added = EAGER + (
+        "\n\nfrom specdec_core.config import add_policy\nadd_policy('eager', __name__)\n"
+    )
+    (tmp_path / "eager_policy.py").write_text(added)
+    script = """
+        from specdec_core.config import Configuration
+        drafter = {"kind": "draft_model", "policy": {"kind": "eager"}}
+        print(Configuration.model_validate({"drafter": drafter}).label)
+    """
+    environment = {"PYTHONPATH": str(tmp_path), "SPECDEC_KINDS": "eager_policy"}
+    assert run(script, **environment).stdout == "draft · eager 3\n"
+    done = run(script, check=False, SPECDEC_KINDS="not_there")
+    assert "SPECDEC_KINDS: not_there: No module named 'not_there'" in done.stderr
+
+
+def run(script: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A script in a process of its own."""
+    import os
+
+    path = os.pathsep.join([str(Path(__file__).parents[3]), environment.pop("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment, "PYTHONPATH": path},
+    )
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def test_settings_of_a_base_are_those_of_its_kinds() -> None:
+    assert kinds_of(DRAFTERS, ChainSettings).keys() == {"draft_model", "cascade"}
+    lookups = {"prompt_lookup", "suffix", "retrieval", "token_cache"}
+    assert kinds_of(DRAFTERS, LookupSettings).keys() == lookups

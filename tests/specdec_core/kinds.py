@@ -1,0 +1,26 @@
+"""What tests of every kind share: what a kind needs beside its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specdec_core.config import DrafterSettings, PolicySettings
+from specdec_core.config.kinds import drafter_settings, policy_settings
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "by_batch": {"tokens": {1: 4, 2: 0}},
+    "specdecpp": {"head": "specdecpp"},
+    "decision": {"head": "t1"},
+    "retrieval": {"datastore": "own"},
+    "bandit": {"arms": [2, {"kind": "prompt_lookup"}]},
+}
+
+
+def drafter(kind: str, **changes: Any) -> DrafterSettings:
+    """A drafter of this kind."""
+    return drafter_settings(kind).model_validate({**NEEDED.get(kind, {}), **changes})
+
+
+def policy(kind: str, **changes: Any) -> PolicySettings:
+    """A length policy of this kind."""
+    return policy_settings(kind).model_validate({**NEEDED.get(kind, {}), **changes})
