@@ -1,6 +1,6 @@
-"""How the ranks of a split model hand each other what they have computed.
+"""How the ranks of a split model exchange tensors.
 
-All of them do the same in the same order, as in `torch.distributed`.
+As in `torch.distributed`, all ranks make the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from specdec_core.base.wire import PATIENCE, LinkLost, Listener, Wire, connect
 
-COMING = 60.0  # seconds that others may take to connect, once all know where
-SMALL = 32 << 10  # bytes that a socket takes whole, whether or not the other end reads
+COMING = 60.0  # seconds that other ranks may take to connect, once all addresses are known
+SMALL = 32 << 10  # bytes that a socket buffers, whether or not the other end reads
 
 
 class Exchange(Protocol):
@@ -27,22 +27,22 @@ class Exchange(Protocol):
     parts: int
 
     def sum(self, tensor: Tensor) -> None:
-        """Add up the `tensor` of every rank, in place, for all."""
+        """Replace every rank's `tensor` by the sum of all."""
         ...
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Everybody's, by rank, for the first one; the others get nothing."""
+        """All ranks' tensors, by rank, on the first rank; an empty list on the others."""
         ...
 
     def send(self, tensor: Tensor, to: int) -> None: ...
 
     def receive(self, into: Tensor, by: int) -> None:
-        """Fill `into` with what that rank sends."""
+        """Fill `into` with what rank `by` sends."""
         ...
 
 
 class NcclExchange:
-    """By the default process group: on GPUs."""
+    """Through the default process group; for GPUs."""
 
     def __init__(self, rank: int, parts: int) -> None:
         self.rank, self.parts = rank, parts
@@ -67,16 +67,16 @@ def _as_it_is(data: Any) -> Any:
 
 
 class SocketExchange:
-    """By sockets from every rank to every other: on CPUs, where a sum of a few kilobytes by gloo
-    takes milliseconds whenever its own thread spins for a lock that another on its core holds.
+    """Through a socket between every two ranks; for CPUs. With gloo a sum of a few kilobytes takes
+    milliseconds whenever its thread spins for a lock that another thread on its core holds.
 
-    The default process group only tells the ranks each other's addresses; `host` is this one's.
+    The default process group only distributes the addresses; `host` is this rank's.
     """
 
     def __init__(self, host: str, rank: int, parts: int) -> None:
         self.rank, self.parts = rank, parts
         self._wires: dict[int, Wire] = {}
-        # More may come at once than is asked for.
+        # A message may arrive together with the ones after it.
         self._arrived: list[deque[bytearray]] = [deque() for _ in range(parts)]
         with closing(Listener("", _as_it_is, _as_it_is, patience=None)) as listener:
             addresses = [("", 0, b"")] * parts
@@ -97,7 +97,7 @@ class SocketExchange:
             for other in self._wires:
                 self.send(tensor, other)
             tensor.copy_(reduce(torch.add, self._everybodys(tensor)))
-        # By way of the first: two that send more at once would both wait.
+        # Through the first rank: two ranks that both send more than is buffered would wait forever.
         elif self.rank == 0:
             tensor.copy_(reduce(torch.add, self._everybodys(tensor)))
             for other in self._wires:
@@ -119,7 +119,7 @@ class SocketExchange:
         into.copy_(self._next(by, into))
 
     def _everybodys(self, own: Tensor) -> list[Tensor]:
-        """By rank, so that all who add them up find the same."""
+        """All ranks' tensors in the same order, so that all sums are equal to the last bit."""
         ranks = range(self.parts)
         return [own if rank == self.rank else self._next(rank, own) for rank in ranks]
 

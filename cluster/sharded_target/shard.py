@@ -28,23 +28,23 @@ from specdec_core.models.packing import PackedLinear, pack_linear_layers
 from specdec_core.models.pair import load_pair
 from specdec_core.models.runner import Batch, ModelRunner, Output
 
-# What a shard is asked: the number of a runner, a method of :class:`Shard` and its arguments.
+# A call of a shard: the number of a runner, a method of :class:`Shard` and its arguments.
 Call = tuple[int, str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
 class Failed:
-    """What a shard answers when a call raised something."""
+    """A shard's answer when a call has raised an error."""
 
     error: Exception
 
     @classmethod
     def by(cls, error: Exception) -> Failed:
-        """`error`, with where it was raised as a note."""
+        """`error`, with its traceback as a note."""
         error.add_note("".join(traceback.format_exception(error)))
         try:
             pickle.loads(pickle.dumps(error))
-        except Exception:  # some cannot travel, or not be made again from what they say
+        except Exception:  # some errors cannot be pickled, or not be built from their arguments
             return cls(RuntimeError("".join(traceback.format_exception(error))))
         return cls(error)
 
@@ -62,28 +62,27 @@ class ShardFacts:
 
 
 class Shard:
-    """Rank `rank` of `parts`. Every rank is sent the same calls in the same order.
-
-    With one part it runs the whole model as a process of its own would, packed or compiled.
+    """Rank `rank` of `parts`. Every rank gets the same calls in the same order. A single part runs
+    the whole model, packed or compiled, as an engine's own process does.
     """
 
     def __init__(self, spec: PairSpec, split: str, rank: int, parts: int) -> None:
         self.spec, self.split, self.rank, self.parts = spec, split, rank, parts
         self.device = claim_device()
-        # Where logits come out: everybody has them with split heads, the last with split layers.
+        # Logits are with every rank where heads are split, with the last where layers are.
         self.answers = rank == (parts - 1 if split == "layers" else 0)
         self.runners: dict[int, ModelRunner] = {}
         self.outputs: dict[int, Output] = {}  # of each runner's last forward
         self._store: dist.TCPStore | None = None
 
     def address(self) -> tuple[str, int]:
-        """Where the group meets; only rank 0 is asked."""
+        """Where the ranks meet; only rank 0 is asked."""
         host = ray.util.get_node_ip_address()
         self._store = dist.TCPStore(host, 0, self.parts, is_master=True, wait_for_workers=False)
         return host, self._store.port
 
     def load(self, address: tuple[str, int] | None) -> ShardFacts:
-        """Join the group and load this rank's part."""
+        """Join the other ranks and load this one's part of the model."""
         spec = self.spec
         name, dtype = resolve_path(spec.target), spec.runner.target_dtype
         if address is None:
@@ -126,9 +125,9 @@ class Shard:
         return NcclExchange(*own) if gpu else SocketExchange(host, *own)
 
     def serve(self, host: str, port: int, key: bytes) -> None:
-        """Do what the group at that address asks until it is gone. The rank that has the logits
-        answers; the others only tell what fails. Raises :class:`LinkLost` where it cannot be
-        reached."""
+        """Serve the calls of the group at that address until it is gone. The rank that has the
+        logits answers; the others only report errors. Raises :class:`LinkLost` where the group
+        cannot be reached."""
         with closing(connect(host, port, key, patience=None)) as wire, suppress(LinkLost):
             while True:
                 for calls in wire.receive(None):
@@ -137,7 +136,7 @@ class Shard:
                         wire.send(answer)
 
     def _do(self, calls: Sequence[Call]) -> Any:
-        """What the last of `calls` returns."""
+        """Make `calls`; what the last of them returns."""
         answer = None
         try:
             for runner, name, arguments in calls:
@@ -149,7 +148,7 @@ class Shard:
     def alive(self) -> bool:
         return True
 
-    # What can be asked of a runner. The words are those of :class:`ModelRunner`.
+    # The calls that a runner gets: the operations of :class:`ModelRunner`.
 
     def open(self, number: int, slots: int) -> None:
         self.runners[number] = self._open(slots)
@@ -177,8 +176,8 @@ class Shard:
     def forward(
         self, number: int, batch: Batch, logits: bool
     ) -> tuple[list[int], Packed | None, Packed | None] | None:
-        """The most likely tokens; the logits if they are wanted at once; hidden states if they are
-        watched."""
+        """The most likely tokens (n,), the logits if they are asked for, and hidden states if they
+        are watched."""
         output = self.outputs[number] = self.runners[number].forward(batch)
         if not self.answers:
             return None
@@ -186,12 +185,12 @@ class Shard:
         return output.chosen.tolist(), self.logits(number) if logits else None, hidden
 
     def logits(self, number: int) -> Packed | None:
-        """Those of the last forward."""
+        """Of the last forward."""
         return pack(self.outputs[number].logits) if self.answers else None
 
 
 def _weights(model: nn.Module) -> list[Tensor]:
-    """What this process holds of a model: tied weights once, packed layers as they are packed."""
+    """The weights that this process holds: tied ones once, packed layers in their packed form."""
     local = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
     packed = [m._packed for m in model.modules() if isinstance(m, PackedLinear)]
     return [*{p.data_ptr(): p for p in local}.values(), *packed]
@@ -216,7 +215,8 @@ def pack(tensor: Tensor) -> Packed:
 
 
 def _interface(address: str) -> str | None:
-    """The network interface that has this address: gloo would take what the host's name says."""
+    """The network interface with this address; gloo would take the one that the host's name
+    resolves to."""
     for name, addresses in psutil.net_if_addrs().items():
         if address in (own.address for own in addresses):
             return name

@@ -58,8 +58,8 @@ def own_layers(layers: int, rank: int, parts: int) -> range:
 
 
 def load_heads(path: str, dtype: torch.dtype | str, exchange: Exchange) -> PreTrainedModel:
-    """This rank's heads of every layer, by the default process group. Only the first rank's logits
-    are whole."""
+    """This rank's heads of every layer, by the default process group. Only the first rank has
+    complete logits."""
     model = AutoModelForCausalLM.from_pretrained(
         path, dtype=dtype, distributed_config=DistributedConfig(tp_size=exchange.parts)
     )
@@ -68,8 +68,8 @@ def load_heads(path: str, dtype: torch.dtype | str, exchange: Exchange) -> PreTr
 
 
 def _lighten(model: PreTrainedModel, exchange: Exchange) -> None:
-    """Do what transformers' plan says without its hooks, which wrap every call of a layer in
-    distributed tensors and take longer than a small product."""
+    """Follow transformers' plan without its hooks: these wrap every call of a layer in distributed
+    tensors, which takes longer than a small product."""
     lighter: dict[str, Callable[[Any], nn.Module]] = {
         "colwise": _own_columns,
         "rowwise": lambda linear: _SummedLinear(linear, exchange),
@@ -110,8 +110,8 @@ class _SummedLinear(nn.Module):
 
 
 class _GatheredLinear(nn.Module):
-    """The output layer, of which each rank has some tokens: the first rank gets all logits, the
-    others return their own."""
+    """The output layer, of which each rank has some tokens. The first rank returns all logits, the
+    others their own."""
 
     def __init__(self, linear: nn.Linear, exchange: Exchange) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class _GatheredLinear(nn.Module):
 
 
 class _SummedEmbedding(nn.Module):
-    """Of the vocabulary each rank has a slice."""
+    """The embedding, of which each rank has some tokens."""
 
     def __init__(self, embedding: nn.Embedding, exchange: Exchange) -> None:
         super().__init__()
@@ -146,8 +146,8 @@ class _SummedEmbedding(nn.Module):
 
 
 def load_layers(path: str, dtype: torch.dtype | str, exchange: Exchange) -> PreTrainedModel:
-    """This rank's layers; its forward takes part in everybody's. Only the last rank's returns
-    logits, the others' zeros."""
+    """This rank's layers. A forward must run on all ranks; the last one's returns logits, the
+    others' zeros."""
     config = AutoConfig.from_pretrained(path)
     whole: Any = AutoModelForCausalLM._model_mapping[type(config)]
 
@@ -165,8 +165,8 @@ def load_layers(path: str, dtype: torch.dtype | str, exchange: Exchange) -> PreT
 
 
 class _Passed:
-    """What a layer that is elsewhere returns: nothing but the shape that hidden states have here.
-    Some models take the first of what a layer returns; that is this again."""
+    """What a placeholder for a layer returns: `like` has the shape of hidden states. Some models
+    take the first element of what a layer returns; that is this object again."""
 
     def __init__(self, like: Tensor) -> None:
         self.like = like
@@ -176,11 +176,11 @@ class _Passed:
 
 
 class _Elsewhere(nn.Module):
-    """A layer that another rank has."""
+    """A placeholder for a layer of another rank."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        # What a model's loop over its layers may ask of one, as the kind of its attention.
+        # A model's loop over its layers may read attributes, as the kind of attention.
         plain = {k: v for k, v in vars(layer).items() if isinstance(v, str | int | None)}
         vars(self).update({k: v for k, v in plain.items() if not k.startswith("_")})
 
@@ -189,7 +189,7 @@ class _Elsewhere(nn.Module):
 
 
 class _NoEmbedding(nn.Module):
-    """An embedding that another rank has: the shape without the numbers."""
+    """A placeholder for an embedding of another rank: the shape without the values."""
 
     _like: Tensor
 
@@ -203,7 +203,7 @@ class _NoEmbedding(nn.Module):
 
 
 class _HandedOn(Exception):
-    """The rest of the forward is another rank's."""
+    """The rest of the forward runs on other ranks."""
 
 
 def _layer_list(model: PreTrainedModel) -> nn.ModuleList:
@@ -215,7 +215,7 @@ def _layer_list(model: PreTrainedModel) -> nn.ModuleList:
 
 
 def _leave_out(model: PreTrainedModel, rank: int, parts: int) -> None:
-    """Put placeholders in the places of what other ranks have."""
+    """Replace what other ranks have by placeholders."""
     layers = _layer_list(model)
     own, first, last = own_layers(len(layers), rank, parts), rank == 0, rank == parts - 1
     for number, layer in enumerate(layers):

@@ -33,8 +33,8 @@ class ShardedPair(Pair):
 
 @contextmanager
 def sharded_pair(spec: PairSpec, placement: Placement) -> Iterator[ShardedPair]:
-    """The pair with its drafts here and its target on devices placed for it on the connected
-    cluster, which are given back at the end.
+    """The pair with its drafts in this process and its target on devices of the connected cluster,
+    which are placed for it and given back at the end.
 
     Raises:
         UserError: the pair, the placement or both together are wrong.
@@ -51,8 +51,8 @@ def sharded_pair(spec: PairSpec, placement: Placement) -> Iterator[ShardedPair]:
 
 
 def load_sharded(spec: PairSpec, placed: Placed, drafts: bool = True) -> ShardedPair:
-    """The pair with its target on the devices of `placed` and its `drafts` in this process, or
-    nowhere but for their configurations."""
+    """The pair with its target on the devices of `placed`. Its drafts are loaded in this process;
+    without `drafts`, only their configurations are."""
     torch.set_num_threads(spec.runner.threads)
     tokenizer = check_pair(spec)
     if placed.kind == "GPU" and spec.runner.target_dtype == "auto":

@@ -1,4 +1,4 @@
-"""Forwards of a model on other devices: tokens go there, choices come back."""
+"""Forwards of a model on other devices: tokens go there, the most likely tokens come back."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from specdec_core.tokens.token_tree import ROOT
 class ShardedRunner(ModelRunner):
     """A runner over the shards of a :class:`TargetGroup`.
 
-    Logits are fetched when they are first looked at, and come with the choices from then on:
-    greedy decoding never looks. A shard that is lost costs time only: the group is built again,
-    rows get their tokens back, and what was asked is asked again.
+    Logits are fetched when they are first read, and sent along with every later forward: greedy
+    decoding reads none. A lost shard costs only time: the group is restarted, rows get their tokens
+    back, and the last call is made again.
     """
 
     def __init__(self, group: TargetGroup, slots: int, vocab_size: int, device: str) -> None:
@@ -39,11 +39,11 @@ class ShardedRunner(ModelRunner):
         self.prefill_chunk = compiled_chunk(vocab_size) if runner.compile else PREFILL_CHUNK
         self.device = torch.device(device)  # where outputs are wanted
         self._lengths = [0] * slots  # as the caller sees them
-        # What the shards will be told with the next forward.
+        # Calls that are sent with the next forward.
         self._queue: list[tuple[str, tuple[Any, ...]]] = [("open", (slots,))]
         self._rows = [_Row() for _ in range(slots)]  # what the shards hold, …
-        self._before = [0] * slots  # … how much of it they held before they were asked last, …
-        self._last: list[Batch] = []  # … and for what
+        self._before = [0] * slots  # … how much of it before the last forward, …
+        self._last: list[Batch] = []  # … and what that appended
         self._forwards, self._eager = 0, False
         self._answer: Any = None
         self._watched = False
@@ -82,7 +82,7 @@ class ShardedRunner(ModelRunner):
         self._queue.append(("fork", (row, tuple(rows), tuple(lengths))))
 
     def prefill(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
-        """As everywhere, but all chunks go there at once."""
+        # All chunks at once: a shard need not wait for the others to have finished one.
         began = perf_counter()
         if batches := list(chunks(rows, tokens, self.prefill_chunk)):
             self._ask(batches)
@@ -100,7 +100,7 @@ class ShardedRunner(ModelRunner):
         )
 
     def _ask(self, batches: list[Batch]) -> Any:
-        """Send what has queued up and the batches; the answer to the last one."""
+        """Send the queued calls and `batches`; the answer to the last batch."""
         calls = self._flush()
         self._before = [len(row.tokens) for row in self._rows]
         for batch in batches:
@@ -113,9 +113,9 @@ class ShardedRunner(ModelRunner):
             return self.group.ask([*calls, *self._calls(batches)])
         except ShardLost:
             self.group.rebuild()
-            return self._answer  # of the same, asked again to restore the rows
+            return self._answer  # the same batches were fed again to restore the rows
         except Exception:
-            # As after a forward that fails here: nothing was appended.
+            # Some shards may have appended some of it.
             for n, (row, length) in enumerate(zip(self._rows, self._before, strict=True)):
                 if length < len(row.tokens):
                     row.truncate(length)
@@ -140,7 +140,7 @@ class ShardedRunner(ModelRunner):
         return self._number, name, arguments
 
     def _flush(self) -> list[Call]:
-        """What has queued up, as calls; the rows are taken to be as these will make them."""
+        """The queued calls; `_rows` are brought to where these will bring the shards."""
         calls = [self._call(name, arguments) for name, arguments in self._queue]
         for name, arguments in self._queue:
             if name == "truncate":
@@ -157,8 +157,8 @@ class ShardedRunner(ModelRunner):
         return calls
 
     def restore(self) -> None:
-        """Have new shards hold what the lost ones held, by computing it again. What has queued up
-        since is not lost. Raises :class:`ShardLost`."""
+        """Fill new shards with what the lost ones held, by computing it again. Calls that were
+        queued since stay queued. Raises :class:`ShardLost`."""
         if self._queue and self._queue[0][0] == "open":
             return
         calls: list[tuple[str, tuple[Any, ...]]]
@@ -174,7 +174,7 @@ class ShardedRunner(ModelRunner):
 
 
 class _Output(Output):
-    """What came back, and a way to fetch the logits."""
+    """The answer to a forward; logits are fetched when they are first read."""
 
     def __init__(
         self,
@@ -200,8 +200,8 @@ class _Output(Output):
 
 
 class _Row:
-    """The tokens that a row of the cache holds, and for each the place of its parent, which in a
-    text is the place before."""
+    """The tokens that a row of the cache holds, and the place of each token's parent; in a text
+    that is the place before."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -233,8 +233,8 @@ class _Row:
         self.parents[start:] = [places.get(parent, parent) for parent in parents]
 
     def parts(self, length: int) -> tuple[list[int], list[int], list[int]]:
-        """Of the first `length` tokens those that are a text, those that are a tree behind it, and
-        the tree's parents."""
+        """The first `length` tokens as a text, the tokens of a tree behind it, and the tree's
+        parents."""
         forks = [parent for place, parent in enumerate(self.parents[:length]) if parent < place - 1]
         start = min(forks, default=length - 1) + 1
         parents = [max(parent - start, ROOT) for parent in self.parents[start:length]]

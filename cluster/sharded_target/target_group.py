@@ -1,4 +1,4 @@
-"""The target's shards as one: started together, asked together, built again when one is lost."""
+"""The target's shards as one: started together, asked together, restarted when one is lost."""
 
 from __future__ import annotations
 
@@ -26,34 +26,33 @@ from specdec_core.config import PairSpec
 logger = logging.getLogger(__name__)
 
 START_LIMIT = 120.0  # seconds that Ray may take to start the processes
-ATTEMPTS = 3  # at building a group again, before its loss is an error
-# One that fails may do so because another is gone: that is known within so many seconds.
+ATTEMPTS = 3  # at restarting a group, before its loss is an error
+# Seconds to wait, after a shard has failed, for the news that another one is gone.
 GRACE = 1.0
 
 
 class ShardLost(Exception):
-    """A shard ended while it was asked: the group must be built again."""
+    """A shard has ended: the group must be restarted."""
 
 
 class Restorable(Protocol):
-    """Who has something in the shards."""
+    """Whoever has rows in the shards."""
 
     def restore(self) -> None:
-        """Put it into new ones."""
+        """Fill new shards with them. Raises :class:`ShardLost`."""
         ...
 
 
 class TargetGroup:
-    """The target of `spec` (data types resolved), a part of it on each device placed for it.
+    """The target of `spec` (data types resolved), with a part on each device placed for it.
 
-    Every shard is asked over a socket of its own. `facts` say what each rank has; `rebuilt` counts
-    how often a lost one made all start again.
+    Every shard has a socket of its own. `facts` say what each rank holds; `rebuilt` counts the
+    restarts after a shard was lost.
 
     Raises:
         UserError: the model cannot be split like this.
     """
 
-    _busy: bool
     _lost: bool
     _shards: list[ray.actor.ActorHandle]
 
@@ -73,36 +72,28 @@ class TargetGroup:
         self._start()
 
     def add(self, runner: Restorable) -> int:
-        """A number for a runner; its caches end with it."""
+        """Number a runner. Its rows in the shards are freed when it is garbage-collected."""
         number = next(self._numbers)
         self._runners.add(runner)
         weakref.finalize(runner, self._closed.append, (number, "close", ()))
         return number
 
     def ask(self, calls: Sequence[Call]) -> Any:
-        """The answer to the last of `calls`. Raises :class:`ShardLost`."""
-        self.submit(calls)
-        return self.collect()
+        """Send `calls` to every shard; the answer to the last of them. Raises what a shard raised.
 
-    def submit(self, calls: Sequence[Call]) -> None:
-        """Send `calls` to every shard; :meth:`collect` waits for what comes back."""
-        if self._busy:
-            raise RuntimeError("the target's shards are still busy with another forward")
+        Raises:
+            ShardLost: a shard has ended, now or before.
+        """
+        if self._lost:
+            raise ShardLost
+        self._lost = True  # until all is known to be well
         message = dumps([*self._closed, *calls])
         self._closed.clear()
-        self._busy = True
         try:
             for wire in self._wires.values():
                 wire.send(message)
-        except LinkLost:
-            self._lost = True
-
-    def collect(self) -> Any:
-        """The answer to the last call that was sent. What a shard raised is raised here. Raises
-        :class:`ShardLost`."""
-        lost, self._lost, self._busy = self._lost, True, False  # until all is known to be well
-        if lost:
-            raise ShardLost
+        except LinkLost as error:
+            raise ShardLost from error
         failed: dict[int, Exception] = {}
         while len(failed) < self.parts:
             arrived = self._poll.poll(1e3 * GRACE if failed else None)
@@ -127,10 +118,10 @@ class TargetGroup:
         raise next(iter(failed.values()))
 
     def rebuild(self) -> None:
-        """Start all shards again and give every runner's rows their tokens back."""
+        """Restart all shards and restore every runner's rows."""
         reason: Exception | None = None
         for _ in range(ATTEMPTS):
-            logger.warning("a shard of the target is gone; its group is built again")
+            logger.warning("a shard of the target is gone; restarting its group")
             self.rebuilt += 1
             try:
                 self._stop()
@@ -147,7 +138,7 @@ class TargetGroup:
         self._stop()
 
     def _start(self) -> None:
-        self._busy = self._lost = False
+        self._lost = False
         self._wires: dict[int, Wire] = {}
         self._poll = select.poll()
         own = self.spec, self.split

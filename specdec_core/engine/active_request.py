@@ -1,4 +1,4 @@
-"""A request while it is decoded: its slot, its text so far, and the accounts of its rounds."""
+"""A request that is being decoded: its slot, its text so far, and the records of its rounds."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from specdec_core.tokens.token_tree import Origin, TokenTree
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """What a round adds to a request: the accepted nodes of its tree, with the target's own token
-    behind them, up to the end of the request, and the `reason` why it ends, if it does. The first
-    `started` nodes of the tree were the target's."""
+    """What a round adds to a request, up to the request's end: the accepted `path` of the tree and
+    the target's own token behind it. `reason` says why the request ends; None: it goes on. The
+    first `started` nodes of the tree were the target's."""
 
     tree: TokenTree
     path: list[int]
@@ -34,7 +34,7 @@ class ActiveRequest:
     request: Request
     state: SlotState
     decoder: StreamDecoder
-    started: float  # when it entered
+    started: float  # when it entered its slot
     prefill_seconds: float
     origins: list[Origin] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
@@ -42,15 +42,15 @@ class ActiveRequest:
 
     @property
     def remaining(self) -> int:
-        """Tokens that it may still get."""
+        """Tokens that may still be generated."""
         return self.request.max_new_tokens - len(self.origins)
 
     def cut(
         self, tokens: list[int], final: Collection[int], texts: bool
     ) -> tuple[list[int], str, FinishReason | None]:
-        """`tokens` up to the end of the request, their text, and why the request ends, if it does;
-        `final` tokens end it. Without `texts` the text waits for the end, unless there are stop
-        strings to look out for."""
+        """`tokens` up to the end of the request, their text, and why it ends, if it does. A `final`
+        token ends it. Without `texts` the text is left for the end, unless there are stop
+        strings."""
         request, decoder = self.request, self.decoder
         reason: FinishReason | None = None
         if not request.ignore_eos:
@@ -68,13 +68,13 @@ class ActiveRequest:
         return tokens, text if reason is None else text + decoder.finish(), reason
 
     def add(self, new: Addition) -> None:
-        """Make the text longer."""
+        """Append to the text."""
         self.state.tokens += new.tokens
         self.origins += new.origins
 
     def account(self, new: Addition, seconds: Mapping[str, float], now: float) -> Chunk:
-        """Write down the round that has made the addition and took so many `seconds`, by the names
-        of :class:`Round`'s fields; what it comes to for who has asked."""
+        """Record the round of this addition. `seconds` are the round's, by the names of
+        :class:`Round`'s fields. Returns what the request's caller is told."""
         tree, after = new.tree, now - self.started
         self.rounds.append(
             Round(

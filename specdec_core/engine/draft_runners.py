@@ -7,21 +7,21 @@ from specdec_core.models.runner import ModelRunner
 
 
 class DraftRunners:
-    """Opened when they are first asked for, with so many `slots`, and kept."""
+    """Runners with so many `slots`, each opened when it is first asked for."""
 
     def __init__(self, pair: Pair, slots: int) -> None:
         self._pair, self._slots = pair, slots
         self._runners: dict[str, ModelRunner] = {}
 
     def open(self, name: str | None) -> ModelRunner:
-        """The runner of the draft of that name; the first draft's without one."""
+        """The runner of the draft `name`; None: of the pair's first draft."""
         name = self._pair.draft_name(name)
         if name not in self._runners:
             self._runners[name] = self._pair.open_runner(name, self._slots)
         return self._runners[name]
 
     def reset(self) -> None:
-        """Do without what the drafters so far have asked for."""
+        """Undo what drafters have asked for."""
         for runner in self._runners.values():
             runner.watch_hidden(False)
             runner.lazy = False
@@ -33,5 +33,5 @@ class DraftRunners:
 
     @property
     def seconds(self) -> float:
-        """What all their forwards have taken so far."""
+        """Spent in all their forwards so far."""
         return sum(runner.seconds for runner in self._runners.values())

@@ -1,8 +1,8 @@
-"""The engine: a step is admit → draft → verify → commit, for a batch of slots of different lengths.
+"""The engine. A step is admit → draft → verify → commit, for a batch of slots of any lengths.
 
-Requests join and leave between steps. Everything a slot does depends on its own request alone: its
-tokens, its rows in the runners, its random stream. What a runner has still to be fed of a slot is
-what it lacks of the text, whatever the reason.
+Requests join and leave between steps. What becomes of a slot depends on its own request alone: its
+tokens, its rows in the runners, its random stream. The target is fed what it has not read of a
+slot's text, and the slot's draft tree behind that.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from specdec_core.tokens.verification import Verdict
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """The verdict on a slot's tree; the target's own `choices` behind the text, [0], and each node
-    i, [i + 1]; and what it begins the next tree with."""
+    """The verdict on a slot's tree. `choices` are the target's own tokens: [0] behind the text,
+    [i + 1] behind node i; `target_start` those that it begins the next tree with."""
 
     verdict: Verdict
     choices: list[int]
@@ -49,8 +49,8 @@ class _Judged:
 class Engine:
     """Decodes requests under one configuration, up to `slots` at a time.
 
-    Models and caches are kept when :meth:`configure` swaps the configuration. `open_link` reaches a
-    draft on a device of its own, where there is one; it is called once.
+    Models and caches survive a change of configuration (:meth:`configure`). `open_link` connects to
+    a draft on a device of its own, where there is one; it is called once, when first needed.
     """
 
     def __init__(
@@ -112,13 +112,13 @@ class Engine:
     def cancel(self, request_id: str) -> None:
         """Drop a request, waiting or active; unknown ids are ignored."""
         self._waiting = deque(r for r in self._waiting if r.id != request_id)
-        for slot in [a for a in self._active.values() if a.request.id == request_id]:
-            self._leave(slot)
+        for request in [a for a in self._active.values() if a.request.id == request_id]:
+            self._leave(request)
 
     @torch.inference_mode()
     def step(self, texts: bool = True) -> list[Chunk]:
-        """One round of all active slots. Without `texts` a request's text comes with its last
-        chunk, unless it has stop strings to look out for."""
+        """One round of all active slots: a chunk for each. Without `texts` a request's text comes
+        with its last chunk, unless it has stop strings."""
         self._admit()
         active = list(self._active.values())
         if not active:
@@ -129,7 +129,7 @@ class Engine:
         judged = self._verify(active, trees)
         added = self._commit(active, trees, judged, texts)
         seconds, now = self._clock.seconds(self.drafts.seconds - drafting), perf_counter()
-        return [slot.account(new, seconds, now) for slot, new in zip(active, added, strict=True)]
+        return [own.account(new, seconds, now) for own, new in zip(active, added, strict=True)]
 
     def generate(
         self,
@@ -149,7 +149,7 @@ class Engine:
         return [done[request.id] for request in requests]
 
     def stream(self, request: Request) -> Iterator[Chunk]:
-        """Decode one request, a chunk a round."""
+        """Decode one request; yields a chunk a round."""
         self.add(request)
         finished = False
         try:
@@ -161,10 +161,10 @@ class Engine:
         finally:
             self.cancel(request.id)
 
-    # The story of a step, in its order.
+    # A step, in its order.
 
     def _admit(self) -> None:
-        """Fill free slots from the queue; those that enter together are prefilled together."""
+        """Move waiting requests to free slots; those that enter together are prefilled together."""
         free = [slot for slot in range(self.slots) if slot not in self._active]
         entering = {slot: self._waiting.popleft() for slot in free[: len(self._waiting)]}
         if not entering:
@@ -184,7 +184,7 @@ class Engine:
             self.target.truncate(slot, 0)
             self.drafts.empty(slot)
         if self.drafter is not None:
-            # First: a draft elsewhere then reads the texts while the target does.
+            # First, so that a draft on another device reads the texts while the target does.
             self.drafter.open(states)
         self.target.prefill(list(entering), [state.tokens[:-1] for state in states])
         seconds = perf_counter() - start
@@ -193,20 +193,20 @@ class Engine:
             self._active[state.slot] = ActiveRequest(request, state, decoder, start, seconds)
 
     def _draft(self, active: list[ActiveRequest]) -> list[TokenTree]:
-        """A tree of candidates for each slot."""
+        """A draft tree for each slot."""
         trees = [TokenTree() for _ in active]
         if self.drafter is not None:
-            for slot in active:
+            for request in active:
                 # The target adds a token of its own to every round.
-                slot.state.room = slot.remaining - 1
-                slot.state.batch = len(active)
-            trees = self.drafter.propose([slot.state for slot in active])
+                request.state.room = request.remaining - 1
+                request.state.batch = len(active)
+            trees = self.drafter.propose([request.state for request in active])
         self._clock.drafted()
         return trees
 
     def _verify(self, active: list[ActiveRequest], trees: list[TokenTree]) -> list[_Judged]:
-        """One forward of the target, and what it makes of the trees."""
-        states = [slot.state for slot in active]
+        """Feed the trees to the target in one forward, and judge them."""
+        states = [request.state for request in active]
         unread = [state.tokens[self.target.lengths[state.slot] :] for state in states]
         fed = list(zip(unread, trees, strict=True))
         batch = Batch(
@@ -243,7 +243,7 @@ class Engine:
         probs: Tensor | None,
         logits: Callable[[], Tensor],
     ) -> _Judged:
-        """Accept or reject by the rule that the request's sampling asks for."""
+        """Accept or reject by the rule for the request's sampling. `logits` gives the forward's."""
         rule, random, started = rule_of(state.sampling), state.random, bool(state.target_start)
         if started:
             choices, probs = target_start.behind_text(choices, probs)
@@ -265,10 +265,10 @@ class Engine:
         judged: list[_Judged],
         texts: bool,
     ) -> list[Addition]:
-        """Keep what was accepted, cut at the end of the request, and let the drafter know."""
+        """Keep what was accepted, up to the end of the request, and tell the drafter."""
         added = []
-        for slot, tree, own in zip(active, trees, judged, strict=True):
-            state, verdict, path = slot.state, own.verdict, own.verdict.path
+        for request, tree, own in zip(active, trees, judged, strict=True):
+            state, verdict, path = request.state, own.verdict, own.verdict.path
             read = [node for node in path if node < tree.read]
             self.target.keep(state.slot, len(state.tokens), read)
             started, state.target_start = len(state.target_start), own.target_start
@@ -277,20 +277,20 @@ class Engine:
             if not state.target_start and verdict.token is not None:
                 tokens.append(verdict.token)
                 origins.append(Origin.CORRECTION if verdict.corrected else Origin.BONUS)
-            tokens, text, reason = slot.cut(tokens, self.pair.eos_token_ids, texts)
+            tokens, text, reason = request.cut(tokens, self.pair.eos_token_ids, texts)
             size = len(tokens)
             new = Addition(tree, path[:size], tokens, origins[:size], text, reason, started)
-            slot.add(new)
+            request.add(new)
             added.append(new)
             if reason is not None:
-                self._leave(slot)
+                self._leave(request)
             elif self.drafter is not None:
                 outcome = Outcome(tree, new.path, own.choices, self._clock.until_read)
                 self.drafter.observe(state, outcome)
         return added
 
-    def _leave(self, slot: ActiveRequest) -> None:
+    def _leave(self, request: ActiveRequest) -> None:
         """The request leaves its slot, finished or cancelled."""
-        del self._active[slot.state.slot]
+        del self._active[request.state.slot]
         if self.drafter is not None:
-            self.drafter.close(slot.state)
+            self.drafter.close(request.state)

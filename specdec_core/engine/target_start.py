@@ -1,8 +1,8 @@
-"""Draft trees that the target begins (improved MCSD, §3.1): what they ask of the engine.
+"""What the engine does for draft trees that the target begins (improved MCSD, §3.1).
 
-A drafter with a `target_width` has the target draw the first tokens of every tree. So the target's
-own token of a round is not added to the text, but is in the next round's tree; the target has then
-read all of the text before it, and says nothing new behind that.
+A drafter with a `target_width` has the target draw the first tokens of every tree. The target's own
+token of a round is then not added to the text, but begins the next round's tree. When that tree is
+fed, the target has read all of the text, so that the forward says nothing behind the text.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from specdec_core.tokens.verification import Verdict, longest
 
 
 def behind_text(choices: list[int], probs: Tensor | None) -> tuple[list[int], Tensor | None]:
-    """What the target says behind the nodes of a tree, [i + 1], where [0], what it says behind the
-    text, was decided before and is not looked at."""
+    """`choices` and `probs` behind the nodes of a tree, with an entry [0] for the text before it in
+    front, which is never read: that token was drawn a round ago."""
     return [ROOT, *choices], None if probs is None else torch.cat([probs[:1], probs])
 
 
@@ -31,7 +31,7 @@ def verify(
     choices: list[int],
     probs: Tensor | None,
 ) -> Verdict:
-    """The longest of the verdicts below each of the target's own tokens."""
+    """The verdict with the longest path, of those below each of the target's own tokens."""
     own = range(len(state.target_start))
     return longest(own, [rule.verify(tree, choices, probs, state.random, node) for node in own])
 
@@ -44,10 +44,10 @@ def next_start(
     logits: Callable[[], Tensor],
     width: int,
 ) -> list[int]:
-    """At most `width` tokens that the target draws behind the accepted path to begin the next tree
-    with, without replacement, the verdict's own first. `probs` (1 + nodes, vocabulary) are the
-    target's distributions, `logits` gives what the forward has said: of the nodes and, unless the
-    target began the tree, of the text before them."""
+    """At most `width` tokens, drawn without replacement behind the accepted path, that begin the
+    next tree: the verdict's token first. `probs` (1 + nodes, vocabulary) are the target's
+    distributions. `logits` gives the forward's: of the text, unless the target began the tree, and
+    of each node."""
     assert verdict.token is not None  # the target has read all of a tree that it has begun
     if width == 1:
         return [verdict.token]

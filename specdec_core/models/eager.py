@@ -17,12 +17,12 @@ from specdec_core.models.runner import Batch, ModelRunner, Output, select
 from specdec_core.models.supported import check_supported, context_length
 from specdec_core.tokens.topology import Slices, Topologies
 
-# Rows of a batch are padded to the widest; a row close to its end then writes beyond it.
+# Rows are padded to the widest of the batch, so one that is nearly full writes beyond its end.
 _PADDING = 160
 
 
 class EagerRunner(ModelRunner):
-    """One model and its slot cache. Logits are of the first `vocab_size` tokens, or of all."""
+    """A model and its slot cache. Logits are of the first `vocab_size` tokens; unset, of all."""
 
     def __init__(
         self, model: PreTrainedModel, slots: int, max_length: int, vocab_size: int | None = None

@@ -1,20 +1,20 @@
-"""What the engine asks of whatever executes a model: tokens of many rows in, logits out.
+"""What the engine asks of whatever executes a model: append tokens to rows, say what follows them.
 
-A runner holds the tokens of some rows and what its model has computed from them. All that happens
-to it is one of three things: a :class:`Batch` of tokens is appended in one forward, a row is cut,
-or of what was appended last only some tokens are kept. Every runner guarantees:
+A runner keeps, for each row, the tokens that its model has read and what the model has computed
+from them. Three operations change a row: a forward appends the tokens of a :class:`Batch`,
+`truncate` cuts the row, and `keep` drops some of the tokens that were appended last. Every runner
+guarantees:
 
-- *Rows are apart.* What a forward says of a row depends on that row's tokens alone, in whatever
-  company and order it is fed. Rows of one batch may be of any length and kind: the next token of a
-  text, a whole draft tree, a piece of a prompt.
-- *What is held was read.* `lengths[row]` tokens of a row are held. A caller that compares them
-  with the row's text knows what is still to be fed, whether the row is new, was cut, or has fallen
-  behind: this is all there is to prefilling, and to taking up again a text that had to leave.
-- *Nothing is computed twice.* Tokens that are kept or that come before a cut are not fed again.
-- *Nobody computes for no one.* A batch says whose logits are wanted, and others need not be made.
+- *Rows are independent.* What a forward says of a row depends on that row's tokens alone. A batch
+  may mix rows of any kind and length: the next token of a text, a draft tree, a piece of a prompt.
+- *A row says what it has read.* It holds `lengths[row]` tokens. Compared with the row's text, that
+  tells what must still be fed, whether the row is new, was cut or has fallen behind. Reading a
+  prompt in pieces, or taking up a text again that had to leave, needs nothing else.
+- *Nothing is computed twice.* Tokens that are kept are never fed again.
+- *Only wanted logits are computed.* A batch says which; a runner may leave out the others.
 - *A forward that raises has appended nothing.*
 
-Which device a runner's model is on, or on how many, nobody above it has to know.
+Callers need not know which device, or how many, a model is on.
 """
 
 from __future__ import annotations
@@ -29,24 +29,27 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-PREFILL_CHUNK = 512  # tokens a row of a forward without logits
-_MOST_LOGITS = 64 * 2**20  # bytes of them that may be made for nobody
+PREFILL_CHUNK = 512  # tokens of a row in one forward of a prompt
+_MOST_LOGITS = 64 * 2**20  # bytes of logits that a forward may compute unread
 
 
 def compiled_chunk(vocab_size: int) -> int:
-    """The same for graphs, which make logits whether or not anybody reads them."""
+    """The same for compiled graphs, which compute logits whether or not they are wanted."""
     return max(1, min(PREFILL_CHUNK, _MOST_LOGITS // (4 * vocab_size)))
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one forward appends: `tokens[i]` to row `rows[i]`, at least one.
+    """What one forward appends: `tokens[i]`, at least one, to row `rows[i]`.
 
-    Row i's tokens form the chain behind what the row holds, or with `parents[i]` a tree: token j
-    follows token `parents[i][j]`, or what comes before the tree when that is -1, and sees only its
-    ancestors. `parents[i]` may begin with tokens of the tree that earlier forwards have appended: a
-    tree grows level by level. `wanted[i]` says how many of row i's last tokens logits are wanted
-    of; of all, where it is not said.
+    Args:
+        rows: the rows, each once.
+        tokens: what each row gets.
+        parents: the trees that the tokens form; None, for a row or for all, means a chain. Token j
+            of row i follows token `parents[i][j]`, or the text before the tree when that is -1,
+            and sees only its ancestors. `parents[i]` may begin with tokens that earlier forwards
+            have appended: a tree grows level by level.
+        wanted: of how many of each row's last tokens logits are wanted; None: of all.
     """
 
     rows: Sequence[int]
@@ -56,15 +59,15 @@ class Batch:
 
     @property
     def counts(self) -> list[int]:
-        """How many logits are wanted of each row."""
+        """How many tokens of each row logits are wanted of."""
         return list(map(len, self.tokens)) if self.wanted is None else list(self.wanted)
 
 
 class Output:
-    """What a forward says behind n tokens: those whose logits were wanted, row after row.
+    """What a forward says behind the n tokens whose logits were wanted, row after row.
 
-    `counts` says how many each row has. `logits` (n, vocabulary); `hidden` (n, dimension), where it
-    is watched, is what the output layer read to make them.
+    `counts` says how many of them each row has. `logits` is (n, vocabulary). `hidden` (n,
+    dimension), where it is watched, is what the output layer read.
     """
 
     def __init__(
@@ -85,12 +88,12 @@ class Output:
         return self.logits.max(dim=-1).indices
 
     def of_row(self, row: int) -> Tensor:
-        """The logits of one row of the batch."""
+        """The logits (count, vocabulary) of the batch's row number `row`."""
         first = sum(self.counts[:row])
         return self.logits[first : first + self.counts[row]]
 
     def choices(self) -> list[list[int]]:
-        """The most likely tokens on the host, by row. Waits for the device."""
+        """The most likely tokens of each row, on the host. Waits for the device."""
         flat = iter(self._on_host())
         return [list(islice(flat, count)) for count in self.counts]
 
@@ -99,8 +102,8 @@ class Output:
 
 
 def select(states: Tensor, batch: Batch) -> Tensor:
-    """Of `states` (rows, width, …), which begin with the tokens of `batch`, those (n, …) that are
-    wanted, row after row."""
+    """Of `states` (rows, width, …), whose rows begin with the tokens of `batch`, the wanted ones
+    (n, …), row after row."""
     ends = list(map(len, batch.tokens))
     spans = [(end - count, end) for end, count in zip(ends, batch.counts, strict=True)]
     if len(set(spans)) == 1:
@@ -111,7 +114,7 @@ def select(states: Tensor, batch: Batch) -> Tensor:
 
 
 def chunks(rows: Sequence[int], tokens: Sequence[Sequence[int]], size: int) -> Iterator[Batch]:
-    """Batches that append `tokens[i]` to row `rows[i]`, at most `size` each, without logits."""
+    """Batches without logits that append `tokens[i]` to row `rows[i]`, at most `size` at a time."""
     for start in range(0, max(map(len, tokens), default=0), size):
         pairs = zip(rows, tokens, strict=True)
         left = {row: own[start : start + size] for row, own in pairs if len(own) > start}
@@ -119,20 +122,16 @@ def chunks(rows: Sequence[int], tokens: Sequence[Sequence[int]], size: int) -> I
 
 
 class ModelRunner(ABC):
-    """One model, and the tokens that it has read in each row.
+    """One model and the tokens that it has read in each row; see this module for what it
+    guarantees."""
 
-    `vocab_size` is how many of a vocabulary's first tokens have logits: a draft may know more than
-    its target. A row holds `max_length` tokens, and a last draft tree behind them. `seconds` is the
-    time spent in forwards so far; on a GPU, in starting them.
-    """
-
-    device: torch.device  # where outputs are
-    vocab_size: int
-    max_length: int
+    device: torch.device  # of outputs
+    vocab_size: int  # logits are of so many first tokens: a draft may know more than its target
+    max_length: int  # tokens of a row; a last draft tree fits behind them
     prefill_chunk = PREFILL_CHUNK
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds = 0.0  # spent in forwards so far; on a GPU, in starting them
         self.lazy = False  # a draft that reads a text only when asked what follows it
 
     @property
@@ -142,10 +141,10 @@ class ModelRunner(ABC):
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Output:
-        """Append a batch, and say what follows its tokens.
+        """Append the tokens of a batch, and say what follows them.
 
         Raises:
-            ValueError: a row cannot hold that much.
+            ValueError: a row cannot hold that many tokens.
         """
         start = perf_counter()
         output = self._forward(batch)
@@ -153,18 +152,22 @@ class ModelRunner(ABC):
         return output
 
     def prefill(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
-        """Append `tokens[i]` to row `rows[i]`, a chunk a forward; nobody asks what follows."""
+        """Append `tokens[i]` to row `rows[i]`, in chunks, without computing logits."""
         for batch in chunks(rows, tokens, self.prefill_chunk):
             self.forward(batch)
 
     @abstractmethod
     def truncate(self, row: int, length: int) -> None:
-        """Forget everything of `row` past its first `length` tokens, which it must hold."""
+        """Forget all but the first `length` tokens of `row`.
+
+        Raises:
+            ValueError: the row holds fewer.
+        """
 
     @abstractmethod
     def keep(self, row: int, start: int, kept: Sequence[int]) -> None:
-        """Of the tokens of `row` from position `start` on, keep those numbered in `kept`
-        (increasing) and forget the others."""
+        """Of the tokens of `row` from position `start` on, keep those with the numbers `kept`
+        (increasing, from 0) and forget the others."""
 
     @abstractmethod
     def fork(self, row: int, rows: Sequence[int], lengths: Sequence[int]) -> None:
@@ -172,17 +175,17 @@ class ModelRunner(ABC):
 
     @abstractmethod
     def watch_hidden(self, wanted: bool) -> None:
-        """Whether outputs have the model's last hidden states."""
+        """Whether outputs are to have `hidden`, the model's last hidden states."""
 
     @abstractmethod
     def expect(self, parents: Sequence[int]) -> None:
-        """Be ready for a tree, numbered level by level, that forwards will feed whole, cut behind a
-        level or a level at a time. Without this, one gets ready when the tree is first met."""
+        """Prepare for a tree, numbered level by level, that forwards will feed whole, cut behind a
+        level, or a level at a time. Without this the first such forward takes longer."""
 
-    def widen(self, width: int) -> None:  # noqa: B027 (a wish, which a runner may ignore)
-        """Pad forwards to so many tokens a row at least. Where forwards of one token and of several
-        take turns, this is worth it if graphs of their own run them: each has its own copy of the
-        weights, and the processor's cache holds one sooner than both."""
+    def widen(self, width: int) -> None:  # noqa: B027 (a hint, which a runner may ignore)
+        """Pad forwards to at least `width` tokens a row. This pays where forwards of one token and
+        of several take turns and different graphs run them: each graph has its own copy of the
+        weights, and the processor's cache holds one copy more easily than two."""
 
     @abstractmethod
     def _forward(self, batch: Batch) -> Output: ...

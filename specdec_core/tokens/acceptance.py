@@ -1,4 +1,4 @@
-"""Which rule accepts a request's candidates, and how candidates are drawn for it.
+"""The rule that accepts a request's candidates, and how candidates are drawn for it.
 
 =========  ==============================  =========================  =============================
 rule       a model's token at a position   siblings in a draft tree   a candidate is accepted
@@ -39,10 +39,14 @@ def rule_of(sampling: Sampling) -> AcceptanceRule:
 
 @dataclass
 class Places:
-    """Where n tokens come next, and what a model says there: `logits` (n, vocabulary).
+    """n positions, in texts of several requests, at which a model chooses the next token.
 
-    Place i is the position `positions[i]` in the text of a request with that sampling and that
-    randomness. `likely` gives the most likely tokens (n,); it is called for greedy requests only.
+    Args:
+        samplings: (n,) of the position's request.
+        streams: (n,) the randomness of that request.
+        positions: (n,) in the request's text.
+        logits: (n, vocabulary) the model's.
+        likely: gives the most likely tokens (n,); called only where decoding is greedy.
     """
 
     samplings: Sequence[Sampling]
@@ -74,15 +78,15 @@ class Places:
         return drawn
 
     def carried(self) -> list[Tensor | None]:
-        """The distributions that the tokens drawn carry as candidates."""
+        """The distribution (vocabulary,) that each drawn token carries as a candidate, if any."""
         if self.probs is None:
             return [None] * len(self.positions)
         rows = zip(self.samplings, self.probs.unbind(), strict=True)
         return [q if rule_of(sampling).carries_q else None for sampling, q in rows]
 
     def siblings(self, counts: Sequence[int], replacement: bool = False) -> list[list[Candidate]]:
-        """At most `counts[i]` candidates for place i, in the order drawn; fewer where nothing else
-        has any probability. With `replacement` a token may be drawn again."""
+        """At most `counts[i]` candidates for place i, in the order drawn; fewer where no other
+        token has any probability. With `replacement` a token may be drawn again."""
         found: list[list[Candidate]] = [[] for _ in counts]
         for rule, own, part in self._by_rule():
             drawn = rule.siblings(part, [counts[n] for n in own], replacement)
@@ -91,8 +95,9 @@ class Places:
         return found
 
     def confidences(self) -> Tensor:
-        """How sure the model is of choosing each token (n, vocabulary): its probability; where
-        sampling is coupled p / E, of which it chooses the largest, normalised."""
+        """How likely the model is to choose each token (n, vocabulary), before it does: the token's
+        probability. Where sampling is coupled: p / E, of which it chooses the largest, normalised.
+        """
         if self.probs is None:
             return self.logits.float().softmax(dim=-1)
         found = torch.empty_like(self.probs)
@@ -123,8 +128,8 @@ class Places:
 class AcceptanceRule(ABC):
     """How a model's tokens are chosen, and candidates accepted."""
 
-    samples = True  # whether it needs distributions, or logits are enough
-    carries_q = False  # whether a candidate carries the distribution that it was drawn from
+    samples = True  # whether it needs distributions; otherwise logits are enough
+    carries_q = False  # whether candidates carry the distribution that they were drawn from
 
     @abstractmethod
     def draw(self, at: Places) -> Tensor:
@@ -148,8 +153,8 @@ class AcceptanceRule(ABC):
         random: RandomStream,
         start: int,
     ) -> list[int]:
-        """The verifier's own tokens: at the position `start`, where `tree` begins, [0], and behind
-        each node i that it has read, [i + 1]. `likely` are its most likely ones, `probs` (1 +
+        """The verifier's own tokens: [0] at the position `start`, where `tree` begins, [i + 1]
+        behind each node i that it has read. `likely` are its most likely tokens there, `probs` (1 +
         nodes, vocabulary) its distributions."""
         return likely
 
@@ -162,17 +167,18 @@ class AcceptanceRule(ABC):
         random: RandomStream,
         below: int = ROOT,
     ) -> Verdict:
-        """Accept or reject what is `below` a node, by the verifier's :meth:`choices` and its
-        distributions (1 + nodes, vocabulary)."""
+        """Accept or reject the candidates `below` a node, given the verifier's :meth:`choices` and
+        its distributions (1 + nodes, vocabulary)."""
 
     @abstractmethod
     def others(self, verdict: Verdict, at: Places, count: int) -> list[int]:
-        """At most `count` tokens that the verifier might have said in place of the verdict's own,
-        without replacement; `at` is the one place behind the accepted path."""
+        """At most `count` tokens that the verifier draws, without replacement, besides the
+        verdict's; `at` is the one place behind the accepted path."""
 
 
 class _Equality(AcceptanceRule):
-    """Each model chooses the token with the largest score; an equal candidate is accepted."""
+    """Both models choose the token with the largest score; a candidate that equals the target's
+    choice is accepted."""
 
     least = -torch.inf  # a token must score more than this
 

@@ -1,7 +1,8 @@
 """Who sees whom in a token tree: masks that are built once and sliced (improved MCSD, §3.2).
 
-Nodes are numbered parents first. So the first nodes of a tree are a tree themselves, whose mask is
-the upper left corner of the whole tree's, and what one forward pass feeds are some of its rows.
+Nodes are numbered parents first. The first nodes of a tree are therefore a tree themselves, whose
+mask is the upper left corner of the whole tree's. A forward that feeds some nodes needs their rows
+of it.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ def fork(width: int, depth: int) -> list[int]:
 
 
 def behind(count: int, parents: Iterable[int]) -> list[int]:
-    """The parents when the text's last `count` tokens are fed with the tree, as its first nodes."""
+    """The parents when the text's last `count` tokens are fed with the tree, as first nodes."""
     return [*range(ROOT, count - 1), *(parent + count for parent in parents)]
 
 
 class Topology:
-    """A shape of tree: its `parents`, the `depths` (nodes,) of its nodes, and its masks. With the
-    topology that it begins with, only what is new is looked at."""
+    """A shape of tree: its `parents`, the `depths` (nodes,) of its nodes, and its masks. Given a
+    topology that it `begins` with, only the nodes behind that are computed."""
 
     def __init__(
         self,
@@ -83,9 +84,10 @@ class Topology:
         return torch.tensor(self.depth_list, dtype=torch.long)
 
     def mask(self, window: int | None) -> Tensor:
-        """The big additive mask (nodes, 1 + nodes + 1), within a sliding window or without one: who
-        sees the text, in column 0, and node i, in column 1 + i. The last column is what lies behind
-        the tree, which nobody sees. Which of the text is outside the window is not said here."""
+        """The whole additive mask (nodes, 1 + nodes + 1), with or without a sliding window: who
+        sees the text, in column 0, and who sees node i, in column 1 + i. The last column stands for
+        what lies behind the tree, which nobody sees. It does not say which part of the text is
+        outside the window."""
         return self.rows(window, 0, len(self))[0]
 
     def rows(self, window: int | None, first: int, count: int) -> Tensor:
@@ -105,7 +107,7 @@ class Topology:
 
 
 class Topologies:
-    """The shapes that a model's forwards meet. Each is built once; all else are slices."""
+    """The shapes that a model's forwards have met. Each is built once, then sliced."""
 
     def __init__(self, positions: int, dtype: torch.dtype, device: torch.device | str) -> None:
         self._made_for = dtype, device
@@ -114,8 +116,8 @@ class Topologies:
         self._known: dict[tuple[int, ...], Topology] = {}
 
     def expect(self, parents: Sequence[int]) -> Topology:
-        """Build the mask of a tree, numbered level by level, before it grows: any number of its
-        levels will be a slice of it."""
+        """Build the mask of a tree, numbered level by level, before the tree grows: the masks of
+        its first levels are slices."""
         topology = self.find(parents)
         depths = topology.depths.tolist()
         for node in range(1, len(depths)):
@@ -124,13 +126,13 @@ class Topologies:
         return topology
 
     def find(self, parents: Sequence[int], new: int = 0) -> Topology:
-        """A topology that begins with `parents`, of which the last `new` may not have been met."""
+        """A topology that begins with `parents`; all but the last `new` may have been met before."""
         key = tuple(parents)
         topology = self._known.get(key)
         if topology is None:
             begins = self._known.get(key[: len(key) - new])
             if begins is not None and len(begins) != len(key) - new:
-                begins = None  # it goes on in another way
+                begins = None  # it continues in another way
             if len(self._known) >= _KEPT:
                 self._known.clear()
             topology = self._known[key] = Topology(key, *self._made_for, begins)
@@ -149,9 +151,9 @@ class Topologies:
         width: int,
         parents: Sequence[Sequence[int] | None] | None = None,
     ) -> Slices:
-        """For a forward of `width` tokens a row, of which the first `counts[i]` are row i's own:
-        the last nodes of the tree `parents[i]`, or a chain. Of a tree that is a chain, what is held
-        already is text."""
+        """For a forward of `width` tokens a row, of which the first `counts[i]` are row i's own: the
+        last nodes of the tree `parents[i]`, or a chain. The nodes of a chain that are held already
+        count as text."""
         rows = []
         for n, count in enumerate(counts):
             own = None if parents is None else parents[n]
@@ -163,8 +165,8 @@ class Topologies:
 
 
 class Slices:
-    """The slices of the big masks that belong to the tokens of one forward. Row i feeds the nodes
-    `first[i]`, `first[i]` + 1, …, whose depths are `depths[i]`; `depths` is (rows, width)."""
+    """The slices of the masks for the tokens of one forward. Row i feeds the nodes `first[i]`,
+    `first[i]` + 1, …, at the depths `depths[i]`; `depths` is (rows, width)."""
 
     def __init__(
         self, rows: Sequence[tuple[Topology, int, int]], width: int, columns: Tensor
@@ -173,8 +175,7 @@ class Slices:
         self.first = [first for _, first, _ in rows]
         topology, first, _ = rows[0]
         self.single = len(rows) == width == 1 and first == 0  # a token that sees everything
-        # The usual case, static trees and chains. What a row is given behind its own tokens is of
-        # no importance.
+        # The usual case, static trees and chains. What a row gets behind its own tokens is unused.
         self._alike = first + width <= len(topology) and all(
             own is topology and begin == first for own, begin, _ in rows
         )
@@ -210,7 +211,7 @@ class Slices:
         return [topology.depth_list[first : first + self._width]] * len(self._rows)
 
     def sees(self, window: int | None) -> Tensor:
-        """Everybody's slice of :meth:`Topology.mask`, (rows, width, columns)."""
+        """Each row's slice of :meth:`Topology.mask`, (rows, width, columns)."""
         rows, width = self._rows, self._width
         if self._alike:
             topology, first, _ = rows[0]

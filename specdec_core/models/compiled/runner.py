@@ -18,9 +18,9 @@ from specdec_core.models.runner import Batch, ModelRunner, Output, compiled_chun
 
 
 class CompiledRunner(ModelRunner):
-    """Forwards are graphs: compiled ahead of time and kept on disk on a CPU, CUDA graphs of
-    static shapes on a GPU. They work on the cache of an `eager` runner, which takes over, after one
-    warning, where its model cannot be compiled.
+    """Forwards are graphs over the cache of an `eager` runner: on a CPU compiled ahead of time and
+    kept on disk, on a GPU CUDA graphs of static shapes. Where the model cannot be compiled, the
+    eager runner takes over after one warning.
 
     `weights` is the digest of the model's weights.
     """
@@ -67,7 +67,7 @@ class CompiledRunner(ModelRunner):
         self._width = width
 
     def _prepare(self) -> None:
-        """Have the cache's layers, which the model makes, and the graphs of a chain before the
+        """Make the cache's layers, by a forward of the model, and the graphs of a chain before the
         first request comes."""
         with torch.no_grad():
             self._eager._forward(Batch([0], [[0]]))
