@@ -126,7 +126,8 @@ class Topologies:
         return topology
 
     def find(self, parents: Sequence[int], new: int = 0) -> Topology:
-        """A topology that begins with `parents`; all but the last `new` may have been met before."""
+        """A topology that begins with `parents`, of which all but the last `new` may have been met
+        before."""
         key = tuple(parents)
         topology = self._known.get(key)
         if topology is None:
@@ -151,9 +152,9 @@ class Topologies:
         width: int,
         parents: Sequence[Sequence[int] | None] | None = None,
     ) -> Slices:
-        """For a forward of `width` tokens a row, of which the first `counts[i]` are row i's own: the
-        last nodes of the tree `parents[i]`, or a chain. The nodes of a chain that are held already
-        count as text."""
+        """For a forward of `width` tokens a row, of which the first `counts[i]` are row i's own:
+        the last nodes of the tree `parents[i]`, or a chain. The nodes of a chain that are held
+        already count as text."""
         rows = []
         for n, count in enumerate(counts):
             own = None if parents is None else parents[n]
@@ -198,7 +199,7 @@ class Slices:
         index = (columns - starts + 1).clamp_(0, sliced.shape[2] - 1)
         mask = sliced.gather(2, index[:, None].expand(-1, self._width, -1))
         if window is not None:
-            # Column start + i holds a node no deeper than i: this takes no visible node away.
+            # Column start + i holds a node no deeper than i: no visible node is masked.
             places = starts + self.depths.to(starts.device)
             mask.masked_fill_(places[..., None] - columns >= window, torch.finfo(mask.dtype).min)
         return mask[:, None]
