@@ -24,7 +24,7 @@ from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.drafting.recorded import PolicyChains, RecordedResources
 from specdec_core.models.runner import Batch, Output
-from specdec_core.tokens.acceptance import rule_of
+from specdec_core.tokens.acceptance import Reading, rule_of
 from specdec_core.tokens.sampling import distributions
 from specdec_core.tokens.token_tree import Origin, TokenTree
 from specdec_core.tokens.topology import behind
@@ -159,10 +159,9 @@ class GuessedChain(Drafter):
         """The chain's next tokens: the guesses that the draft model accepts and its own token.
         `choices` (1 + nodes) and `q` (1 + nodes, vocabulary) are the draft model's."""
         sequence, chain, slot = draft.sequence, draft.tree, draft.sequence.slot
-        rule, random = rule_of(sequence.sampling), sequence.random
-        at = len(sequence.tokens) + len(chain)
-        decided = rule.choices(guess, choices, q, random, at)
-        verdict = rule.verify(guess, decided, q, random)
+        rule, start = rule_of(sequence.sampling), len(sequence.tokens) + len(chain)
+        reading = Reading(guess, choices, q, sequence.random, start)
+        verdict = rule.verify(reading, rule.choices(reading))
         read = self.runner.lengths[slot] - len(guess)
         self.runner.keep(slot, read, verdict.path)
         assert verdict.token is not None  # the draft model has read the whole guess

@@ -27,7 +27,7 @@ from specdec_core.engine.draft_runners import DraftRunners
 from specdec_core.engine.request import Chunk, Request
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch
-from specdec_core.tokens.acceptance import rule_of
+from specdec_core.tokens.acceptance import Reading, rule_of
 from specdec_core.tokens.detokenising import StreamDecoder
 from specdec_core.tokens.sampling import RandomStream, distributions
 from specdec_core.tokens.statistics import Generation
@@ -217,7 +217,7 @@ class Engine:
         )
         self._clock.feeds()
         output = self.target.forward(batch)
-        choices = output.choices()
+        likely = output.choices()
         self._clock.read()
         if self.drafter is not None:
             self.drafter.arrived(states, trees)
@@ -230,7 +230,7 @@ class Engine:
             probs = together.split(output.counts)
         judged = [
             self._judge(*own, partial(output.of_row, n))
-            for n, own in enumerate(zip(states, trees, choices, probs, strict=True))
+            for n, own in enumerate(zip(states, trees, likely, probs, strict=True))
         ]
         self._clock.verified()
         return judged
@@ -239,23 +239,23 @@ class Engine:
         self,
         state: SlotState,
         tree: TokenTree,
-        choices: list[int],
+        likely: list[int],
         probs: Tensor | None,
         logits: Callable[[], Tensor],
     ) -> _Judged:
         """Accept or reject by the rule for the request's sampling. `logits` gives the forward's."""
-        rule, random, started = rule_of(state.sampling), state.random, bool(state.target_start)
-        if started:
-            choices, probs = target_start.behind_text(choices, probs)
-        choices = rule.choices(tree, choices, probs, random, len(state.tokens))
-        if started:
-            verdict = target_start.verify(rule, state, tree, choices, probs)
+        rule = rule_of(state.sampling)
+        reading = Reading(tree, likely, probs, state.random, len(state.tokens))
+        if state.target_start:
+            reading = target_start.behind_text(reading)
+        choices = rule.choices(reading)
+        if state.target_start:
+            verdict = target_start.verify(rule, reading, choices, len(state.target_start))
         else:
-            verdict = rule.verify(tree, choices, probs, random)
-        width = self.drafter.target_width if self.drafter is not None else 0
+            verdict = rule.verify(reading, choices)
         start = []
-        if width:
-            start = target_start.next_start(rule, state, verdict, probs, logits, width)
+        if self.drafter is not None and (width := self.drafter.target_width):
+            start = target_start.next_start(state, verdict, reading.probs, logits, width)
         return _Judged(verdict, choices, start)
 
     def _commit(

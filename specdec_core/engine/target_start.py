@@ -13,31 +13,26 @@ import torch
 from torch import Tensor
 
 from specdec_core.drafting.drafter import SlotState
-from specdec_core.tokens.acceptance import AcceptanceRule, Places
-from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.tokens.acceptance import AcceptanceRule, Places, Reading, rule_of
+from specdec_core.tokens.token_tree import ROOT
 from specdec_core.tokens.verification import Verdict, longest
 
 
-def behind_text(choices: list[int], probs: Tensor | None) -> tuple[list[int], Tensor | None]:
-    """`choices` and `probs` behind the nodes of a tree, with an entry [0] for the text before it in
-    front, which is never read: that token was drawn a round ago."""
-    return [ROOT, *choices], None if probs is None else torch.cat([probs[:1], probs])
+def behind_text(reading: Reading) -> Reading:
+    """`reading` of a tree's nodes alone, with an entry for the text before them in front, which is
+    never looked at: that token was drawn a round ago."""
+    likely, probs = [ROOT, *reading.likely], reading.probs
+    probs = None if probs is None else torch.cat([probs[:1], probs])
+    return reading._replace(likely=likely, probs=probs)
 
 
-def verify(
-    rule: AcceptanceRule,
-    state: SlotState,
-    tree: TokenTree,
-    choices: list[int],
-    probs: Tensor | None,
-) -> Verdict:
-    """The verdict with the longest path, of those below each of the target's own tokens."""
-    own = range(len(state.target_start))
-    return longest(own, [rule.verify(tree, choices, probs, state.random, node) for node in own])
+def verify(rule: AcceptanceRule, reading: Reading, choices: list[int], count: int) -> Verdict:
+    """The verdict with the longest path, of those below each of the target's own `count` tokens."""
+    own = range(count)
+    return longest(own, [rule.verify(reading, choices, node) for node in own])
 
 
 def next_start(
-    rule: AcceptanceRule,
     state: SlotState,
     verdict: Verdict,
     probs: Tensor | None,
@@ -57,4 +52,4 @@ def next_start(
     position = len(state.tokens) + len(verdict.path)
     at = Places([state.sampling], [state.random], [position], own, lambda: own.argmax(dim=-1))
     at.probs = None if probs is None else probs[end + 1 : end + 2]
-    return [verdict.token, *rule.others(verdict, at, width - 1)]
+    return [verdict.token, *rule_of(state.sampling).others(verdict, at, width - 1)]

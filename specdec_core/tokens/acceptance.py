@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -100,8 +101,11 @@ class Places:
         """
         if self.probs is None:
             return self.logits.float().softmax(dim=-1)
+        parts = self._by_rule()
+        if len(parts) == 1:
+            return parts[0][0].confidences(self)
         found = torch.empty_like(self.probs)
-        for rule, own, part in self._by_rule():
+        for rule, own, part in parts:
             found[own] = rule.confidences(part)
         return found
 
@@ -125,6 +129,18 @@ class Places:
         return part
 
 
+class Reading(NamedTuple):
+    """What a verifier says of a tree that begins at the position `start` of a request's text: its
+    most `likely` tokens and its distributions `probs` (1 + nodes, vocabulary), behind the text,
+    [0], and behind each node i, [i + 1]."""
+
+    tree: TokenTree
+    likely: list[int]
+    probs: Tensor | None
+    random: RandomStream
+    start: int
+
+
 class AcceptanceRule(ABC):
     """How a model's tokens are chosen, and candidates accepted."""
 
@@ -145,30 +161,13 @@ class AcceptanceRule(ABC):
         """See :meth:`Places.confidences`."""
         return at.sampled
 
-    def choices(
-        self,
-        tree: TokenTree,
-        likely: list[int],
-        probs: Tensor | None,
-        random: RandomStream,
-        start: int,
-    ) -> list[int]:
-        """The verifier's own tokens: [0] at the position `start`, where `tree` begins, [i + 1]
-        behind each node i that it has read. `likely` are its most likely tokens there, `probs` (1 +
-        nodes, vocabulary) its distributions."""
-        return likely
+    def choices(self, reading: Reading) -> list[int]:
+        """The verifier's own tokens: [0] behind the text, [i + 1] behind each node i."""
+        return reading.likely
 
     @abstractmethod
-    def verify(
-        self,
-        tree: TokenTree,
-        choices: list[int],
-        probs: Tensor | None,
-        random: RandomStream,
-        below: int = ROOT,
-    ) -> Verdict:
-        """Accept or reject the candidates `below` a node, given the verifier's :meth:`choices` and
-        its distributions (1 + nodes, vocabulary)."""
+    def verify(self, reading: Reading, choices: list[int], below: int = ROOT) -> Verdict:
+        """Accept or reject the candidates `below` a node, given the verifier's :meth:`choices`."""
 
     @abstractmethod
     def others(self, verdict: Verdict, at: Places, count: int) -> list[int]:
@@ -193,15 +192,8 @@ class _Equality(AcceptanceRule):
         rows = zip(best, counts, strict=True)
         return [[(token, None) for token in own[:count]] for own, count in rows]
 
-    def verify(
-        self,
-        tree: TokenTree,
-        choices: list[int],
-        probs: Tensor | None,
-        random: RandomStream,
-        below: int = ROOT,
-    ) -> Verdict:
-        return verify_greedy(tree, choices, below)
+    def verify(self, reading: Reading, choices: list[int], below: int = ROOT) -> Verdict:
+        return verify_greedy(reading.tree, choices, below)
 
     def others(self, verdict: Verdict, at: Places, count: int) -> list[int]:
         [best] = self._best(self.scores(at), count + 1)
@@ -237,14 +229,8 @@ class _Coupled(_Equality):
         own = self.scores(at)
         return own / own.sum(dim=-1, keepdim=True)
 
-    def choices(
-        self,
-        tree: TokenTree,
-        likely: list[int],
-        probs: Tensor | None,
-        random: RandomStream,
-        start: int,
-    ) -> list[int]:
+    def choices(self, reading: Reading) -> list[int]:
+        tree, _, probs, random, start = reading
         assert probs is not None
         positions = [start, *(start + 1 + depth for depth in tree.depths()[: tree.read])]
         noises = [random.noise] * len(positions)
@@ -269,16 +255,9 @@ class _Rejection(AcceptanceRule):
             for row, own in enumerate(drawn)
         ]
 
-    def verify(
-        self,
-        tree: TokenTree,
-        choices: list[int],
-        probs: Tensor | None,
-        random: RandomStream,
-        below: int = ROOT,
-    ) -> Verdict:
-        assert probs is not None
-        return verify_sampled(tree, probs, random, below)
+    def verify(self, reading: Reading, choices: list[int], below: int = ROOT) -> Verdict:
+        assert reading.probs is not None
+        return verify_sampled(reading.tree, reading.probs, reading.random, below)
 
     def others(self, verdict: Verdict, at: Places, count: int) -> list[int]:
         assert verdict.left is not None

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from specdec_core.config import AUTOREGRESSIVE, Configuration, DrafterSettings, Sampling
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.studies.drift import goodness_of_fit
 from specdec_core.studies.toy_pair import exact_distribution, sample_counts, toy_pair
-from specdec_core.tokens.acceptance import rule_of
-from specdec_core.tokens.sampling import RandomStream, draw
+from specdec_core.tokens.acceptance import Reading, rule_of
+from specdec_core.tokens.sampling import draw
 from specdec_core.tokens.statistics import Generation, Origin
-from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.tokens.token_tree import ROOT
 from specdec_core.tokens.verification import Verdict
 
 _TEXTS = [
@@ -66,9 +64,8 @@ REJECTION = type(rule_of(Sampling(temperature=1.0)))
 class AnyPossibleGuess(REJECTION):
     """A wrong rule for what a draft model draws: a guess wherever it is possible at all."""
 
-    def verify(
-        self, tree: TokenTree, choices: list[int], probs: Tensor, random: RandomStream
-    ) -> Verdict:
+    def verify(self, reading: Reading, choices: list[int]) -> Verdict:
+        tree, _, probs, random, _ = reading
         guesses = tree.children().get(ROOT, [])
         possible = [node for node in guesses if probs[0, tree.tokens[node]] > 0]
         [own] = draw(probs[:1], [random.uniform()])
