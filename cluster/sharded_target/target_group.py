@@ -8,7 +8,7 @@ import select
 import weakref
 from collections.abc import Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
@@ -23,9 +23,6 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.wire import LinkLost, Listener, Wire, dumps
 from specdec_core.config import PairSpec
 
-if TYPE_CHECKING:
-    from cluster.sharded_target.sharded_runner import ShardedRunner
-
 logger = logging.getLogger(__name__)
 
 START_LIMIT = 120.0  # seconds that Ray may take to start the processes
@@ -36,6 +33,13 @@ GRACE = 1.0
 
 class ShardLost(Exception):
     """A shard ended while it was asked: the group must be built again."""
+
+
+class Restorable(Protocol):
+    """A runner over the shards."""
+
+    def restore(self) -> None:
+        """Have new shards hold what the lost ones held. Raises :class:`ShardLost`."""
 
 
 class TargetGroup:
@@ -63,11 +67,11 @@ class TargetGroup:
         self.facts: list[ShardFacts] = []
         self.rebuilt = 0
         self._numbers = itertools.count()
-        self._runners: weakref.WeakSet[ShardedRunner] = weakref.WeakSet()
+        self._runners: weakref.WeakSet[Restorable] = weakref.WeakSet()
         self._closed: list[Call] = []
         self._start()
 
-    def add(self, runner: ShardedRunner) -> int:
+    def add(self, runner: Restorable) -> int:
         """A number for a runner; its caches end with it."""
         number = next(self._numbers)
         self._runners.add(runner)
