@@ -103,7 +103,7 @@ def run_papers(
         tell.stage(f"warming {len(distinct)} configurations up")
         get(bench.warm_up.remote(distinct, next(iter(requests.values()))[0]))
         with folder.lock():
-            folder.begin(plan, identity)
+            folder.begin(plan.model_dump(mode="json"), identity)
             folder.save_pair(pair)
             with alone(bench, gpus, tell):
                 _measure(plan, bench, work, requests, folder, tell)

@@ -13,9 +13,25 @@ from jobs.console import console, program, run
 def main(
     fresh: Annotated[bool, typer.Option(help="do not resume an interrupted demo")] = False,
 ) -> None:
-    """Profile the bundled pair, count configurations in parallel, time the best ones alone,
-    register the champion and write the report."""
-    sweep.main(config=sweep.QUICK, fresh=fresh)
+    """Record what the bundled pair does on real prompts, replay every configuration from that, time
+    the best ones alone, register the champion and write the report."""
+    # Ray and torch take seconds to import.
+    from cluster.recording import RecordingPlan
+    from cluster.session import ray_session
+    from jobs.record import record
+    from specdec_core.search.plan import load_plan
+
+    plan = load_plan(sweep.QUICK)
+    with ray_session():
+        recording = record(
+            RecordingPlan(
+                pair=plan.pair,
+                prompts=plan.prompts,
+                max_new_tokens=plan.max_new_tokens,
+                mixing=0,  # heads for the pair come along
+            )
+        )
+        sweep.main(config=sweep.QUICK, traces=str(recording.folder), fresh=fresh)
     console.print(
         f"your pair {program('specdec')} sweep --target <folder or hub id>"
         " --draft <folder or hub id> --prompts prompts.jsonl",

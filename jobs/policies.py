@@ -157,7 +157,7 @@ def configurations(search: Path, recording: Recording) -> list[Configuration]:
         sampling=header.sampling.model_dump(),
         max_new_tokens=header.max_new_tokens,
     )
-    found = plan.configurations(str(search))
+    found = plan.configurations
     if found is None:
         raise UserError(f"{search}: method: optuna chooses as it goes; give a grid or random")
     return found

@@ -17,6 +17,7 @@ from specdec_core.base.workspace import workspace
 from specdec_core.config import Sampling, parse
 
 if TYPE_CHECKING:
+    from cluster.recording import RecordingPlan
     from specdec_core.recordings.schema import Recording
 
 
@@ -69,8 +70,7 @@ def main(
     sampling = parse(Sampling, {**_dumped(base.get("sampling")), **sampling}, "sampling")
 
     # Ray and torch take seconds to import.
-    from cluster.recording import RecordingPlan, run_recording
-    from dashboards.recording import RecordingProgress
+    from cluster.recording import RecordingPlan
 
     source = given(source=prompts, limit=limit)
     values = {
@@ -82,14 +82,21 @@ def main(
         **given(max_new_tokens=max_new_tokens, max_draft=max_draft, mixing=mixing),
     }
     wanted = parse(RecordingPlan, {k: _dumped(v) for k, v in values.items()}, "recording")
+    show(record(wanted, name, out))
+
+
+def record(plan: RecordingPlan, name: str | None = None, out: Path | None = None) -> Recording:
+    """Record `plan` and show how that goes; interrupted, say how to go on."""
+    from cluster.recording import run_recording
+    from dashboards.recording import RecordingProgress
+
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         with RecordingProgress(console) as progress:
-            recording = run_recording(wanted, workspace(), name, out, progress)
+            return run_recording(plan, workspace(), name, out, progress)
     except KeyboardInterrupt:
         console.print("interrupted; the same command resumes")
         sys.exit(130)
-    show(recording)
 
 
 def _dumped(value: Any) -> Any:

@@ -27,7 +27,7 @@ from specdec_core.base.errors import UserError
 if TYPE_CHECKING:
     from specdec_core.cost import Profile
     from specdec_core.search.observer import Observer
-    from specdec_core.search.plan import Plan
+    from specdec_core.search.plan import ResolvedPlan
 
 ENOUGH = 0.9  # of what a part could do at most: it is what holds the rest up
 
@@ -167,7 +167,7 @@ def _bottleneck(share: float | None, load: float, own: float, behind: int, trial
     return f"{slow}; MLflow {behind:,} behind" if behind > 0.1 * trials else slow
 
 
-def _plan(trials: int, prompts: int) -> tuple[Plan, Profile]:
+def _plan(trials: int, prompts: int) -> tuple[ResolvedPlan, Profile]:
     """Confidence thresholds, all different, and forward times that nobody measured."""
     from specdec_core.cost import Hardware
     from specdec_core.search.plan import Plan
@@ -180,13 +180,13 @@ def _plan(trials: int, prompts: int) -> tuple[Plan, Profile]:
             "prompts": {"source": "bundled:held_out", "limit": prompts},
             "search": [{"drafter": drafter}],
         }
-    )
+    ).resolve()
     if "small" not in plan.pair.drafts:
         raise UserError("the bundled pair has no draft `small`")
     return plan, Hardware.model_validate(FORWARDS).profile(list(plan.pair.drafts))
 
 
-def _decoding(plan: Plan, profile: Profile) -> Any:
+def _decoding(plan: ResolvedPlan, profile: Profile) -> Any:
     """The prompts, to be decoded."""
     from cluster.sweep.trial import Task
     from specdec_core.engine.engine import Request

@@ -1,5 +1,5 @@
 """A workspace of version 0.1.0 (`data/workspace-0.1.0.tar.xz`) stays readable: its pair, recording,
-sweep, bandits' states and the registered champion. It was written by that version's own commands."""
+sweep, bandits' states and registered champion. That version's own commands wrote it."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from specdec_core.base.files import needs_room, no_room
 from specdec_core.config import Configuration
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import Observer
-from specdec_core.search.plan import Plan
+from specdec_core.search.plan import ResolvedPlan
 from specdec_core.search.replaying import split
 from specdec_core.search.results import METRIC, ORACLE, ReplaySummary, SweepResult
 from specdec_core.search.round_tables import Rounds
@@ -35,7 +35,7 @@ ATTEMPTS = 3  # at a configuration whose trial was lost with its process or node
 
 
 def count_all(
-    plan: Plan,
+    plan: ResolvedPlan,
     task: Task,
     needs: dict[str, float],
     result: SweepResult,
@@ -48,7 +48,7 @@ def count_all(
     done = {trial.id for trial in result.trials}
     record = _Record(result, folder, tell)
     tuning = _Tuning(plan, task, trial, record)
-    known = plan.configurations()
+    known = plan.configurations
     started, before = time.perf_counter(), _replayed(result)
     if known is None:
         search_alg, told = _optuna(plan, folder)
@@ -86,7 +86,7 @@ def _groups(configurations: Sequence[Configuration]) -> list[Sequence[Configurat
 
 
 def _wanted(
-    plan: Plan, known: Sequence[Configuration], task: Task, tell: Observer
+    plan: ResolvedPlan, known: Sequence[Configuration], task: Task, tell: Observer
 ) -> list[Configuration]:
     """What to count, once each. Autoregressive decoding is counted where it is timed."""
     wanted = {c.id: c for c in known if c != plan.autoregressive}
@@ -102,7 +102,7 @@ def _wanted(
 class _Tuning:
     """How a sweep's trials are run."""
 
-    plan: Plan
+    plan: ResolvedPlan
     task: Task
     trial: type[CountTrial]
     record: _Record
@@ -252,7 +252,7 @@ class _Suggest:
         return {"configurations": group([self.search.suggest(trial)])}
 
 
-def _optuna(plan: Plan, folder: SweepFolder) -> tuple[Searcher, int]:
+def _optuna(plan: ResolvedPlan, folder: SweepFolder) -> tuple[Searcher, int]:
     """The searcher, and how many trials it has been told of before."""
     import optuna
     from ray.tune.search.optuna import OptunaSearch
@@ -264,7 +264,7 @@ def _optuna(plan: Plan, folder: SweepFolder) -> tuple[Searcher, int]:
         study = optuna.load_study(study_name=None, storage=storage)
         told = sum(trial.state.is_finished() for trial in study.trials)
     searcher = OptunaSearch(
-        _Suggest(plan.space()),
+        _Suggest(plan.space),
         metric=METRIC,
         mode="max",
         # Resumed with the same seed it would draw the same points again.

@@ -15,11 +15,12 @@ is finished and is not submitted again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import yaml
@@ -28,7 +29,6 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_path, in_use, locked, write_atomically
 from specdec_core.config import PairSpec, load_yaml
 from specdec_core.cost import Profile
-from specdec_core.search.plan import Plan
 from specdec_core.search.results import SweepResult, Trial
 from specdec_core.search.round_tables import Rounds
 
@@ -74,9 +74,9 @@ class SweepFolder:
         plan = self.path / "plan.yaml"
         return load_yaml(plan).get("digest") if plan.exists() else None
 
-    def begin(self, plan: Plan, digest: str) -> None:
-        """Write down what this sweep is."""
-        content = {"digest": digest, **plan.model_dump(mode="json")}
+    def begin(self, asked: Mapping[str, Any], digest: str) -> None:
+        """Write down what was asked for, a plan as JSON, and its digest."""
+        content = {"digest": digest, **asked}
         write_atomically(self.path / "plan.yaml", yaml.safe_dump(content, sort_keys=False))
 
     def finish(self) -> None:

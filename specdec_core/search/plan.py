@@ -1,4 +1,9 @@
-"""What a sweep is asked to do: a YAML file, checked in full before anything starts."""
+"""What a sweep is asked to do: a YAML file, resolved and checked before anything starts.
+
+A :class:`Plan` is what a user writes, with open values, drafts that are not named and patterns for
+heads. :meth:`Plan.resolve` answers them once; everything behind it works on the
+:class:`ResolvedPlan`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import (
@@ -58,20 +63,13 @@ class ProfileSettings(Value):
     repeats: PositiveInt | None = None
 
 
-class Plan(Value):
-    """A sweep.
-
-    `search` lists configurations with open values (:mod:`specdec_core.search.space`). An entry
-    with a
-    draft model that names no draft is tried with each of the pair's; one with a pattern for
-    its head ("*", "bundled:*"), with each of the draft's trained heads that fit.
-    """
+class SweepSettings(Value):
+    """What holds for all of a sweep, whatever it looks through."""
 
     pair: PairSpec = PairSpec()
     prompts: PromptSource = PromptSource()
     max_new_tokens: PositiveInt = 64
     sampling: Sampling = Sampling()
-    search: tuple[dict[str, Any], ...]
     method: Literal["grid", "random", "optuna"] = "grid"
     trials: PositiveInt | None = Field(
         default=None, description="configurations to try; unset, the whole grid"
@@ -108,39 +106,40 @@ class Plan(Value):
     def _read_hardware(cls, value: Any) -> Any:
         return load_hardware(value) if isinstance(value, str | Path) else value
 
-    def space(self, source: str = "sweep") -> Search:
-        """What is searched; raises :class:`UserError`, naming `source`, for what is malformed."""
-        entries = self._entries()
-        if self.search and not entries and any(map(_asks_by_pattern, self.search)):
-            raise UserError(
-                f"{source}: search: no head of this pair was trained; `specdec train-head` does"
-            )
-        return Search.of(entries, source)
+    @property
+    def autoregressive(self) -> Configuration:
+        """What every speedup is against."""
+        return Configuration(sampling=self.sampling)
 
-    def configurations(self, source: str = "sweep") -> list[Configuration] | None:
-        """What to try, known in advance for a grid and for random search, or None for Optuna.
-        Of a grid larger than `trials`, a random part."""
-        if self.method == "optuna":
-            return None
-        if self.method == "random":
-            return self.space(source).draw(self.trials or 1, self.seed)
-        grid = self.space(source).grid()
-        if self.trials is None or self.trials >= len(grid):
-            return grid
-        chosen = random.Random(self.seed).sample(range(len(grid)), self.trials)
-        return [grid[i] for i in sorted(chosen)]
 
-    def samples(self, source: str = "sweep") -> list[Configuration]:
-        """What to try, or for Optuna what lies at the ends of every range."""
-        found = self.configurations(source)
-        return self.space(source).extremes() if found is None else found
+class ResolvedPlan(SweepSettings):
+    """A sweep with nothing left open.
 
-    def check(self, source: str = "sweep") -> None:
-        """Validate every configuration, or for Optuna the ends of every range; raises
-        :class:`UserError`, naming `source` and the key."""
-        if self.method != "grid" and self.trials is None:
-            raise UserError(f"{source}: trials: method {self.method} needs a number of trials")
-        for configuration in self.samples(source):
+    `configurations` is what a grid or a random search tries; None for Optuna, which draws from
+    `space`. `samples` are the same, or the ends of every range of `space`: whatever all of them
+    need (a draft, a head, a datastore) is all that the sweep needs. `asked` and `entries` are where
+    they came from, and with the prompts the identity of the sweep.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    configurations: tuple[Configuration, ...] | None
+    space: Search
+    samples: tuple[Configuration, ...]
+    asked: dict[str, Any]
+    entries: tuple[dict[str, Any], ...]
+
+    def digest(self, prompts_digest: str) -> str:
+        """Names everything that the results depend on."""
+        # Replayed counts are those of live decoding: a sweep may go on either way.
+        settings = {k: v for k, v in self.asked.items() if k not in ("traces", "replay")}
+        content = [settings, self.entries, prompts_digest]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def check(self, source: str) -> None:
+        """Raises :class:`UserError`, naming `source` and the key, for a configuration that this
+        sweep cannot try."""
+        for configuration in self.samples:
             self._check(configuration, source)
             if configuration.beside:
                 self._check_beside(source)
@@ -169,20 +168,70 @@ class Plan(Value):
     def _lossy_alone(self) -> frozenset[str]:
         """The methods in every one of the configurations that are not allowed to win, where none
         is free of them."""
-        unallowed = [c.lossy_methods - set(self.allow_lossy) for c in self.samples()]
+        unallowed = [c.lossy_methods - set(self.allow_lossy) for c in self.samples]
         return frozenset().union(*unallowed) if all(unallowed) else frozenset()
 
-    @property
-    def autoregressive(self) -> Configuration:
-        """What every speedup is against."""
-        return Configuration(sampling=self.sampling)
+    def _check(self, configuration: Configuration, source: str) -> None:
+        if configuration.sampling != self.sampling:
+            raise UserError(
+                f"{source}: search: sampling {configuration.sampling.model_dump()} is not the "
+                "sweep's own; a sweep compares configurations of one sampling, given at the top"
+            )
+        for part in configuration.drafter.walk() if configuration.drafter else ():
+            if getattr(part, "draft", None) not in (None, *self.pair.drafts):
+                known = ", ".join(self.pair.drafts) or "none"
+                raise UserError(
+                    f"{source}: search: drafter.draft: the pair has no draft {part.draft!r} "
+                    f"(it has: {known})"
+                )
 
-    def digest(self, prompts_digest: str) -> str:
-        """Names everything that the results depend on."""
-        # Replayed counts are those of live decoding: a sweep may go on either way.
-        settings = self.model_dump(mode="json", exclude={"traces", "replay"})
-        content = [settings, self._entries(), prompts_digest]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+class Plan(SweepSettings):
+    """A sweep as it is asked for.
+
+    `search` lists configurations with open values (:mod:`specdec_core.search.space`). An entry with
+    a draft model that names no draft is tried with each of the pair's; one with a pattern for
+    its head ("*", "bundled:*"), with each of the draft's trained heads that fit.
+    """
+
+    search: tuple[dict[str, Any], ...]
+
+    def resolve(self, source: str = "sweep") -> ResolvedPlan:
+        """The plan with its search expanded, every configuration validated (for Optuna the ends of
+        every range); raises :class:`UserError`, naming `source` and the key."""
+        if self.method != "grid" and self.trials is None:
+            raise UserError(f"{source}: trials: method {self.method} needs a number of trials")
+        entries = self._entries()
+        if self.search and not entries and any(map(_asks_by_pattern, self.search)):
+            raise UserError(
+                f"{source}: search: no head of this pair was trained; `specdec train-head` does"
+            )
+        space = Search.of(entries, source)
+        found = self._configurations(space)
+        settings = {name: getattr(self, name) for name in SweepSettings.model_fields}
+        resolved = ResolvedPlan(
+            **settings,
+            configurations=None if found is None else tuple(found),
+            space=space,
+            samples=tuple(space.extremes() if found is None else found),
+            asked=self.model_dump(mode="json"),
+            entries=tuple(entries),
+        )
+        resolved.check(source)
+        return resolved
+
+    def _configurations(self, space: Search) -> list[Configuration] | None:
+        """What to try, where it is known in advance. Of a grid larger than `trials`, a random
+        part."""
+        if self.method == "optuna":
+            return None
+        if self.method == "random":
+            return space.draw(self.trials or 1, self.seed)
+        grid = space.grid()
+        if self.trials is None or self.trials >= len(grid):
+            return grid
+        chosen = random.Random(self.seed).sample(range(len(grid)), self.trials)
+        return [grid[i] for i in sorted(chosen)]
 
     def _entries(self) -> list[dict[str, Any]]:
         """`search` with what the plan says for all of it, without what there is nothing to try
@@ -229,20 +278,6 @@ class Plan(Value):
             return []
         return find_heads(kinds, *own, self.sampling)
 
-    def _check(self, configuration: Configuration, source: str) -> None:
-        if configuration.sampling != self.sampling:
-            raise UserError(
-                f"{source}: search: sampling {configuration.sampling.model_dump()} is not the "
-                "sweep's own; a sweep compares configurations of one sampling, given at the top"
-            )
-        for part in configuration.drafter.walk() if configuration.drafter else ():
-            if getattr(part, "draft", None) not in (None, *self.pair.drafts):
-                known = ", ".join(self.pair.drafts) or "none"
-                raise UserError(
-                    f"{source}: search: drafter.draft: the pair has no draft {part.draft!r} "
-                    f"(it has: {known})"
-                )
-
 
 def _with_draft(value: Any, draft: str | None) -> Any:
     """A drafter of a search in which every part that names no draft takes `draft`."""
@@ -272,8 +307,9 @@ def _asks_by_pattern(entry: Any) -> bool:
     )
 
 
-def load_plan(path: str | Path, **overrides: Any) -> Plan:
-    """Read a sweep file; `overrides` replace its top-level values, a mapping key by key.
+def load_plan(path: str | Path, **overrides: Any) -> ResolvedPlan:
+    """Read a sweep file and resolve it; `overrides` replace its top-level values, a mapping key by
+    key.
 
     Raises :class:`UserError` for anything wrong in it, every configuration included."""
     content = load_yaml(path)
@@ -282,6 +318,4 @@ def load_plan(path: str | Path, **overrides: Any) -> Plan:
     for key, value in overrides.items():
         old = content.get(key)
         content[key] = {**old, **value} if isinstance(old, dict) else value
-    plan = parse(Plan, content, str(path))
-    plan.check(str(path))
-    return plan
+    return parse(Plan, content, str(path)).resolve(str(path))

@@ -16,13 +16,13 @@ from specdec_core.models.pair import TARGET
 from specdec_core.recordings.find import find_recording, finished
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
-from specdec_core.search.plan import Plan
+from specdec_core.search.plan import ResolvedPlan
 from specdec_core.search.results import OraclePoint
 
 Head = tuple[str, str]  # draft, name
 
 
-def asked_recording(plan: Plan, home: Path, prompts_digest: str) -> Recording | None:
+def asked_recording(plan: ResolvedPlan, home: Path, prompts_digest: str) -> Recording | None:
     """The recording that the plan names: a folder, or the name of one in the workspace. Raises
     :class:`UserError` where it is not of the plan's prompts and settings; whose weights it is of,
     :meth:`Recording.check` says."""
@@ -72,7 +72,7 @@ def with_types_of(recording: Recording | None, pair: PairSpec) -> PairSpec:
 
 
 def open_replay(
-    plan: Plan,
+    plan: ResolvedPlan,
     home: Path,
     pair: PairSpec,
     fingerprints: Mapping[str, str],
@@ -87,7 +87,7 @@ def open_replay(
     Raises :class:`UserError` for a recording of other weights, and for a head that is missing or
     of another pair.
     """
-    heads = _heads(plan.samples(), pair, fingerprints)
+    heads = _heads(plan.samples, pair, fingerprints)
     if not plan.replay:
         return None
     recording = asked or find_recording(

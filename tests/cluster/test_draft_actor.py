@@ -71,7 +71,9 @@ def test_a_sweep_times_pearl_on_its_devices(
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"prompt": "def main():"}))
     pair, source = tiny_pair.spec.model_dump(), {"source": str(prompts)}
-    plan = Plan.model_validate({**SWEEP, "pair": pair, "prompts": source, "cluster": Placement()})
+    plan = Plan.model_validate(
+        {**SWEEP, "pair": pair, "prompts": source, "cluster": Placement()}
+    ).resolve()
     result, _ = run_sweep(plan, tmp_path)
     timed = {result.trial(t.config_id).configuration: t for t in result.timings}
     assert sum(configuration.beside for configuration in timed) == 3
@@ -91,4 +93,4 @@ def test_a_sweep_times_pearl_on_its_devices(
 )
 def test_a_sweep_that_cannot_time_pearl_is_refused(changes: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Plan.model_validate({**SWEEP, **changes}).check()
+        Plan.model_validate({**SWEEP, **changes}).resolve()

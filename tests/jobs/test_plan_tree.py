@@ -122,7 +122,7 @@ def test_bad_input_is_one_line_with_exit_code_2(
 
 def test_the_sweep_over_trees_stays_within_its_budget() -> None:
     plan = load_plan(ROOT / "jobs" / "sweeps" / "trees.yaml")
-    found = [c.drafter for c in plan.space().draw(60, seed=0)]
+    found = [c.drafter for c in plan.space.draw(60, seed=0)]
     trees = [drafter for drafter in found if drafter.kind == "tree"]
     assert trees
     assert all(drafter.nodes <= 44 for drafter in trees)  # 4·2·2·1 is named by itself

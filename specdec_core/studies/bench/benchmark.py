@@ -62,7 +62,7 @@ class BenchPlan(Value):
         sample. Raises :class:`UserError`, naming `source`, for what is malformed or lossy."""
         found = [AUTOREGRESSIVE, *self.chosen]
         if self.rows:
-            found += Plan(pair=self.pair, search=self.rows).configurations(source) or []
+            found += Plan(pair=self.pair, search=self.rows).resolve(source).configurations or ()
         greedy = {c.model_copy(update={"sampling": Sampling()}): None for c in found}
         for configuration in greedy:
             if not configuration.lossless:

@@ -31,7 +31,7 @@ PLAN = Plan.model_validate(
         "search": [{"drafter": {"kind": "prompt_lookup", "max_tokens": list(range(1, 13))}}],
         "hardware": {"name": "far away", "target": 0.1, "drafts": {"*": 0.01}},
     }
-)
+).resolve()
 COUNT = 13  # and autoregressive decoding
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cluster.sweep.run import choose_champion, choose_finalists, run_sweep
+from cluster.sweep.finalists import choose_champion, choose_finalists
+from cluster.sweep.run import run_sweep
 from cluster.sweep.timing import Stopwatch
 from specdec_core.base.errors import UserError
 from specdec_core.config import (
@@ -29,7 +30,7 @@ from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.search.folder import SweepFolder, find_trial
 from specdec_core.search.observer import Observer
-from specdec_core.search.plan import Plan
+from specdec_core.search.plan import Plan, ResolvedPlan
 from specdec_core.search.results import SweepResult, Timing, Trial
 from specdec_core.tokens.statistics import Counts, Generation
 from tests.full_disk import SmallDisk
@@ -64,7 +65,7 @@ def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def plan_for(spec: PairSpec, prompts: Path, **changes: object) -> Plan:
+def plan_for(spec: PairSpec, prompts: Path, **changes: object) -> ResolvedPlan:
     return Plan.model_validate(
         {
             "pair": spec.model_dump(),
@@ -76,7 +77,7 @@ def plan_for(spec: PairSpec, prompts: Path, **changes: object) -> Plan:
             "profile": PROFILE,
             **changes,
         }
-    )
+    ).resolve()
 
 
 @pytest.fixture(scope="module")
@@ -314,7 +315,7 @@ def test_autoregressive_decoding_is_champion_where_nothing_is_faster() -> None:
 
 def begun(root: Path, name: str, digest: str) -> SweepFolder:
     folder = SweepFolder(root / name)
-    folder.begin(Plan.model_validate({"search": SEARCH}), digest)
+    folder.begin({"search": SEARCH}, digest)
     return folder
 
 

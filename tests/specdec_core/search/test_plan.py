@@ -28,7 +28,7 @@ def write(folder: Path, **content: Any) -> Path:
 
 
 def test_quick_tries_every_policy_with_every_draft_and_what_needs_none() -> None:
-    configurations = load_plan(SWEEPS / "quick.yaml").configurations()
+    configurations = load_plan(SWEEPS / "quick.yaml").configurations
     assert configurations is not None
     assert len(configurations) >= 24
     drafts = ([getattr(part, "draft", None) for part in c.drafter.walk()] for c in configurations)
@@ -63,7 +63,7 @@ def test_quick_tries_every_policy_with_every_draft_and_what_needs_none() -> None
 def test_a_pattern_names_the_heads_to_try() -> None:
     policy = {"kind": "decision", "head": "bundled:small-*", "cumulative": True}
     entry = {"drafter": {"kind": "draft_model", "policy": policy}}
-    configurations = Plan(search=(entry,)).configurations()
+    configurations = Plan(search=(entry,)).resolve().configurations
     assert [(c.drafter.draft, c.drafter.policy.head) for c in configurations or []] == [
         ("small", "bundled:small-joint"),
         ("small", "bundled:small-t2"),
@@ -75,7 +75,7 @@ def test_standard_is_valid() -> None:
 
 
 def test_policies_are_a_thousand_to_replay_with_the_oracle_among_them() -> None:
-    configurations = load_plan(SWEEPS / "policies.yaml").configurations()
+    configurations = load_plan(SWEEPS / "policies.yaml").configurations
     assert configurations is not None
     assert len(configurations) >= 1000
     oracles = [c.drafter.draft for c in configurations if c.family == "oracle"]
@@ -84,12 +84,12 @@ def test_policies_are_a_thousand_to_replay_with_the_oracle_among_them() -> None:
 
 def test_an_entry_without_a_draft_is_tried_with_each_of_the_pairs() -> None:
     plan = Plan.model_validate({"pair": {"drafts": {"a": "x", "b": "y"}}, "search": [FIXED]})
-    assert [c.drafter.draft for c in plan.configurations()] == ["a", "a", "b", "b"]
+    assert [c.drafter.draft for c in plan.resolve().configurations] == ["a", "a", "b", "b"]
 
 
 def test_a_pair_without_drafts_is_swept_with_what_needs_none() -> None:
     plan = Plan.model_validate({"pair": {"drafts": {}}, "search": [FIXED, LOOKUP]})
-    assert [c.family for c in plan.configurations()] == ["prompt_lookup"]
+    assert [c.family for c in plan.resolve().configurations] == ["prompt_lookup"]
 
 
 def trained(pair: PairSpec, kind: str, folder: Path, sampling: Sampling | None = None) -> None:
@@ -116,15 +116,16 @@ def test_a_star_stands_for_every_head_trained_for_the_draft_and_sampling(
         for kind in ("specdecpp", "decision")
     ]
     plan = Plan.model_validate({"pair": tiny_spec.model_dump(), "search": search})
-    found = plan.configurations()
+    found = plan.resolve().configurations
     assert [(c.family, c.drafter.policy.head) for c in found] == [
         ("specdecpp", "a"),
         ("specdecpp", "b"),
         ("decision", "c"),
     ]
-    before = plan.digest("p")
+    resolved = plan.resolve()
     trained(tiny_spec, "t1", tmp_path / "heads" / "d")
-    assert plan.digest("p") != before  # another search
+    assert resolved.configurations == found  # what was resolved stays
+    assert plan.resolve().digest("p") != resolved.digest("p")  # another search
 
 
 def test_a_search_of_heads_alone_says_that_there_are_none(
@@ -134,7 +135,7 @@ def test_a_search_of_heads_alone_says_that_there_are_none(
     entry = {"drafter": {"kind": "draft_model", "policy": {"kind": "specdecpp", "head": "*"}}}
     plan = Plan.model_validate({"pair": tiny_spec.model_dump(), "search": [entry]})
     with pytest.raises(UserError, match="no head of this pair was trained"):
-        plan.check()
+        plan.resolve()
 
 
 def test_another_machine_is_a_file_or_its_content_and_part_of_the_digest(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_lossy_methods_are_allowed_by_name_alone(tmp_path: Path) -> None:
 def test_counting_by_replay_or_live_is_the_same_sweep() -> None:
     plan = Plan.model_validate({"search": [FIXED]})
     for changes in ({"replay": False}, {"traces": "recorded"}):
-        assert plan.model_copy(update=changes).digest("p") == plan.digest("p")
+        assert plan.model_copy(update=changes).resolve().digest("p") == plan.resolve().digest("p")
 
 
 def test_options_override_the_file_key_by_key(tmp_path: Path) -> None:
@@ -181,16 +182,17 @@ def test_options_override_the_file_key_by_key(tmp_path: Path) -> None:
 def test_a_grid_larger_than_trials_is_sampled_alike_each_time() -> None:
     many = [{"drafter": {"kind": "prompt_lookup", "max_tokens": list(range(1, 21))}}]
     plan = Plan.model_validate({"search": many, "trials": 5})
-    chosen = plan.configurations()
+    chosen = plan.resolve().configurations
     assert len(chosen) == 5
-    assert chosen == plan.configurations()
+    assert chosen == plan.resolve().configurations
 
 
 def test_the_digest_follows_settings_and_prompts() -> None:
     plan = Plan.model_validate({"search": [FIXED]})
-    longer = plan.model_copy(update={"max_new_tokens": 65})
+    longer = plan.model_copy(update={"max_new_tokens": 65}).resolve()
+    again, plan = plan.resolve(), plan.resolve()
     assert len({plan.digest("p"), plan.digest("q"), longer.digest("p")}) == 3
-    assert plan.digest("p") == Plan.model_validate({"search": [FIXED]}).digest("p")
+    assert plan.digest("p") == again.digest("p")
 
 
 @pytest.mark.parametrize(
@@ -249,7 +251,7 @@ def test_nested_drafters_take_every_draft_of_the_pair(tmp_path: Path) -> None:
         "- drafter: {kind: hybrid, otherwise: {kind: tree, draft: small}}\n"
         "- drafter: {kind: tree}\n"
     )
-    found = [c.drafter for c in load_plan(path).configurations()]
+    found = [c.drafter for c in load_plan(path).configurations]
     assert [[part.draft for part in d.walk() if hasattr(part, "draft")] for d in found] == [
         ["medium", "medium"],
         ["small", "small"],

@@ -20,7 +20,7 @@ from specdec_core.models.pair import fingerprints
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import Observer
-from specdec_core.search.plan import Plan
+from specdec_core.search.plan import Plan, ResolvedPlan
 from specdec_core.search.replaying import open_replay
 from specdec_core.search.results import SweepResult, Trial
 from specdec_core.tokens.statistics import Counts
@@ -69,7 +69,9 @@ def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def plan_for(spec: PairSpec, prompts: Path, limit: int | None = None, **changes: object) -> Plan:
+def plan_for(
+    spec: PairSpec, prompts: Path, limit: int | None = None, **changes: object
+) -> ResolvedPlan:
     return Plan.model_validate(
         {
             "pair": spec.model_dump(),
@@ -81,7 +83,7 @@ def plan_for(spec: PairSpec, prompts: Path, limit: int | None = None, **changes:
             "profile": {"widths": [1, 3], "contexts": [16], "batches": [1], "repeats": 2},
             **changes,
         }
-    )
+    ).resolve()
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +123,7 @@ def heads(tiny_spec: PairSpec, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 
 @pytest.fixture(scope="module")
-def plan(tiny_spec: PairSpec, prompts_file: Path, heads: dict[str, Path]) -> Plan:
+def plan(tiny_spec: PairSpec, prompts_file: Path, heads: dict[str, Path]) -> ResolvedPlan:
     trained = [
         drafting(kind="specdecpp", head=str(heads["specdecpp"]), threshold=[0.4, 0.8]),
         drafting(kind="decision", head=str(heads["t1"]), threshold=0.5, cumulative=True),
@@ -130,13 +132,13 @@ def plan(tiny_spec: PairSpec, prompts_file: Path, heads: dict[str, Path]) -> Pla
 
 
 @pytest.fixture(scope="module")
-def replayed(plan: Plan, recorded: tuple[Path, Recording]) -> Swept:
+def replayed(plan: ResolvedPlan, recorded: tuple[Path, Recording]) -> Swept:
     heard = Heard()
     return *run_sweep(plan, recorded[0], observers=[heard]), heard
 
 
 @pytest.fixture(scope="module")
-def live(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Swept:
+def live(plan: ResolvedPlan, tmp_path_factory: pytest.TempPathFactory) -> Swept:
     heard, home = Heard(), tmp_path_factory.mktemp("live")
     return *run_sweep(plan, home, observers=[heard]), heard
 
@@ -196,7 +198,7 @@ def test_the_recorded_oracle_is_the_measured_one(replayed: Swept, live: Swept) -
 
 
 def test_a_replay_that_was_interrupted_goes_on(
-    replayed: Swept, recorded: tuple, plan: Plan, tmp_path: Path
+    replayed: Swept, recorded: tuple, plan: ResolvedPlan, tmp_path: Path
 ) -> None:
     shutil.copytree(recorded[0], tmp_path, dirs_exist_ok=True)
     folder = SweepFolder(tmp_path / "sweeps" / replayed[1].name)
