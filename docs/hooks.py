@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -46,8 +47,11 @@ def _command(name: str, found: Any) -> str:
 def _option(parameter: Any) -> Iterator[str]:
     if parameter.name == "help":
         return
-    name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.name.upper()
-    kind = "" if getattr(parameter, "is_flag", False) else str(parameter.type.name)
+    name = parameter.name.upper()
+    if parameter.param_type_name == "option":
+        name = " / ".join((parameter.opts[0], *parameter.secondary_opts))
+    flag = getattr(parameter, "is_flag", False)
+    kind = "" if flag else _type(parameter.type_descriptor.annotation)
     default = parameter.default
     if callable(default) or default in (None, False, ()) or default == []:
         shown = ""
@@ -69,8 +73,9 @@ def _relative(value: Any) -> Any:
 def keys() -> str:
     """A section for each kind of drafter and policy and for the values around them, from the
     models that read configuration files."""
-    from specdec_core.config import PairSpec, Placement, RunnerSettings, Sampling
     from specdec_core.config.kinds import DRAFTERS, POLICIES, drafter_settings, policy_settings
+
+    from specdec_core.config import PairSpec, Placement, RunnerSettings, Sampling
     from specdec_core.search.plan import Plan
 
     parts = ["## A sweep", _model(Plan), "## Pair", _model(PairSpec), "## Runner"]
@@ -121,7 +126,7 @@ def _type(annotation: Any) -> str:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         kind = annotation.model_fields.get("kind")
         return f"`{kind.default}`" if kind is not None else annotation.__name__
-    names = {str: "text", int: "whole number", float: "number", bool: "true or false"}
+    names = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path"}
     return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 
@@ -132,4 +137,4 @@ def _value(value: Any) -> Any:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    return escape(" ".join(text.split())).replace("|", "\\|")
