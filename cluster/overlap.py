@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import ray
 
@@ -15,6 +14,7 @@ from cluster.session import get, on_node, start_actor
 from cluster.sharded_target.sharded_runner import load_sharded
 from cluster.sweep.timing import Bench
 from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, Placement
 from specdec_core.drafting.pearl.drafter import PearlDrafter
 from specdec_core.drafting.pearl.link import Link, no_link
@@ -70,12 +70,13 @@ def compare_overlap(
     overlapping: Sequence[Configuration],
     requests: Callable[[ray.actor.ActorHandle], Sequence[Request]],
     repeats: int,
-    on_step: Callable[[str, int, int], Any] = lambda what, done, total: None,
+    observer: Observer | None = None,
 ) -> Overlap:
     """Time `chains` in a process of one thread, on the target's own core, and in one of two, and
     `overlapping` configurations on the devices of `placement`, request by request in turns. Ray
     must be running."""
-    on_step("loading the pair, three times", 0, 1)
+    observer = observer or Observer()
+    observer.stage("loading the pair, three times")
     with placed_bench(spec, placement) as (pearl, _):
         resolved = get(pearl.spec.remote())
         here = on_node(get(pearl.node.remote()))
@@ -95,11 +96,11 @@ def compare_overlap(
             everybody += [Contestant(name, bench, configuration) for configuration in own]
         asked = requests(one)
         for name, bench in ((ONE, one), (TWO, two), (PEARL, pearl)):
-            on_step(f"warming up: {name}", 0, 1)
+            observer.stage(f"warming up: {name}")
             own = [c.configuration for c in everybody if c.bench is bench]
             for request in asked[:2]:
                 get(bench.warm_up.remote(own, request))
-        total, done = repeats * len(asked) * len(everybody), 0
+        observer.stage("in turns", repeats * len(asked) * len(everybody))
         for repeat in range(repeats):
             for bench in (one, two, pearl):
                 get(bench.forget.remote())
@@ -113,8 +114,7 @@ def compare_overlap(
                     contestant.seconds[repeat].append(seconds)
                     if repeat == 0:
                         contestant.generations.append(generation)
-                    done += 1
-                    on_step("in turns", done, total)
+                    observer.step()
         spans = get(pearl.record.remote(overlapping[0], asked[0]))
         for bench in (one, two):
             ray.kill(bench)

@@ -32,6 +32,7 @@ from specdec_core.models.pair import Pair, check_pair, load_pair
 from specdec_core.models.runner import context_length
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet, digest, load_prompts
 from specdec_core.recordings.find import FINISHED, finish, finished
+from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.schema import (
     DRAFTS,
@@ -47,7 +48,6 @@ from specdec_core.recordings.schema import (
     shards,
     write_shard,
 )
-from specdec_core.search.observer import RecordingObserver
 from specdec_core.search.plan import PromptSource
 
 SHARD = 8  # prompts; what a killed recording loses at most, an actor

@@ -22,7 +22,7 @@ def choose(config: Path | None) -> tuple[Choice, str]:
     """
     if config is not None:
         return parse(Choice, load_yaml(config), str(config)), str(config)
-    from dashboards.tracking import load_champion  # MLflow takes seconds to import
+    from dashboards.tracking.registry import load_champion  # MLflow takes seconds to import
 
     pair, configuration, version = load_champion()
     return Choice(pair=pair, configuration=configuration), f"champion, version {version}"

@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from cluster.session import get, start_actor
 from specdec_core.base.environment import environment
 from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.cost import Profile
 from specdec_core.drafting.drafter import Drafter
@@ -30,7 +31,6 @@ from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.alignment import Trajectory, measure_alignment
 from specdec_core.models.pair import load_pair
 from specdec_core.prompts.prompt_sets import Prompt
-from specdec_core.search.observer import Observer
 from specdec_core.search.results import OraclePoint, Timing
 from specdec_core.studies.profiling import measure_policies, profile_pair
 from specdec_core.tokens.statistics import Generation, Ratio, paired_ratio

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
@@ -16,6 +16,7 @@ import pandas as pd
 from pydantic import Field, model_validator
 
 from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
 from specdec_core.config import (
     AUTOREGRESSIVE,
     Configuration,
@@ -280,7 +281,7 @@ def race(
     max_new_tokens: int,
     repeats: int = 1,
     slots: int = 1,
-    on_turn: Callable[[], None] = lambda: None,
+    observer: Observer | None = None,
 ) -> ArmComparison:
     """Everybody decodes a turn of `slots` prompts before the next turn comes, and another one
     begins each time, so that what the machine does meanwhile meets all alike. A bandit goes on
@@ -296,6 +297,8 @@ def race(
     short = [Request("warm-up", prompts[0], min(_WARM_UP_TOKENS, max_new_tokens))]
     for entrant in entrants:
         _decode(engine, entrant, short)
+    observer = observer or Observer()
+    observer.stage("decoding in turns", repeats * len(turns))
     for repeat in range(repeats):
         for entrant in entrants:
             entrant.drafter = None
@@ -308,7 +311,7 @@ def race(
                 if repeat == 0:
                     entrant.turns.append([generation.rounds for generation in generations])
                     entrant.outputs += [generation.tokens for generation in generations]
-            on_turn()
+            observer.step()
         if repeat == 0:
             for entrant in entrants:
                 entrant.state = entrant.drafter.state() if entrant.drafter else None
@@ -332,7 +335,7 @@ def replay_all(
     replay: Replay,
     plan: ArmsPlan,
     profile: Profile,
-    on_entrant: Callable[[], None] = lambda: None,
+    observer: Observer | None = None,
 ) -> ArmComparison:
     """The same from a recording, without a model: rounds are exact, their times the profile's.
     What a bandit has learned so is a state that decoding can start from.
@@ -341,6 +344,11 @@ def replay_all(
         UserError: the recording does not tell what an arm would do.
     """
     entrants = plan.entrants
+    unknown = [entrant.name for entrant in entrants if not replay.can(entrant.configuration)]
+    if unknown:
+        raise UserError(f"{replay.recording.folder}: does not tell what {unknown[0]} would do")
+    observer = observer or Observer()
+    observer.stage("replaying", len(entrants))
     for entrant in entrants:
         found = replay.run(entrant.configuration)
         frame = found.frame()
@@ -351,7 +359,7 @@ def replay_all(
         entrant.turns = [[own] for own in rounds.values()]
         entrant.seconds = [[course.spent[-1] for course in entrant.courses(timed=True)]]
         entrant.state = found.state
-        on_entrant()
+        observer.step()
     return ArmComparison(entrants, modelled=True)
 
 
