@@ -9,13 +9,13 @@ import ray
 
 from cluster.devices import claim_device
 from cluster.draft_actor import LOADING, PlacedDraft
-from cluster.placement import Placed, Placement, place
+from cluster.placement import Placed, place
 from cluster.session import get, on_node, start_actor
 from cluster.sharded_target.sharded_runner import load_sharded
 from cluster.sweep.timing import Bench
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
-from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
+from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, Placement
 from specdec_core.drafting.pearl.drafter import PearlDrafter
 from specdec_core.drafting.pearl.link import Link, no_link
 from specdec_core.drafting.pearl.timeline import Span, Timeline

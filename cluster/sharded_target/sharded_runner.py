@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
-from cluster.placement import Placed, Placement, place
+from cluster.placement import Placed, place
 from cluster.sharded_target.shard import Call
 from cluster.sharded_target.target_group import ShardLost, TargetGroup
 from specdec_core.base.bundled import resolve_path
-from specdec_core.config import PairSpec
+from specdec_core.config import PairSpec, Placement
 from specdec_core.models.pair import Pair, check_pair, load_drafts, load_skeleton, resolve_dtypes
 from specdec_core.models.runner import ModelRunner
 from specdec_core.tokens.token_tree import ROOT
