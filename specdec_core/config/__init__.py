@@ -14,6 +14,7 @@ from specdec_core.config.drafters import (
     ModelSettings,
 )
 from specdec_core.config.kinds import add_drafter, add_policy, run_time
+from specdec_core.config.labels import distinct_labels
 from specdec_core.config.pair import DType, PairSpec, RunnerSettings
 from specdec_core.config.placement import DraftPlacement, Placement, TargetPlacement
 from specdec_core.config.policies import MOST_TOKENS, AnyPolicy, PolicySettings
@@ -44,6 +45,7 @@ __all__ = [
     "add_drafter",
     "add_policy",
     "describe",
+    "distinct_labels",
     "identity",
     "load_yaml",
     "parse",

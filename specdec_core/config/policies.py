@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -10,6 +9,7 @@ from pydantic import Field
 
 from specdec_core.config.kinds import POLICIES, KindSettings, OneOf
 from specdec_core.config.recorded import RecordingFacts
+from specdec_core.config.wording import count
 
 MOST_TOKENS = 20  # SpecDec++'s bound
 
@@ -28,11 +28,6 @@ class PolicySettings(KindSettings):
 
         @property
         def max_tokens(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def label(self) -> str:
-        """What a person reads in a table."""
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -77,4 +72,9 @@ AnyPolicy = Annotated[PolicySettings, OneOf(POLICIES)]
 
 def up_to(max_tokens: int) -> str:
     """The end of a label."""
-    return "" if max_tokens == MOST_TOKENS else f" ≤{max_tokens}"
+    return "" if max_tokens == MOST_TOKENS else f" up to {max_tokens}"
+
+
+def at_most(max_tokens: int) -> str:
+    """The end of a sentence."""
+    return "" if max_tokens == MOST_TOKENS else f", up to {count(max_tokens, 'token')}"

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from specdec_core.config.drafters import AnyDrafter, AnyLookup, DrafterSettings
 from specdec_core.config.recorded import RecordingFacts
+from specdec_core.config.wording import clause
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.drafter import Drafter, Found, Lookup, Outcome, Resources, Sequencing
 from specdec_core.drafting.suffix import SuffixSettings
@@ -36,9 +37,17 @@ class HybridSettings(DrafterSettings):
 
     @property
     def label(self) -> str:
-        joint = " + " if self.merge else " else "
-        behind = " extended" if self.extend else ""
-        return f"{self.lookup.label} ≥{self.min_match}{joint}{self.otherwise.label}{behind}"
+        joint, behind = " + " if self.merge else " else ", ", extended" if self.extend else ""
+        return f"{self.lookup.name}{joint}{self.otherwise.name}{behind}"
+
+    @property
+    def sentence(self) -> str:
+        otherwise = "In the same tree" if self.merge else "Otherwise"
+        behind = " Its draft goes on with what is looked up behind it." if self.extend else ""
+        return (
+            f"{self.lookup.copies(self.min_match)} {otherwise} {clause(self.otherwise.sentence)}."
+            f"{behind}"
+        )
 
     @property
     def depth(self) -> int:

@@ -7,6 +7,7 @@ from typing import Literal
 from specdec_core.config.drafters import ChainSettings
 from specdec_core.config.policies import AnyPolicy
 from specdec_core.config.recorded import RecordingFacts
+from specdec_core.config.wording import clause
 from specdec_core.drafting.policies.fixed import FixedSettings
 
 
@@ -18,7 +19,11 @@ class DraftModelSettings(ChainSettings):
 
     @property
     def label(self) -> str:
-        return f"{self.draft_name} · {self.policy.label}"
+        return f"{self.draft_name}, {self.policy.label}"
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.subject} {clause(self.policy.sentence)}."
 
     @property
     def family(self) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from specdec_core.config.policies import MOST_TOKENS, HeadSettings, MaxTokens, up_to
+from specdec_core.config.policies import MOST_TOKENS, HeadSettings, MaxTokens, at_most, up_to
 from specdec_core.drafting.policies.policy import HeadRule
 
 if TYPE_CHECKING:
@@ -31,8 +31,16 @@ class DecisionSettings(HeadSettings):
 
     @property
     def label(self) -> str:
-        product = " Π" if self.cumulative else ""
-        return f"decision {self.head_name}{product} {self.threshold:g}{up_to(self.max_tokens)}"
+        product = " product" if self.cumulative else ""
+        return f"decision{product} {self.threshold:g}{up_to(self.max_tokens)}"
+
+    @property
+    def sentence(self) -> str:
+        judged = "all tokens of the round" if self.cumulative else "a token"
+        return (
+            f"Drafts until the head {self.head_name} gives {judged} a chance of less than"
+            f" {self.threshold:g} to be accepted{at_most(self.max_tokens)}."
+        )
 
 
 class DecisionPolicy(HeadRule):

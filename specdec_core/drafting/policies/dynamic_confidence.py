@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from specdec_core.config.policies import MOST_TOKENS, MaxTokens, PolicySettings, up_to
+from specdec_core.config.policies import MOST_TOKENS, MaxTokens, PolicySettings, at_most, up_to
 from specdec_core.drafting.policies.policy import LengthPolicy
 
 if TYPE_CHECKING:
@@ -66,7 +66,14 @@ class DynamicConfidenceSettings(PolicySettings):
 
     @property
     def label(self) -> str:
-        return f"dynamic confidence from {self.start:g}{up_to(self.max_tokens)}"
+        return f"dynamic confidence {self.start:g}{up_to(self.max_tokens)}"
+
+    @property
+    def sentence(self) -> str:
+        return (
+            "Drafts until a token's probability falls below a threshold that begins at"
+            f" {self.start:g} and follows what is accepted{at_most(self.max_tokens)}."
+        )
 
 
 class DynamicConfidencePolicy(LengthPolicy):

@@ -6,7 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from specdec_core.config.policies import MOST_TOKENS, MaxTokens, PolicySettings, up_to
+from specdec_core.config.policies import MOST_TOKENS, MaxTokens, PolicySettings, at_most, up_to
+from specdec_core.config.wording import count
 from specdec_core.drafting.policies.policy import LengthPolicy
 
 
@@ -27,9 +28,16 @@ class HeuristicSettings(PolicySettings):
     @property
     def label(self) -> str:
         name = "heuristic" if self.transient else "lasting heuristic"
-        usual = (self.increase, self.decrease) == (2, 1)
-        steps = "" if usual else f" +{self.increase}/-{self.decrease}"
-        return f"{name} K₀={self.start}{steps}{up_to(self.max_tokens)}"
+        return f"{name} {self.start}{up_to(self.max_tokens)}"
+
+    @property
+    def sentence(self) -> str:
+        kept = "" if self.transient else ", and goes on so with the next request"
+        return (
+            f"Drafts {count(self.start, 'token')} at first, {self.increase} more after a round that"
+            f" was accepted whole and {self.decrease} less after any other"
+            f"{at_most(self.max_tokens)}{kept}."
+        )
 
 
 class HeuristicPolicy(LengthPolicy):

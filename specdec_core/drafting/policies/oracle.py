@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from specdec_core.base.errors import UserError
-from specdec_core.config.policies import MOST_TOKENS, MaxTokens, PolicySettings, up_to
+from specdec_core.config.policies import MOST_TOKENS, MaxTokens, PolicySettings, at_most, up_to
 from specdec_core.drafting.policies.policy import LengthPolicy, RecordedChains
 
 
@@ -22,6 +22,13 @@ class OracleSettings(PolicySettings):
     @property
     def label(self) -> str:
         return f"oracle{up_to(self.max_tokens)}"
+
+    @property
+    def sentence(self) -> str:
+        return (
+            "Drafts until just before the next rejection, which only a replay knows"
+            f"{at_most(self.max_tokens)}."
+        )
 
     @property
     def decodes(self) -> bool:

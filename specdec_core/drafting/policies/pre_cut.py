@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.config import describe
-from specdec_core.config.policies import MOST_TOKENS, MaxTokens, PolicySettings, up_to
+from specdec_core.config.policies import MOST_TOKENS, MaxTokens, PolicySettings, at_most, up_to
 from specdec_core.drafting.policies.policy import LengthPolicy
 
 if TYPE_CHECKING:
@@ -164,22 +164,25 @@ class PreCutSettings(PolicySettings):
 
     @property
     def label(self) -> str:
-        symbols = {
-            "learning_rate": "α",
-            "discount": "γ",
-            "exploration": "ε",
-            "exploration_decay": "ε-decay",
-            "optimism": "optimism",
-            "bins": "bins",
-            "seed": "seed",
-        }
-        unusual = "".join(
-            f" {symbol}={getattr(self, name):g}"
-            for name, symbol in symbols.items()
-            if getattr(self, name) != type(self).model_fields[name].default
+        return f"pre-cut {self.target_cost:g}{up_to(self.max_tokens)}"
+
+    @property
+    def sentence(self) -> str:
+        numbers = (
+            "learning_rate",
+            "discount",
+            "exploration",
+            "exploration_decay",
+            "optimism",
+            "bins",
+            "seed",
         )
-        start = f" from {Path(self.table).stem}" if self.table else ""
-        return f"pre-cut c={self.target_cost:g}{unusual}{start}{up_to(self.max_tokens)}"
+        start = f", starting from the table {Path(self.table).stem}" if self.table else ""
+        return (
+            "Drafts until what it has learned says stop (Pre-cut), a forward of the target costing"
+            f" {self.target_cost:g} of the draft model's{start}{self.unusual(*numbers)}"
+            f"{at_most(self.max_tokens)}."
+        )
 
 
 class PreCutPolicy(LengthPolicy):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from specdec_core.config.policies import MOST_TOKENS, HeadSettings, MaxTokens, up_to
+from specdec_core.config.policies import MOST_TOKENS, HeadSettings, MaxTokens, at_most, up_to
+from specdec_core.config.wording import count
 from specdec_core.drafting.policies.policy import HeadRule
 
 if TYPE_CHECKING:
@@ -36,8 +37,15 @@ class SpecDecPlusPlusSettings(HeadSettings):
 
     @property
     def label(self) -> str:
-        least = "" if self.min_tokens == 2 else f" ≥{self.min_tokens}"
-        return f"SpecDec++ {self.head_name} h={self.threshold:g}{least}{up_to(self.max_tokens)}"
+        return f"SpecDec++ {self.threshold:g}{up_to(self.max_tokens)}"
+
+    @property
+    def sentence(self) -> str:
+        least = "" if self.min_tokens == 2 else f", at least {count(self.min_tokens, 'token')}"
+        return (
+            f"Drafts until the head {self.head_name} sees a chance of more than {self.threshold:g}"
+            f" that a token of the round is rejected{least}{at_most(self.max_tokens)}."
+        )
 
 
 class SpecDecPlusPlusPolicy(HeadRule):
