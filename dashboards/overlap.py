@@ -81,9 +81,9 @@ def findings(result: Overlap) -> list[str]:
             f"{pearl.configuration.label} is {ratio.value:.2f}× ({ratio.low:.2f}–{ratio.high:.2f})"
             f" the fastest chain of {where}, {chain.configuration.label}"
         )
-    frame = result.frame().set_index(["where", "configuration"])
-    alone = frame.loc[(ONE, one.configuration.label)]
-    beside = frame.loc[(PEARL, pearl.configuration.label)]
+    frame = result.frame().set_index(["where", "config_id"])
+    alone = frame.loc[(ONE, one.configuration.id)]
+    beside = frame.loc[(PEARL, pearl.configuration.id)]
     t_t, drafting = alone["target forward (ms)"], alone["draft forwards (ms)"]
     policy = alone["policy (ms)"]
     drafting += policy

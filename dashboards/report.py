@@ -84,6 +84,7 @@ def render(result: SweepResult, rounds: pd.DataFrame, evidence: Evidence | None 
         result=result,
         headline=headline(result),
         summary=summary(result),
+        said=best.configuration.sentence if (best := champion(result)) else None,
         tiles=list(tiles(result)),
         facts=list(facts(result)),
         caveats=list(caveats(result)),
@@ -109,7 +110,7 @@ def headline(result: SweepResult) -> str:
     best = champion(result)
     if best is None:
         return "Nothing beats autoregressive decoding here"
-    gain, name = speedup(result, best), label(best)
+    gain, name = speedup(result, best), label(result, best)
     if gain.timing is None:
         where = f" on {result.hardware}" if result.hardware else ""
         return f"{name} is an estimated {gain.value:.2f}× as fast as autoregressive decoding{where}"
@@ -165,7 +166,7 @@ def tiles(result: SweepResult) -> Iterator[tuple[str, str, str]]:
     fixed = best_of(result, "fixed")
     if fixed is not None and fixed.id != best.id:
         ratio = against(result, best, fixed)
-        note = label(fixed)
+        note = label(result, fixed)
         if ratio is None:
             value = gain.value / speedup(result, fixed).value
             yield "over the best fixed K", f"≈ {value - 1:+.0%}", f"{note}, estimated"
@@ -252,7 +253,7 @@ def caveats(result: SweepResult) -> Iterator[str]:
     """What a careful reader has to know before quoting the headline."""
     timings = result.timings
     trials = ranked(result)
-    labels = {t.id: label(t) for t in trials}
+    labels = {t.id: label(result, t) for t in trials}
     if result.champion is not None:
         tied = [labels[t.config_id] for t in timings if t.tied_with_champion]
         if tied:
@@ -340,9 +341,9 @@ def table(result: SweepResult, most: int | None = None) -> list[dict[str, Any]]:
         else:
             status = "replayed" if trial.replayed else "estimated"
         rows.append({
-            "label": label(trial),
+            "label": label(result, trial),
             "id": trial.id,
-            "yaml": trial.configuration.to_yaml(),
+            "said": f"{trial.configuration.sentence}\n\n{trial.configuration.to_yaml()}",
             "colour": look.style(family(trial)).colour,
             "status": status,
             "speedup": gain.value,

@@ -39,7 +39,7 @@ def sweep_table(result: SweepResult, most: int = MOST_ROWS) -> Table:
         rates = trial.metrics
         drafted = trial.counts["n_drafted"] > 0
         table.add_row(
-            trial.configuration.label
+            result.labels[trial.id]
             + (" ★" if trial.id == result.champion else "")
             + ("" if trial.finished else " †"),
             _speedup(trial, timing),
@@ -57,6 +57,13 @@ def sweep_table(result: SweepResult, most: int = MOST_ROWS) -> Table:
         notes.append(f"{len(result.trials) - len(shown)} more in the report")
     table.caption = ", ".join(notes)
     return table
+
+
+def sentences(result: SweepResult) -> list[tuple[str, str]]:
+    """What those that were timed do: label and sentence, the champion first."""
+    timed = dict.fromkeys(t.config_id for t in result.timings)
+    shown = {result.champion: None, **timed} if result.champion else timed
+    return [(result.labels[key], result.trial(key).configuration.sentence) for key in shown]
 
 
 def _speedup(trial: Trial, timing: Timing | None) -> str:

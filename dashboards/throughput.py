@@ -71,7 +71,7 @@ def paying(result: Throughput) -> list[str]:
     for configuration in result.configurations[1:]:
         end = stops_paying(table, configuration.id)
         lines.append(
-            f"{configuration.label}: "
+            f"{result.labels[configuration.id]}: "
             + (
                 f"faster than autoregressive decoding at all of {_several(result.slots)} slots"
                 if end is None
@@ -90,8 +90,9 @@ def beside_fixed(result: Throughput, plan: Configuration) -> list[str]:
         ratio = result.over(slots, plan.id, best["config_id"])
         verdict = "tied with" if ratio.tied else "faster than" if ratio.low > 1 else "slower than"
         lines.append(
-            f"{slots} slot{'s' if slots > 1 else ''}: {plan.label} is {verdict} the fastest other,"
-            f" {best['configuration']}: {ratio.value:.2f} ({ratio.low:.2f}–{ratio.high:.2f})"
+            f"{slots} slot{'s' if slots > 1 else ''}: {result.labels[plan.id]} is {verdict} the"
+            f" fastest other, {best['configuration']}: {ratio.value:.2f}"
+            f" ({ratio.low:.2f}–{ratio.high:.2f})"
         )
     return lines
 

@@ -275,6 +275,11 @@ class SweepRun(DeliveredRun):
                 run_id = self.logged[timing.config_id]
                 client.log_batch(run_id, metrics=as_metrics(_timing(timing)))
         client.log_batch(self.run_id, metrics=as_metrics(_summary(result)))
+        for trial in result.trials:
+            # Runs are named as they come; others of the same name may have come since.
+            named, known = result.labels[trial.id], trial.configuration.without_sampling
+            if named != known and trial.id in self.logged:
+                client.update_run(self.logged[trial.id], name=named)
         for file in (
             folder / "sweep.json",
             folder / "plan.yaml",
@@ -291,8 +296,7 @@ class SweepRun(DeliveredRun):
             if result.hardware is None:
                 version.append(register(result, result.champion, client))
             client.set_tag(self.run_id, CHAMPION, result.champion)
-            label = result.champion_trial.configuration.label
-            client.set_tag(self.run_id, "champion_label", label)
+            client.set_tag(self.run_id, "champion_label", result.labels[result.champion])
         client.set_terminated(self.run_id)
         return version
 
@@ -374,10 +378,12 @@ def log_trial(
         "counted": "replay" if trial.replayed else "live",
         "prompts_digest": result.prompts.digest,
         "configuration": configuration.to_yaml(),
+        "mlflow.note.content": described(configuration),
         **_environment_tags(result),
     }
     if run is None:
-        run = client.create_run(experiment_id, run_name=configuration.label, tags=tags)
+        name = result.labels.get(trial.id, configuration.without_sampling)
+        run = client.create_run(experiment_id, run_name=name, tags=tags)
         tags = {}
     trial.mlflow_run_id = run.info.run_id
     if run.info.status != "FINISHED":
@@ -391,12 +397,17 @@ def log_trial(
     return run.info.run_id
 
 
+def described(configuration: Configuration) -> str:
+    """A configuration in words and as YAML, in Markdown."""
+    return f"{configuration.sentence}\n\n```yaml\n{configuration.to_yaml()}```"
+
+
 def trials_table(result: SweepResult) -> pd.DataFrame:
     """One row a configuration, with its counts and rates; the best estimate first."""
     rows = [
         {
             "config_id": trial.id,
-            "configuration": trial.configuration.label,
+            "configuration": result.labels[trial.id],
             "family": trial.configuration.family,
             "lossless": trial.configuration.lossless,
             "counted": "replay" if trial.replayed else "live",
@@ -459,7 +470,8 @@ def register(result: SweepResult, config_id: str, client: MlflowClient | None = 
                 "lossless": str(trial.configuration.lossless).lower(),
             },
             description=trial.configuration.label
-            + (f", {timing.speedup:.2f}× autoregressive decoding" if timing else ""),
+            + (f", {timing.speedup:.2f}× autoregressive decoding" if timing else "")
+            + f"\n\n{described(trial.configuration)}",
         )
     client.set_registered_model_alias(name, CHAMPION, str(version.version))
     client.set_registered_model_tag(name, PROMOTED, str(time.time_ns()))

@@ -10,12 +10,12 @@ from typing import Annotated
 
 from typer import Option
 
-from jobs.choice import Choice
+from jobs.choice import read_choice
 from jobs.console import console, errors, program, run
 from jobs.sweep import given, parse_drafts
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import Configuration, PairSpec, load_yaml, parse
+from specdec_core.config import Configuration, PairSpec
 
 ROWS = Path(__file__).with_name("bench.yaml")
 QUICK = {"max_new_tokens": 32, "repeats": 1, "prompts": {"limit": 4}}
@@ -26,8 +26,8 @@ def main(
     config: Annotated[
         list[Path] | None,
         Option(
-            help="YAML with `pair` and `configuration` to add as a row; repeatable. Left out, the"
-            " champion, where there is one."
+            help="YAML with `pair` and `configuration`, or the beginning of a configuration's id,"
+            " to add as a row; repeatable. Left out, the champion, where there is one."
         ),
     ] = None,
     rows: Annotated[Path, Option(help="YAML with this engine's other rows")] = ROWS,
@@ -145,7 +145,7 @@ def _chosen(
     """The pair, and the configurations given for it: those of the files, else the champion, if
     there is one and no other pair was asked for."""
     if config:
-        choices = [parse(Choice, load_yaml(path), str(path)) for path in config]
+        choices = [read_choice(path)[0] for path in config]
         spec = choices[0].pair
         for path, choice in zip(config, choices, strict=True):
             if choice.pair != spec:

@@ -49,7 +49,10 @@ def main(
     prompt: Annotated[str, Argument(help="Text to complete.")],
     config: Annotated[
         Path | None,
-        Option(help="YAML with `pair` and `configuration`; the champion when left out."),
+        Option(
+            help="YAML with `pair` and `configuration`, or the beginning of a configuration's id"
+            " in a finished sweep; the champion when left out."
+        ),
     ] = None,
     max_new_tokens: Annotated[int, Option(min=1, help="Tokens to generate at most.")] = 128,
     temperature: Annotated[

@@ -41,7 +41,10 @@ def application(args: dict[str, Any]) -> Application:
 def main(
     config: Annotated[
         Path | None,
-        Option(help="YAML with `pair` and `configuration`; the champion when left out."),
+        Option(
+            help="YAML with `pair` and `configuration`, or the beginning of a configuration's id"
+            " in a finished sweep; the champion when left out."
+        ),
     ] = None,
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, Option(min=1, max=65535, help="Port to listen on.")] = 8000,

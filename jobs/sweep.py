@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from jobs.console import console, program, run
 from specdec_core.base.errors import UserError
@@ -80,7 +81,7 @@ def main(
     from cluster.sweep.run import run_sweep
     from dashboards.progress import SweepProgress
     from dashboards.report import write_report
-    from dashboards.tables import sweep_table
+    from dashboards.tables import sentences, sweep_table
     from dashboards.tracking import SweepRun, tracking_uri
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -91,6 +92,8 @@ def main(
                 result, folder = run_sweep(plan, workspace(), name, fresh, [tracking, progress])
             report = write_report(result, folder.path)
             console.print(sweep_table(result))
+            for label, sentence in sentences(result):
+                console.print(f"{escape(label)}: [dim]{escape(sentence)}[/dim]", soft_wrap=True)
             if result.replay is not None:
                 console.print(replay_line(result.replay), soft_wrap=True)
             with console.status("writing to MLflow"):
@@ -100,7 +103,7 @@ def main(
         console.print("interrupted; the same command resumes")
         sys.exit(130)
     champion = result.champion_trial
-    found = f"[bold]{champion.configuration.label}[/bold] ({champion.id})"
+    found = f"[bold]{escape(result.labels[champion.id])}[/bold] ({champion.id})"
     if result.hardware is None:
         console.print(f"champion  {found}, version {version} of {result.pair.name}", soft_wrap=True)
     else:

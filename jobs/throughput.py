@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from typer import Option
 
-from jobs.choice import Choice
+from jobs.choice import read_choice
 from jobs.console import console, run
 from jobs.profile import chosen_pair, sizes
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import Configuration, PairSpec, load_yaml, parse
+from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 
@@ -33,7 +33,10 @@ _WIDTHS = (1, 2, 3, 5, 9, 17)  # of a profile that is measured here: chains of u
 def main(
     config: Annotated[
         Path | None,
-        Option(help="YAML with `pair` and `configuration`, which is measured beside the others."),
+        Option(
+            help="YAML with `pair` and `configuration`, or the beginning of a configuration's id;"
+            " it is measured beside the others."
+        ),
     ] = None,
     target: Annotated[
         str | None, Option(help="Target model: hub id, folder or bundled:<name>.")
@@ -70,7 +73,7 @@ def main(
     counts = sizes(slots, "--slots")
     fixed = sizes(lengths, "--lengths") if lengths is not None else None
     asked = sizes(contexts, "--contexts") if contexts not in (None, NONE) else None
-    choice = parse(Choice, load_yaml(config), str(config)) if config is not None else None
+    choice = read_choice(config)[0] if config is not None else None
     spec = choice.pair if choice is not None else chosen_pair(PairSpec(), target, draft)
     if not spec.drafts:
         raise UserError("the pair has no draft model: give one with --draft")

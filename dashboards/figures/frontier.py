@@ -59,7 +59,7 @@ def frontier(result: SweepResult) -> go.Figure:
     if best is not None:
         rate = best.metrics
         title = (
-            f"{label(best)} runs the target {rate['verification_rate']:.2f} times "
+            f"{label(result, best)} runs the target {rate['verification_rate']:.2f} times "
             f"and throws away {rate['discard_rate']:.2f} draft tokens per output token"
         )
     fig = base_figure(
@@ -268,7 +268,7 @@ def hover(result: SweepResult, trial: Trial) -> str:
     m = trial.metrics
     kind = "measured" if speedup(result, trial).timing else "estimated"
     return "<br>".join([
-        f"<b>{label(trial)}</b>{' (champion)' if trial.id == result.champion else ''}",
+        f"<b>{label(result, trial)}</b>{' (champion)' if trial.id == result.champion else ''}",
         f"speedup {speedup(result, trial).text} ({kind})",
         f"verification rate {m['verification_rate']:.3f}",
         f"discard rate {m['discard_rate']:.3f}",

@@ -52,7 +52,7 @@ def speedups(result: SweepResult, limit: int = 24) -> go.Figure:
     title = "Speedup over autoregressive decoding"
     if timed:
         top = speedup(result, shown[0])
-        title = f"{label(shown[0])} is {top.value:.2f} times as fast as autoregressive"
+        title = f"{label(result, shown[0])} is {top.value:.2f} times as fast as autoregressive"
         others = len([t for t in tied if t.id != result.champion])
         title += f"; {others} more cannot be told from it" if others else ""
     subtitle = (
@@ -128,10 +128,10 @@ def speedups(result: SweepResult, limit: int = 24) -> go.Figure:
 def _bar_label(result: SweepResult, trial: Trial) -> str:
     gain = speedup(result, trial)
     if trial.id == result.champion:
-        return f"★ <b>{label(trial)}</b>"
+        return f"★ <b>{label(result, trial)}</b>"
     if gain.timing and gain.timing.tied_with_champion:
-        return f"= {label(trial)}"
-    return label(trial)
+        return f"= {label(result, trial)}"
+    return label(result, trial)
 
 
 # --------------------------------------------------------------------------- lengths over position
@@ -153,7 +153,7 @@ def lengths_over_position(result: SweepResult, rounds: pd.DataFrame, bins: int =
         own = rounds[rounds["config_id"] == trial.id]
         binned = own.groupby(own["position"] // width)[["drafted", "accepted"]]
         mean, count = binned.mean(), binned.size()
-        name = label(trial)
+        name = label(result, trial)
         for column, dash in (("drafted", "solid"), ("accepted", "dot")):
             fig.add_scatter(
                 x=(mean.index.to_numpy() + 0.5) * width,
@@ -198,8 +198,8 @@ def accepted_lengths(result: SweepResult, rounds: pd.DataFrame) -> go.Figure:
     if len(pair := headliners(result)) == 2:
         best, other = pair
         title = (
-            f"A round of {label(best)} yields {best.metrics['mat']:.1f} tokens and "
-            f"wastes {_waste(best):.1f}; {label(other)}: "
+            f"A round of {label(result, best)} yields {best.metrics['mat']:.1f} tokens and "
+            f"wastes {_waste(best):.1f}; {label(result, other)}: "
             f"{other.metrics['mat']:.1f} and {_waste(other):.1f}"
         )
     fig = base_figure(
@@ -217,12 +217,12 @@ def accepted_lengths(result: SweepResult, rounds: pd.DataFrame) -> go.Figure:
             fig.add_bar(
                 x=share.index.to_numpy(),
                 y=share.to_numpy(),
-                name=label(trial),
+                name=label(result, trial),
                 legendgroup=trial.id,
                 showlegend=row == 1,
                 visible=True if trial.id in shown else "legendonly",
                 marker={"color": colour, "line": {"width": 0}},
-                hovertemplate=f"<b>{label(trial)}</b><br>%{{x}} {what} in %{{y:.1%}} "
+                hovertemplate=f"<b>{label(result, trial)}</b><br>%{{x}} {what} in %{{y:.1%}} "
                 "of its rounds<extra></extra>",
                 row=row,
                 col=1,
@@ -247,7 +247,7 @@ def time_per_token(result: SweepResult) -> go.Figure:
     chosen = {t.id: t for t in [*([best] if best else []), *leaders(result)]}
     rows = [t for t in chosen.values() if t.configuration.drafter is not None]
     parts = {t.id: _milliseconds(result, t) for t in rows}
-    names = {t.id: label(t) for t in rows}
+    names = {t.id: label(result, t) for t in rows}
     names["autoregressive"] = AUTOREGRESSIVE.label
     profile = result.profile
     forward = profile.autoregressive_seconds(1) - profile.round_overhead

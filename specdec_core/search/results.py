@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable
 from datetime import datetime
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from specdec_core.base.files import write_atomically
-from specdec_core.config import Configuration, Document, PairSpec
+from specdec_core.config import Configuration, Document, PairSpec, distinct_labels
 from specdec_core.cost import Profile
 from specdec_core.drafting.policies.oracle import OracleSettings
 from specdec_core.prompts.prompt_sets import PromptSet
@@ -129,6 +129,14 @@ class SweepResult(Document):
     hardware: str | None = None  # another machine, whose forward times the profile holds
     environment: dict[str, str] = Field(default={})  # git commit, hardware, library versions
     mlflow_run_id: str | None = None
+    _labels: dict[str, str] = PrivateAttr(default={})
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What each configuration is called, by its id; no two alike."""
+        if len(self._labels) != len(self.trials):  # trials are only ever added
+            self._labels = distinct_labels(trial.configuration for trial in self.trials)
+        return self._labels
 
     def trial(self, config_id: str) -> Trial:
         return next(t for t in self.trials if t.id == config_id)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from specdec_core.config import Configuration, PairSpec
+from specdec_core.config import Configuration, PairSpec, distinct_labels
 from specdec_core.drafting.pearl.timeline import Span
 from specdec_core.studies.time_shares import PARTS
 from specdec_core.tokens.statistics import Counts, Generation, Ratio, paired_ratio
@@ -54,6 +54,7 @@ class Overlap:
     def frame(self) -> pd.DataFrame:
         """A row for each contestant. `differing` are outputs unlike autoregressive decoding's."""
         first = self.contestants[0]
+        labels = distinct_labels(c.configuration for c in self.contestants)
         rows = []
         for own in self.contestants:
             ratio = Ratio(1.0, 1.0, 1.0) if own is first else own.over(first)
@@ -66,7 +67,8 @@ class Overlap:
             rows.append(
                 {
                     "where": own.name,
-                    "configuration": own.configuration.label,
+                    "configuration": labels[own.configuration.id],
+                    "config_id": own.configuration.id,
                     "tokens_per_second": own.tokens_per_second,
                     "speedup": ratio.value,
                     "low": ratio.low,

@@ -249,7 +249,7 @@ def test_a_table_that_makes_no_sense_is_refused(tokens: dict[int, int], said: st
 def changed(name: str, value: object) -> object:
     """Another value of a setting."""
     others = {"head": "other", "table": "learned.json", "transient": False, "cumulative": True}
-    others["tokens"] = {1: 5}
+    others["tokens"] = {1: 7}
     if name in others:
         return others[name]
     return value + 1 if isinstance(value, int) else value * 0.75
