@@ -18,6 +18,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PolicySettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.pre_cut import PreCutPolicy, PreCutSettings
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
@@ -129,7 +130,7 @@ def _best_of_each(result: SweepResult, replay: Replay) -> list[Trial]:
 class _Initialised(PreCutPolicy):
     """Pre-cut that goes by its first Q-table for good."""
 
-    def observe(self, slot: int, drafted: int, accepted: int) -> None:
+    def observe(self, slot: int, outcome: PolicyOutcome) -> None:
         """Nothing is learned."""
 
 

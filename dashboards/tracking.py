@@ -36,6 +36,7 @@ from mlflow.entities import DatasetInput, InputTag, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
 from dashboards.delivery import Delivery, unreachable
+from dashboards.views import present
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import needs_room
 from specdec_core.base.workspace import workspace
@@ -442,11 +443,9 @@ def register(result: SweepResult, config_id: str, client: MlflowClient | None = 
         "configuration": trial.configuration.model_dump(mode="json"),
     }
     client.log_text(run_id, yaml.safe_dump(content, sort_keys=False), f"{CHAMPION}/{CHAMPION}.yaml")
-    for name, path in _own_files(trial.configuration).items():
-        if path.is_dir():
-            client.log_artifacts(run_id, str(path), f"{CHAMPION}/{name}")
-        else:
-            client.log_artifact(run_id, str(path), f"{CHAMPION}/{name}")
+    for place, path in _own_files(trial.configuration).items():
+        log = client.log_artifacts if path.is_dir() else client.log_artifact
+        log(run_id, str(path), f"{CHAMPION}/{place}")
     try:
         client.create_registered_model(
             name,
@@ -532,13 +531,13 @@ def load_champion(name: str | None = None) -> tuple[PairSpec, Configuration, int
         content = yaml.safe_load(Path(file).read_text())
         pair = parse(PairSpec, content["pair"], source)
         configuration = parse(Configuration, content["configuration"], source)
-        for name, path in _own_files(configuration).items():
+        for place, path in _own_files(configuration).items():
             if path.exists():
                 continue
             # made elsewhere: it came with the champion
-            files = Path(client.download_artifacts(version.run_id, f"{CHAMPION}/{name}", scratch))
+            files = Path(client.download_artifacts(version.run_id, f"{CHAMPION}/{place}", scratch))
             path.parent.mkdir(parents=True, exist_ok=True)
-            if name.startswith("head"):
+            if place.startswith("head"):
                 shutil.copytree(files, path)
             else:
                 shutil.copy(files / path.name, path)
@@ -567,9 +566,11 @@ def experiment_id_of(client: MlflowClient, name: str) -> str:
         location = None
         if not os.environ.get("MLFLOW_TRACKING_URI"):
             location = (workspace() / "mlartifacts" / name).as_uri()
-        return client.create_experiment(name, artifact_location=location)
+        made = client.create_experiment(name, artifact_location=location)
+        experiment = client.get_experiment(made)
     if experiment.lifecycle_stage == "deleted":
         client.restore_experiment(experiment.experiment_id)
+    present(client, experiment)
     return experiment.experiment_id
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 from typer import Option
 
 from jobs.choice import read_choice
-from jobs.console import console, errors, program, run
+from jobs.console import console, errors, print_runs_page, run
 from jobs.sweep import given, parse_drafts
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
@@ -95,7 +95,6 @@ def main(
         # torch, transformers and MLflow take seconds to import.
         from dashboards.bench import findings, log_bench, sections, write_bench
         from dashboards.progress import RaceProgress
-        from dashboards.tracking import tracking_uri
         from specdec_core.base.files import atomic_folder
         from specdec_core.models.pair import load_pair
         from specdec_core.prompts.prompt_sets import load_prompts
@@ -129,8 +128,7 @@ def main(
     for line in findings(result):
         console.print(line, soft_wrap=True, markup=False)
     console.print(f"report    {root / name / 'report.md'}", soft_wrap=True)
-    ui = [program("mlflow"), "ui", "--backend-store-uri", tracking_uri()]
-    console.print(f"compare   {shlex.join(ui)}", soft_wrap=True)
+    print_runs_page(result.pair.name, "benchmarks")
     if unequal := result.unequal():
         errors.print(
             f"[red]not lossless:[/red] in float32 {len(unequal)} of our rows wrote something else"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -24,6 +25,21 @@ def program(name: str) -> str:
     if shutil.which(name):
         return name
     return os.path.relpath(Path(sys.executable).with_name(name))
+
+
+def print_runs_page(experiment: str, view: str | None = None) -> None:
+    """Say where MLflow shows an experiment's runs, and how to start what shows them."""
+    from dashboards.tracking import connect, experiment_id_of, tracking_uri
+    from dashboards.views import runs_page
+
+    page = runs_page(experiment_id_of(connect(), experiment), view)
+    uri = tracking_uri()
+    if uri.startswith("http"):
+        lines = [f"{uri.rstrip('/')}/{page}"]
+    else:
+        ui = shlex.join([program("mlflow"), "ui", "--backend-store-uri", uri])
+        lines = [ui, f"http://127.0.0.1:5000/{page}"]
+    console.print(f"compare   {lines[0]}", *lines[1:], sep="\n          ", soft_wrap=True)
 
 
 def run(command: Callable[..., None] | typer.Typer) -> None:

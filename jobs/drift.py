@@ -11,7 +11,7 @@ from jobs.console import console, run
 from jobs.profile import chosen_pair, sizes
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import Configuration, PairSpec, Sampling, parse
+from specdec_core.config import Configuration, PairSpec, Sampling, Temperature, parse
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def main(
     texts under the target. Width 1 is lossless and shows what noise looks like."""
     if name == ".." or Path(name).name != name:
         raise UserError(f"--name {name}: expected a folder's name, not a path")
-    if temperature <= 0:
+    temperature = parse(Temperature, temperature, "--temperature")
+    if temperature == 0:
         raise UserError(
             f"--temperature {temperature:g}: expected more than 0, greedy output has no likelihood"
         )

@@ -17,7 +17,7 @@ from typer import Argument, Option
 from jobs.choice import Choice, choose
 from jobs.console import console, run
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PairSpec, Placement
+from specdec_core.config import Configuration, PairSpec, Placement, Temperature, parse
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.tokens.statistics import Generation, Origin
 
@@ -72,7 +72,8 @@ def main(
     choice, source = _choose(config)
     configuration = choice.configuration
     if temperature is not None:
-        sampling = configuration.sampling.model_copy(update={"temperature": temperature})
+        given = {"temperature": parse(Temperature, temperature, "--temperature")}
+        sampling = configuration.sampling.model_copy(update=given)
         configuration = configuration.model_copy(update={"sampling": sampling})
     seed = secrets.randbits(63) if seed is None else seed
     with _engine(choice.pair, configuration, placement) as engine:

@@ -16,7 +16,14 @@ from jobs.profile import chosen_pair, sizes
 from jobs.sweep import given
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import Configuration, DrafterSettings, PairSpec, Sampling
+from specdec_core.config import (
+    Configuration,
+    DrafterSettings,
+    PairSpec,
+    Sampling,
+    Temperature,
+    parse,
+)
 from specdec_core.drafting.cascade.settings import CascadeSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.hybrid import HybridSettings
@@ -60,7 +67,7 @@ def main(
         raise UserError("the pair has no draft model: give one with --draft")
     types = given(compile=compile, target_dtype=dtype, draft_dtype=dtype)
     spec = spec.model_copy(update={"runner": spec.runner.model_copy(update=types)})
-    sampling = Sampling(temperature=temperature)
+    sampling = Sampling(temperature=parse(Temperature, temperature, "--temperature"))
     chains, pearl = (
         [Configuration(drafter=drafter, sampling=sampling) for drafter in drafters]
         for drafters in (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated
 
 from typer import Option
 
-from jobs.console import console, program, run
+from jobs.console import console, print_runs_page, run
 from jobs.sweep import given, parse_drafts
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
@@ -63,7 +62,6 @@ def main(
     from dashboards.paper_tables import console_table, sheets
     from dashboards.papers import findings, log_papers, write_papers
     from dashboards.progress import SweepProgress
-    from dashboards.tracking import tracking_uri
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
@@ -82,8 +80,7 @@ def main(
         console.print(line, soft_wrap=True, markup=False)
     console.print(f"tables    {folder.path / 'papers.md'}", soft_wrap=True)
     console.print(f"page      {folder.path / 'papers.html'}", soft_wrap=True)
-    ui = [program("mlflow"), "ui", "--backend-store-uri", tracking_uri()]
-    console.print(f"compare   {shlex.join(ui)}", soft_wrap=True)
+    print_runs_page(result.pair.name)
 
 
 def parse_sources(options: list[str] | None) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from jobs.console import console, program, run
+from jobs.console import console, print_runs_page, program, run
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.search.plan import load_plan
@@ -82,7 +81,7 @@ def main(
     from dashboards.progress import SweepProgress
     from dashboards.report import write_report
     from dashboards.tables import sentences, sweep_table
-    from dashboards.tracking import SweepRun, tracking_uri
+    from dashboards.tracking import SweepRun
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     progress = SweepProgress(console)
@@ -112,8 +111,7 @@ def main(
             soft_wrap=True,
         )
     console.print(f"report    {report}", soft_wrap=True)
-    ui = [program("mlflow"), "ui", "--backend-store-uri", tracking_uri()]
-    console.print(f"compare   {shlex.join(ui)}", soft_wrap=True)
+    print_runs_page(result.pair.name, "sweeps")
     if result.hardware is None:
         console.print(f"serve     {program('specdec')} serve", soft_wrap=True)
 

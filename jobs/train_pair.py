@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
+from dashboards.views import present
 from jobs.console import console, run
 from specdec_core.base.errors import UserError
 from specdec_core.training.bundled_pair.card import write_card
@@ -99,7 +100,7 @@ def main(
     """Train the target, sharpen it, distil the drafts, measure the pair, write its model card."""
     settings = settings_from(smoke, config)
     mlflow.set_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db"))
-    mlflow.set_experiment("train_pair")
+    present(mlflow.MlflowClient(), mlflow.set_experiment("train_pair"), views={})
     figures = TextColumn("{task.fields[figures]}", table_column=Column(overflow="fold"))
     columns = (TextColumn("{task.description}"), BarColumn(16), TimeElapsedColumn(), figures)
     shown = Progress(*columns, console=console)

@@ -8,9 +8,9 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from specdec_core.drafting.bandits import find_state
 
 from specdec_core.config import PairSpec
+from specdec_core.drafting.states import find_state
 from specdec_core.models.pair import load_pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
@@ -78,9 +78,8 @@ def test_a_recording_replays_to_the_counts_it_gave(inside: Path) -> None:
 
 
 def test_bandits_go_on_from_their_states(inside: Path) -> None:
-    from specdec_core.drafting.bandits import build_bandit
-
     from specdec_core.config import Configuration, load_yaml
+    from specdec_core.drafting.bandit.drafter import build_bandit
 
     file = load_yaml(inside / "bandits.yaml")
     for state, rule, rounds in (("0074b4dda5", "exp3", 52), ("900b58168d", "ucb", 54)):

@@ -6,17 +6,17 @@ It needs an :class:`EngineLoop` and nothing of Ray, so it runs under any ASGI se
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
+import random
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
@@ -25,13 +25,24 @@ from cluster.serving.engine_loop import EngineFailed, EngineLoop, Submission
 from cluster.serving.openai_protocol import (
     MAX_BODY_BYTES,
     ApiError,
+    Arm,
     Choice,
     Completion,
     CompletionRequest,
+    Health,
     ModelCard,
     ModelList,
     SpecDec,
     Usage,
+)
+from cluster.serving.openapi import (
+    ANYWHERE,
+    COMPLETION,
+    COMPLETION_REQUEST,
+    MODEL,
+    MODEL_NAME,
+    PLAIN,
+    describe_request,
 )
 from specdec_core.base.errors import UserError
 from specdec_core.drafting.states import load_state, save_state
@@ -81,9 +92,33 @@ class CompletionService:
             await asyncio.sleep(KEEP_SECONDS)
             await self.loop.between_steps(self.keep_learned)
 
-    def arms(self) -> list[dict[str, Any]] | None:
-        """What is known of each drafter that is chosen among; None where none is chosen."""
-        return None if self.engine.drafter is None else self.engine.drafter.learned()
+    def health(self) -> Health:
+        """Whether requests are answered, and by what."""
+        configuration = self.engine.configuration
+        health = Health(
+            ready=self.loop.failure is None,
+            model=self.model,
+            configuration=configuration.id,
+            label=configuration.label,
+            lossless=configuration.lossless,
+            slots=self.engine.slots,
+            max_length=self.engine.max_length,
+            running=self.loop.running,
+            cancelled=self.loop.cancelled,
+        )
+        if self.engine.drafter is not None and (arms := self.engine.drafter.learned()) is not None:
+            health.arms = [Arm(**arm) for arm in arms]
+        return health
+
+    def limits(self) -> dict[str, dict[str, Any]]:
+        """What the schemas of a request's parts say for what is served here."""
+        most = self.engine.max_length - 1
+        return {
+            "ModelName": {"enum": [self.model]},
+            "NewTokens": {"maximum": most},
+            "TokenId": {"minimum": 0, "maximum": self.engine.target.vocab_size - 1},
+            "TokenIds": {"maxItems": most},
+        }
 
     def check_model(self, name: str | None) -> None:
         """Raises :class:`ApiError` (404) for a model that is not served here."""
@@ -97,11 +132,11 @@ class CompletionService:
 
     def requests(self, body: CompletionRequest) -> list[Request]:
         """One engine request for each prompt. Raises :class:`ApiError`."""
-        max_new_tokens = body.max_tokens or DEFAULT_MAX_TOKENS
-        seed = secrets.randbits(63) if body.seed is None else body.seed
         requests = []
-        for prompt in body.prompt:
+        for prompt, seed in zip(body.prompts, seeds(body.seed), strict=False):
             tokens = self.engine.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
+            room = max(self.engine.max_length - len(tokens), 1)
+            max_new_tokens = body.max_tokens or min(DEFAULT_MAX_TOKENS, room)
             if len(tokens) + max_new_tokens > self.engine.max_length:
                 raise ApiError(
                     f"this model's context holds {self.engine.max_length} tokens, but the prompt"
@@ -116,7 +151,7 @@ class CompletionService:
                     max_new_tokens=max_new_tokens,
                     sampling=body.sampling(self.engine.configuration.sampling),
                     seed=seed,
-                    stop=body.stop or (),
+                    stop=body.stops,
                     ignore_eos=bool(body.ignore_eos),
                 )
             )
@@ -135,9 +170,9 @@ class CompletionService:
     def echoed(self, body: CompletionRequest) -> list[str]:
         """What each choice's text starts with."""
         if not body.echo:
-            return [""] * len(body.prompt)
+            return [""] * len(body.prompts)
         decode = self.engine.pair.tokenizer.decode
-        return [p if isinstance(p, str) else decode(p) for p in body.prompt]
+        return [p if isinstance(p, str) else decode(p) for p in body.prompts]
 
     def completion(self, **fields: Any) -> Completion:
         return Completion(
@@ -187,7 +222,7 @@ class CompletionService:
                     if chunk.finished:
                         choice.finish_reason = chunk.finished.finish_reason
                         generations.append(chunk.finished)
-                        if len(generations) == len(body.prompt):
+                        if len(generations) == len(body.prompts):
                             fields["specdec"] = self.specdec(generations)
                     if chunk.text or chunk.finished:
                         yield event([choice], **fields)
@@ -195,7 +230,17 @@ class CompletionService:
                     yield event([], usage=Usage.of(generations))
                 yield "data: [DONE]\n\n"
             except EngineFailed:
-                yield f"data: {json.dumps(SERVER_ERROR.body)}\n\n"
+                yield f"data: {SERVER_ERROR.body.model_dump_json()}\n\n"
+
+
+def seeds(seed: int | None) -> Iterator[int]:
+    """The seeds of a request's choices, each with a random stream of its own: the first one's is
+    `seed`, or without one a random number, and the others follow from it."""
+    first = secrets.randbits(63) if seed is None else seed
+    yield first
+    others = random.Random(f"choices {first}")
+    while True:
+        yield others.getrandbits(63)
 
 
 SERVER_ERROR = ApiError("the server failed to answer", status=500, type="server_error")
@@ -214,57 +259,50 @@ def build_app(service: CompletionService) -> FastAPI:
                 keeping.cancel()
         service.keep_learned()
 
-    app = FastAPI(title="specdec", lifespan=lifespan)
+    app = FastAPI(title="specdec", lifespan=lifespan, responses=ANYWHERE, redirect_slashes=False)
 
     @app.exception_handler(ApiError)
     async def refuse(_: HttpRequest, error: ApiError) -> JSONResponse:
-        return JSONResponse(error.body, error.status)
+        return answer(error)
 
     @app.exception_handler(HTTPException)
     async def refuse_route(request: HttpRequest, error: HTTPException) -> JSONResponse:
         message = f"{request.method} {request.url.path}: {error.detail}"
-        return JSONResponse(ApiError(message).body, error.status_code, error.headers)
+        return answer(ApiError(message, status=error.status_code), error.headers)
 
     @app.exception_handler(Exception)
     async def fail(_: HttpRequest, error: Exception) -> JSONResponse:
         logger.error("a request failed", exc_info=error)
-        return JSONResponse(SERVER_ERROR.body, SERVER_ERROR.status)
+        return answer(SERVER_ERROR)
 
-    @app.get("/health")
-    async def health() -> JSONResponse:
-        """Whether requests are answered, and by what."""
-        ready = service.loop.failure is None
-        configuration = service.engine.configuration
-        status = {
-            "ready": ready,
-            "model": service.model,
-            "configuration": configuration.id,
-            "label": configuration.label,
-            "lossless": configuration.lossless,
-            "slots": service.engine.slots,
-            "max_length": service.engine.max_length,
-            "running": service.loop.running,
-            "cancelled": service.loop.cancelled,
-        }
-        if (arms := service.arms()) is not None:
-            status["arms"] = arms
-        return JSONResponse(status, 200 if ready else 503)
+    @app.get(
+        "/health",
+        responses={503: {"model": Health, "description": "The engine failed.", "content": PLAIN}},
+        response_model_exclude_unset=True,
+    )
+    async def health(response: Response) -> Health:
+        health = service.health()
+        response.status_code = 200 if health.ready else 503
+        return health
 
     @app.get("/v1/models")
     async def models() -> ModelList:
         return ModelList(data=[ModelCard(id=service.model, created=service.started)])
 
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> ModelCard:
-        service.check_model(name)
+    @app.get("/v1/models/{name:path}", responses=MODEL, openapi_extra=MODEL_NAME)
+    async def model(request: HttpRequest) -> ModelCard:
+        service.check_model(request.path_params["name"])
         return ModelCard(id=service.model, created=service.started)
 
-    schema = {"content": {"application/json": {"schema": CompletionRequest.model_json_schema()}}}
-
-    @app.post("/v1/completions", response_model=Completion, openapi_extra={"requestBody": schema})
+    @app.post(
+        "/v1/completions",
+        response_model=Completion,
+        responses=COMPLETION,
+        openapi_extra=COMPLETION_REQUEST,
+    )
     async def completions(request: HttpRequest) -> Any:
         # The body is read here so that curl without a content type works and errors are OpenAI's.
-        body = CompletionRequest.from_body(await read_body(request))
+        body = await asyncio.to_thread(CompletionRequest.from_body, await read_body(request))
         submission = await service.submit(body)
         if not body.stream:
             return await service.complete(body, submission)
@@ -274,7 +312,12 @@ def build_app(service: CompletionService) -> FastAPI:
             headers={"Cache-Control": "no-cache"},
         )
 
+    describe_request(app, service.limits())
     return app
+
+
+def answer(error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    return JSONResponse(error.body.model_dump(), error.status, headers)
 
 
 async def read_body(request: HttpRequest) -> bytes:

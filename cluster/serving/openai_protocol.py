@@ -10,29 +10,39 @@ from __future__ import annotations
 import reprlib
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+)
+from typing_extensions import TypeAliasType
 
-from specdec_core.config import Configuration, Sampling
+from specdec_core.config import Configuration, Sampling, Temperature
 from specdec_core.tokens.statistics import Counts, Generation
 
 MAX_STOP_STRINGS = 4
 MAX_PROMPTS = 64
 MAX_BODY_BYTES = 8 * 2**20
 
-# Keys whose neutral values may be sent, because clients do, and nothing else.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (None, 1),
-    "best_of": (None, 1),
-    "logprobs": (None,),
-    "suffix": (None, ""),
-    "frequency_penalty": (None, 0),
-    "presence_penalty": (None, 0),
-    "logit_bias": (None, {}),
-}
+
+class ErrorDetails(BaseModel):
+    message: str
+    type: Literal["invalid_request_error", "server_error"]
+    param: str | None
+    code: str | None
+
+
+class Error(BaseModel):
+    """OpenAI's error object."""
+
+    error: ErrorDetails
 
 
 class ApiError(Exception):
-    """A refused request; becomes OpenAI's error object."""
+    """A refused request; becomes an :class:`Error`."""
 
     def __init__(
         self,
@@ -40,17 +50,35 @@ class ApiError(Exception):
         status: int = 400,
         param: str | None = None,
         code: str | None = None,
-        type: str = "invalid_request_error",
+        type: Literal["invalid_request_error", "server_error"] = "invalid_request_error",
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.body = {
-            "error": {"message": message, "type": type, "param": param, "code": code},
-        }
+        self.body = Error(error=ErrorDetails(message=message, type=type, param=param, code=code))
+
+
+def _whole(value: Any) -> Any:
+    """JSON has one kind of number: 1.0 is an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(_whole)
+Text = Annotated[str, Field(min_length=1)]
+One = Annotated[int, Field(ge=1, le=1), WHOLE]
+Zero = Annotated[float, Field(ge=0, le=0)]
+
+# Named, so that their schemas can have the limits of the model that is served.
+ModelName = TypeAliasType("ModelName", str)
+NewTokens = TypeAliasType("NewTokens", Annotated[int, Field(ge=1), WHOLE])
+TokenId = TypeAliasType("TokenId", Annotated[int, WHOLE])
+TokenIds = TypeAliasType("TokenIds", Annotated[list[TokenId], Field(min_length=1, fail_fast=True)])
+Prompts = Annotated[
+    list[Text | TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
+]
 
 
 class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool = False
 
@@ -58,59 +86,57 @@ class StreamOptions(BaseModel):
 class CompletionRequest(BaseModel):
     """The body of `POST /v1/completions`. A key left out or null takes the server's default."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        json_schema_extra={
+            "if": {
+                "properties": {"stream_options": {"type": "object"}},
+                "required": ["stream_options"],
+            },
+            "then": {"properties": {"stream": {"const": True}}, "required": ["stream"]},
+        },
+    )
 
-    model: str | None = None
-    prompt: Any = Field(description="a string, strings, token ids, or lists of token ids")
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0)] | None = None
+    model: ModelName | None = None
+    prompt: Text | TokenIds | Prompts = Field(
+        union_mode="left_to_right",
+        description=f"a string, token ids, or at most {MAX_PROMPTS} of these, none of them empty",
+    )
+    max_tokens: NewTokens | None = None
+    temperature: Temperature | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Any = Field(default=None, description="a string or up to four")
+    top_k: Annotated[int, Field(ge=0), WHOLE] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS)] | None = Field(
+        default=None,
+        description=f"a string, or at most {MAX_STOP_STRINGS} of them, none of them empty",
+    )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     echo: bool | None = None
     ignore_eos: bool | None = None
     user: str | None = None
-    n: Any = None
-    best_of: Any = None
-    logprobs: Any = None
-    suffix: Any = None
-    frequency_penalty: Any = None
-    presence_penalty: Any = None
-    logit_bias: Any = None
+    # Clients send the neutral values of these.
+    n: One | None = Field(default=None, description="1; more is not supported")
+    best_of: One | None = Field(default=None, description="1; more is not supported")
+    logprobs: None = Field(default=None, description="null; others are not supported")
+    suffix: Literal[""] | None = Field(default=None, description='""; others are not supported')
+    frequency_penalty: Zero | None = Field(default=None, description="0; others are not supported")
+    presence_penalty: Zero | None = Field(default=None, description="0; others are not supported")
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = Field(
+        default=None, description="{}; others are not supported"
+    )
 
-    @field_validator(*NEUTRAL)
-    @classmethod
-    def _supported(cls, value: Any, info: Any) -> Any:
-        if value not in NEUTRAL[info.field_name]:
-            raise ValueError("not supported, leave it out")
-        return value
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        single = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return [self.prompt] if single else self.prompt
 
-    @field_validator("prompt")
-    @classmethod
-    def _prompts(cls, value: Any) -> list[str | list[int]]:
-        """As a list of prompts, each text or token ids."""
-        prompts = [value] if isinstance(value, str) or _are_tokens(value) else value
-        shaped = isinstance(prompts, list) and all(isinstance(p, str | list) for p in prompts)
-        if not shaped or not all(isinstance(p, str) or _are_tokens(p) for p in prompts if p):
-            raise ValueError("expected a string, strings, token ids or lists of token ids")
-        if not prompts or not all(prompts):
-            raise ValueError("the prompt is empty")
-        if len(prompts) > MAX_PROMPTS:
-            raise ValueError(f"at most {MAX_PROMPTS} prompts in a request")
-        return prompts
-
-    @field_validator("stop")
-    @classmethod
-    def _stop(cls, value: Any) -> tuple[str, ...]:
-        stop = [value] if isinstance(value, str) else value or []
-        if not isinstance(stop, list) or not all(isinstance(s, str) and s for s in stop):
-            raise ValueError("expected a string, or a list of strings, none of them empty")
-        if len(stop) > MAX_STOP_STRINGS:
-            raise ValueError(f"at most {MAX_STOP_STRINGS} stop strings")
-        return tuple(stop)
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @field_validator("stream_options")
     @classmethod
@@ -137,14 +163,6 @@ class CompletionRequest(BaseModel):
         return default.model_copy(update={k: v for k, v in asked.items() if v is not None})
 
 
-def _are_tokens(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(t, int) and not isinstance(t, bool) for t in value)
-    )
-
-
 def refusal(error: ValidationError) -> ApiError:
     """The first thing wrong with a body, naming its key."""
     item = error.errors(include_url=False)[0]
@@ -159,6 +177,8 @@ def refusal(error: ValidationError) -> ApiError:
         return ApiError(f"{key}: unknown key", param=param, code="unknown_parameter")
     if item["type"] == "missing":
         return ApiError(f"{key}: required", param=param, code="missing_required_parameter")
+    if description := CompletionRequest.model_fields[param].description:
+        key, reason = param, f"expected {description}"
     # A prompt of a megabyte should not come back in the error.
     return ApiError(f"{key}: {reason} (got {reprlib.repr(item['input'])})", param=param)
 
@@ -235,3 +255,28 @@ class ModelCard(BaseModel):
 class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: list[ModelCard]
+
+
+class Arm(BaseModel):
+    """What a bandit knows of one of its arms; null where nothing is known."""
+
+    arm: str
+    rounds: int
+    share: float
+    tokens: float | None  # of a round, on average
+    per_millisecond: float | None  # tokens
+
+
+class Health(BaseModel):
+    """Whether requests are answered, and by what."""
+
+    ready: bool
+    model: str
+    configuration: str  # its id
+    label: str
+    lossless: bool
+    slots: int
+    max_length: int
+    running: int  # requests that are waiting or being decoded
+    cancelled: int  # requests given up by their clients
+    arms: list[Arm] = []  # where a bandit with memory of all requests chooses who drafts

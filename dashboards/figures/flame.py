@@ -19,8 +19,8 @@ OWNERS = {
     "specdec_core.models.compiled": TARGET_COLOUR,
     "torch": DRAFT_COLOURS[0],
     "transformers": DRAFT_COLOURS[1],
-    "specdec_core.drafting.build": OTHER_COLOURS[0],
-    "specdec_core.drafting.policies.build": OTHER_COLOURS[1],
+    "specdec_core.drafting.policies": OTHER_COLOURS[1],
+    "specdec_core.drafting": OTHER_COLOURS[0],
     "specdec_core": OTHER_COLOURS[4],
 }
 

@@ -8,40 +8,63 @@ from specdec_core.config.base import Document, Value, describe, identity, load_y
 from specdec_core.config.configuration import AUTOREGRESSIVE, Configuration
 from specdec_core.config.drafters import (
     MOST_NODES,
+    AnyChain,
     AnyDrafter,
+    AnyLookup,
+    Branching,
+    ChainSettings,
     DrafterSettings,
     LookupSettings,
+    Memory,
     ModelSettings,
+    PolicyDrafterSettings,
+    Width,
 )
 from specdec_core.config.kinds import add_drafter, add_policy, run_time
 from specdec_core.config.labels import distinct_labels
 from specdec_core.config.pair import DType, PairSpec, RunnerSettings
 from specdec_core.config.placement import DraftPlacement, Placement, TargetPlacement
-from specdec_core.config.policies import MOST_TOKENS, AnyPolicy, PolicySettings
+from specdec_core.config.policies import (
+    MOST_TOKENS,
+    AnyPolicy,
+    HeadSettings,
+    MaxTokens,
+    PolicySettings,
+)
 from specdec_core.config.recorded import RecordingFacts
-from specdec_core.config.sampling import Sampling
+from specdec_core.config.sampling import Sampling, Temperature
 
 __all__ = [
     "AUTOREGRESSIVE",
     "MOST_NODES",
     "MOST_TOKENS",
+    "AnyChain",
     "AnyDrafter",
+    "AnyLookup",
     "AnyPolicy",
+    "Branching",
+    "ChainSettings",
     "Configuration",
     "DType",
     "Document",
     "DraftPlacement",
     "DrafterSettings",
+    "HeadSettings",
     "LookupSettings",
+    "MaxTokens",
+    "Memory",
     "ModelSettings",
     "PairSpec",
     "Placement",
+    "PolicyDrafterSettings",
     "PolicySettings",
     "RecordingFacts",
     "RunnerSettings",
     "Sampling",
     "TargetPlacement",
+    "Temperature",
     "Value",
+    "Width",
     "add_drafter",
     "add_policy",
     "describe",

@@ -18,7 +18,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
-from typing import Annotated, Any, ClassVar, TypeVar, Union
+from typing import Annotated, Any, ClassVar, Union
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
 from pydantic.json_schema import JsonSchemaValue
@@ -89,9 +89,6 @@ class KindSettings(Value):
         )
 
 
-Settings = TypeVar("Settings", bound=KindSettings)
-
-
 def add_drafter(kind: str, place: str) -> None:
     """Add a kind of drafter whose settings and run time are in the module or package `place`.
 
@@ -107,13 +104,19 @@ def add_policy(kind: str, place: str) -> None:
     _add(POLICIES, kind, place)
 
 
-def settings_of(table: Mapping[str, str], kind: str) -> type[KindSettings]:
-    """The settings class of `kind`. Raises KeyError for one that is not in `table`."""
+def drafter_settings(kind: str) -> Any:
+    """The settings class of a kind of drafter. Raises KeyError for one that is not in the table."""
     _import_own()
-    return _settings(table[kind], kind)
+    return _settings(DRAFTERS[kind], kind)
 
 
-def kinds_of(table: Mapping[str, str], base: type[Settings]) -> dict[str, type[Settings]]:
+def policy_settings(kind: str) -> Any:
+    """The settings class of a kind of length policy; KeyError as above."""
+    _import_own()
+    return _settings(POLICIES[kind], kind)
+
+
+def kinds_of(table: Mapping[str, str], base: type) -> dict[str, Any]:
     """The settings classes of all kinds in `table` that are of the type `base`."""
     _import_own()
     every = {kind: _settings(place, kind) for kind, place in table.items()}
@@ -174,7 +177,8 @@ class OneOf:
 
 @cache
 def _any_of(kinds: tuple[type[KindSettings], ...]) -> TypeAdapter[Any]:
-    return TypeAdapter(Annotated[Union[kinds], Field(discriminator="kind")])  # noqa: UP007
+    union: Any = Union[kinds]  # noqa: UP007
+    return TypeAdapter(Annotated[union, Field(discriminator="kind")])
 
 
 @cache

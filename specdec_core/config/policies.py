@@ -30,6 +30,18 @@ class PolicySettings(KindSettings):
         def max_tokens(self) -> int: ...
 
     @property
+    def up_to(self) -> str:
+        """The end of a label."""
+        return "" if self.max_tokens == MOST_TOKENS else f" up to {self.max_tokens}"
+
+    @property
+    def at_most(self) -> str:
+        """The end of a sentence."""
+        return (
+            "" if self.max_tokens == MOST_TOKENS else f", up to {count(self.max_tokens, 'token')}"
+        )
+
+    @property
     def heads(self) -> tuple[str, ...]:
         """The trained heads that it asks, by name or folder."""
         return ()
@@ -68,13 +80,3 @@ class HeadSettings(PolicySettings):
 
 
 AnyPolicy = Annotated[PolicySettings, OneOf(POLICIES)]
-
-
-def up_to(max_tokens: int) -> str:
-    """The end of a label."""
-    return "" if max_tokens == MOST_TOKENS else f" up to {max_tokens}"
-
-
-def at_most(max_tokens: int) -> str:
-    """The end of a sentence."""
-    return "" if max_tokens == MOST_TOKENS else f", up to {count(max_tokens, 'token')}"

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from specdec_core.config.base import Value
+
+# Logits divided by less may leave float32, here or in a peer; the most likely token is all but
+# certain long before.
+_LEAST = 1e-30
+
+Temperature = Annotated[
+    float,
+    Field(ge=0, le=1e38, allow_inf_nan=False),
+    AfterValidator(lambda value: value if value >= _LEAST else 0.0),
+]
+"""What logits are divided by; 0 is greedy decoding, and so is what is too small to divide by."""
 
 
 class Sampling(Value):
     """How a distribution is made from logits; applied alike to target and draft model."""
 
-    temperature: float = Field(default=0.0, ge=0, description="0 is greedy decoding")
+    temperature: Temperature = Field(default=0.0, description="0 is greedy decoding")
     top_k: int = Field(default=0, ge=0, description="keep the k most likely tokens; 0 keeps all")
     top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus mass kept")
     coupling: Literal["rejection", "gumbel"] = Field(

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specdec_core.base.stopwatch import Stopwatch
-from specdec_core.config import DrafterSettings, PolicySettings, Sampling, run_time
+from specdec_core.config import DrafterSettings, LookupSettings, PolicySettings, Sampling, run_time
 from specdec_core.drafting.pearl.link import Link, no_link
 from specdec_core.drafting.policies.policy import LengthPolicy, build_policy
 from specdec_core.tokens.token_tree import TokenTree
@@ -52,6 +52,9 @@ class Drafter:
     target_width = 0  # tokens that the target shall draw to begin each tree with
     shapes: Sequence[Sequence[int]] = ()  # the parents of trees that it grows, whole or cut
 
+    def __init__(self, settings: Any, resources: Resources) -> None:
+        """Of settings of its kind."""
+
     @classmethod
     def replayed(cls, settings: Any, recorded: Any) -> Drafter:
         """The drafter as a replay runs it, from the resources that there are in one
@@ -94,7 +97,7 @@ class Drafter:
         """The same, of a round that another drafter has proposed for."""
 
     def close(self, sequence: Sequencing) -> None:
-        """The request has ended: `sequence.tokens` is its whole text."""
+        """The request leaves its slot, finished or cancelled: `sequence.tokens` is all its text."""
 
     def state(self) -> dict[str, Any] | None:
         """What it has learned that serves later requests, as JSON can hold it; None: nothing."""
@@ -146,6 +149,12 @@ class Resources:
     def build(self, settings: DrafterSettings) -> Drafter:
         """The drafter that `settings` describe."""
         return run_time(settings)(settings, self)
+
+    def lookup(self, settings: LookupSettings) -> Lookup:
+        """The same where they are a lookup's."""
+        lookup = self.build(settings)
+        assert isinstance(lookup, Lookup)
+        return lookup
 
     def policy(self, draft: str | None, settings: PolicySettings) -> LengthPolicy:
         """The length policy of a draft model that `settings` describe."""

@@ -103,7 +103,9 @@ class Growth:
                 else:
                     probs[places] = q
                 if sampling.coupling == "gumbel":
-                    tokens = (q / self._noise(level, places)).topk(most).indices.tolist()
+                    best = (q / self._noise(level, places)).topk(most)
+                    won = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+                    tokens = [[t for t, score in zip(*row, strict=True) if score] for row in won]
                 else:
                     uniforms = self._uniforms(level, places, own)
                     tokens, sources = draw_siblings(q, uniforms, replacement)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch import Tensor
 from specdec_core.config import PolicySettings
 from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.drafting.recorded import PolicyChains, RecordedResources
 from specdec_core.tokens.coupling import choose
@@ -58,6 +60,10 @@ class GuessedChain(Drafter):
             self.runner.watch_hidden(True)
         self._chains: dict[int, tuple[int, int]] = {}  # by slot: length of the text, of the chain
 
+    @classmethod
+    def replayed(cls, settings: Any, recorded: RecordedResources) -> GuessedChain:
+        return type(f"Recorded{cls.__name__}", (cls, RecordedGuesses), {})(settings, recorded)
+
     def guess(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> TokenTree:
         """Deterministic candidates for what the draft model writes behind the text and `drafted`,
         at most `room` tokens deep."""
@@ -90,9 +96,14 @@ class GuessedChain(Drafter):
         # last one. What else is in the tree it has never seen.
         read = min(self.runner.lengths[sequence.slot] - text, length)
         self.context.keep(sequence, outcome, {node: node for node in range(read)})
+        self.judged(sequence, outcome, length)
+
+    def judged(self, sequence: Sequencing, outcome: Outcome, length: int) -> None:
+        """Tell the policy what became of the chain, the first `length` nodes of the tree."""
         if length:
             accepted = sum(node < length for node in outcome.path)
-            self.policy.observe(sequence.slot, length, accepted)
+            told = PolicyOutcome(length, accepted, outcome.tree.draft_forwards)
+            self.policy.observe(sequence.slot, told)
 
     def _forward(self, active: list[_Draft]) -> Signals:
         """One forward of the draft model: reads the feed and the guesses behind it, decides which
@@ -220,8 +231,8 @@ class GuessedChain(Drafter):
 
 
 class RecordedGuesses(GuessedChain):
-    """A recorded draft model's chain with guesses about it: they take part of its forwards and
-    leave its tokens as they are. A kind in a replay is this and the kind itself."""
+    """A recorded draft model's chain: guesses take part of its forwards and leave its tokens as
+    they are. What is guessed, a kind of guessed chain says as ever."""
 
     def __init__(
         self, draft: str | None, policy: PolicySettings, recorded: RecordedResources
@@ -254,6 +265,4 @@ class RecordedGuesses(GuessedChain):
         return chain
 
     def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
-        if length := self._lengths[sequence.slot]:
-            accepted = sum(node < length for node in outcome.path)
-            self.policy.observe(sequence.slot, length, accepted)
+        self.judged(sequence, outcome, self._lengths[sequence.slot])

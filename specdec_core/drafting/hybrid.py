@@ -8,11 +8,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from specdec_core.config.drafters import AnyDrafter, AnyLookup, DrafterSettings
-from specdec_core.config.recorded import RecordingFacts
+from specdec_core.config import AnyDrafter, AnyLookup, DrafterSettings, RecordingFacts
 from specdec_core.config.wording import clause
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.drafter import Drafter, Found, Lookup, Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Drafter, Found, Outcome, Resources, Sequencing
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 
@@ -81,9 +80,8 @@ class HybridDrafter(Drafter):
 
     def __init__(self, settings: HybridSettings, resources: Resources) -> None:
         self.settings = settings
-        lookup = resources.build(settings.lookup)
-        assert isinstance(lookup, Lookup)
-        self.lookup, self.otherwise = lookup, resources.build(settings.otherwise)
+        self.lookup = resources.lookup(settings.lookup)
+        self.otherwise = resources.build(settings.otherwise)
         self._drafted: dict[int, TokenTree] = {}  # the other drafter's own tree of a slot's round
 
     def prepare(self, seconds: float) -> bool:

@@ -9,8 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from specdec_core.config.drafters import DrafterSettings, Width
-from specdec_core.config.recorded import RecordingFacts
+from specdec_core.config import DrafterSettings, RecordingFacts, Width
 from specdec_core.config.wording import count
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
 from specdec_core.drafting.phrases import PhrasePool

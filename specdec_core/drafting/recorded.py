@@ -123,6 +123,20 @@ class Recorded(Drafter):
         """The tree of the round to come."""
 
 
+class ShapedTree(Drafter):
+    """A drafter of trees that are all of one shape when greedy, `settings.children` of the draft
+    model's most likely tokens: a recording has their ranks."""
+
+    @classmethod
+    def replayed(cls, settings: Any, recorded: RecordedResources) -> RecordedTree:
+        return RecordedTree(settings.draft, settings.children, recorded)
+
+    @classmethod
+    def replayed_at_once(cls, settings: Any, recorded: RecordedResources) -> Any:
+        track = recorded.track(settings.draft)
+        return track.walk_all(track.trees(settings.children))
+
+
 class RecordedTree(Recorded):
     """A greedy static tree of the draft model's most likely tokens. Of its tokens only those are
     known that are the target's, from the root on; nothing else is accepted."""

@@ -11,9 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from specdec_core.config.drafters import LookupSettings, Width
-from specdec_core.config.policies import MaxTokens
-from specdec_core.config.recorded import RecordingFacts
+from specdec_core.config import LookupSettings, MaxTokens, RecordingFacts, Width
 from specdec_core.drafting.datastores.datastore import open_datastore
 from specdec_core.drafting.drafter import Found, Lookup, Resources, Sequencing
 from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree

@@ -11,9 +11,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from specdec_core.config.drafters import LookupSettings, Memory
-from specdec_core.config.policies import MaxTokens
-from specdec_core.config.recorded import RecordingFacts
+from specdec_core.config import LookupSettings, MaxTokens, Memory, RecordingFacts
 from specdec_core.drafting.automaton import ROOT as EMPTY
 from specdec_core.drafting.automaton import SuffixAutomaton
 from specdec_core.drafting.drafter import Found, Lookup, Resources, Sequencing

@@ -8,8 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from specdec_core.config.drafters import LookupSettings, Memory, Width
-from specdec_core.config.recorded import RecordingFacts
+from specdec_core.config import LookupSettings, Memory, RecordingFacts, Width
 from specdec_core.config.wording import count
 from specdec_core.drafting.drafter import Found, Lookup, Outcome, Resources, Sequencing
 from specdec_core.drafting.phrases import Phrase, PhrasePool

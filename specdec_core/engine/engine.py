@@ -156,9 +156,10 @@ class Engine:
         self._queue.append(request)
 
     def cancel(self, request_id: str) -> None:
-        """Drop a request, waiting or active; an unknown one is none of our business any more."""
+        """Drop a request, waiting or active; unknown ids are ignored."""
         self._queue = deque(r for r in self._queue if r.id != request_id)
-        self._active = {s: a for s, a in self._active.items() if a.request.id != request_id}
+        for slot in [a for a in self._active.values() if a.request.id == request_id]:
+            self._leave(slot)
 
     @torch.inference_mode()
     def step(self, texts: bool = True) -> list[Chunk]:
@@ -350,14 +351,14 @@ class Engine:
                 left[token] = 0
                 starts.append(token)
             return starts
-        scores = logits[end]
+        scores, least = logits[end], -torch.inf
         if probs is not None:
             place = len(sequence.tokens) + len(verdict.path)
             noise = sequence.random.noise.at(place, self.target.vocab_size)
-            scores = probs[end] / noise.to(probs.device)
+            scores, least = probs[end] / noise.to(probs.device), 0.0
         best = scores.topk(min(wanted, len(scores)))
         others = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        possible = [t for t, score in others if t != verdict.token and score != 0]
+        possible = [t for t, score in others if t != verdict.token and score > least]
         return [verdict.token, *possible][:wanted]
 
     def _commit(
@@ -401,13 +402,17 @@ class Engine:
             )
         )
         if reason is not None:
-            del self._active[sequence.slot]
-            if self.drafter is not None:
-                self.drafter.close(sequence)
+            self._leave(slot)
             return Chunk(slot.request.id, text, tokens, origins, self._finish(slot, reason))
         if self.drafter is not None:
             self.drafter.observe(sequence, outcome)
         return Chunk(slot.request.id, text, tokens, origins)
+
+    def _leave(self, slot: _Active) -> None:
+        """The request leaves its slot, finished or cancelled."""
+        del self._active[slot.sequence.slot]
+        if self.drafter is not None:
+            self.drafter.close(slot.sequence)
 
     def _cut(
         self, slot: _Active, tokens: list[int], texts: bool

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +16,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -27,6 +25,7 @@ from specdec_core.base.bundled import resolve_path
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, RunnerSettings
 from specdec_core.models.fingerprints import TARGET, fingerprints, tokenizer_digest
+from specdec_core.models.generation_settings import read_generation_settings, warn_of_unsupported
 from specdec_core.models.packing import pack_linear_layers
 from specdec_core.models.runner import ModelRunner, check_supported, context_length
 
@@ -95,15 +94,19 @@ class Pair:
         return min([self.spec.runner.max_length, *(limit for limit in limits if limit)])
 
 
+def _location(name: str) -> str:
+    """Where transformers finds a model: a folder, or a hub id."""
+    path = resolve_path(name)
+    return str(Path(path).expanduser()) if "~" in path else path
+
+
 def _from_pretrained(factory: Any, name: str, what: str, **options: Any) -> Any:
     """`factory.from_pretrained`, with one line for what can go wrong in finding the model."""
-    path = resolve_path(name)
+    path = _location(name)
     if path.startswith((".", os.sep)) and not Path(path).is_dir():
         raise UserError(f"{name}: no such folder")
     try:
-        return factory.from_pretrained(
-            str(Path(path).expanduser()) if "~" in path else path, **options
-        )
+        return factory.from_pretrained(path, **options)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
         raise UserError(f"{name}: cannot load its {what}: {reason.strip()}") from None
@@ -116,7 +119,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 def check_pair(spec: PairSpec) -> PreTrainedTokenizerBase:
     """Check, from configurations and tokenizers alone, that the models exist, can be served and
-    share one vocabulary. Returns the target's tokenizer.
+    share one vocabulary. Says what the target's checkpoint asks for that is not supported. Returns
+    the target's tokenizer.
 
     Raises:
         UserError: what is wrong with which model, in one line.
@@ -134,6 +138,7 @@ def check_pair(spec: PairSpec) -> PreTrainedTokenizerBase:
                 f" ({len(other)} and {len(vocabulary)} tokens, first difference at token"
                 f" {unlike[0][1]}: {unlike[0][0]!r}); a pair must share its tokenizer"
             )
+    warn_of_unsupported(spec.target, _location(spec.target))
     return tokenizer
 
 
@@ -159,8 +164,7 @@ def load_skeleton(name: str) -> PreTrainedModel:
     config = _from_pretrained(AutoConfig, name, "configuration")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    with suppress(OSError):  # few checkpoints lack the file; the configuration says it for them
-        model.generation_config = GenerationConfig.from_pretrained(resolve_path(name))
+    model.generation_config = read_generation_settings(_location(name))
     return model.eval()
 
 

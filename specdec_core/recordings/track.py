@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec_core.base.errors import UserError
-from specdec_core.drafting.policies.policy import LengthPolicy, Rule
+from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome, Rule
 from specdec_core.drafting.recorded import Drafts
 from specdec_core.recordings.rounds import NO_ARM, ReplayedRounds, Rounds
 from specdec_core.recordings.schema import Trace
@@ -245,7 +245,7 @@ class Track:
                 rounds.add_chain(number, position, drafted, accepted, generated)
                 position += generated
                 if drafted and position < length:
-                    policy.observe(0, drafted, accepted)
+                    policy.observe(0, PolicyOutcome(drafted, accepted, drafted))
         return rounds.done(self.trace.prompts.ids)
 
 

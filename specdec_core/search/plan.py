@@ -20,6 +20,8 @@ from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, field_valid
 from specdec_core.base.errors import UserError
 from specdec_core.config import (
     Configuration,
+    DrafterSettings,
+    HeadSettings,
     ModelSettings,
     PairSpec,
     Placement,
@@ -28,9 +30,8 @@ from specdec_core.config import (
     load_yaml,
     parse,
 )
-from specdec_core.config.drafters import DrafterSettings, read_arm
+from specdec_core.config.drafters import read_arm
 from specdec_core.config.kinds import DRAFTERS, POLICIES, kinds_of
-from specdec_core.config.policies import HeadSettings
 from specdec_core.cost.hardware import Hardware, load_hardware
 from specdec_core.search.space import Search
 

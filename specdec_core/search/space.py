@@ -28,7 +28,7 @@ from pydantic import Field
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import MOST_NODES, Configuration, Value, parse
-from specdec_core.config.kinds import DRAFTERS, POLICIES, settings_of
+from specdec_core.config.kinds import DRAFTERS, POLICIES, KindSettings, kinds_of
 from specdec_core.search.tree_plan import k_configurations
 
 MOST_CORNERS = 1024  # combinations of extreme values validated for each entry
@@ -263,8 +263,8 @@ def _members(values: list[Any], path: Path, source: str) -> Iterator[tuple[Path,
 def _is_sequence(kind: Any, name: str) -> bool:
     """Whether this setting of a kind is a sequence."""
     for table in (DRAFTERS, POLICIES):
-        if kind in table and (field := settings_of(table, kind).model_fields.get(name)):
-            return get_origin(field.annotation) is tuple
+        if (settings := kinds_of(table, KindSettings).get(kind)) and name in settings.model_fields:
+            return get_origin(settings.model_fields[name].annotation) is tuple
     return False
 
 

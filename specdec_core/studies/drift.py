@@ -16,8 +16,9 @@ import torch
 from scipy.stats import chisquare
 
 from specdec_core.config import Configuration
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
+from specdec_core.tokens.sampling import tempered
 from specdec_core.tokens.statistics import Counts, Generation
 
 _LEAST_EXPECTED = 10  # samples of a text; rarer texts count as one
@@ -202,8 +203,8 @@ def log_likelihoods(
         ids = torch.tensor([[*p, *o, *[0] * (longest - len(p) - len(o))] for p, o in group])
         logits = pair.target(input_ids=ids.to(pair.target.device)).logits
         for row, (prompt, output) in enumerate(group):
-            behind = logits[row, len(prompt) - 1 : len(prompt) + len(output) - 1].float()
-            scores = (behind / temperature).log_softmax(dim=-1)
+            behind = logits[row, len(prompt) - 1 : len(prompt) + len(output) - 1]
+            scores = tempered(behind, temperature).log_softmax(dim=-1)
             chosen = torch.tensor(list(output), device=scores.device)[:, None]
             found.append(float(scores.gather(1, chosen).sum()))
     return found

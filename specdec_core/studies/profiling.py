@@ -113,7 +113,7 @@ def measure_policies(
     """
     import torch
 
-    from specdec_core.drafting.policies.policy import build_policy
+    from specdec_core.drafting.policies.policy import PolicyOutcome, build_policy
     from specdec_core.drafting.policies.signals import Signals
 
     wanted: dict[str, tuple[str, PolicySettings]] = {}
@@ -132,6 +132,7 @@ def measure_policies(
         runner.watch_hidden(True)
         seen[draft] = runner.forward([0], [[1]])[:, -1], runner.hidden[:, -1]
         runner.watch_hidden(False)
+    told = PolicyOutcome(_CANDIDATES, _CANDIDATES - 1, _CANDIDATES)
     seconds: dict[str, list[float]] = {key: [] for key in policies}
     with torch.inference_mode():
         for _ in range(rounds):
@@ -141,7 +142,7 @@ def measure_policies(
                 policy.limit(0)
                 for position in range(1, _CANDIDATES + 1):
                     policy.go_on(Signals([0], [1], [position], logits, None, hidden))
-                policy.observe(0, _CANDIDATES, _CANDIDATES - 1)
+                policy.observe(0, told)
                 seconds[key].append((time.perf_counter() - start) / _CANDIDATES)
     return {key: statistics.median(times) for key, times in seconds.items()}
 

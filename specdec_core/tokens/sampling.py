@@ -12,8 +12,6 @@ from torch import Tensor
 from specdec_core.config import Sampling
 from specdec_core.tokens.coupling import SharedNoise
 
-_LEAST = torch.finfo(torch.float32).tiny
-
 
 def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     """Probabilities (..., vocabulary) in float32 after temperature, top-k and top-p, in this order,
@@ -21,20 +19,28 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
 
     The temperature must not be 0: greedy decoding has no distribution.
     """
-    scores = logits.float()
-    if sampling.temperature != 1:
-        scores = scores / sampling.temperature
+    scores = tempered(logits, sampling.temperature)
     if 0 < sampling.top_k < scores.shape[-1]:
         smallest_kept = scores.topk(sampling.top_k, dim=-1).values[..., -1:]
         scores = scores.masked_fill(scores < smallest_kept, -torch.inf)
     if sampling.top_p < 1:
         ordered, order = scores.sort(dim=-1, descending=True)
         probabilities = ordered.softmax(dim=-1)
-        before = probabilities.cumsum(dim=-1) - probabilities
+        # In double precision, or the least nucleus mass becomes 0 and keeps nothing.
+        before = probabilities.cumsum(dim=-1, dtype=torch.float64) - probabilities
         dropped = torch.zeros_like(scores, dtype=torch.bool)
         dropped.scatter_(-1, order, before >= sampling.top_p)
         scores = scores.masked_fill(dropped, -torch.inf)
     return scores.softmax(dim=-1)
+
+
+def tempered(logits: Tensor, temperature: float) -> Tensor:
+    """The scores (..., vocabulary) in float32 whose softmax is at `temperature`, above 0."""
+    scores = logits.float()
+    if temperature == 1:
+        return scores
+    # The largest becomes 0: where the others overflow, they have probability 0 and not NaN.
+    return (scores - scores.amax(dim=-1, keepdim=True)) / temperature
 
 
 def distributions(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor | None:
@@ -102,7 +108,8 @@ def draw_siblings(
         for column in quantiles.split(1, dim=1):
             if tokens:
                 left = left.scatter(1, tokens[-1].clamp(min=0), 0)
-                left = left / left.sum(dim=1, keepdim=True).clamp_min(_LEAST)
+                total = left.sum(dim=1, keepdim=True)
+                left = left / total.masked_fill(total == 0, 1)
             some = left.sum(dim=1, keepdim=True) > 0
             tokens.append(torch.where(some, _quantiles(left, column), -1))
             sources.append(left)
@@ -116,8 +123,12 @@ def _quantiles(weights: Tensor, uniforms: Tensor) -> Tensor:
     vocabulary)."""
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     scaled = uniforms.to(cumulative.device) * cumulative[:, -1:]
-    found = torch.searchsorted(cumulative, scaled, right=True)
-    return found.clamp_(max=weights.shape[-1] - 1)
+    found, first = (
+        torch.searchsorted(cumulative, place, right=True).clamp_(max=weights.shape[-1] - 1)
+        for place in (scaled, torch.zeros_like(scaled))
+    )
+    # Rounding may reach the end, or in a GPU's parallel sums give a slice to a token of weight 0.
+    return torch.where(weights.gather(-1, found) > 0, found, first)
 
 
 class RandomStream:

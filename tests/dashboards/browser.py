@@ -70,8 +70,9 @@ class Browser:
         with urlopen(request, timeout=60) as answer:
             return json.load(answer)["value"]
 
-    def open(self, page: Path) -> None:
-        self.address = page.resolve().as_uri()
+    def open(self, page: Path | str) -> None:
+        """A file, or an address."""
+        self.address = page if isinstance(page, str) else page.resolve().as_uri()
         self._call("/url", {"url": self.address})
 
     def run(self, script: str, *arguments: Any) -> Any:

@@ -262,6 +262,32 @@ def test_a_champions_arms_come_with_their_heads_and_what_was_learned(
         assert (home / "heads" / name / "head.json").read_text() == name
 
 
+def test_champions_with_heads_and_learned_states_are_registered_under_their_pairs_names(
+    home: Path, result: SweepResult, folder: Path
+) -> None:
+    (home / "heads" / "mine").mkdir(parents=True)
+    (home / "heads" / "mine" / "head.json").write_text("a card")
+    asking = DraftModelSettings(policy=DecisionSettings(head="mine"))
+    learning = BanditSettings(arms=[{"kind": "fixed", "max_tokens": 2}, {"kind": "svip"}])
+    save_state(build_bandit(learning).state(), home / "bandits" / "served" / "known.json")
+    learning = learning.model_copy(update={"state": "served/known"})
+    other = result.pair.model_copy(update={"target": "elsewhere/other"})
+    champions = [
+        (result.pair, Configuration(drafter=asking)),
+        (other, Configuration(drafter=learning)),
+    ]
+    for pair, configuration in champions:
+        own = result.model_copy(update={"pair": pair}, deep=True)
+        trial = own.champion_trial
+        trial.configuration = configuration
+        own.champion = trial.id
+        log(own, folder)
+    models = MlflowClient(tracking_uri()).search_registered_models()
+    assert {model.name for model in models} == {pair.name for pair, _ in champions}
+    for pair, configuration in champions:
+        assert load_champion(pair.name) == (pair, configuration, 1)
+
+
 def test_no_champion_yet_is_one_line_and_creates_no_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

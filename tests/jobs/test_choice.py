@@ -8,6 +8,8 @@ import pytest
 
 from jobs.choice import choose
 from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration
+from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.search.folder import find_trial
 from tests.test_workspace_written_before import BANDIT, SWEEP, home, inside
 
@@ -43,10 +45,15 @@ def test_what_is_neither_is_said_in_one_line(inside: Path, given: str, message: 
     assert "\n" not in str(told.value)
 
 
-def test_an_id_that_fits_several_is_refused(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_id_that_fits_several_is_refused(
+    inside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     result, trial = find_trial(inside / "sweeps", BANDIT)
-    twins = {first: own for own in result.trials if (first := own.id[0])}
-    shared = next((f for f in twins if sum(t.id[0] == f for t in result.trials) > 1), None)
-    assert shared is not None
-    with pytest.raises(UserError, match=f"{shared}: fits"):
-        choose(Path(shared))
+    many = (Configuration(drafter=SuffixSettings(per_match=k / 100)) for k in range(10_000))
+    alike = next(own for own in many if own.id[:2] == BANDIT[:2])
+    more = [*result.trials, trial.model_copy(update={"configuration": alike})]
+    result.model_copy(update={"trials": more}).save(tmp_path / "sweeps" / "twins")
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    with pytest.raises(UserError, match=f"{BANDIT[:2]}: fits 2 configurations of {SWEEP}$"):
+        choose(Path(BANDIT[:2]))
+    assert choose(Path(alike.id))[0].configuration == alike

@@ -56,6 +56,8 @@ def test_drift_is_shown_written_and_logged_by_width(
         (("--widths", "0,2"), "expected positive numbers"),
         (("--widths", "9", "--branching", "9,9"), "a tree of 819 nodes, at most 128"),
         (("--temperature", "0"), "expected more than 0"),
+        (("--temperature", "1e-40"), "expected more than 0"),
+        (("--temperature", "nan"), "--temperature: value: Input should be a finite number"),
         (("--name", "../up"), "expected a folder's name"),
     ],
 )

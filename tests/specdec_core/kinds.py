@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from specdec_core.config import DrafterSettings, PolicySettings
-from specdec_core.config.kinds import DRAFTERS, POLICIES, settings_of
+from specdec_core.config.kinds import drafter_settings, policy_settings
 
 NEEDED: dict[str, dict[str, Any]] = {
     "by_batch": {"tokens": {1: 4, 2: 0}},
@@ -18,9 +18,9 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 def drafter(kind: str, **changes: Any) -> DrafterSettings:
     """A drafter of this kind."""
-    return settings_of(DRAFTERS, kind).model_validate({**NEEDED.get(kind, {}), **changes})
+    return drafter_settings(kind).model_validate({**NEEDED.get(kind, {}), **changes})
 
 
 def policy(kind: str, **changes: Any) -> PolicySettings:
     """A length policy of this kind."""
-    return settings_of(POLICIES, kind).model_validate({**NEEDED.get(kind, {}), **changes})
+    return policy_settings(kind).model_validate({**NEEDED.get(kind, {}), **changes})

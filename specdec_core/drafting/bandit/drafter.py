@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -19,6 +19,15 @@ from specdec_core.drafting.policies.per_slot import PerSlot
 from specdec_core.drafting.states import find_state, load_state
 from specdec_core.models.runner import ModelRunner
 from specdec_core.tokens.token_tree import TokenTree
+
+
+@dataclass(slots=True)
+class _Pull:
+    """A slot's round in progress."""
+
+    arm: int
+    length: int  # of the text before the round
+    seconds: float = 0.0  # beyond the drafting of its own arm
 
 
 class BanditDrafter(Drafter):
@@ -41,9 +50,9 @@ class BanditDrafter(Drafter):
         self.bandit = build_bandit(settings)
         self.shared = settings.memory == "all"
         self.arms, asked = [], []
-        for arm in settings.arms:
+        for own in settings.arms:
             runners: dict[int, ModelRunner] = {}
-            self.arms.append(_noting(resources, runners).build(arm))
+            self.arms.append(_noting(resources, runners).build(own))
             asked.append(runners)
         for number, runner in {n: r for runners in asked for n, r in runners.items()}.items():
             # Nobody waits for a draft model to read a text that it is not asked about.
@@ -58,8 +67,7 @@ class BanditDrafter(Drafter):
         self.shapes = [shape for arm in self.arms for shape in arm.shapes]
         self._drafters, self._policies = _joined(self.arms)
         self._bandits: dict[int, Bandit] = {}  # by slot, of those with one of their own
-        self._chosen: dict[int, int] = {}  # by slot
-        self._seconds: dict[int, float] = {}  # by slot: beyond the drafting of its own arm
+        self._pulls: dict[int, _Pull] = {}  # by slot
 
     def prepare(self, seconds: float) -> bool:
         until = perf_counter() + seconds
@@ -73,13 +81,12 @@ class BanditDrafter(Drafter):
                 self._bandits[sequence.slot] = deepcopy(self.bandit)
 
     def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
-        chosen = [self.of(s.slot).select(s.slot) for s in sequences]
-        groups: dict[Drafter, list[int]] = {}
-        for place, arm in enumerate(chosen):
-            self._chosen[sequences[place].slot] = arm
-            groups.setdefault(self._drafters[arm], []).append(place)
-            if (policy := self._policies[arm]) is not None:
-                policy.chosen[sequences[place].slot] = arm
+        pulls = [_Pull(self.of(s.slot).select(s.slot), len(s.tokens)) for s in sequences]
+        self._pulls |= {s.slot: pull for s, pull in zip(sequences, pulls, strict=True)}
+        groups = self._groups(sequences)
+        for sequence, pull in zip(sequences, pulls, strict=True):
+            if (policy := self._policies[pull.arm]) is not None:
+                policy.chosen[sequence.slot] = pull.arm
         trees: list[TokenTree] = [TokenTree()] * len(sequences)
         own = [0.0] * len(sequences)
         began = start = perf_counter()
@@ -88,31 +95,27 @@ class BanditDrafter(Drafter):
             now = perf_counter()
             most = max(tree.draft_forwards for tree in drafted)
             for place, tree in zip(places, drafted, strict=True):
-                tree.arm = chosen[place]
+                tree.arm = pulls[place].arm
                 trees[place] = tree
                 share = tree.draft_forwards / most if most else 1.0
                 own[place] = share * (now - start)
             start = now
-        for sequence, seconds in zip(sequences, own, strict=True):
-            self._seconds[sequence.slot] = start - began - seconds
+        for pull, seconds in zip(pulls, own, strict=True):
+            pull.seconds = start - began - seconds
         return trees
 
     def arrived(self, sequences: Sequence[Sequencing], trees: Sequence[TokenTree]) -> None:
-        groups: dict[Drafter, list[int]] = {}
-        for place, sequence in enumerate(sequences):
-            groups.setdefault(self._drafters[self._chosen[sequence.slot]], []).append(place)
-        for drafter, places in groups.items():
+        for drafter, places in self._groups(sequences).items():
             drafter.arrived([sequences[p] for p in places], [trees[p] for p in places])
 
     def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
         slot = sequence.slot
-        arm = self._chosen[slot]  # an arm that is a bandit has noted its own choice in the tree
-        added = outcome.accepted + (0 if self.target_width else 1)
+        pull = self._pulls[slot]  # an arm that is a bandit has noted its own choice in the tree
+        added = len(sequence.tokens) - pull.length
         if added:  # else the target began the first tree, whoever drafts
-            seconds = outcome.seconds - self._seconds[slot]
-            self.of(slot).update(arm, added, seconds, slot)
+            self.of(slot).update(pull.arm, added, outcome.seconds - pull.seconds, slot)
         for drafter in dict.fromkeys(self._drafters):
-            if drafter is self._drafters[arm]:
+            if drafter is self._drafters[pull.arm]:
                 drafter.observe(sequence, outcome)
             else:
                 drafter.missed(sequence)
@@ -145,6 +148,14 @@ class BanditDrafter(Drafter):
     def of(self, slot: int) -> Bandit:
         """The bandit that chooses for `slot`."""
         return self.bandit if self.shared else self._bandits[slot]
+
+    def _groups(self, sequences: Sequence[Sequencing]) -> dict[Drafter, list[int]]:
+        """The places of the sequences that each drafter drafts for."""
+        groups: dict[Drafter, list[int]] = {}
+        for place, sequence in enumerate(sequences):
+            drafter = self._drafters[self._pulls[sequence.slot].arm]
+            groups.setdefault(drafter, []).append(place)
+        return groups
 
 
 def _noting(resources: Resources, runners: dict[int, ModelRunner]) -> Resources:
@@ -182,7 +193,7 @@ def build_bandit(settings: BanditSettings) -> Bandit:
         UserError: there is no such state, or it is of another bandit.
     """
     labels = distinct_labels(settings.arms)
-    shared = {
+    shared: dict[str, Any] = {
         "reward": settings.reward,
         "names": list(labels.values()),
         "ids": list(labels),

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from specdec_core.config.drafters import AnyDrafter, DrafterSettings, Memory, read_arm
+from specdec_core.config import AnyDrafter, DrafterSettings, Memory, RecordingFacts
+from specdec_core.config.drafters import read_arm
 from specdec_core.config.labels import distinct_labels
-from specdec_core.config.recorded import RecordingFacts
 
 
 class BanditSettings(DrafterSettings):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specdec_core.drafting.cascade.settings import CascadeSettings
-from specdec_core.drafting.drafter import Lookup, Outcome, Resources, Sequencing
-from specdec_core.drafting.guessed_chain import GuessedChain, RecordedGuesses
-from specdec_core.drafting.recorded import RecordedResources
+from specdec_core.drafting.drafter import Outcome, Resources, Sequencing
+from specdec_core.drafting.guessed_chain import GuessedChain
 from specdec_core.tokens.token_tree import TokenTree
 
 
@@ -16,13 +15,7 @@ class CascadeDrafter(GuessedChain):
 
     def __init__(self, settings: CascadeSettings, resources: Resources) -> None:
         super().__init__(settings.draft, settings.policy, resources)
-        proposer = resources.build(settings.proposer)
-        assert isinstance(proposer, Lookup)
-        self.proposer = proposer
-
-    @classmethod
-    def replayed(cls, settings: CascadeSettings, recorded: RecordedResources) -> CascadeDrafter:
-        return RecordedCascade(settings, recorded)
+        self.proposer = resources.lookup(settings.proposer)
 
     def guess(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> TokenTree:
         return self.proposer.find(sequence, drafted, room).tree
@@ -38,7 +31,3 @@ class CascadeDrafter(GuessedChain):
     def close(self, sequence: Sequencing) -> None:
         super().close(sequence)
         self.proposer.close(sequence)
-
-
-class RecordedCascade(CascadeDrafter, RecordedGuesses):
-    """A recorded draft model's chain, guessed by a lookup."""

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from specdec_core.config.drafters import AnyLookup, ChainSettings, DrafterSettings, LookupSettings
-from specdec_core.config.policies import AnyPolicy
-from specdec_core.config.recorded import RecordingFacts
+from specdec_core.config import (
+    AnyLookup,
+    AnyPolicy,
+    ChainSettings,
+    DrafterSettings,
+    LookupSettings,
+    RecordingFacts,
+)
 from specdec_core.config.wording import clause
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings

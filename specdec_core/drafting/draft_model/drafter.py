@@ -12,6 +12,7 @@ from torch import Tensor
 from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.drafting.recorded import PolicyChains, Recorded, RecordedResources
 from specdec_core.tokens.coupling import race
@@ -81,8 +82,10 @@ class DraftModelDrafter(Drafter):
 
     def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
         self.context.keep(sequence, outcome)
-        if drafted := len(outcome.tree):
-            self.policy.observe(sequence.slot, drafted, outcome.accepted)
+        tree = outcome.tree
+        if drafted := len(tree):
+            told = PolicyOutcome(drafted, outcome.accepted, tree.draft_forwards)
+            self.policy.observe(sequence.slot, told)
 
     def _draft(
         self,
@@ -157,7 +160,8 @@ class RecordedChain(Recorded):
 
     def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
         if drafted := len(outcome.tree):
-            self.policy.observe(sequence.slot, drafted, outcome.accepted)
+            told = PolicyOutcome(drafted, outcome.accepted, outcome.tree.draft_forwards)
+            self.policy.observe(sequence.slot, told)
 
 
 def _at(states: Tensor, places: list[int]) -> Tensor:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from specdec_core.config.drafters import ChainSettings
-from specdec_core.config.policies import AnyPolicy
-from specdec_core.config.recorded import RecordingFacts
+from specdec_core.config import AnyPolicy, ChainSettings, RecordingFacts
 from specdec_core.config.wording import clause
 from specdec_core.drafting.policies.fixed import FixedSettings
 

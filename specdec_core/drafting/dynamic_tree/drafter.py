@@ -21,6 +21,7 @@ from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencin
 from specdec_core.drafting.dynamic_tree.settings import DynamicTreeSettings
 from specdec_core.drafting.growing import Growth, Level
 from specdec_core.drafting.policies.branches import Branches
+from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.tokens.sampling import distributions
 from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
@@ -89,8 +90,10 @@ class DynamicTreeDrafter(Drafter):
 
     def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
         self.context.keep(sequence, outcome, self._cached.pop(sequence.slot))
-        if drafted := outcome.tree.depth:
-            self.policy.observe(sequence.slot, drafted, outcome.accepted)
+        tree = outcome.tree
+        if drafted := tree.depth:
+            told = PolicyOutcome(drafted, outcome.accepted, tree.draft_forwards)
+            self.policy.observe(sequence.slot, told)
 
     def _expand(
         self,

@@ -6,9 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from specdec_core.config.drafters import MOST_NODES, PolicyDrafterSettings, Width
-from specdec_core.config.policies import AnyPolicy
-from specdec_core.config.recorded import RecordingFacts
+from specdec_core.config import MOST_NODES, AnyPolicy, PolicyDrafterSettings, RecordingFacts, Width
 from specdec_core.config.wording import clause
 from specdec_core.drafting.policies.fixed import FixedSettings
 

@@ -6,21 +6,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 from time import perf_counter
-from typing import Any
 
 import torch
 
 from specdec_core.drafting.context import DraftContext
-from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Outcome, Resources, Sequencing
 from specdec_core.drafting.fork.settings import ForkSettings
 from specdec_core.drafting.growing import Children, Growth, Level
+from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.signals import Signals
-from specdec_core.drafting.recorded import RecordedResources, RecordedTree
+from specdec_core.drafting.recorded import ShapedTree
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from specdec_core.tokens.topology import fork
 
 
-class ForkDrafter(Drafter):
+class ForkDrafter(ShapedTree):
     """Draws the first candidates of `width` branches, then one more for every branch, until the
     policy would stop all of them.
 
@@ -39,15 +39,6 @@ class ForkDrafter(Drafter):
         self.shapes = [fork(settings.width, settings.depth)]
         runner.expect(self.shapes[0][: -settings.width])  # the last level is not read
         self._cached: dict[int, dict[int, int]] = {}
-
-    @classmethod
-    def replayed(cls, settings: ForkSettings, recorded: RecordedResources) -> RecordedTree:
-        return RecordedTree(settings.draft, settings.children, recorded)
-
-    @classmethod
-    def replayed_at_once(cls, settings: ForkSettings, recorded: RecordedResources) -> Any:
-        track = recorded.track(settings.draft)
-        return track.walk_all(track.trees(settings.children))
 
     def open(self, sequences: Sequence[Sequencing]) -> None:
         for sequence in sequences:
@@ -121,7 +112,7 @@ class ForkDrafter(Drafter):
             if outcome.path:
                 accepted[outcome.path[0]] = outcome.accepted
         for slot, own in zip(slots, accepted, strict=False):
-            self.policy.observe(slot, tree.depth, own)
+            self.policy.observe(slot, PolicyOutcome(tree.depth, own, tree.draft_forwards))
 
     def _branches(self, sequence: Sequencing) -> range:
         """The policy's slots of the branches of a slot."""

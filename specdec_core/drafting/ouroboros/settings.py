@@ -6,9 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from specdec_core.config.drafters import ModelSettings, Width
-from specdec_core.config.policies import MaxTokens
-from specdec_core.config.recorded import RecordingFacts
+from specdec_core.config import MaxTokens, ModelSettings, RecordingFacts, Width
 from specdec_core.config.wording import count
 from specdec_core.drafting.post_use.settings import check_tried
 

@@ -23,13 +23,12 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Sampling
 from specdec_core.drafting.drafter import Lookup, Outcome, Resources, Sequencing
 from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.pearl.canopy import Canopy, Node
+from specdec_core.drafting.pearl.look import Look
 from specdec_core.drafting.pearl.messages import (
     Ask,
     Begin,
@@ -38,16 +37,14 @@ from specdec_core.drafting.pearl.messages import (
     Distribution,
     Drafted,
     End,
-    Pause,
     Ready,
     Refused,
     Sprout,
 )
-from specdec_core.drafting.policies.policy import LengthPolicy
-from specdec_core.drafting.policies.signals import Signals
+from specdec_core.drafting.pearl.windows import Windows
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import ModelRunner
-from specdec_core.tokens.sampling import RandomStream, distributions, quantile
+from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 
 _GUESSES = 2  # at what the target may say in place of a drawn token
@@ -61,24 +58,10 @@ class _Slot:
     sequence: Sequencing  # its tokens are what the target has confirmed
     canopy: Canopy
     end: int
-    drafted: int = 0  # tokens that the policy has seen of the chain since it began anew
 
     @property
     def number(self) -> int:
         return self.sequence.slot
-
-
-@dataclass(slots=True)
-class _Look:
-    """What a forward says at places of several trees: `logits` (n, vocabulary), under sampling the
-    distributions `probs`, and `likely`, how confident the draft is in each token."""
-
-    slots: list[_Slot]
-    nodes: list[Node]
-    logits: Tensor
-    hidden: Tensor | None
-    probs: Tensor | None
-    likely: Tensor
 
 
 class Ahead:
@@ -92,10 +75,10 @@ class Ahead:
         self._pair, self._send, self._salt = pair, send, salt
         self._runners: dict[tuple[str, int], ModelRunner] = {}
         self._slots: dict[int, _Slot] = {}
-        self._numbers = count(1)
+        self._numbers, self._forwards = count(1), count()
         self._settings: Configure
         self._runner: ModelRunner
-        self._policy: LengthPolicy
+        self._windows: Windows
         self._lookup: Lookup | None = None
         self._able = False  # to draft in the way that it was last told to
 
@@ -113,6 +96,7 @@ class Ahead:
         elif self._able:
             self._heed(message)
 
+    @torch.inference_mode()
     def _heed(self, message: Any) -> None:
         match message:
             case Begin():
@@ -178,66 +162,44 @@ class Ahead:
         began = perf_counter()
         slots = [self._slots[number] for number in picked]
         fed = [[*nodes, *tried.get(number, ())] for number, nodes in picked.items()]
+        ends = [slot.canopy.tip.position for slot in slots]
         for slot, nodes in zip(slots, fed, strict=True):
             slot.canopy.enter(nodes)
-        look = self._look(slots, fed)
-        sprouts, grown = self._sprout(look, {node for own in tried.values() for node in own})
+        look = Look.of(
+            self._runner,
+            [slot.sequence for slot in slots],
+            fed,
+            [slot.canopy.parents for slot in slots],
+            self._settings.vocab_size,
+        )
+        sprouts = self._sprout(look, {node for own in tried.values() for node in own})
         ended = perf_counter()
-        for slot, nodes in zip(slots, fed, strict=True):
-            number, new = slot.number, grown.get(slot.number, ())
-            self._send(Drafted(number, sprouts[number], len(nodes), len(new), began, ended))
+        for slot, nodes, end in zip(slots, fed, ends, strict=True):
+            number, candidates = slot.number, slot.canopy.tip.position - end
+            self._send(Drafted(number, sprouts[number], len(nodes), candidates, began, ended))
             if guessed := tried.get(number):
                 self._keep(slot, slot.canopy.settle(guessed))
-        while grown:
-            self._ask_policy(look, [places[0] for places in grown.values()])
-            grown = {number: places[1:] for number, places in grown.items() if places[1:]}
+        self._pause()
 
-    def _look(self, slots: list[_Slot], nodes: list[list[Node]]) -> _Look:
-        feed = [[node.token for node in own] for own in nodes]
-        parents = [slot.canopy.parents for slot in slots]
-        chains = all(own == list(range(-1, len(own) - 1)) for own in parents)
-        runner = self._runner
-        logits = runner.forward([s.number for s in slots], feed, None if chains else parents)
-        counts = [len(own) for own in nodes]
-        logits, hidden = _own(logits, counts), runner.hidden
-        owners = [slot for slot, own in zip(slots, nodes, strict=True) for _ in own]
-        flat = [node for own in nodes for node in own]
-        probs = distributions(logits, [slot.sequence.sampling for slot in owners])
-        likely = logits.float().softmax(dim=-1) if probs is None else probs
-        coupled = [n for n, slot in enumerate(owners) if _coupled(slot.sequence.sampling)]
-        if coupled:
-            likely = likely.clone()
-            size = self._settings.vocab_size
-            for n in coupled:
-                noise = owners[n].sequence.random.noise.at(flat[n].position + 1, size)
-                raced = likely[n] / noise[: likely.shape[-1]].to(likely.device)
-                likely[n] = raced / raced.sum()
-        return _Look(
-            owners, flat, logits, None if hidden is None else _own(hidden, counts), probs, likely
-        )
-
-    def _sprout(
-        self, look: _Look, tried: Set[Node]
-    ) -> tuple[dict[int, list[Sprout]], dict[int, list[int]]]:
+    def _sprout(self, look: Look, tried: Set[Node]) -> dict[int, list[Sprout]]:
         """Put behind each node the token that the draft draws there, and guesses at others; behind
-        nodes that are `tried` only if the chain comes to them. All that is new, by slot, and the
-        places where the chain has grown."""
+        nodes that are `tried` only if the chain comes to them. All that is new, by slot."""
         guesses, least = _GUESSES if self._settings.width > 1 else 0, self._settings.least
         most = min(guesses + 1, look.likely.shape[-1])
         best = look.likely.topk(most, dim=-1)
         tokens, values = best.indices.tolist(), best.values.tolist()
         drawn = {n: (tokens[n][0], values[n][0]) for n in range(len(look.nodes))}
-        drawn |= self._draws(look)
-        sprouts: dict[int, list[Sprout]] = {slot.number: [] for slot in look.slots}
-        grown: dict[int, list[int]] = {}
-        for n, (slot, node) in enumerate(zip(look.slots, look.nodes, strict=True)):
-            if node in tried and (node is not slot.canopy.tip or self._final(slot.canopy)):
+        drawn |= look.draws()
+        sprouts: dict[int, list[Sprout]] = {sequence.slot: [] for sequence in look.sequences}
+        grown: list[int] = []
+        for n, (sequence, node) in enumerate(zip(look.sequences, look.nodes, strict=True)):
+            new, canopy = sprouts[sequence.slot], self._slots[sequence.slot].canopy
+            if node in tried and (node is not canopy.tip or self._final(canopy)):
                 continue
-            new = sprouts[slot.number]
             if not node.told:
                 new.append((node.number, node.parent.number, node.token, False, None))
                 node.told = True
-            if node.position < slot.canopy.root.position:
+            if node.position < canopy.root.position:
                 continue  # what comes behind it is known
             token, chance = drawn[n]
             # As if the target accepted what the draft is sure of, and else drew from the rest.
@@ -249,26 +211,13 @@ class Ahead:
                 if guess != token and value * rest > least
             ]
             first = self._node(token, node, sure)
-            if node is slot.canopy.tip:
-                grown.setdefault(slot.number, []).append(n)
-            slot.canopy.grow(node, first, others[:guesses])
-            exact = _rejection(slot.sequence.sampling)
-            if exact:
-                node.behind = look.probs[n]
-            new.append((first.number, node.number, token, True, chance if exact else None))
+            canopy.grow(node, first, others[:guesses])
+            grown.append(n)
+            new.append((first.number, node.number, token, True, chance if look.exact(n) else None))
             first.told = True
-        return sprouts, grown
-
-    def _draws(self, look: _Look) -> dict[int, tuple[int, float]]:
-        """By place the tokens that are drawn there for rejection sampling, and their chances."""
-        places = [n for n, slot in enumerate(look.slots) if _rejection(slot.sequence.sampling)]
-        if not places:
-            return {}
-        own = look.probs[places]
-        uniforms = [look.slots[n].sequence.random.uniform() for n in places]
-        tokens = quantile(own, uniforms)
-        chances = own.gather(1, tokens[:, None])[:, 0].tolist()
-        return dict(zip(places, zip(tokens.tolist(), chances, strict=True), strict=True))
+        for n, source in zip(grown, look.sources(grown, next(self._forwards)), strict=True):
+            look.nodes[n].source = source
+        return sprouts
 
     def _node(self, token: int, parent: Node, chance: float) -> Node:
         """A token behind `parent`: the node that is tried there with that token, or a new one."""
@@ -278,38 +227,10 @@ class Ahead:
         node.score = parent.score + math.log(max(chance, 1e-9))
         return node
 
-    def _ask_policy(self, look: _Look, places: Sequence[int]) -> None:
-        """Where the policy would stop behind a chain's new token, one of each slot, say so; and
-        begin anew."""
-        policy = self._policy
-        own = [look.slots[n] for n in places]
-        new = [look.nodes[n].drawn for n in places]
-        for slot in own:
-            slot.drafted += 1
-        limits = [policy.limit(slot.number, len(self._slots)) for slot in own]
-        final = self._settings.eos_token_ids
-        ends = [
-            slot.drafted >= limit or node.token in final
-            for slot, node, limit in zip(own, new, limits, strict=True)
-        ]
-        shown = [n for n, end in enumerate(ends) if policy.learns or not end]
-        if shown:
-            signals = Signals(
-                [own[n].number for n in shown],
-                [new[n].token for n in shown],
-                [own[n].drafted for n in shown],
-                look.logits,
-                look.likely if look.probs is None else look.probs,
-                look.hidden,
-                [places[n] for n in shown],
-            )
-            signals.fetch(policy.reads)
-            for n, go in zip(shown, policy.go_on(signals), strict=True):
-                ends[n] = ends[n] or not go
-        for slot, node, end in zip(own, new, ends, strict=True):
-            if end:
-                self._send(Pause(slot.number, node.number))
-                slot.drafted = 0
+    def _pause(self) -> None:
+        """Say where the policy would stop the chains as they are now."""
+        for pause in self._windows.grow():
+            self._send(pause)
 
     def _configure(self, message: Configure) -> None:
         settings, guesses = message.drafter, message.drafter.guesses
@@ -327,11 +248,12 @@ class Ahead:
             lambda: self._pair.tokenizer_digest,
             slots=message.slots,
         )
-        self._policy = resources.policy(settings.draft, settings.policy)
+        policy = resources.policy(settings.draft, settings.policy)
+        self._windows = Windows(policy, message.eos_token_ids)
         self._runner, self._settings = self._runners[key], message
-        if self._policy.needs_hidden:
+        if policy.needs_hidden:
             self._runner.watch_hidden(True)
-        self._lookup = None if guesses is None else resources.build(guesses)
+        self._lookup = None if guesses is None else resources.lookup(guesses)
 
     def _begin(self, message: Begin) -> None:
         number, text = message.slot, message.tokens
@@ -341,7 +263,7 @@ class Ahead:
         canopy = Canopy(Node(message.root, text[-1], len(text) - 1, None, told=True))
         sequence = Sequencing(number, list(text), message.sampling, stream)
         self._slots[number] = _Slot(sequence, canopy, message.end)
-        self._policy.reset(number)
+        self._windows.begin(number, canopy.root)
         if self._lookup is not None:
             self._lookup.open([sequence])
         self._runner.truncate(number, 0)
@@ -349,14 +271,12 @@ class Ahead:
             self._runner.prefill([number], [text[:-1]])
 
     def _commit(self, message: Commit) -> None:
-        slot = self._slots[message.slot]
-        if message.drafted:
-            self._policy.observe(slot.number, message.drafted, message.accepted)
+        slot, tokens = self._slots[message.slot], message.tokens
         self._learn(slot, message)
-        tip = slot.canopy.tip
-        self._keep(slot, slot.canopy.confirm(message.tokens, self._numbers))
-        if slot.canopy.tip is not tip:
-            slot.drafted = 0
+        agreed = slot.canopy.agreed(tokens)
+        self._keep(slot, slot.canopy.confirm(tokens, self._numbers))
+        self._windows.confirm(slot.number, slot.canopy.root, agreed, agreed < len(tokens))
+        self._pause()
 
     def _learn(self, slot: _Slot, message: Commit) -> None:
         """Let the lookup know what became of the chain."""
@@ -371,7 +291,10 @@ class Ahead:
 
     def _end(self, message: End) -> None:
         slot = self._slots.pop(message.slot, None)
-        if slot is not None and self._lookup is not None:
+        if slot is None:
+            return
+        self._windows.end(slot.number)
+        if self._lookup is not None:
             slot.sequence.tokens += message.tokens
             self._lookup.close(slot.sequence)
 
@@ -380,27 +303,11 @@ class Ahead:
         tree = slot.canopy
         self._runner.keep(slot.number, tree.plain + len(tree.read) - len(places), places)
 
-    @torch.inference_mode()
     def _answer(self, message: Ask) -> None:
         """Where another draft drew the token, of whom there was to learn, the distribution is made
         anew."""
         slot = self._slots[message.slot]
         node = slot.canopy.find(message.node)
-        if node.behind is None:
+        if node.source is None:
             self._read({slot.number: slot.canopy.chain()}, {})
-        self._send(Distribution.of(slot.number, message.node, node.behind))
-
-
-def _own(states: Tensor, counts: Sequence[int]) -> Tensor:
-    """The first so many entries of each row of `states` (rows, width, …), one behind the other."""
-    if all(own == states.shape[1] for own in counts):
-        return states.flatten(0, 1)
-    return torch.cat([row[:own] for row, own in zip(states, counts, strict=True)])
-
-
-def _rejection(sampling: Sampling) -> bool:
-    return not sampling.greedy and sampling.coupling == "rejection"
-
-
-def _coupled(sampling: Sampling) -> bool:
-    return not sampling.greedy and sampling.coupling == "gumbel"
+        self._send(Distribution.of(slot.number, message.node, node.source.probs))

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -20,11 +21,22 @@ from specdec_core.tokens.token_tree import ROOT
 _MOST = 64  # nodes in the cache from which on only the chain grows
 
 
+class Source(NamedTuple):
+    """What a token was drawn from: the draft's `logits` (vocabulary,), under sampling the
+    distribution `probs`, and the state `hidden` (dimension,) where it is watched; all of that by
+    the draft's n-th `forward`."""
+
+    forward: int
+    logits: Tensor
+    probs: Tensor | None
+    hidden: Tensor | None
+
+
 @dataclass(slots=True, eq=False)
 class Node:
     """A token behind its `parent`. `score` is the logarithm of the chance that the text comes to
     it. `place` says where the draft's cache holds it: so far behind the plain text, ROOT in it,
-    None where it has not been read; `behind` what the next token was drawn from, once it has."""
+    None where it has not been read; `source` what the next token was drawn from, once it has."""
 
     number: int
     token: int
@@ -32,7 +44,7 @@ class Node:
     parent: Node | None
     score: float = 0.0
     place: int | None = None
-    behind: Tensor | None = None
+    source: Source | None = None
     drawn: Node | None = None
     guesses: list[Node] = field(default_factory=list)
     told: bool = False
@@ -108,6 +120,13 @@ class Canopy:
             node.place = None
         self.enter([tried[n] for n in taken])
         return taken
+
+    def agreed(self, tokens: Sequence[int]) -> int:
+        """With how many of these tokens, from the first on, the chain begins."""
+        count, node = 0, self.root.drawn
+        while node is not None and count < len(tokens) and node.token == tokens[count]:
+            count, node = count + 1, node.drawn
+        return count
 
     def confirm(self, tokens: Sequence[int], numbers: Iterator[int]) -> list[int]:
         """The text goes on like this; tokens that nobody thought of are new nodes, with new

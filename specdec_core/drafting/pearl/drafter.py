@@ -255,7 +255,7 @@ class PearlDrafter(Drafter):
                 start = perf_counter()
                 self.link.send(Commit(slot, text[stream.told :], judged, accepted, list(choices)))
                 self._mark("talk", start, perf_counter())
-                stream.told, stream.paused = len(text), None
+                stream.told = len(text)
                 stream.follow()
         self._meet()
         stream.outdated = False

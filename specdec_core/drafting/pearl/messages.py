@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec_core.config import Sampling
-from specdec_core.config.drafters import ChainSettings
+from specdec_core.config import ChainSettings, Sampling
 
 # Of a distribution's entries, so many at most may be above 0 for it to travel without its zeros.
 _SPARSE = 0.25

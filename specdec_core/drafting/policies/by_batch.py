@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from specdec_core.config.policies import PolicySettings
+from specdec_core.config import PolicySettings
 from specdec_core.config.wording import count
 from specdec_core.drafting.policies.policy import LengthPolicy
 

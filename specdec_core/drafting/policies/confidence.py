@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from specdec_core.config.policies import MOST_TOKENS, MaxTokens, PolicySettings, at_most, up_to
+from specdec_core.config import MOST_TOKENS, MaxTokens, PolicySettings
 from specdec_core.drafting.policies.policy import Rule
 
 if TYPE_CHECKING:
@@ -25,14 +25,11 @@ class ConfidenceSettings(PolicySettings):
 
     @property
     def label(self) -> str:
-        return f"confidence {self.threshold:g}{up_to(self.max_tokens)}"
+        return f"confidence {self.threshold:g}{self.up_to}"
 
     @property
     def sentence(self) -> str:
-        return (
-            f"Drafts until its largest probability falls below {self.threshold:g}"
-            f"{at_most(self.max_tokens)}."
-        )
+        return f"Drafts until its largest probability falls below {self.threshold:g}{self.at_most}."
 
 
 class ConfidencePolicy(Rule):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from specdec_core.config.policies import MOST_TOKENS, MaxTokens, PolicySettings, at_most, up_to
+from specdec_core.config import MOST_TOKENS, MaxTokens, PolicySettings
 from specdec_core.drafting.policies.policy import Rule
 
 if TYPE_CHECKING:
@@ -25,13 +25,13 @@ class ConfidenceProductSettings(PolicySettings):
 
     @property
     def label(self) -> str:
-        return f"product {self.threshold:g}{up_to(self.max_tokens)}"
+        return f"product {self.threshold:g}{self.up_to}"
 
     @property
     def sentence(self) -> str:
         return (
             f"Drafts until the product of its probabilities falls below {self.threshold:g}"
-            f"{at_most(self.max_tokens)}."
+            f"{self.at_most}."
         )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from specdec_core.config.policies import MOST_TOKENS, HeadSettings, MaxTokens, at_most, up_to
+from specdec_core.config import MOST_TOKENS, HeadSettings, MaxTokens
 from specdec_core.drafting.policies.policy import HeadRule
 
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ class DecisionSettings(HeadSettings):
     @property
     def label(self) -> str:
         product = " product" if self.cumulative else ""
-        return f"decision{product} {self.threshold:g}{up_to(self.max_tokens)}"
+        return f"decision{product} {self.threshold:g}{self.up_to}"
 
     @property
     def sentence(self) -> str:
         judged = "all tokens of the round" if self.cumulative else "a token"
         return (
             f"Drafts until the head {self.head_name} gives {judged} a chance of less than"
-            f" {self.threshold:g} to be accepted{at_most(self.max_tokens)}."
+            f" {self.threshold:g} to be accepted{self.at_most}."
         )
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from specdec_core.config.policies import MOST_TOKENS, MaxTokens, PolicySettings, at_most, up_to
-from specdec_core.drafting.policies.policy import LengthPolicy
+from specdec_core.config import MOST_TOKENS, MaxTokens, PolicySettings
+from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
 
 if TYPE_CHECKING:
     from specdec_core.drafting.policies.signals import Signals
@@ -66,13 +66,13 @@ class DynamicConfidenceSettings(PolicySettings):
 
     @property
     def label(self) -> str:
-        return f"dynamic confidence {self.start:g}{up_to(self.max_tokens)}"
+        return f"dynamic confidence {self.start:g}{self.up_to}"
 
     @property
     def sentence(self) -> str:
         return (
             "Drafts until a token's probability falls below a threshold that begins at"
-            f" {self.start:g} and follows what is accepted{at_most(self.max_tokens)}."
+            f" {self.start:g} and follows what is accepted{self.at_most}."
         )
 
 
@@ -109,8 +109,8 @@ class DynamicConfidencePolicy(LengthPolicy):
             answers.append(probability >= history.threshold)
         return answers
 
-    def observe(self, slot: int, drafted: int, accepted: int) -> None:
-        history = self._history(slot)
+    def observe(self, slot: int, outcome: PolicyOutcome) -> None:
+        history, accepted = self._history(slot), outcome.accepted
         # Behind the first rejected token the target has judged nothing.
         judged, history.round = history.round[: accepted + 1], []
         history.probabilities += judged

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from specdec_core.config.policies import MaxTokens, PolicySettings
+from specdec_core.config import MaxTokens, PolicySettings
 from specdec_core.config.wording import count
 from specdec_core.drafting.policies.policy import Rule
 

@@ -6,9 +6,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from specdec_core.config.policies import MOST_TOKENS, MaxTokens, PolicySettings, at_most, up_to
+from specdec_core.config import MOST_TOKENS, MaxTokens, PolicySettings
 from specdec_core.config.wording import count
-from specdec_core.drafting.policies.policy import LengthPolicy
+from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
 
 
 class HeuristicSettings(PolicySettings):
@@ -28,7 +28,7 @@ class HeuristicSettings(PolicySettings):
     @property
     def label(self) -> str:
         name = "heuristic" if self.transient else "lasting heuristic"
-        return f"{name} {self.start}{up_to(self.max_tokens)}"
+        return f"{name} {self.start}{self.up_to}"
 
     @property
     def sentence(self) -> str:
@@ -36,7 +36,7 @@ class HeuristicSettings(PolicySettings):
         return (
             f"Drafts {count(self.start, 'token')} at first, {self.increase} more after a round that"
             f" was accepted whole and {self.decrease} less after any other"
-            f"{at_most(self.max_tokens)}{kept}."
+            f"{self.at_most}{kept}."
         )
 
 
@@ -59,8 +59,9 @@ class HeuristicPolicy(LengthPolicy):
     def limit(self, slot: int, batch: int = 1) -> int:
         return self._lengths.get(slot, min(self.settings.start, self.settings.max_tokens))
 
-    def observe(self, slot: int, drafted: int, accepted: int) -> None:
-        change = self.settings.increase if accepted == drafted else -self.settings.decrease
+    def observe(self, slot: int, outcome: PolicyOutcome) -> None:
+        everything = outcome.accepted == outcome.drafted
+        change = self.settings.increase if everything else -self.settings.decrease
         self._lengths[slot] = min(max(self.limit(slot) + change, 1), self.settings.max_tokens)
 
     def reset(self, slot: int) -> None:

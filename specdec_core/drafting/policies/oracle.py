@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from specdec_core.base.errors import UserError
-from specdec_core.config.policies import MOST_TOKENS, MaxTokens, PolicySettings, at_most, up_to
+from specdec_core.config import MOST_TOKENS, MaxTokens, PolicySettings
 from specdec_core.drafting.policies.policy import LengthPolicy, RecordedChains
 
 
@@ -21,13 +21,12 @@ class OracleSettings(PolicySettings):
 
     @property
     def label(self) -> str:
-        return f"oracle{up_to(self.max_tokens)}"
+        return f"oracle{self.up_to}"
 
     @property
     def sentence(self) -> str:
         return (
-            "Drafts until just before the next rejection, which only a replay knows"
-            f"{at_most(self.max_tokens)}."
+            f"Drafts until just before the next rejection, which only a replay knows{self.at_most}."
         )
 
     @property
@@ -49,7 +48,7 @@ class OraclePolicy(LengthPolicy):
         )
 
     @classmethod
-    def replayed(cls, settings: OracleSettings) -> LengthPolicy:
+    def replayed(cls, settings: OracleSettings, *heads: object) -> LengthPolicy:
         return Foresight(settings)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from specdec_core.drafting.policies.policy import LengthPolicy
+from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
 from specdec_core.drafting.policies.signals import Signals
 
 
@@ -33,8 +33,8 @@ class PerSlot(LengthPolicy):
                 answers[place] = answer
         return answers
 
-    def observe(self, slot: int, drafted: int, accepted: int) -> None:
-        self._of(slot).observe(slot, drafted, accepted)
+    def observe(self, slot: int, outcome: PolicyOutcome) -> None:
+        self._of(slot).observe(slot, outcome)
 
     def reset(self, slot: int) -> None:
         for policy in self.policies.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -34,6 +35,15 @@ def build_policy(settings: PolicySettings, load_head: Callable[[str], LoadedHead
         UserError: nothing that decodes can follow it.
     """
     return run_time(settings)(settings, *map(load_head, settings.heads))
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOutcome:
+    """What became of a round's candidates, which follow each other."""
+
+    drafted: int
+    accepted: int  # the first ones
+    draft_calls: int  # forwards of the draft model that the round took
 
 
 class LengthPolicy:
@@ -70,7 +80,7 @@ class LengthPolicy:
         """For each slot, whether to draft another candidate."""
         return [True] * len(signals.slots)
 
-    def observe(self, slot: int, drafted: int, accepted: int) -> None:
+    def observe(self, slot: int, outcome: PolicyOutcome) -> None:
         """A round of `slot` was verified, and its request goes on."""
 
     def reset(self, slot: int) -> None:

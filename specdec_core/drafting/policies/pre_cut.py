@@ -14,9 +14,8 @@ from pydantic import BaseModel, Field, ValidationError
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
-from specdec_core.config import describe
-from specdec_core.config.policies import MOST_TOKENS, MaxTokens, PolicySettings, at_most, up_to
-from specdec_core.drafting.policies.policy import LengthPolicy
+from specdec_core.config import MOST_TOKENS, MaxTokens, PolicySettings, describe
+from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -164,7 +163,7 @@ class PreCutSettings(PolicySettings):
 
     @property
     def label(self) -> str:
-        return f"pre-cut {self.target_cost:g}{up_to(self.max_tokens)}"
+        return f"pre-cut {self.target_cost:g}{self.up_to}"
 
     @property
     def sentence(self) -> str:
@@ -181,7 +180,7 @@ class PreCutSettings(PolicySettings):
         return (
             "Drafts until what it has learned says stop (Pre-cut), a forward of the target costing"
             f" {self.target_cost:g} of the draft model's{start}{self.unusual(*numbers)}"
-            f"{at_most(self.max_tokens)}."
+            f"{self.at_most}."
         )
 
 
@@ -269,13 +268,13 @@ class PreCutPolicy(LengthPolicy):
             uniform=random.Random(settings.seed << 32 | number),
         )
 
-    def observe(self, slot: int, drafted: int, accepted: int) -> None:
+    def observe(self, slot: int, outcome: PolicyOutcome) -> None:
         settings, table = self.settings, self.table
         states = self._rounds.pop(slot).states if slot in self._rounds else []
         following: int | None = None
         for k in range(len(states), 0, -1):
             state = states[k - 1]
-            earned = reward(k, min(k, accepted), settings.target_cost)
+            earned = reward(k, min(k, outcome.accepted), settings.target_cost)
             self._learn(table.stop, table.stopped, state, earned)
             if following is not None:
                 later = settings.discount * (table.value(following) + 1) - 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from specdec_core.config.policies import MOST_TOKENS, HeadSettings, MaxTokens, at_most, up_to
+from specdec_core.config import MOST_TOKENS, HeadSettings, MaxTokens
 from specdec_core.config.wording import count
 from specdec_core.drafting.policies.policy import HeadRule
 
@@ -37,14 +37,14 @@ class SpecDecPlusPlusSettings(HeadSettings):
 
     @property
     def label(self) -> str:
-        return f"SpecDec++ {self.threshold:g}{up_to(self.max_tokens)}"
+        return f"SpecDec++ {self.threshold:g}{self.up_to}"
 
     @property
     def sentence(self) -> str:
         least = "" if self.min_tokens == 2 else f", at least {count(self.min_tokens, 'token')}"
         return (
             f"Drafts until the head {self.head_name} sees a chance of more than {self.threshold:g}"
-            f" that a token of the round is rejected{least}{at_most(self.max_tokens)}."
+            f" that a token of the round is rejected{least}{self.at_most}."
         )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from specdec_core.config.policies import MOST_TOKENS, MaxTokens, PolicySettings, at_most, up_to
+from specdec_core.config import MOST_TOKENS, MaxTokens, PolicySettings
 from specdec_core.drafting.policies.policy import Rule
 
 if TYPE_CHECKING:
@@ -26,13 +26,12 @@ class SvipSettings(PolicySettings):
 
     @property
     def label(self) -> str:
-        return f"entropy {self.threshold:g}{up_to(self.max_tokens)}"
+        return f"entropy {self.threshold:g}{self.up_to}"
 
     @property
     def sentence(self) -> str:
         return (
-            f"Drafts until the square root of its entropy exceeds {self.threshold:g}"
-            f"{at_most(self.max_tokens)}."
+            f"Drafts until the square root of its entropy exceeds {self.threshold:g}{self.at_most}."
         )
 
 

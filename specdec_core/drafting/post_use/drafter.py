@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from specdec_core.drafting.drafter import Outcome, Resources, Sequencing
-from specdec_core.drafting.guessed_chain import GuessedChain, RecordedGuesses
+from specdec_core.drafting.guessed_chain import GuessedChain
 from specdec_core.drafting.post_use.settings import PostUseSettings
-from specdec_core.drafting.recorded import RecordedResources
 from specdec_core.drafting.token_cache import TokenCacheDrafter, useful_phrases
 from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 
@@ -39,10 +38,6 @@ class PostUseDrafter(GuessedChain):
         self.settings = settings
         self.cache = TokenCacheDrafter(settings.cache, resources)
         self._learns = settings.cache.learn_from == "useful"
-
-    @classmethod
-    def replayed(cls, settings: PostUseSettings, recorded: RecordedResources) -> PostUseDrafter:
-        return RecordedPostUse(settings, recorded)
 
     def open(self, sequences: Sequence[Sequencing]) -> None:
         super().open(sequences)
@@ -90,7 +85,3 @@ class PostUseDrafter(GuessedChain):
         if count and room > 0 and key not in self.eos_token_ids:
             for phrase in self.cache.phrases(sequence, key, count):
                 tree.graft(parent, phrase[:room], Origin.CACHE)
-
-
-class RecordedPostUse(PostUseDrafter, RecordedGuesses):
-    """A recorded draft model's chain with a token cache on both sides."""

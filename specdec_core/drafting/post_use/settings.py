@@ -6,9 +6,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from specdec_core.config.drafters import MOST_NODES, DrafterSettings, PolicyDrafterSettings
-from specdec_core.config.policies import AnyPolicy
-from specdec_core.config.recorded import RecordingFacts
+from specdec_core.config import (
+    MOST_NODES,
+    AnyPolicy,
+    DrafterSettings,
+    PolicyDrafterSettings,
+    RecordingFacts,
+)
 from specdec_core.config.wording import clause, count
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.token_cache import TokenCacheSettings

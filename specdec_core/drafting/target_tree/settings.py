@@ -6,8 +6,8 @@ from itertools import accumulate
 from operator import mul
 from typing import ClassVar, Literal
 
-from specdec_core.config.drafters import Branching, ModelSettings, drawn, grown, shape
-from specdec_core.config.recorded import RecordingFacts
+from specdec_core.config import Branching, ModelSettings, RecordingFacts
+from specdec_core.config.drafters import drawn, grown, shape
 from specdec_core.config.wording import clause, count
 
 

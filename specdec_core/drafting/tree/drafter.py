@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any
 
 import torch
 
 from specdec_core.drafting.context import DraftContext
-from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Outcome, Resources, Sequencing
 from specdec_core.drafting.growing import Growth
-from specdec_core.drafting.recorded import RecordedResources, RecordedTree
+from specdec_core.drafting.recorded import ShapedTree
 from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from specdec_core.tokens.topology import static_tree
 
 
-class TreeDrafter(Drafter):
+class TreeDrafter(ShapedTree):
     """Grows the same tree every round, cut where the request ends. It goes on behind a token that
     would end the text, so that its shape does not depend on what is drafted.
 
@@ -38,15 +37,6 @@ class TreeDrafter(Drafter):
         read = {node: n - 1 for n, node in enumerate(self._children)}
         self.context.runner.expect([read[parents[node]] for node in read if node != ROOT])
         self._cached: dict[int, dict[int, int]] = {}
-
-    @classmethod
-    def replayed(cls, settings: TreeSettings, recorded: RecordedResources) -> RecordedTree:
-        return RecordedTree(settings.draft, settings.children, recorded)
-
-    @classmethod
-    def replayed_at_once(cls, settings: TreeSettings, recorded: RecordedResources) -> Any:
-        track = recorded.track(settings.draft)
-        return track.walk_all(track.trees(settings.children))
 
     def open(self, sequences: Sequence[Sequencing]) -> None:
         self.context.open(sequences)

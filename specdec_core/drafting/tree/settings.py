@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from specdec_core.config.drafters import ModelSettings, drawn, grown, shape
-from specdec_core.config.recorded import RecordingFacts
+from specdec_core.config import ModelSettings, RecordingFacts
+from specdec_core.config.drafters import drawn, grown, shape
 
 Shape = Annotated[tuple[int | tuple[int, ...], ...], Field(min_length=1)]
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, PositiveInt
 
 from specdec_core.base.environment import environment
 from specdec_core.base.errors import UserError
@@ -21,6 +21,7 @@ from specdec_core.config import (
     Configuration,
     PairSpec,
     Sampling,
+    Temperature,
     Value,
     distinct_labels,
     load_yaml,
@@ -53,7 +54,7 @@ class BenchPlan(Value):
     prompts: PromptSource = PromptSource(limit=16)
     max_new_tokens: PositiveInt = 128
     repeats: PositiveInt = 3
-    temperatures: tuple[NonNegativeFloat, ...] = Field(default=(0.0,), min_length=1)
+    temperatures: tuple[Temperature, ...] = Field(default=(0.0,), min_length=1)
     peers: tuple[str, ...] = NAMES
     rows: tuple[dict[str, Any], ...] = ()
     chosen: tuple[Configuration, ...] = ()

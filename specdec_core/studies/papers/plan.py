@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PairSpec, Value, load_yaml, parse
+from specdec_core.config import Configuration, PairSpec, Temperature, Value, load_yaml, parse
 
 TIMED = ("tokens_per_second", "speedup")  # what a clock tells; counts tell the others
 Quantity = Literal[
@@ -76,7 +76,7 @@ class Table(Value):
     paper: str
     prompts: Annotated[tuple[str, ...], Field(min_length=1)]
     columns: Annotated[tuple[Quantity, ...], Field(min_length=1)]
-    temperatures: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)] = (0.0,)
+    temperatures: Annotated[tuple[Temperature, ...], Field(min_length=1)] = (0.0,)
     each_draft: bool = False
     repeats: PositiveInt | None = Field(
         default=None, description="times a prompt is timed for this table; unset, the plan's"

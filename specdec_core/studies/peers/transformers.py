@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers import GenerationConfig
 
 from specdec_core.models.pair import Pair
 from specdec_core.studies.peers.peer import Peer
@@ -94,6 +95,11 @@ class TransformersPeer(Peer):
 
     def open(self) -> None:
         self._pair = pair = self._load()
+        eos = sorted(pair.eos_token_ids) or None
+        for model in (pair.target, *pair.drafts.values()):
+            # `generate` takes from here what a call leaves open. Of a checkpoint's wishes only the
+            # end tokens are met here and in the engine.
+            model.generation_config = GenerationConfig(eos_token_id=eos)
         runner = pair.spec.runner
         self.settings |= {
             "target_dtype": runner.target_dtype,

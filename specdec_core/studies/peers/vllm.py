@@ -73,6 +73,7 @@ class VllmPeer(Peer):
             speculative = {**speculative, "model": resolve_path(pair.spec.drafts[draft])}
         self._engine = {
             "model": resolve_path(pair.spec.target),
+            "generation_config": "vllm",  # not what the checkpoint asks for
             "dtype": runner.target_dtype,
             "max_model_len": pair.max_length,
             "max_num_seqs": 1,

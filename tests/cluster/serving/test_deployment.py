@@ -112,6 +112,22 @@ def test_sampling_follows_the_request_and_its_seed(client, tiny_pair):
     assert limited == engine_text(tiny_pair, max_new_tokens=16, sampling=Sampling())
 
 
+def test_every_choice_has_a_random_stream_of_its_own(client):
+    options = {"model": MODEL, "max_tokens": 16, "temperature": 1.5}
+
+    def texts(prompt: object, **more: object) -> list[str]:
+        answer = client.completions.create(prompt=prompt, **options, **more)
+        return [choice.text for choice in answer.choices]
+
+    seeded = texts([PROMPT] * 4, seed=3)
+    assert len(set(seeded)) == 4
+    assert texts([PROMPT] * 4, seed=3) == seeded
+    assert texts([PROMPT] * 2, seed=3) == seeded[:2]
+    assert texts(PROMPT, seed=3) == seeded[:1]
+    assert not set(seeded[1:]) & set(texts([PROMPT] * 4, seed=4))
+    assert len({*texts([PROMPT] * 4), *texts([PROMPT] * 4)}) == 8
+
+
 def test_stop_strings_end_the_text(client, tiny_pair):
     text = engine_text(tiny_pair, max_new_tokens=40)
     stop = next(text[i : i + 2] for i in range(5, len(text)) if "\ufffd" not in text[i : i + 2])
@@ -162,6 +178,8 @@ def test_events_end_with_done(url):
         ({"prompt": ["a", ""]}, "prompt", "empty"),
         ({"prompt": {"a": 1}}, "prompt", "expected a string"),
         ({"prompt": ["a", 1]}, "prompt", "expected a string"),
+        ({"prompt": ["a"] * 65}, "prompt", "at most 64"),
+        ({"prompt": [True]}, "prompt", "expected a string"),
         ({"prompt": [1, 99999]}, "prompt", "tokens outside"),
         ({"prompt": [-1]}, "prompt", "tokens outside"),
         ({"prompt": PROMPT, "temperature": -1}, "temperature", "greater than or equal to 0"),
@@ -173,6 +191,7 @@ def test_events_end_with_done(url):
         ({"prompt": PROMPT, "stop": [""]}, "stop", "none of them empty"),
         ({"prompt": PROMPT, "stop": list("abcde")}, "stop", "at most 4"),
         ({"prompt": PROMPT, "n": 2}, "n", "not supported"),
+        ({"prompt": PROMPT, "n": True}, "n", "not supported"),
         ({"prompt": PROMPT, "logprobs": 1}, "logprobs", "not supported"),
         ({"prompt": PROMPT, "presence_penalty": 0.5}, "presence_penalty", "not supported"),
         ({"prompt": PROMPT, "temprature": 1}, "temprature", "unknown key"),
@@ -210,6 +229,16 @@ def test_what_is_not_a_request_is_refused_in_the_same_shape(url):
     assert large.status_code == 413
     assert http.get(f"{url}/v1/nothing").json()["error"]["type"] == "invalid_request_error"
     assert http.get(f"{url}/v1/completions").status_code == 405
+
+
+def test_what_ray_serve_answers_itself_is_documented(url):
+    operation = http.get(f"{url}/openapi.json").json()["paths"]["/v1/completions"]["post"]
+    body = {"prompt": PROMPT, "max_tokens": 200, "ignore_eos": True}
+    headers = {"x-request-timeout-seconds": "0.001"}
+    answer = http.post(f"{url}/v1/completions", json=body, headers=headers)
+    assert answer.status_code == 408
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert "text/plain" in operation["responses"]["408"]["content"]
 
 
 def test_a_client_that_leaves_frees_its_slots(url):

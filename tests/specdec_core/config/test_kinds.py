@@ -17,7 +17,13 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, add_drafter, add_policy, parse, run_time
 from specdec_core.config import kinds as table
 from specdec_core.config.drafters import ChainSettings, DrafterSettings, LookupSettings
-from specdec_core.config.kinds import DRAFTERS, POLICIES, kinds_of, settings_of
+from specdec_core.config.kinds import (
+    DRAFTERS,
+    POLICIES,
+    drafter_settings,
+    kinds_of,
+    policy_settings,
+)
 from specdec_core.config.policies import PolicySettings
 from specdec_core.drafting.drafter import Drafter, Lookup
 from specdec_core.drafting.policies.policy import LengthPolicy
@@ -65,7 +71,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_every_drafter_has_settings_and_a_run_time_of_the_same_name(kind: str) -> None:
-    settings = settings_of(DRAFTERS, kind)
+    settings = drafter_settings(kind)
     assert settings.__name__.lower() == kind.replace("_", "") + "settings"
     decodes = run_time(settings)
     assert decodes.__name__ == settings.__name__.removesuffix("Settings") + "Drafter"
@@ -77,7 +83,7 @@ def test_every_drafter_has_settings_and_a_run_time_of_the_same_name(kind: str) -
 
 @pytest.mark.parametrize("kind", POLICIES)
 def test_every_policy_has_settings_and_a_run_time_of_the_same_name(kind: str) -> None:
-    settings = settings_of(POLICIES, kind)
+    settings = policy_settings(kind)
     decodes = run_time(settings)
     assert decodes.__name__ == settings.__name__.removesuffix("Settings") + "Policy"
     assert issubclass(settings, PolicySettings)

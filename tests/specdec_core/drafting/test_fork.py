@@ -20,11 +20,12 @@ from specdec_core.drafting.policies.decision import DecisionSettings
 from specdec_core.drafting.policies.dynamic_confidence import DynamicConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.heuristic import HeuristicSettings
+from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.pre_cut import PreCutSettings
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
 from specdec_core.drafting.policies.svip import SvipSettings
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.sampling import warp
 from specdec_core.tokens.token_tree import ROOT, TokenTree
@@ -175,9 +176,11 @@ class Told:
                 self.seen[slot].append(token)
             return go_on(signals)
 
-        def watched_observe(slot: int, drafted: int, accepted: int) -> None:
-            self.told.append((slot, drafted, accepted, self.seen.get(slot, [])))
-            observe(slot, drafted, accepted)
+        def watched_observe(slot: int, outcome: PolicyOutcome) -> None:
+            assert outcome.draft_calls == outcome.drafted  # a forward a level
+            told = slot, outcome.drafted, outcome.accepted, self.seen.get(slot, [])
+            self.told.append(told)
+            observe(slot, outcome)
 
         policy.go_on, policy.observe = watched_go_on, watched_observe
 

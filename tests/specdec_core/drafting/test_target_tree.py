@@ -107,3 +107,18 @@ def test_it_says_that_it_is_lossy() -> None:
     assert "lossy" not in exact.label
     assert lossy.lossy_methods == {"target_tree"}
     assert not exact.lossy_methods
+
+
+def test_a_token_whose_logit_is_0_may_begin_a_tree() -> None:
+    pair, begun = toy_pair(), []
+    pair.target.get_output_embeddings().weight.data.zero_()
+    engine = Engine(pair, Configuration(drafter=TargetTreeSettings(draft=NEAR, branching=(3, 1))))
+    propose = engine.drafter.propose
+
+    def watched(sequences: list) -> list:
+        begun.extend(len(sequence.starts) for sequence in sequences)
+        return propose(sequences)
+
+    engine.drafter.propose = watched
+    engine.generate([Request("", (1, 2), 8, ignore_eos=True)])
+    assert begun[1] == 3

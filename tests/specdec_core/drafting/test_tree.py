@@ -122,17 +122,20 @@ def test_a_sampled_tree_carries_what_its_tokens_were_drawn_from(
     assert max(sizes) == (2 if few else 3), "where two tokens are possible, two are drawn"
 
 
-def test_a_coupled_tree_holds_the_winners_of_the_shared_race(tiny_pair: Pair) -> None:
-    sampling = SAMPLINGS["coupled"]
+@pytest.mark.parametrize("top_k", [0, 2])
+def test_a_coupled_tree_holds_the_winners_of_the_shared_race(tiny_pair: Pair, top_k: int) -> None:
+    sampling = SAMPLINGS["coupled"].model_copy(update={"top_k": top_k})
     watched = Watched(tiny_pair, TreeSettings(branching=(3, 2)), sampling, slots=1)
     watched.engine.generate(requests(12)[:1])
-    noise, vocabulary = SharedNoise(0), watched.engine.target.vocab_size
+    noise, vocabulary, sizes = SharedNoise(0), watched.engine.target.vocab_size, set()
     for text, _, tree in watched.rounds:
         for parent, nodes in tree.children().items():
             before = text + path(tree, parent)
             q = warp(plain(tiny_pair.drafts["draft"], before), sampling)
             race = q / noise.at(len(before), vocabulary)
             assert [tree.tokens[n] for n in nodes] == race.topk(len(nodes)).indices.tolist()
+            sizes.add(len(nodes))
+    assert max(sizes) == (top_k or 3), "where two tokens are possible, two race"
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

@@ -118,6 +118,25 @@ def test_requests_join_and_leave_between_rounds(tiny_pair: Pair) -> None:
     assert done == expected
 
 
+def test_the_drafter_closes_every_slot_that_it_opened(tiny_pair: Pair) -> None:
+    engine, slots = Engine(tiny_pair, CHAIN, 2), []
+    opened, closed = engine.drafter.open, engine.drafter.close
+    engine.drafter.open = lambda own: (slots.extend(s.slot for s in own), opened(own))
+    engine.drafter.close = lambda own: (slots.remove(own.slot), closed(own))
+    for request in requests()[:4]:
+        engine.add(request)
+    engine.step()
+    assert slots == [0, 1]
+    for name in ("1", "1", "3", "unknown"):  # active, gone, waiting
+        engine.cancel(name)
+    assert slots == [0]
+    engine.step()
+    assert slots == [0, 1]
+    while not engine.idle:
+        engine.step()
+    assert slots == []
+
+
 @pytest.mark.parametrize(
     "drafter",
     [

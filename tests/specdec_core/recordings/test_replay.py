@@ -35,8 +35,9 @@ from specdec_core.drafting.policies.confidence_product import ConfidenceProductS
 from specdec_core.drafting.policies.decision import DecisionSettings
 from specdec_core.drafting.policies.dynamic_confidence import DynamicConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.policies.heuristic import HeuristicSettings
+from specdec_core.drafting.policies.heuristic import HeuristicPolicy, HeuristicSettings
 from specdec_core.drafting.policies.oracle import OracleSettings
+from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.pre_cut import PreCutSettings
 from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
 from specdec_core.drafting.policies.svip import SvipSettings
@@ -47,12 +48,13 @@ from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.drafting.token_cache import TokenCacheSettings
 from specdec_core.drafting.tree.settings import TreeSettings
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
-from specdec_core.prompts.prompt_sets import PromptSet, load_prompts
+from specdec_core.prompts.prompt_sets import load_prompts
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Header, Recording, save_header, write_shard
+from specdec_core.search.results import PromptSet
 from specdec_core.tokens.statistics import Counts, Generation, Round, rounds_frame
 from specdec_core.training.datastores.build import write_datastore
 
@@ -262,6 +264,43 @@ def test_replayed_drafters_remember_earlier_requests(
 ) -> None:
     configuration = Configuration(drafter=LASTING_DRAFTERS[name])
     assert_same(short, configuration, recorded.live(configuration, FEW, slots=1))
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        chain(HeuristicSettings()),
+        DRAFTERS["cascade that learns"],
+        DRAFTERS["reuse at both"],
+        DRAFTERS["merged with a learner"],
+        BanditSettings(arms=(2, chain(HeuristicSettings()), DRAFTERS["cascade that learns"])),
+    ],
+    ids=lambda drafter: drafter.kind,
+)
+def test_a_replayed_policy_observes_what_the_live_one_does(
+    recorded: Recorded, short: Replay, drafter: DrafterSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Draft calls too: a forward of a cascade brings several candidates."""
+    told: list[PolicyOutcome] = []
+    observe = HeuristicPolicy.observe
+
+    def noted(self: HeuristicPolicy, slot: int, outcome: PolicyOutcome) -> None:
+        told.append(outcome)
+        observe(self, slot, outcome)
+
+    monkeypatch.setattr(HeuristicPolicy, "observe", noted)
+    configuration = Configuration(drafter=drafter)
+    generations = Engine(recorded.pair, configuration).generate(recorded.requests[:FEW])
+    live = told.copy()
+    told.clear()
+    short.run(configuration)
+    assert told == live
+    # The bandit's first arm has another policy.
+    rounds = [r for g in generations for r in g.rounds[:-1] if r.arm != 0]
+    calls = [r.draft_forwards for r in rounds if r.draft_forwards]
+    assert [outcome.draft_calls for outcome in live] == calls
+    fewer = any(outcome.draft_calls < outcome.drafted for outcome in live)
+    assert fewer == any(part.kind in ("cascade", "post_use") for part in drafter.walk())
 
 
 @pytest.mark.parametrize("name", ["cascade", "reuse at both", "merged", "suffix"])

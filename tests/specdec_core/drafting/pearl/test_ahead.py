@@ -20,7 +20,8 @@ from specdec_core.drafting.pearl.messages import (
     Pause,
     Ready,
 )
-from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.fixed import FixedPolicy, FixedSettings
+from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.drafting.token_cache import TokenCacheSettings
@@ -54,11 +55,14 @@ class Told:
         self.texts = {-1: tuple(self.text)}
         self.drawn: dict[tuple[int, ...], int] = {}
         self.guessed: set[tuple[int, ...]] = set()
+        self.pauses: list[int] = []  # how long the text is there
         self.most = 0  # candidates by one forward
 
     def hear(self) -> None:
         for message in self.sent:
-            if isinstance(message, Drafted):
+            if isinstance(message, Pause):
+                self.pauses.append(len(self.texts[message.node]))
+            elif isinstance(message, Drafted):
                 self.most = max(self.most, message.candidates)
                 for number, parent, token, drawn, _ in message.sprouts:
                     before = self.texts[parent]
@@ -131,14 +135,40 @@ def test_no_more_is_drafted_ahead_than_was_asked_for(
 def test_the_policy_is_asked_about_the_chain_alone(
     tiny_pair: Pair, drafter: DrafterSettings
 ) -> None:
-    """One of its tokens after the other, however many came of one forward."""
+    """One of its tokens after the other, however many came of one forward; and about those behind
+    a pause once it is known what became of the ones before."""
     told = Told(tiny_pair, 4, drafter=drafter)
-    paused = []
+    prompt = len(told.text)
     while told.ahead.draft():
-        paused += [m.node for m in told.sent if isinstance(m, Pause)]
         told.hear()
-    lengths = [len(told.texts[node]) - len(told.text) for node in paused]
-    assert lengths == [4, 8]
+    assert told.pauses == [prompt + 4]
+    told.say(told.chain()[:2])
+    told.hear()
+    assert told.pauses == [prompt + 4]
+    told.say(told.chain()[:2])
+    told.hear()
+    assert told.pauses == [prompt + 4, prompt + 8]
+
+
+@pytest.mark.parametrize("lookup", LOOKUPS, ids=lambda own: own.kind)
+def test_the_policy_is_told_how_many_forwards_brought_its_candidates(
+    tiny_pair: Pair, lookup: DrafterSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes: list[PolicyOutcome] = []
+    monkeypatch.setattr(
+        FixedPolicy, "observe", lambda self, slot, outcome: outcomes.append(outcome)
+    )
+    cascade = CascadeSettings(proposer=lookup, policy=FixedSettings(max_tokens=9))
+    told, expected = Told(tiny_pair, 1, drafter=cascade), []
+    for _ in range(8):
+        calls = 0
+        while told.ahead.draft():
+            calls += 1
+        told.hear()
+        told.say(told.chain())
+        expected.append(PolicyOutcome(9, 9, calls))
+    assert outcomes == expected
+    assert any(outcome.draft_calls < 9 for outcome in outcomes)
 
 
 def test_a_lookup_learns_what_became_of_the_chain_and_how_the_text_ended(tiny_pair: Pair) -> None:

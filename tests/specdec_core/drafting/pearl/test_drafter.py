@@ -1,6 +1,7 @@
 """PEARL writes what the target alone would write, whoever is early or late, and though drafts
 die."""
 
+import itertools
 from functools import partial
 
 import numpy as np
@@ -8,10 +9,14 @@ import pytest
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, Sampling, parse
-from specdec_core.drafting.pearl.ahead import Ahead
+from specdec_core.drafting.drafter import Outcome, Resources, Sequencing
 from specdec_core.drafting.pearl.drafter import PearlDrafter
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.drafting.pearl.look import Look
+from specdec_core.drafting.pearl.messages import Begin, Drafted, End, Pause, Ready
+from specdec_core.drafting.pearl.settings import PearlSettings
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
+from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.statistics import Origin
 from specdec_core.tokens.token_tree import Elsewhere, TokenTree
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
@@ -140,6 +145,29 @@ def test_others_may_propose_for_some_rounds_or_some_candidates(
         assert temperature or accepted & {Origin.LOOKUP, Origin.CACHE}
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_bandit_is_rewarded_with_the_tokens_that_its_rounds_added(
+    tiny_pair: Pair, temperature: float
+) -> None:
+    """Also with those of rounds whose late candidate was accepted, where the target adds none."""
+    part = {"kind": "pearl", "window": 3, "wait": 2}
+    arms = [part, {"kind": "draft_model"}, {"kind": "suffix"}]
+    configuration = Configuration.model_validate({"drafter": {"kind": "bandit", "arms": arms}})
+    late = 0
+    for seed in range(4):
+        engine = Engine(tiny_pair, configuration, 2, open_link=partial(InTurns, tiny_pair, seed))
+        sampling = Sampling(temperature=temperature)
+        found = engine.generate(requests(tiny_pair, sampling=sampling, ignore_eos=True))
+        # A request's last round is cut by the end of the text.
+        told = [r for g in found for r in g.rounds[:-1]]
+        bandit = engine.drafter.bandit
+        assert sum(bandit.tokens) == sum(r.generated for r in told)
+        for arm in range(len(arms)):
+            assert bandit.tokens[arm] == sum(r.generated for r in told if r.arm == arm)
+        late += sum(r.generated == r.accepted for r in told)
+    assert late > 4
+
+
 def test_of_a_whole_with_pearl_the_late_candidate_is_judged(tiny_pair: Pair) -> None:
     [_, drafter, _] = wholes(3)
     configuration = Configuration.model_validate({"drafter": drafter})
@@ -163,6 +191,46 @@ def test_drafts_may_die_at_any_time(tiny_pair: Pair, temperature: float) -> None
         assert any(Origin.DRAFT in g.origins for g in found)
         deaths += link.deaths
     assert deaths > 10
+
+
+class Scripted:
+    """A link to a draft that says what it is told to say."""
+
+    number, connected, configured, offset = 1, True, None, 0.0
+
+    def __init__(self) -> None:
+        self.heard: list = []
+        self.to_say: list = [Ready()]
+        self.timeouts: list[float] = []
+
+    def send(self, message: object) -> None:
+        self.heard.append(message)
+
+    def receive(self, timeout: float = 0.0) -> list:
+        self.timeouts.append(timeout)
+        said, self.to_say = self.to_say, []
+        return said
+
+
+def test_nobody_waits_for_candidates_behind_a_pause_though_some_before_it_were_judged() -> None:
+    link = Scripted()
+    resources = Resources(None, None, 100, frozenset(), open_link=lambda: link)
+    drafter = PearlDrafter(PearlSettings(window=2, wait=2), resources)
+    sequence = Sequencing(0, [5, 6], Sampling(), RandomStream(0), room=20)
+    drafter.open([sequence])
+    [root] = [message.root for message in link.heard if isinstance(message, Begin)]
+    numbers = [root, 1, 2, 3, 4]
+    chain = [(n, before, 10 + n, True, None) for before, n in itertools.pairwise(numbers)]
+    link.to_say += [Drafted(0, chain, 4, 4, 0.0, 0.001), Pause(0, 4)]
+    [tree] = drafter.propose([sequence])
+    drafter.arrived([sequence], [tree])
+    assert tree.tokens == [11, 12, 13]
+    sequence.tokens += tree.tokens
+    drafter.observe(sequence, Outcome(tree, [0, 1, 2], tree.tokens, 0.0))
+    link.timeouts.clear()
+    [tree] = drafter.propose([sequence])
+    assert tree.tokens == [14]
+    assert not any(link.timeouts)
 
 
 def samples(
@@ -212,15 +280,15 @@ def test_samples_have_it_where_lookups_take_part(toy_pair: Pair, whole: dict) ->
 def test_the_test_notices_guesses_that_were_not_drawn(
     toy_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(self: Ahead, look: object) -> dict:
-        drawn = rightly(self, look)
+    def wrong(self: Look) -> dict:
+        drawn = rightly(self)
         for n in drawn:
-            if guesses := look.nodes[n].guesses:
-                drawn[n] = guesses[0].token, float(look.probs[n, guesses[0].token])
+            if guesses := self.nodes[n].guesses:
+                drawn[n] = guesses[0].token, float(self.probs[n, guesses[0].token])
         return drawn
 
-    rightly = Ahead._draws
-    monkeypatch.setattr(Ahead, "_draws", wrong)
+    rightly = Look.draws
+    monkeypatch.setattr(Look, "draws", wrong)
     sampling = Sampling(temperature=0.8)
     whole = {"kind": "pearl", "window": 3, "wait": 1, "drafter": cascade(SHORT)}
     counts = samples(InTurns(toy_pair, 0), sampling, 2_000, whole)
@@ -267,6 +335,31 @@ def test_what_the_draft_does_not_have_is_said_by_name_and_costs_no_token(
         engine.drafter.prepare(60)
     expected = Engine(tiny_pair).generate(requests(tiny_pair))
     assert [g.tokens for g in engine.generate(requests(tiny_pair))] == [g.tokens for g in expected]
+
+
+def test_the_draft_forgets_a_cancelled_request_and_counts_the_others(
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = {"kind": "by_batch", "tokens": {1: 6, 2: 2}}
+    link = InTurns(tiny_pair, 0)
+    configuration = pearl(drafter={"kind": "draft_model", "policy": policy})
+    engine = Engine(tiny_pair, configuration, slots=2, open_link=partial(_same, link))
+    for request in requests(tiny_pair, 2):
+        engine.add(request)
+    engine.step()
+    engine.cancel("0")
+    while any(isinstance(message, End) for message in link.to_draft):
+        engine.step()
+    batches, limit = [], link.ahead._windows._policy.limit
+
+    def noted(slot: int, batch: int) -> int:
+        batches.append((slot, batch))
+        return limit(slot, batch)
+
+    monkeypatch.setattr(link.ahead._windows._policy, "limit", noted)
+    while not engine.idle:
+        engine.step()
+    assert set(batches) == {(1, 1)}
 
 
 def test_without_a_device_for_the_draft_there_is_no_pearl(tiny_pair: Pair) -> None:

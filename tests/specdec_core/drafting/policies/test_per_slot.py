@@ -11,7 +11,7 @@ from specdec_core.drafting.policies.dynamic_confidence import DynamicConfidenceS
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.heuristic import HeuristicSettings
 from specdec_core.drafting.policies.per_slot import PerSlot
-from specdec_core.drafting.policies.policy import build_policy
+from specdec_core.drafting.policies.policy import PolicyOutcome, build_policy
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.drafting.policies.svip import SvipSettings
 
@@ -50,8 +50,8 @@ def test_each_slot_gets_its_own_policys_answer(sampled: bool) -> None:
             expected = [policy.go_on(seen.only([s]))[0] for s, policy in enumerate(alone)]
             assert joint.go_on(seen) == expected
         for slot, policy in enumerate(alone):
-            joint.observe(slot, 3, turn)
-            policy.observe(slot, 3, turn)
+            joint.observe(slot, PolicyOutcome(3, turn, 3))
+            policy.observe(slot, PolicyOutcome(3, turn, 3))
 
 
 def test_what_is_shown_of_some_slots_is_theirs() -> None:

@@ -22,12 +22,12 @@ from specdec_core.drafting.policies.dynamic_confidence import DynamicConfidenceS
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.heuristic import HeuristicSettings
 from specdec_core.drafting.policies.oracle import OracleSettings
-from specdec_core.drafting.policies.policy import LengthPolicy, build_policy
+from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome, build_policy
 from specdec_core.drafting.policies.pre_cut import PreCutSettings
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
 from specdec_core.drafting.policies.svip import SvipSettings
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Generation
 from specdec_core.tokens.token_tree import TokenTree
@@ -123,7 +123,7 @@ def test_heuristic_grows_after_full_acceptance_and_shrinks_otherwise() -> None:
     policy = build(HeuristicSettings(start=2, increase=3, decrease=2, max_tokens=7))
     seen = [policy.limit(0)]
     for drafted, accepted in ((2, 2), (5, 5), (7, 7), (7, 6), (5, 0), (3, 2), (1, 0)):
-        policy.observe(0, drafted, accepted)
+        policy.observe(0, PolicyOutcome(drafted, accepted, drafted))
         seen.append(policy.limit(0))
     assert seen == [2, 5, 7, 7, 5, 3, 1, 1]
 
@@ -131,7 +131,7 @@ def test_heuristic_grows_after_full_acceptance_and_shrinks_otherwise() -> None:
 def test_heuristic_starts_anew_with_a_request_unless_it_lasts() -> None:
     for transient, expected in ((True, 5), (False, 7)):
         policy = build(HeuristicSettings(start=5, transient=transient))
-        policy.observe(0, 5, 5)
+        policy.observe(0, PolicyOutcome(5, 5, 5))
         policy.reset(0)
         assert policy.limit(0) == expected
         assert policy.limit(1) == 5
@@ -151,7 +151,7 @@ def test_dynamic_confidence_moves_between_what_was_accepted_and_rejected() -> No
         assert go_on(policy, two(0.75)) == [True]
         assert go_on(policy, two(0.25), position=2) == [True]
         assert go_on(policy, two(0.75), position=3) == [True]
-        policy.observe(0, drafted=3, accepted=1)
+        policy.observe(0, PolicyOutcome(drafted=3, accepted=1, draft_calls=3))
     assert policy.threshold(0) == 0.75
     assert go_on(policy, two(0.75), two(0.25)) == [True, True]  # slot 1 has learned nothing
     assert go_on(policy, two(0.5), position=2) == [False]

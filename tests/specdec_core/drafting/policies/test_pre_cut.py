@@ -13,8 +13,9 @@ import pytest
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.pre_cut import PreCutPolicy, PreCutSettings, QTable, reward
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from tests.conftest import tiny_llama
 
@@ -33,7 +34,7 @@ def draft_round(
         [go] = policy.go_on(signals)
         if not go:
             break
-    policy.observe(slot, position, min(position, accepted))
+    policy.observe(slot, PolicyOutcome(position, min(position, accepted), position))
     return position
 
 
@@ -173,7 +174,7 @@ def test_a_round_that_was_never_verified_teaches_nothing() -> None:
     policy = PreCutPolicy(PreCutSettings(max_tokens=4, **SURE))
     policy.go_on(SimpleNamespace(slots=[0], positions=[1], probability=[0.9]))
     policy.reset(0)
-    policy.observe(0, 1, 1)
+    policy.observe(0, PolicyOutcome(1, 1, 1))
     assert policy.frame()["stop_trials"].sum() == 0
 
 

@@ -1,0 +1,79 @@
+"""What a checkpoint asks of decoding, in its `generation_config.json`.
+
+Of it the tokens that end a text apply. Temperature, top-k and top-p are set by `Sampling`. The rest
+is not supported, and peers go without it, too.
+"""
+
+from __future__ import annotations
+
+import logging
+import reprlib
+from functools import cache
+from typing import Any
+
+from transformers import GenerationConfig
+
+log = logging.getLogger(__name__)
+
+# Settings of transformers that decide which tokens are written, with the value that changes nothing
+# (None does so for each).
+NEUTRAL: dict[str, Any] = {
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "min_p": 0.0,
+    "top_h": None,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "bad_words_ids": None,
+    "sequence_bias": None,
+    "guidance_scale": 1.0,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "exponential_decay_length_penalty": None,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "max_time": None,
+    "stop_strings": None,
+    "num_beams": 1,
+    "num_beam_groups": 1,
+    "diversity_penalty": 0.0,
+    "penalty_alpha": 0.0,
+    "dola_layers": None,
+    "constraints": None,
+    "force_words_ids": None,
+    "token_healing": False,
+    "watermarking_config": None,
+}
+
+
+def read_generation_settings(path: str) -> GenerationConfig:
+    """Those of the checkpoint at a folder or hub id, as its model would load them."""
+    try:
+        return GenerationConfig.from_pretrained(path)
+    except OSError:  # few checkpoints lack the file; the configuration says it for them
+        return GenerationConfig.from_pretrained(
+            path, config_file_name="config.json", _from_model_config=True
+        )
+
+
+@cache
+def warn_of_unsupported(name: str, path: str) -> None:
+    """Say in a line, once for each model, what its checkpoint at `path` asks for in vain."""
+    settings = read_generation_settings(path)
+    asked = {key: getattr(settings, key, None) for key in NEUTRAL}
+    unsupported = ", ".join(
+        f"{key} {reprlib.repr(value)}"
+        for key, value in asked.items()
+        if value not in (None, [], NEUTRAL[key])
+    )
+    if unsupported:
+        log.warning(
+            "%s: its generation_config asks for %s, which is not supported and left out",
+            name,
+            unsupported,
+        )

@@ -1,0 +1,208 @@
+"""`/openapi.json` says what may be asked and what is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from cluster.serving.http_app import CompletionService, build_app
+from cluster.serving.openai_protocol import MAX_BODY_BYTES
+from specdec_core.config import Configuration, PairSpec
+from specdec_core.drafting.bandit.settings import BanditSettings
+from specdec_core.engine import Engine
+from specdec_core.models.pair import load_pair
+
+SERVED = Configuration(drafter=BanditSettings(arms=[1, 4]))
+COMPLETIONS = "/v1/completions"
+JUNK = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=3)
+)
+JUNK |= st.lists(JUNK, max_size=3) | st.dictionaries(st.text(max_size=3), JUNK, max_size=2)
+
+
+class Api:
+    """The application in this process, and what it says of itself."""
+
+    def __init__(self, engine: Engine, runner: asyncio.Runner, stack: AsyncExitStack) -> None:
+        self.engine, self.run = engine, runner.run
+        app = build_app(CompletionService(engine, "tiny"))
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60)
+        self.run(stack.enter_async_context(app.router.lifespan_context(app)))
+        self.document = self.run(self.http.get("/openapi.json")).json()
+
+    def validator(self, schema: dict[str, Any]) -> Draft202012Validator:
+        return Draft202012Validator({**schema, "components": self.document["components"]})
+
+    def ask(self, method: str, path: str, **request: Any) -> httpx.Response:
+        """The answer, if its status and its body are documented."""
+        answer = self.run(self.http.request(method, path, **request))
+        route = "/v1/models/{name}" if path.startswith("/v1/models/") else path
+        operations = self.document["paths"][route]
+        operation = operations.get(method.lower()) or next(iter(operations.values()))
+        kind, _, _ = answer.headers["content-type"].partition(";")
+        content = operation["responses"][str(answer.status_code)]["content"][kind]
+        if kind == "application/json":
+            self.validator(content["schema"]).validate(answer.json())
+            return answer
+        *events, end = answer.text.split("\n\n")
+        assert (events[-1], end) == ("data: [DONE]", "")
+        _, inner = content["itemSchema"]["properties"]["data"]["anyOf"]
+        for event in events:
+            data = event.removeprefix("data: ")
+            self.validator(content["itemSchema"]).validate({"data": data})
+            if data != "[DONE]":
+                self.validator(inner["contentSchema"]).validate(json.loads(data))
+        return answer
+
+    def values(self, schema: dict[str, Any]) -> st.SearchStrategy[Any]:
+        """What `schema` allows, as far as its keywords are known here."""
+        match schema:
+            case {"$ref": reference}:
+                return st.deferred(lambda: self.values(resolved(self.document, reference)))
+            case {"anyOf": schemas}:
+                return st.one_of(map(self.values, schemas))
+            case {"enum": values}:
+                return st.sampled_from(values)
+            case {"const": value}:
+                return st.just(value)
+            case {"type": "null"}:
+                return st.none()
+            case {"type": "boolean"}:
+                return st.booleans()
+            case {"type": "integer"}:
+                return st.integers(schema.get("minimum"), schema.get("maximum"))
+            case {"type": "number"}:
+                return st.floats(
+                    schema.get("minimum", schema.get("exclusiveMinimum")),
+                    schema.get("maximum"),
+                    exclude_min="exclusiveMinimum" in schema,
+                    allow_infinity=False,
+                )
+            case {"type": "string"}:
+                return st.text(min_size=schema.get("minLength", 0), max_size=4)
+            case {"type": "array"}:
+                least, most = schema.get("minItems", 0), min(schema.get("maxItems", 3), 3)
+                return st.lists(self.values(schema["items"]), min_size=least, max_size=most)
+            case {"type": "object"}:
+                known = {k: self.values(v) for k, v in schema.get("properties", {}).items()}
+                required = {key: known.pop(key) for key in schema.get("required", ())}
+                return st.fixed_dictionaries(required, optional=known)
+        raise AssertionError(f"not known: {schema}")
+
+
+def resolved(document: dict[str, Any], reference: str) -> Any:
+    root, *names = reference.split("/")
+    assert root == "#"
+    for name in names:
+        document = document[name]
+    return document
+
+
+@pytest.fixture(scope="module")
+def start(tiny_spec: PairSpec) -> Iterator[Callable[[], Api]]:
+    small = tiny_spec.runner.model_copy(update={"max_length": 32})
+    pair = load_pair(tiny_spec.model_copy(update={"runner": small}))
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        yield lambda: Api(Engine(pair, SERVED, slots=3), runner, stack)
+        runner.run(stack.aclose())
+
+
+@pytest.fixture(scope="module")
+def api(start: Callable[[], Api]) -> Api:
+    return start()
+
+
+def references(part: Any) -> Iterator[str]:
+    if isinstance(part, dict):
+        if "$ref" in part:
+            yield part["$ref"]
+        part = list(part.values())
+    if isinstance(part, list):
+        for inner in part:
+            yield from references(inner)
+
+
+def test_every_reference_resolves_and_every_schema_is_one(api: Api) -> None:
+    found = set(references(api.document))
+    assert found
+    for reference in found:
+        resolved(api.document, reference)
+    for schema in api.document["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+
+
+def test_the_schema_allows_what_is_accepted_and_nothing_else(api: Api) -> None:
+    reference = {"$ref": "#/components/schemas/CompletionRequest"}
+    schema = resolved(api.document, reference["$ref"])
+    allowed = api.validator(reference)
+    known = {name: api.values(own) for name, own in schema["properties"].items()}
+    wrong = st.dictionaries(st.sampled_from([*known, "other"]), JUNK, max_size=1)
+    seen = set()
+
+    @settings(deadline=None, max_examples=80)
+    @given(api.values(schema), wrong)
+    def agree(body: dict[str, Any], other: dict[str, Any]) -> None:
+        answer = api.ask("POST", COMPLETIONS, json=body | other)
+        seen.add((answer.status_code, answer.headers["content-type"]))
+        # How long a prompt is with its new tokens is more than a schema can say.
+        if "context_length_exceeded" not in answer.text:
+            accepted = answer.status_code == 200
+            assert accepted == allowed.is_valid(body | other), answer.text
+
+    agree()
+    assert seen >= {
+        (200, "application/json"),
+        (200, "text/event-stream; charset=utf-8"),
+        (400, "application/json"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status"),
+    [
+        ("GET", "/health", None, 200),
+        ("GET", "/v1/models", None, 200),
+        ("GET", "/v1/models/tiny", None, 200),
+        ("GET", "/v1/models/org/other", None, 404),
+        ("DELETE", "/v1/models/tiny", None, 405),
+        ("GET", COMPLETIONS, None, 405),
+        ("POST", COMPLETIONS, b'{"prompt": [3, 4.0], "max_tokens": 2.0}', 200),
+        ("POST", COMPLETIONS, b'{"prompt": "' + 26 * b"x" + b'"}', 200),
+        ("POST", COMPLETIONS, b"{", 400),
+        ("POST", COMPLETIONS, b'{"prompt": "\\ud800"}', 400),
+        ("POST", COMPLETIONS, b'{"prompt": "x", "model": "other"}', 404),
+        ("POST", COMPLETIONS, b" " * (MAX_BODY_BYTES + 1), 413),
+    ],
+)
+def test_what_is_answered_is_documented(
+    api: Api, method: str, path: str, content: bytes | None, status: int
+) -> None:
+    assert api.ask(method, path, content=content).status_code == status
+
+
+def test_what_is_answered_when_the_engine_has_failed_is_documented(
+    start: Callable[[], Api], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = start()
+
+    def break_down() -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(api.engine, "step", break_down)
+    assert api.ask("POST", COMPLETIONS, json={"prompt": "x"}).status_code == 500
+    assert api.ask("GET", "/health").status_code == 503

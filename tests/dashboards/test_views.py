@@ -1,0 +1,168 @@
+"""MLflow's pages show our experiments as tables of runs with the columns to compare first."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from cluster.head_training import Finished
+from dashboards.bench import log_bench
+from dashboards.heads import HeadsRun
+from dashboards.tracking import SweepRun, experiment_id_of, tracking_uri
+from dashboards.views import VIEWS
+from jobs.console import console, print_runs_page
+from specdec_core.drafting.heads.card import HeadSpec
+from specdec_core.drafting.heads.storage import save_head
+from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.search.results import SweepResult
+from specdec_core.studies.bench.result import BenchResult
+from specdec_core.training.heads.training import HeadTraining
+from tests.dashboards import browser
+from tests.dashboards.test_delivery import server
+from tests.dashboards.test_heads import SETTINGS
+from tests.specdec_core.drafting.heads.examples import learnable
+
+KIND = "mlflow.experimentKind"
+NOTE = "mlflow.note.content"
+
+
+@pytest.fixture(scope="module")
+def pair(
+    swept: tuple[SweepResult, Path],
+    bench_result: BenchResult,
+    bench_prompts: list[Prompt],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[str, Path]]:
+    """A pair's name and a workspace whose store has a sweep, a benchmark and a head of the pair."""
+    result, folder = swept[0].model_copy(deep=True), swept[1]
+    home = tmp_path_factory.mktemp("views")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        patch.setenv("SPECDEC_HOME", str(home))
+        with SweepRun() as tracking:
+            tracking.begun(result, bench_prompts, folder)
+            tracking.finish(result, folder)
+        bench = bench_result.model_copy(update={"pair": result.pair})
+        log_bench(bench, [], bench_prompts, folder)
+        training = HeadTraining(HeadSpec(), learnable(), SETTINGS)
+        while not training.done:
+            training.epoch()
+        head = training.result()
+        card = save_head(head.weights, head.card, home / "heads" / "mine")
+        with HeadsRun(result.pair, "small", {}) as trained:
+            trained.head_finished(Finished("mine", home / "heads" / "mine", card))
+            trained.finish(home / "heads")
+        yield result.pair.name, home
+
+
+def runs_of(experiment: str, view: str) -> list[Run]:
+    client = MlflowClient(tracking_uri())
+    return client.search_runs([experiment_id_of(client, experiment)], VIEWS[view].runs)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_has_columns_that_its_runs_have(pair: tuple[str, Path], view: str) -> None:
+    runs = runs_of(pair[0], view)
+    assert runs
+    known = {
+        f"{kind}.`{name}`"
+        for run in runs
+        for kind in ("metrics", "params", "tags")
+        for name in getattr(run.data, kind)
+    }
+    assert known >= set(VIEWS[view].columns)
+
+
+def test_an_experiment_gets_the_tags_that_it_lacks_and_keeps_those_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    client = MlflowClient(tracking_uri())
+    old = client.create_experiment("old")
+    theirs = {KIND: "genai_development", NOTE: "ours, do not touch"}
+    kept = client.create_experiment("kept", tags=theirs)
+    new = experiment_id_of(client, "new")
+    for name, known in (("old", old), ("kept", kept), ("new", new)):
+        assert experiment_id_of(client, name) == known
+    tags = {known: client.get_experiment(known).tags for known in (old, kept, new)}
+    assert tags[kept].items() >= theirs.items()
+    for own in (old, new):
+        assert tags[own][KIND] == "custom_model_development"
+        assert f"#/experiments/{own}/runs?" in tags[own][NOTE]
+    for view in VIEWS:
+        for own in tags.values():
+            saved = json.loads(own[f"mlflow.sharedViewState.{view}"])
+            assert (saved["name"], type(saved["state"])) == (view, str)
+
+
+@pytest.fixture(scope="module")
+def served(pair: tuple[str, Path]) -> Iterator[str]:
+    """The address of a server of the store."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with server(pair[1], port):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="module")
+def window() -> Iterator[browser.Browser]:
+    """Wide: the table leaves out what does not fit."""
+    if program := browser.missing():
+        pytest.skip(f"no {program} on PATH (Debian: apt-get install chromium chromium-driver)")
+    with browser.Browser(2400, 1000) as opened:
+        yield opened
+
+
+HEADINGS = """
+    const cells = [...document.querySelectorAll(".ag-header-cell")];
+    const left = cell => cell.getBoundingClientRect().left;
+    return cells.sort((a, b) => left(a) - left(b)).map(cell => cell.getAttribute("col-id")).join();
+"""
+
+
+def shows(window: browser.Browser, view: str, runs: int) -> None:
+    """Fails unless a table shows so many runs with the columns of a view, from the left."""
+    columns = ["attributes.`Run Name`", "runDateAndNestInfo", *VIEWS[view].columns]
+    ready = f"""
+        const rows = document.querySelectorAll(".ag-center-cols-container .ag-row").length;
+        const headings = (() => {{ {HEADINGS} }})();
+        return rows === {runs} && headings.includes({json.dumps(",".join(columns))});
+    """
+    assert window.wait(ready, 60), window.run("return location.href") + window.run(HEADINGS)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_address_that_a_command_prints_opens_the_table_of_runs(
+    pair: tuple[str, Path],
+    served: str,
+    window: browser.Browser,
+    view: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", served)
+    with console.capture() as printed:
+        print_runs_page(pair[0], view)
+    label, address = printed.get().split()
+    assert label == "compare"
+    window.open(address)
+    shows(window, view, len(runs_of(pair[0], view)))
+
+
+def test_the_overview_of_an_experiment_links_to_the_table_of_runs(
+    pair: tuple[str, Path], served: str, window: browser.Browser
+) -> None:
+    window.open("about:blank")  # else the page would not load anew
+    address = f"{served}/#/experiments"
+    for text in (pair[0], "sweeps"):
+        window.open(address)
+        link = f"[...document.querySelectorAll('a')].find(a => a.textContent === '{text}')?.href"
+        address = window.wait(f"return {link}", 60)
+        assert address, window.run("return location.href")
+    window.open(address)
+    shows(window, "sweeps", len(runs_of(pair[0], "sweeps")))

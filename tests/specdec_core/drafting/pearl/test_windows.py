@@ -1,0 +1,252 @@
+"""Every length policy sees each window of a draft that drafts ahead as a round of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+
+from specdec_core.config import (
+    Configuration,
+    DrafterSettings,
+    PairSpec,
+    PolicySettings,
+    RunnerSettings,
+    Sampling,
+    kinds,
+)
+from specdec_core.config.kinds import kinds_of
+from specdec_core.drafting.cascade.settings import CascadeSettings
+from specdec_core.drafting.draft_model.drafter import DraftModelDrafter
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.drafter import Resources, Sequencing
+from specdec_core.drafting.heads.storage import load_pair_head
+from specdec_core.drafting.hybrid import HybridSettings
+from specdec_core.drafting.pearl.settings import PearlSettings
+from specdec_core.drafting.policies.decision import DecisionSettings
+from specdec_core.drafting.policies.oracle import OracleSettings
+from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
+from specdec_core.drafting.policies.signals import Signals
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.drafting.suffix import SuffixSettings
+from specdec_core.engine import Engine, Request
+from specdec_core.models.pair import load_pair
+from specdec_core.prompts.prompt_sets import load_prompts
+from specdec_core.tokens.sampling import RandomStream
+from specdec_core.tokens.statistics import Generation, Origin
+from tests.specdec_core.drafting.pearl.in_turns import InTurns
+
+HEADS = {"specdecpp": "bundled:small-specdecpp-d3-w1", "decision": "bundled:small-joint"}
+COUPLED = Sampling(temperature=1.0, coupling="gumbel")
+
+
+def with_defaults(settings: type[PolicySettings]) -> PolicySettings:
+    """A policy of the table; those that have no defaults with a trained head or a table of K."""
+    needed = {"head": HEADS.get(settings.model_fields["kind"].default), "tokens": {1: 4, 2: 2}}
+    return settings(**{name: needed[name] for name in needed if name in settings.model_fields})
+
+
+# Nothing that decodes can follow the oracle.
+EVERY = kinds_of(kinds.POLICIES, PolicySettings).values()
+POLICIES = [with_defaults(kind) for kind in EVERY if kind is not OracleSettings]
+LEARNING = [p for p in POLICIES if p.kind in ("dynamic_confidence", "pre_cut")]
+POLICIES.append(DecisionSettings(head=HEADS["decision"], threshold=0.3, cumulative=True))
+
+
+@dataclass
+class Window:
+    """What a policy was asked and told of a round."""
+
+    text: list[int]  # before it
+    limit: int
+    tokens: list[int] = field(default_factory=list)  # that the policy has seen
+    going: bool = True  # by the policy's last answer
+    outcome: PolicyOutcome | None = None
+
+    @property
+    def drafted(self) -> int:
+        return len(self.tokens) if self.outcome is None else self.outcome.drafted
+
+    @property
+    def stopped(self) -> bool:
+        """By the policy, at its limit or at the text's end; else its verdict came before that."""
+        return not self.going or self.drafted >= max(self.limit, len(self.tokens) + 1)
+
+
+class Watched:
+    """A policy that holds whoever asks it to the order of calls."""
+
+    def __init__(self, policy: LengthPolicy, link: InTurns) -> None:
+        self.policy, self.link = policy, link
+        self.windows: list[Window | None] = []  # None where a request begins
+        self.open: dict[int, Window] = {}
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.policy, name)
+
+    def limit(self, slot: int, batch: int = 1) -> int:
+        assert slot not in self.open, "asked for another limit before the verdict"
+        limit = self.policy.limit(slot, batch)
+        text = self.link.ahead._slots[slot].sequence.tokens
+        self.open[slot] = Window(list(text), limit)
+        self.windows.append(self.open[slot])
+        return limit
+
+    def go_on(self, signals: Signals) -> Sequence[bool]:
+        answers = self.policy.go_on(signals)
+        asked = zip(signals.slots, signals.tokens, signals.positions, answers, strict=True)
+        for slot, token, position, going in asked:
+            window = self.open[slot]
+            assert window.going, "asked again after it has stopped"
+            assert position == len(window.tokens) + 1
+            assert position <= window.limit or self.policy.learns
+            window.tokens.append(token)
+            window.going = going
+        return answers
+
+    def observe(self, slot: int, outcome: PolicyOutcome) -> None:
+        window = self.open.pop(slot)
+        window.outcome = outcome
+        # Who learns nothing from it is not asked about the last possible candidate.
+        unseen = outcome.drafted - len(window.tokens)
+        assert unseen == 0 or (unseen == 1 and not self.policy.learns and window.going)
+        assert 0 <= outcome.accepted <= outcome.drafted
+        assert 1 <= outcome.draft_calls <= outcome.drafted
+        self.policy.observe(slot, outcome)
+
+    def reset(self, slot: int) -> None:
+        self.open.pop(slot, None)
+        self.windows.append(None)
+        self.policy.reset(slot)
+
+
+class Drafting:
+    """The bundled pair in float32, and what its target writes alone."""
+
+    def __init__(self) -> None:
+        settings = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=512)
+        self.pair = load_pair(PairSpec(drafts={"small": "bundled:draft-small"}, runner=settings))
+        prompts = load_prompts("bundled:held_out", 2, self.pair.tokenizer)
+        self.prompts = [tuple(self.pair.tokenizer(p.text)["input_ids"])[-40:] for p in prompts]
+        self._alone: dict[Sampling, list[Generation]] = {}
+
+    def requests(self, sampling: Sampling) -> list[Request]:
+        return [
+            Request(str(n), prompt, 24 + n, sampling, seed=n)
+            for n, prompt in enumerate(self.prompts)
+        ]
+
+    def alone(self, sampling: Sampling) -> list[Generation]:
+        if sampling not in self._alone:
+            self._alone[sampling] = Engine(self.pair, slots=2).generate(self.requests(sampling))
+        return self._alone[sampling]
+
+    def beside(
+        self, drafter: DrafterSettings, sampling: Sampling, slots: int, patch: pytest.MonkeyPatch
+    ) -> tuple[Watched, list[Generation]]:
+        """What is written with a draft beside the target, and what its policy was asked."""
+        link, watched, rightly = InTurns(self.pair, 0), [], Resources.policy
+
+        def policy(resources: Resources, draft: str | None, settings: PolicySettings) -> Watched:
+            watched.append(Watched(rightly(resources, draft, settings), link))
+            return watched[0]
+
+        patch.setattr(Resources, "policy", policy)
+        engine = Engine(self.pair, Configuration(drafter=drafter), slots, open_link=lambda: link)
+        found = engine.generate(self.requests(sampling))
+        return watched[0], found
+
+
+@pytest.fixture(scope="module")
+def drafting() -> Drafting:
+    return Drafting()
+
+
+def plain(policy: PolicySettings) -> DraftModelSettings:
+    return DraftModelSettings(policy=policy)
+
+
+def sped_up(policy: PolicySettings) -> CascadeSettings:
+    return CascadeSettings(proposer=PromptLookupSettings(max_tokens=5), policy=policy)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "width", "sampling"),
+    [(plain, 1, Sampling()), (plain, 3, COUPLED), (sped_up, 1, Sampling())],
+    ids=["alone", "at several places", "sped up"],
+)
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda own: own.kind)
+def test_a_window_stops_where_a_chain_of_one_process_would(
+    drafting: Drafting,
+    policy: PolicySettings,
+    drafter: object,
+    width: int,
+    sampling: Sampling,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Given the same text and, of earlier rounds, the same outcomes; and no token is another."""
+    pearl = PearlSettings(drafter=drafter(policy), window=6, wait=3, width=width, least=0.0)
+    watched, found = drafting.beside(pearl, sampling, 1, monkeypatch)
+    assert [g.tokens for g in found] == [g.tokens for g in drafting.alone(sampling)]
+    pair = drafting.pair
+    runner = pair.open_runner("small", 1)
+    sizes = runner.vocab_size, pair.eos_token_ids
+    resources = Resources(lambda name: runner, partial(load_pair_head, pair), *sizes)
+    chain = DraftModelDrafter(plain(policy), resources)
+    request, outcomes = -1, []
+    for window in watched.windows:
+        if window is None:
+            request += 1
+            chain.policy.reset(0)
+            continue
+        runner.truncate(0, 0)
+        # A verdict that came before the policy has stopped leaves it no room to go on.
+        room = 99 if window.stopped else max(window.drafted, 1)
+        stream = RandomStream(request)
+        [tree] = chain.propose([Sequencing(0, window.text, sampling, stream, room)])
+        assert tree.tokens[: len(window.tokens)] == window.tokens
+        if (told := window.outcome) is None:
+            continue
+        assert len(tree) == told.drafted
+        assert told.draft_calls == told.drafted or drafter is sped_up
+        written = [*drafting.prompts[request], *found[request].tokens][len(window.text) :]
+        agreed = [own == said for own, said in zip(tree.tokens, written, strict=False)]
+        assert told.accepted == [*agreed, False].index(False)
+        chain.policy.observe(0, told)
+        outcomes.append(told)
+    assert request == len(found) - 1
+    assert any(told.accepted < told.drafted for told in outcomes)
+    assert max(told.drafted for told in outcomes) > 2
+    assert len({told.accepted for told in outcomes}) > 2
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda own: own.kind)
+def test_requests_of_a_batch_have_windows_of_their_own(
+    drafting: Drafting, policy: PolicySettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pearl = PearlSettings(drafter=sped_up(policy), window=5, wait=2, width=2)
+    watched, found = drafting.beside(pearl, Sampling(temperature=0.8), 2, monkeypatch)
+    assert all(g.tokens for g in found)
+    told = [window.outcome for window in watched.windows if window and window.outcome]
+    assert sum(outcome.accepted for outcome in told) > 8
+
+
+@pytest.mark.parametrize("policy", LEARNING, ids=lambda own: own.kind)
+def test_rounds_that_others_propose_for_judge_windows_too(
+    drafting: Drafting, policy: PolicySettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pearl = PearlSettings(drafter=plain(policy), window=5, wait=2)
+    hybrid = HybridSettings(lookup=SuffixSettings(), otherwise=pearl, min_match=1)
+    watched, found = drafting.beside(hybrid, Sampling(), 1, monkeypatch)
+    assert [g.tokens for g in found] == [g.tokens for g in drafting.alone(Sampling())]
+    assert any(Origin.LOOKUP in g.origins for g in found)
+    request = -1
+    for window in watched.windows:
+        if window is None:
+            request += 1
+        elif told := window.outcome:
+            written = [*drafting.prompts[request], *found[request].tokens][len(window.text) :]
+            agreed = [own == said for own, said in zip(window.tokens, written, strict=False)]
+            assert told.accepted == [*agreed, False].index(False)

@@ -1,0 +1,153 @@
+"""From any logits and any accepted settings come distributions, and from these possible tokens."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from specdec_core.config import Configuration, Sampling
+from specdec_core.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.tokens.coupling import SharedNoise, acceptance, choose
+from specdec_core.tokens.sampling import draw, draw_siblings, warp, warp_rows
+from specdec_core.tokens.verification import residual
+
+LAST = math.nextafter(1, 0)  # the largest of random.random()'s numbers
+UNIFORMS = [0.0, 0.5, 1 - 2**-24, LAST]
+TINY = 5e-324
+
+LOGIT = st.one_of(
+    st.sampled_from([-math.inf, -3.4e38, -1e38, -1e4, 0.0, 1e-38, 1.0, 1e4, 1e38, 3.4e38]),
+    st.floats(-20, 20, width=32),
+)
+VOCABULARY = st.shared(st.integers(1, 12), key="vocabulary")
+POSSIBLE = VOCABULARY.flatmap(
+    lambda size: st.one_of(
+        st.lists(LOGIT, min_size=size, max_size=size),
+        LOGIT.map(lambda logit: [logit] * size),
+        st.integers(0, size - 1).map(lambda n: [0.0 if i == n else -math.inf for i in range(size)]),
+    )
+).filter(lambda logits: max(logits) > -math.inf)
+SAMPLING = st.builds(
+    Sampling,
+    temperature=st.one_of(
+        st.sampled_from([TINY, 1e-40, 1.2e-38, 1e-37, 1e-30, 1e-20, 0.5, 1.0, 1e20, 1e38]),
+        st.floats(0, 1e38, exclude_min=True),
+    ),
+    top_k=st.sampled_from([0, 0, 1, 2, 5, 10**30]),
+    top_p=st.one_of(
+        st.sampled_from([1.0, 1.0, LAST, 0.9, 1e-50, TINY]), st.floats(0, 1, exclude_min=True)
+    ),
+)
+
+
+def assert_distribution(row: torch.Tensor) -> None:
+    assert row.isfinite().all()
+    assert (row >= 0).all()
+    assert float(row.double().sum()) == pytest.approx(1, abs=1e-5)
+
+
+@settings(deadline=None)  # a busy machine may take its time
+@given(POSSIBLE, SAMPLING, POSSIBLE)
+@example([1.0, 2.0, -math.inf], Sampling(temperature=1.0, top_p=1e-50), [0.0, 0.0, 0.0])
+@example([1e38, -1e38, 3e38], Sampling(temperature=0.5), [0.0, -math.inf, -math.inf])
+def test_tokens_come_from_distributions_and_are_possible(
+    target: list[float], sampling: Sampling, draft: list[float]
+) -> None:
+    logits = torch.tensor([target, draft])
+    p, q = warp_rows(logits, [sampling, sampling])
+    if sampling.greedy:
+        assert p is None
+        assert q is None
+        return
+    for row, own in ((p, logits[0]), (q, logits[1])):
+        assert_distribution(row)
+        assert not row[own == -math.inf].any()
+        assert row[own.argmax()] == row.max(), "the most likely token stays the most likely"
+        for uniform in UNIFORMS:
+            [token] = draw(row[None], [uniform])
+            assert row[token] > 0
+        positions = range(8)
+        rows = row.expand(len(positions), -1)
+        for token in choose(rows, SharedNoise(0), positions, len(row)):
+            assert row[token] > 0
+    assert 0 <= float(acceptance(p, q)) <= 1 + 1e-5
+    for token in range(len(q)):
+        for own, chance in ((q, q[token]), (None, 1.0)):
+            if not p[token] < chance:
+                continue  # it is never rejected
+            left = residual(p, token, own)
+            assert_distribution(left)
+            assert not left[token]
+            for uniform in UNIFORMS:
+                [other] = draw(left[None], [uniform])
+                assert left[other] > 0
+                assert p[other] > 0
+
+
+@settings(deadline=None)  # a busy machine may take its time
+@given(POSSIBLE, SAMPLING, st.lists(st.sampled_from(UNIFORMS), min_size=1, max_size=6))
+@example([0.0, -100.0, -100.0, -103.0], Sampling(temperature=1.0), [0.5, 0.5, 0.5])
+def test_siblings_come_from_distributions_and_are_possible(
+    logits: list[float], sampling: Sampling, uniforms: list[float]
+) -> None:
+    [row] = warp_rows(torch.tensor([logits]), [sampling])
+    if row is None:
+        return
+    for replacement in (False, True):
+        [tokens], sources = draw_siblings(row[None], [uniforms], replacement)
+        possible = len(uniforms) if replacement else min(len(uniforms), int((row > 0).sum()))
+        assert len(tokens) == possible
+        assert replacement or len(set(tokens)) == len(tokens)
+        for token, source in zip(tokens, sources, strict=False):
+            assert_distribution(source[0])
+            assert source[0, token] > 0
+
+
+@settings(deadline=None)  # a busy machine may take its time
+@given(
+    st.lists(st.sampled_from([0.0, 0.0, TINY, 1e-320, 1e-45, 1e-8, 0.1, 1.0]), min_size=1),
+    st.floats(0, 1, exclude_max=True),
+)
+@example([TINY, 0.0], 0.9)
+@example([0.1] * 10 + [0.0], LAST)
+def test_only_what_has_weight_is_drawn(weights: list[float], uniform: float) -> None:
+    for kind in (torch.float32, torch.float64):
+        row = torch.tensor([weights], dtype=kind)
+        if row.any():
+            [token] = draw(row, [uniform])
+            assert row[0, token] > 0
+
+
+@pytest.mark.parametrize("coupling", ["rejection", "gumbel"])
+@pytest.mark.parametrize("temperature", [TINY, 1e-40, 1e-31])
+def test_a_temperature_too_small_to_divide_by_is_greedy(
+    tiny_pair: Pair, temperature: float, coupling: str
+) -> None:
+    sampling = Sampling(temperature=temperature, coupling=coupling)
+    assert sampling.greedy
+    assert sampling == Sampling(coupling=coupling)
+    request = Request("", (5, 6, 7), 12)
+    greedy, cold = (
+        Engine(tiny_pair, Configuration(sampling=own)).generate([request])[0].tokens
+        for own in (Sampling(), sampling)
+    )
+    assert cold == greedy
+
+
+def test_the_smallest_temperature_draws_the_most_likely_token() -> None:
+    logits = torch.tensor([[3.0, 60000.0, 59999.9, -math.inf]])
+    for temperature in (1e-30, 1e-20):
+        assert warp(logits, Sampling(temperature=temperature)).tolist() == [[0, 1, 0, 0]]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1e-40, 1e39])
+@pytest.mark.parametrize("name", ["temperature", "top_p"])
+def test_numbers_that_are_no_setting_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ValidationError, match=name):
+        Sampling(**{name: value})
