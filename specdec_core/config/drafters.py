@@ -147,7 +147,9 @@ class ModelSettings(DrafterSettings):
     @property
     def subject(self) -> str:
         """The draft model where a sentence begins."""
-        return f"The {self.draft} draft model" if self.draft else "The draft model"
+        return (
+            "The draft model" if self.draft in (None, "draft") else f"The {self.draft} draft model"
+        )
 
     def unknown_draft(self, recording: RecordingFacts) -> str | None:
         """Why a recording has not got the draft model; None where it has."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, PrivateAttr
 
@@ -129,14 +130,15 @@ class SweepResult(Document):
     hardware: str | None = None  # another machine, whose forward times the profile holds
     environment: dict[str, str] = Field(default={})  # git commit, hardware, library versions
     mlflow_run_id: str | None = None
-    _labels: dict[str, str] = PrivateAttr(default={})
+    _labels: tuple[Any, dict[str, str]] = PrivateAttr(default=(None, {}))
 
     @property
     def labels(self) -> dict[str, str]:
         """What each configuration is called, by its id; no two alike."""
-        if len(self._labels) != len(self.trials):  # trials are only ever added
-            self._labels = distinct_labels(trial.configuration for trial in self.trials)
-        return self._labels
+        known = id(self.trials), len(self.trials)  # trials are only ever added
+        if self._labels[0] != known:
+            self._labels = known, distinct_labels(trial.configuration for trial in self.trials)
+        return self._labels[1]
 
     def trial(self, config_id: str) -> Trial:
         return next(t for t in self.trials if t.id == config_id)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dashboards.tables import sweep_table
+from dashboards.tables import sentences, sweep_table
 from specdec_core.search.results import SweepResult
 
 
@@ -39,6 +39,18 @@ def test_measured_speedups_have_an_interval_and_estimated_ones_a_tilde(
     assert "★" in row(lines, result.champion_trial.configuration.label)
     tied = next(timing for timing in result.timings if timing.tied_with_champion)
     assert f"={tied.speedup:.2f}×" in row(lines, result.trial(tied.config_id).configuration.label)
+
+
+def test_sentences_are_of_those_timed_and_begin_with_the_champion(
+    swept: tuple[SweepResult, Path],
+) -> None:
+    result = swept[0]
+    said = sentences(result)
+    best = result.champion_trial.configuration
+    assert said[0] == (result.labels[best.id], best.sentence)
+    assert [label for label, _ in said[1:]] == [
+        result.labels[t.config_id] for t in result.timings if t.config_id != best.id
+    ]
 
 
 def test_a_long_table_is_cut_and_says_so(swept: tuple[SweepResult, Path]) -> None:

@@ -40,7 +40,7 @@ def test_curves_end_where_the_rounds_do(comparison: ArmComparison) -> None:
         assert trace.y[-1] == pytest.approx(len(bandit.rounds) - len(best.rounds))
     names = [trace.name for trace in figure.data]
     assert best.name not in names  # it is the line at 0
-    assert "UCBSpec by time" not in names  # rewarded in something else
+    assert "UCB of 2 arms, by time" not in names  # rewarded in something else
     least = min(comparison.of("bandit")[:2], key=lambda b: len(b.rounds))
     assert figure.layout.title.text.startswith(f"{least.name} loses the least")
 
@@ -90,9 +90,9 @@ def test_shares_of_all_arms_fill_every_panel(comparison: ArmComparison) -> None:
 def test_the_table_belongs_to_the_figure(comparison: ArmComparison) -> None:
     table = regret_table(comparison).set_index("bandit")
     ucb = comparison.of("bandit")[0]
-    assert table.loc["UCBSpec", "regret (rounds)"] == comparison.regret(ucb).total
-    assert table.loc["UCBSpec", "bound"] == "H L² log E[len]"
-    assert table.loc["UCBSpec by time", "bound"] == "–"
+    assert table.loc["UCB of 2 arms", "regret (rounds)"] == comparison.regret(ucb).total
+    assert table.loc["UCB of 2 arms", "bound"] == "H L² log E[len]"
+    assert table.loc["UCB of 2 arms, by time", "bound"] == "–"
 
 
 def test_the_page_needs_no_network_and_says_who_won(comparison: ArmComparison) -> None:
@@ -103,7 +103,7 @@ def test_the_page_needs_no_network_and_says_who_won(comparison: ArmComparison) -
     assert headline(table) in html.replace("&#39;", "'")
     assert all(f'data-plot="{name}"' in html for name in drawn)
     text = markdown(table, comparison.shares(), ["a note"])
-    assert text.count("\n| UCBSpec") == 4  # two rules, in two tables
+    assert text.count("\n| UCB of 2 arms") == 4  # two rules, in two tables
     assert "- a note" in text
     assert bandits_table(table).row_count == len(comparison.entrants)
 
