@@ -24,7 +24,7 @@ import ray
 from pydantic import TypeAdapter
 
 from cluster.session import get, ray_session, resources
-from cluster.sweep.timing import Stopwatch, alone, start_bench
+from cluster.sweep.timing import InterleavedTimes, alone, start_bench
 from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration
 from specdec_core.engine.engine import Request
@@ -37,7 +37,7 @@ from specdec_core.studies.papers.inputs import load_sets, with_datastores
 from specdec_core.studies.papers.plan import PaperPlan
 from specdec_core.studies.papers.result import Measured, PapersResult
 
-_STOPWATCH = TypeAdapter(Stopwatch)
+_TIMES = TypeAdapter(InterleavedTimes)
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,11 @@ class PapersFolder(SweepFolder):
         name = re.sub(r"[^\w.-]+", "-", prompts)
         return self.path / "blocks" / f"{name}-{repeat}.json"
 
-    def save_block(self, prompts: str, repeat: int, watch: Stopwatch) -> None:
-        write_atomically(
-            self.block(prompts, repeat), _STOPWATCH.dump_json(watch, indent=None).decode()
-        )
+    def save_block(self, prompts: str, repeat: int, watch: InterleavedTimes) -> None:
+        write_atomically(self.block(prompts, repeat), _TIMES.dump_json(watch, indent=None).decode())
 
-    def load_block(self, prompts: str, repeat: int) -> Stopwatch:
-        return _STOPWATCH.validate_json(self.block(prompts, repeat).read_text())
+    def load_block(self, prompts: str, repeat: int) -> InterleavedTimes:
+        return _TIMES.validate_json(self.block(prompts, repeat).read_text())
 
 
 def run_papers(
@@ -139,7 +137,7 @@ def _measure(
     for key, repeat in missing:
         # Counts do not change with the repeat: what is not timed is decoded once.
         taken = [c for c, times in work[key].items() if repeat < max(times, 1)]
-        watch = Stopwatch(turns=repeat * len(requests[key]))
+        watch = InterleavedTimes(turns=repeat * len(requests[key]))
         get(bench.forget.remote())
         for request in requests[key] if taken else ():
             watch.take(bench, taken, request, 0)
@@ -157,7 +155,7 @@ def _read(folder: PapersFolder, key: str, work: Mapping[Configuration, int]) -> 
     blocks = [first]
     while folder.block(key, len(blocks)).exists():
         blocks.append(folder.load_block(key, len(blocks)))
-    watch = Stopwatch(generations=first.generations)
+    watch = InterleavedTimes(generations=first.generations)
     for configuration, times in work.items():
         own = blocks[: max(times, 1)]
         watch.seconds[configuration.id] = [block.seconds[configuration.id][0] for block in own]
@@ -172,8 +170,8 @@ def _read(folder: PapersFolder, key: str, work: Mapping[Configuration, int]) -> 
     ]
 
 
-def _timing(watch: Stopwatch, configuration: Configuration, times: int) -> Timing:
+def _timing(watch: InterleavedTimes, configuration: Configuration, times: int) -> Timing:
     """Against autoregressive decoding in the same repeats."""
     baseline = Configuration(sampling=configuration.sampling)
     seconds = {c.id: watch.seconds[c.id][:times] for c in (configuration, baseline)}
-    return Stopwatch(seconds, watch.generations).timing(configuration, baseline)
+    return InterleavedTimes(seconds, watch.generations).timing(configuration, baseline)

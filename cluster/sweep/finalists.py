@@ -8,7 +8,7 @@ import pandas as pd
 import ray
 
 from cluster.session import get
-from cluster.sweep.timing import Stopwatch
+from cluster.sweep.timing import InterleavedTimes
 from cluster.sweep.trial import assess
 from specdec_core.config import Configuration
 from specdec_core.engine import Request
@@ -72,12 +72,12 @@ def _take_times(
     contestants: Sequence[Configuration],
     requests: Sequence[Request],
     tell: Observer,
-) -> Stopwatch:
+) -> InterleavedTimes:
     """Decode every prompt by all contestants in turn, `plan.repeats` times."""
     steps = plan.repeats * len(requests)
     tell.stage(f"timing {len(contestants) - 1} finalists alone", steps)
     get(bench.warm_up.remote(contestants, requests[0]))
-    watch = Stopwatch()
+    watch = InterleavedTimes()
     for repeat in range(plan.repeats):
         get(bench.forget.remote())  # every repeat does the same work
         for request in requests:
@@ -91,7 +91,7 @@ def _forwards(counts: Counts) -> int:
 
 
 def _compare(
-    watch: Stopwatch, finalists: Sequence[Configuration], result: SweepResult, tell: Observer
+    watch: InterleavedTimes, finalists: Sequence[Configuration], result: SweepResult, tell: Observer
 ) -> dict[str, pd.DataFrame]:
     """Whether replayed finalists, decoded now, had the counts that the recording told; fills
     `result.replay`. Returns their rounds."""
@@ -132,7 +132,7 @@ def choose_finalists(
 
 
 def choose_champion(
-    contestants: Sequence[Configuration], watch: Stopwatch, result: SweepResult
+    contestants: Sequence[Configuration], watch: InterleavedTimes, result: SweepResult
 ) -> str:
     """The fastest contestant, but autoregressive decoding, which comes first, where nothing is
     shown to beat it. Among those that cannot be told from the fastest, the one whose counts

@@ -197,7 +197,7 @@ def alone(
 
 
 @dataclass
-class Stopwatch:
+class InterleavedTimes:
     """Interleaved times of some configurations: seconds [repeat][prompt] and the first repeat's
     generations [prompt], by configuration id."""
 

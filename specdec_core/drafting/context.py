@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from specdec_core.drafting.drafter import Outcome, Sequencing
+from specdec_core.drafting.drafter import Outcome, SlotState
 from specdec_core.models.runner import ModelRunner
 
 # Further behind than this, the draft model catches up without computing logits.
@@ -21,7 +21,7 @@ class DraftContext:
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         """Read the texts up to their last token, together. Rows that hold them already are left
         alone; the engine empties a row before a request enters. A lazy runner reads a text when
         it is asked what follows it."""
@@ -32,7 +32,7 @@ class DraftContext:
         texts = [s.tokens[held[s.slot] : -1] for s in behind]
         self.runner.prefill([s.slot for s in behind], texts)
 
-    def pending(self, sequence: Sequencing) -> list[int]:
+    def pending(self, sequence: SlotState) -> list[int]:
         """Committed tokens that the draft model has not read, at least the last one."""
         slot, length = sequence.slot, self.runner.lengths[sequence.slot]
         if len(sequence.tokens) - length > _CATCH_UP:
@@ -41,7 +41,7 @@ class DraftContext:
         return sequence.tokens[length:]
 
     def keep(
-        self, sequence: Sequencing, outcome: Outcome, cached: Mapping[int, int] | None = None
+        self, sequence: SlotState, outcome: Outcome, cached: Mapping[int, int] | None = None
     ) -> None:
         """Of the drafted tokens keep those that were accepted; nothing is computed again.
 
@@ -49,7 +49,7 @@ class DraftContext:
         token behind the round's text; unset, the nodes of a chain in their order.
         """
         runner, slot = self.runner, sequence.slot
-        own = 0 if sequence.starts else 1  # the target's own token behind the path
+        own = 0 if sequence.target_start else 1  # the target's own token behind the path
         text = len(sequence.tokens) - outcome.accepted - own  # length before the round
         read = runner.lengths[slot] - text
         if read <= 0:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from specdec_core.base.stopwatch import Stopwatch
+from specdec_core.base.round_clock import RoundClock
 from specdec_core.config import DrafterSettings, LookupSettings, PolicySettings, Sampling, run_time
 from specdec_core.drafting.pearl.link import Link, no_link
 from specdec_core.drafting.policies.policy import LengthPolicy, build_policy
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Sequencing:
+class SlotState:
     """What a drafter may know of a slot: its committed tokens and how it samples."""
 
     slot: int
@@ -29,7 +29,8 @@ class Sequencing:
     random: RandomStream
     room: int = 0  # candidate tokens that may follow each other in the round
     batch: int = 1  # requests that share the round
-    starts: list[int] = field(default_factory=list)  # the target's tokens for the next place
+    # The target's tokens for the next place, where a drafter has it begin the tree.
+    target_start: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -53,7 +54,7 @@ class Drafter:
     shapes: Sequence[Sequence[int]] = ()  # the parents of trees that it grows, whole or cut
 
     def __init__(self, settings: Any, resources: Resources) -> None:
-        """Of settings of its kind."""
+        """Built from the settings of its kind."""
 
     @classmethod
     def replayed(cls, settings: Any, recorded: Any) -> Drafter:
@@ -78,25 +79,25 @@ class Drafter:
         never be."""
         return True
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         """Requests enter their slots."""
 
-    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
+    def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         """At most `sequence.room` candidate tokens deep for each slot; maybe none."""
         raise NotImplementedError
 
-    def arrived(self, sequences: Sequence[Sequencing], trees: Sequence[TokenTree]) -> None:
+    def arrived(self, sequences: Sequence[SlotState], trees: Sequence[TokenTree]) -> None:
         """The target has read the trees. Candidates that have come since may be added, one behind
         each place that it has read: `tree.fed` says how many nodes those are."""
 
-    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         """The round is committed, and it was not the request's last: `sequence.tokens` now ends in
         the path's tokens and, unless the target begins the trees, one of the target's own."""
 
-    def missed(self, sequence: Sequencing) -> None:
+    def missed(self, sequence: SlotState) -> None:
         """The same, of a round that another drafter has proposed for."""
 
-    def close(self, sequence: Sequencing) -> None:
+    def close(self, sequence: SlotState) -> None:
         """The request leaves its slot, finished or cancelled: `sequence.tokens` is all its text."""
 
     def state(self) -> dict[str, Any] | None:
@@ -124,12 +125,12 @@ class Found:
 class Lookup(Drafter):
     """Proposes from texts, without a model; also behind text that is not committed yet."""
 
-    def find(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> Found:
+    def find(self, sequence: SlotState, drafted: Sequence[int], room: int) -> Found:
         """What may follow `sequence.tokens` and then `drafted`, at most `room` tokens deep. All
         nodes are deterministic proposals."""
         raise NotImplementedError
 
-    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
+    def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         return [self.find(s, (), s.room).tree if s.room > 0 else TokenTree() for s in sequences]
 
 
@@ -142,7 +143,7 @@ class Resources:
     vocab_size: int
     eos_token_ids: frozenset[int]
     tokenizer_digest: Callable[[], str] | None = None  # of the vocabulary; None: not known here
-    stopwatch: Stopwatch = field(default_factory=Stopwatch)  # counts what drafters spend
+    clock: RoundClock = field(default_factory=RoundClock)  # what a round's time goes into
     slots: int = 1
     open_link: Callable[[], Link] = no_link  # to a draft on a device of its own
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from specdec_core.config import Sampling
 from specdec_core.drafting.context import DraftContext
-from specdec_core.drafting.drafter import Sequencing
-from specdec_core.tokens.sampling import draw_siblings, warp
+from specdec_core.drafting.drafter import SlotState
+from specdec_core.tokens.acceptance import Places
 from specdec_core.tokens.statistics import Origin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 
@@ -41,10 +39,8 @@ class Growth:
     behind the committed text.
     """
 
-    def __init__(
-        self, context: DraftContext, sequences: Sequence[Sequencing], vocab_size: int
-    ) -> None:
-        self.context, self.sequences, self.vocab_size = context, sequences, vocab_size
+    def __init__(self, context: DraftContext, sequences: Sequence[SlotState]) -> None:
+        self.context, self.sequences = context, sequences
         self.trees = [TokenTree() for _ in sequences]
         self.cached: list[dict[int, int]] = [{} for _ in sequences]
         self._read: dict[int, list[int]] = {}  # the parents of what was read of each tree
@@ -74,7 +70,7 @@ class Growth:
         return Level(
             [i for i, nodes in wanted.items() for _ in nodes],
             [node for nodes in wanted.values() for node in nodes],
-            _at(logits, places)[:, : self.vocab_size],
+            _at(logits, places),
             None if runner.hidden is None else _at(runner.hidden, places),
         )
 
@@ -82,62 +78,30 @@ class Growth:
         """Put `counts[n]` children behind place n of `level`: drawn from the draft distribution,
         fewer where it has fewer tokens and none is drawn twice; when greedy the most likely tokens.
         """
-        alike: dict[Sampling, list[int]] = {}
-        for place, i in enumerate(level.trees):
-            alike.setdefault(self.sequences[i].sampling, []).append(place)
-        nodes: list[list[int]] = [[] for _ in counts]
-        probs = None
-        if len(alike) > 1:  # at temperature 1 where greedy, as Signals has it
-            probs = level.logits.float().softmax(dim=-1)
-        for sampling, places in alike.items():
-            logits = level.logits if len(alike) == 1 else level.logits[places]
-            own = [counts[place] for place in places]
-            most = min(max(own), logits.shape[-1])
-            sources: list[Tensor] = []
-            if sampling.greedy:
-                tokens = logits.topk(most).indices.tolist()
-            else:
-                q = warp(logits, sampling)
-                if len(alike) == 1:
-                    probs = q
-                else:
-                    probs[places] = q
-                if sampling.coupling == "gumbel":
-                    best = (q / self._noise(level, places)).topk(most)
-                    won = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-                    tokens = [[t for t, score in zip(*row, strict=True) if score] for row in won]
-                else:
-                    uniforms = self._uniforms(level, places, own)
-                    tokens, sources = draw_siblings(q, uniforms, replacement)
-            drawn_from = [source.unbind() for source in sources]
-            for row, (place, count) in enumerate(zip(places, own, strict=True)):
-                tree, parent = self.trees[level.trees[place]], level.nodes[place]
-                nodes[place] = [
-                    tree.add(token, parent, Origin.DRAFT, drawn_from[n][row] if sources else None)
-                    for n, token in enumerate(tokens[row][:count])
-                ]
-        return Children(nodes, probs)
+        at = self.places(level)
+        children = at.siblings(counts, replacement)
+        nodes = [
+            [self.trees[i].add(token, parent, Origin.DRAFT, q) for token, q in own]
+            for i, parent, own in zip(level.trees, level.nodes, children, strict=True)
+        ]
+        return Children(nodes, at.probs)
 
-    def _uniforms(
-        self, level: Level, places: Sequence[int], counts: Sequence[int]
-    ) -> list[list[float]]:
-        """Each place's uniform numbers, from its own request's stream."""
-        streams = [self.sequences[level.trees[place]].random for place in places]
-        pairs = zip(streams, counts, strict=True)
-        return [[stream.uniform() for _ in range(count)] for stream, count in pairs]
-
-    def _noise(self, level: Level, places: Sequence[int]) -> Tensor:
-        """The noise (places, vocabulary) that each place's children share with the target: its
-        winners, as many as there are children, are the candidates."""
-        size = level.logits.shape[-1]
-        rows = []
-        for place in places:
-            sequence, tree = self.sequences[level.trees[place]], self.trees[level.trees[place]]
-            position, node = len(sequence.tokens), level.nodes[place]
+    def places(self, level: Level) -> Places:
+        """The places of a level, in the texts that its trees go on."""
+        owners = [self.sequences[i] for i in level.trees]
+        positions = []
+        for i, node, sequence in zip(level.trees, level.nodes, owners, strict=True):
+            position = len(sequence.tokens)
             while node != ROOT:
-                position, node = position + 1, tree.parents[node]
-            rows.append(sequence.random.noise.at(position, self.vocab_size)[:size])
-        return torch.stack(rows).to(level.logits.device)
+                position, node = position + 1, self.trees[i].parents[node]
+            positions.append(position)
+        return Places(
+            [sequence.sampling for sequence in owners],
+            [sequence.random for sequence in owners],
+            positions,
+            level.logits,
+            lambda: level.logits.argmax(dim=-1),
+        )
 
 
 def _behind(text: Sequence[int], parents: Sequence[int]) -> list[int]:

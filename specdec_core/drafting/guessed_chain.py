@@ -19,21 +19,20 @@ from torch import Tensor
 
 from specdec_core.config import PolicySettings
 from specdec_core.drafting.context import DraftContext
-from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.drafting.recorded import PolicyChains, RecordedResources
-from specdec_core.tokens.coupling import choose
-from specdec_core.tokens.sampling import by_row, distributions
+from specdec_core.tokens.acceptance import rule_of
+from specdec_core.tokens.sampling import distributions
 from specdec_core.tokens.token_tree import Origin, TokenTree
-from specdec_core.tokens.verification import Verdict, verify_greedy, verify_sampled
 
 
 @dataclass(slots=True)
 class _Draft:
     """A slot's chain in the making."""
 
-    sequence: Sequencing
+    sequence: SlotState
     limit: int
     tree: TokenTree = field(default_factory=TokenTree)
     feed: list[int] = field(default_factory=list)  # text and chain that was not read yet
@@ -54,8 +53,8 @@ class GuessedChain(Drafter):
         self.runner = resources.draft_runner(draft)
         self.context = DraftContext(self.runner)
         self.policy = resources.policy(draft, policy)
-        self.vocab_size, self.eos_token_ids = resources.vocab_size, resources.eos_token_ids
-        self.stopwatch = resources.stopwatch
+        self.eos_token_ids = resources.eos_token_ids
+        self.clock = resources.clock
         if self.policy.needs_hidden:
             self.runner.watch_hidden(True)
         self._chains: dict[int, tuple[int, int]] = {}  # by slot: length of the text, of the chain
@@ -64,22 +63,22 @@ class GuessedChain(Drafter):
     def replayed(cls, settings: Any, recorded: RecordedResources) -> GuessedChain:
         return type(f"Recorded{cls.__name__}", (cls, RecordedGuesses), {})(settings, recorded)
 
-    def guess(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> TokenTree:
+    def guess(self, sequence: SlotState, drafted: Sequence[int], room: int) -> TokenTree:
         """Deterministic candidates for what the draft model writes behind the text and `drafted`,
         at most `room` tokens deep."""
         raise NotImplementedError
 
-    def learn(self, sequence: Sequencing, drafted: Sequence[int], outcome: Outcome) -> None:
+    def learn(self, sequence: SlotState, drafted: Sequence[int], outcome: Outcome) -> None:
         """What became of a guess behind `drafted` at the draft model; `outcome.choices` are the
         draft model's most likely tokens."""
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
             self.policy.reset(sequence.slot)
         self.context.open(sequences)
 
     @torch.inference_mode()
-    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
+    def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         drafts = [_Draft(s, min(s.room, self.policy.limit(s.slot, s.batch))) for s in sequences]
         active = [draft for draft in drafts if draft.limit > 0]
         for draft in active:
@@ -90,7 +89,7 @@ class GuessedChain(Drafter):
             self._chains[draft.sequence.slot] = len(draft.sequence.tokens), len(draft.tree)
         return [draft.tree for draft in drafts]
 
-    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         text, length = self._chains[sequence.slot]
         # The nodes of the chain come first; the draft model has read all of it but, at times, the
         # last one. What else is in the tree it has never seen.
@@ -98,7 +97,7 @@ class GuessedChain(Drafter):
         self.context.keep(sequence, outcome, {node: node for node in range(read)})
         self.judged(sequence, outcome, length)
 
-    def judged(self, sequence: Sequencing, outcome: Outcome, length: int) -> None:
+    def judged(self, sequence: SlotState, outcome: Outcome, length: int) -> None:
         """Tell the policy what became of the chain, the first `length` nodes of the tree."""
         if length:
             accepted = sum(node < length for node in outcome.path)
@@ -126,11 +125,12 @@ class GuessedChain(Drafter):
         choices = self.runner.choices()
         samplings = [draft.sequence.sampling for draft in active]
         probs = distributions(logits, samplings)
-        pairs = zip(active, guesses, choices, by_row(probs, samplings), strict=True)
+        rows = [None] * len(active) if probs is None else probs
+        pairs = zip(active, guesses, choices, rows, strict=True)
         for draft, guess, own, q in pairs:
             self._decide(draft, guess, own, q)
         signals = self._signals(active, logits, probs)
-        self.stopwatch.chose(returned, logits)
+        self.clock.chose(returned, logits)
         return signals
 
     def _signals(self, active: list[_Draft], logits: Tensor, probs: Tensor | None) -> Signals:
@@ -159,37 +159,22 @@ class GuessedChain(Drafter):
         first = len(draft.feed) - 1  # place of the distribution behind what was fed
         places = slice(first, first + 1 + len(guess))
         q = None if probs is None else probs[places]
-        verdict = self._verify(sequence, len(chain), guess, choices[places], q)
+        rule, random = rule_of(sequence.sampling), sequence.random
+        at = len(sequence.tokens) + len(chain)
+        decided = rule.choices(guess, choices[places], q, random, at)
+        verdict = rule.verify(guess, decided, q, random)
         read = self.runner.lengths[slot] - len(guess)
         self.runner.keep(slot, read, verdict.path)
         tokens = [*(guess.tokens[node] for node in verdict.path), verdict.token]
         drawn = [0, *(node + 1 for node in verdict.path)]
         draft.new = [
-            (token, first + place, None if q is None else q[place])
+            (token, first + place, q[place] if rule.carries_q else None)
             for token, place in zip(tokens, drawn, strict=True)
         ]
         chain.draft_forwards += 1
         chain.draft_tokens += 1 + len(guess)
         if len(guess):
             self.learn(sequence, chain.tokens, Outcome(guess, verdict.path, choices[places], 0.0))
-
-    def _verify(
-        self,
-        sequence: Sequencing,
-        drafted: int,
-        guess: TokenTree,
-        choices: list[int],
-        probs: Tensor | None,
-    ) -> Verdict:
-        if probs is None:
-            return verify_greedy(guess, choices)
-        if sequence.sampling.coupling == "rejection":
-            return verify_sampled(guess, probs, sequence.random)
-        start = len(sequence.tokens) + drafted
-        positions = [start, *(start + depth + 1 for depth in guess.depths())]
-        return verify_greedy(
-            guess, choose(probs, sequence.random.noise, positions, self.vocab_size)
-        )
 
     def _ask(self, active: list[_Draft], signals: Signals) -> list[_Draft]:
         """Append the new tokens one by one, as far as the policy wants them. The drafts that it
@@ -210,7 +195,7 @@ class GuessedChain(Drafter):
                 own = signals.only([active[n].before + step for n in shown])
                 for n, answer in zip(shown, self.policy.go_on(own), strict=True):
                     answers[n] = answer and open_ended[n]
-                self.stopwatch.asked(asking)
+                self.clock.asked(asking)
             following, step = [], step + 1
             for draft, answer in zip(active, answers, strict=True):
                 if not answer:
@@ -242,14 +227,14 @@ class RecordedGuesses(GuessedChain):
         self.eos_token_ids = recorded.eos_token_ids
         self._lengths: dict[int, int] = {}
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
             self.policy.reset(sequence.slot)
 
-    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
+    def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         return [self._draft(sequence) for sequence in sequences]
 
-    def _draft(self, sequence: Sequencing) -> TokenTree:
+    def _draft(self, sequence: SlotState) -> TokenTree:
         tokens, length, limit = self.chains.draft(sequence)
         chain = TokenTree.chain(tokens[:length], Origin.DRAFT)
         drafted = 0
@@ -264,5 +249,5 @@ class RecordedGuesses(GuessedChain):
         self._lengths[sequence.slot] = length
         return chain
 
-    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         self.judged(sequence, outcome, self._lengths[sequence.slot])

@@ -11,7 +11,7 @@ from pydantic import Field
 from specdec_core.config import AnyDrafter, AnyLookup, DrafterSettings, RecordingFacts
 from specdec_core.config.wording import clause
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.drafter import Drafter, Found, Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Drafter, Found, Outcome, Resources, SlotState
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 
@@ -87,11 +87,11 @@ class HybridDrafter(Drafter):
     def prepare(self, seconds: float) -> bool:
         return self.otherwise.prepare(seconds)
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         self.lookup.open(sequences)
         self.otherwise.open(sequences)
 
-    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
+    def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         found = [self._find(sequence) for sequence in sequences]
         self._drafted = {}
         drafting = [
@@ -111,7 +111,7 @@ class HybridDrafter(Drafter):
             trees.append(tree)
         return trees
 
-    def arrived(self, sequences: Sequence[Sequencing], trees: Sequence[TokenTree]) -> None:
+    def arrived(self, sequences: Sequence[SlotState], trees: Sequence[TokenTree]) -> None:
         asked = [n for n, sequence in enumerate(sequences) if sequence.slot in self._drafted]
         if not asked:
             return
@@ -125,7 +125,7 @@ class HybridDrafter(Drafter):
                     what = own.tokens[node], own.parents[node], own.origins[node]
                     tree.add(*what, own.draft_probs[node])
 
-    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         self.lookup.observe(sequence, outcome)
         drafted = self._drafted.get(sequence.slot)
         if drafted is None:
@@ -133,15 +133,15 @@ class HybridDrafter(Drafter):
         else:
             self.otherwise.observe(*_part(sequence, outcome, drafted))
 
-    def missed(self, sequence: Sequencing) -> None:
+    def missed(self, sequence: SlotState) -> None:
         self.lookup.missed(sequence)
         self.otherwise.missed(sequence)
 
-    def close(self, sequence: Sequencing) -> None:
+    def close(self, sequence: SlotState) -> None:
         self.lookup.close(sequence)
         self.otherwise.close(sequence)
 
-    def _find_behind(self, sequence: Sequencing, drafted: TokenTree) -> tuple[int, TokenTree]:
+    def _find_behind(self, sequence: SlotState, drafted: TokenTree) -> tuple[int, TokenTree]:
         """A deepest node of `drafted` and what was found behind it."""
         depths = drafted.depths()
         if not depths or max(depths) + 1 >= sequence.room:
@@ -153,7 +153,7 @@ class HybridDrafter(Drafter):
             node = drafted.parents[node]
         return leaf, self.lookup.find(sequence, path, sequence.room - len(path)).tree
 
-    def _find(self, sequence: Sequencing) -> TokenTree:
+    def _find(self, sequence: SlotState) -> TokenTree:
         """What was found, if it was enough."""
         if sequence.room <= 0:
             return TokenTree()
@@ -180,7 +180,7 @@ def merged(drafted: TokenTree, *found: tuple[int, TokenTree]) -> TokenTree:
     return whole
 
 
-def _part(sequence: Sequencing, outcome: Outcome, drafted: TokenTree) -> tuple[Sequencing, Outcome]:
+def _part(sequence: SlotState, outcome: Outcome, drafted: TokenTree) -> tuple[SlotState, Outcome]:
     """The round as it was for `drafted` alone, whose nodes are the tree's first of those that were
     fed, and of those that came later: where the accepted path leaves it the target chose a token of
     its own."""

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from specdec_core.config import DrafterSettings, RecordingFacts, Width
 from specdec_core.config.wording import count
-from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.phrases import PhrasePool
 from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 
@@ -69,7 +69,7 @@ class LookaheadDrafter(Drafter):
         self._pools: dict[int, PhrasePool] = {}
         self._windows: dict[int, Window] = {}
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         settings, size = self.settings, self.settings.ngram
         for sequence in sequences:
             slot, prompt = sequence.slot, sequence.tokens
@@ -79,19 +79,19 @@ class LookaheadDrafter(Drafter):
                 for start in range(len(prompt) - size + 1):
                     pool.insert(prompt[start], prompt[start + 1 : start + size])
 
-    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
+    def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         return [self._propose(s) if s.room > 0 else TokenTree() for s in sequences]
 
-    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         ngrams = self._windows[sequence.slot].advance(outcome.choices, sequence.tokens)
         for key, *phrase in ngrams:
             self._pools[sequence.slot].insert(key, phrase)
 
-    def close(self, sequence: Sequencing) -> None:
+    def close(self, sequence: SlotState) -> None:
         self._windows.pop(sequence.slot, None)
         self._pools.pop(sequence.slot, None)
 
-    def _propose(self, sequence: Sequencing) -> TokenTree:
+    def _propose(self, sequence: SlotState) -> TokenTree:
         tree, last = TokenTree(), sequence.tokens[-1]
         for phrase in self._pools[sequence.slot].lookup(last, self.settings.guesses):
             tree.graft(ROOT, phrase[: sequence.room], Origin.CACHE)

@@ -7,8 +7,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from specdec_core.config import LookupSettings, MaxTokens, RecordingFacts
-from specdec_core.drafting.drafter import Found, Lookup, Resources, Sequencing
+from specdec_core.config.drafters import LookupSettings
+from specdec_core.config.policies import MaxTokens
+from specdec_core.config.recorded import RecordingFacts
+from specdec_core.drafting.drafter import Found, Lookup, Resources, SlotState
 from specdec_core.tokens.token_tree import Origin, TokenTree
 
 
@@ -81,12 +83,12 @@ class PromptLookupDrafter(Lookup):
         self.settings = settings
         self._indices: dict[int, _Index] = {}
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
             index = _Index(self.settings.min_ngram, self.settings.max_ngram)
             self._indices[sequence.slot] = index
 
-    def find(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> Found:
+    def find(self, sequence: SlotState, drafted: Sequence[int], room: int) -> Found:
         index, tokens = self._indices[sequence.slot], sequence.tokens
         index.extend(tokens)
         end = [*tokens[-self.settings.max_ngram :], *drafted]

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from specdec_core.config import DrafterSettings, PolicySettings, run_time
-from specdec_core.drafting.drafter import Drafter, Resources, Sequencing
+from specdec_core.drafting.drafter import Drafter, Resources, SlotState
 from specdec_core.drafting.policies.policy import LengthPolicy, RecordedChains
 from specdec_core.tokens.token_tree import Origin, TokenTree
 from specdec_core.tokens.topology import static_tree
@@ -76,7 +76,7 @@ class RecordedResources(Resources):
     """What drafters are built from in a replay."""
 
     track: Callable[[str | None], RecordedDraft] = field(kw_only=True)  # by the draft's name
-    start: Callable[[Sequencing], int] = field(kw_only=True)  # where the round to come begins
+    start: Callable[[SlotState], int] = field(kw_only=True)  # where the round to come begins
 
     def build(self, settings: DrafterSettings) -> Drafter:
         return run_time(settings).replayed(settings, self)
@@ -94,7 +94,7 @@ class PolicyChains:
     ) -> None:
         self.track, self.policy, self.start = recorded.track(draft), policy, recorded.start
 
-    def draft(self, sequence: Sequencing) -> tuple[list[int], int, int]:
+    def draft(self, sequence: SlotState) -> tuple[list[int], int, int]:
         """What the draft model would write in the round to come, as far as it could matter; how
         much of it is drafted; and the policy's limit within the room."""
         start, limit = self.start(sequence), min(self.policy.limit(sequence.slot), sequence.room)
@@ -115,11 +115,11 @@ class PolicyChains:
 class Recorded(Drafter):
     """A drafter that proposes for a slot at a time."""
 
-    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
+    def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         return [self.draft(sequence) for sequence in sequences]
 
     @abstractmethod
-    def draft(self, sequence: Sequencing) -> TokenTree:
+    def draft(self, sequence: SlotState) -> TokenTree:
         """The tree of the round to come."""
 
 
@@ -153,7 +153,7 @@ class RecordedTree(Recorded):
         self._distributions = drafts.draft_tokens.tolist()
         self._ranks, self._targets = track.ranks.tolist(), track.targets
 
-    def draft(self, sequence: Sequencing) -> TokenTree:
+    def draft(self, sequence: SlotState) -> TokenTree:
         start = self.start(sequence)
         nodes = self._nodes[start]
         tokens, begin, place = [UNKNOWN] * nodes, 0, 0

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from specdec_core.config import LookupSettings, MaxTokens, RecordingFacts, Width
 from specdec_core.drafting.datastores.datastore import open_datastore
-from specdec_core.drafting.drafter import Found, Lookup, Resources, Sequencing
+from specdec_core.drafting.drafter import Found, Lookup, Resources, SlotState
 from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 
 SAMPLE = 64  # matches whose continuations are read
@@ -80,7 +80,7 @@ class RetrievalDrafter(Lookup):
         digest = resources.tokenizer_digest() if resources.tokenizer_digest else None
         self.datastore = open_datastore(settings.datastore, digest)
 
-    def find(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> Found:
+    def find(self, sequence: SlotState, drafted: Sequence[int], room: int) -> Found:
         settings = self.settings
         text = [*sequence.tokens[-settings.max_match :], *drafted]
         matches = self.datastore.longest(text, settings.min_match, settings.max_match)

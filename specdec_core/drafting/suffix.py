@@ -14,7 +14,7 @@ from pydantic import Field
 from specdec_core.config import LookupSettings, MaxTokens, Memory, RecordingFacts
 from specdec_core.drafting.automaton import ROOT as EMPTY
 from specdec_core.drafting.automaton import SuffixAutomaton
-from specdec_core.drafting.drafter import Found, Lookup, Resources, Sequencing
+from specdec_core.drafting.drafter import Found, Lookup, Resources, SlotState
 from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 
 REMEMBERED = 1 << 17  # tokens of earlier outputs at most, some 700 bytes each
@@ -79,12 +79,12 @@ class SuffixDrafter(Lookup):
         self.earlier = EarlierOutputs() if settings.memory == "all" else None
         self._readings: dict[int, _Reading] = {}
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
             reading = self._readings[sequence.slot] = _Reading(len(sequence.tokens))
             reading.catch_up(sequence.tokens, self.earlier)
 
-    def find(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> Found:
+    def find(self, sequence: SlotState, drafted: Sequence[int], room: int) -> Found:
         settings, reading = self.settings, self._readings[sequence.slot]
         reading.catch_up(sequence.tokens, self.earlier)
         texts, state, match = reading.longest(drafted, self.earlier)
@@ -98,7 +98,7 @@ class SuffixDrafter(Lookup):
         tokens = texts.continuation(state, min(most, room))
         return Found(TokenTree.chain(tokens, Origin.LOOKUP), match)
 
-    def close(self, sequence: Sequencing) -> None:
+    def close(self, sequence: SlotState) -> None:
         reading = self._readings.pop(sequence.slot, None)
         if reading is not None and self.earlier is not None:
             self.earlier.learn(sequence.tokens[reading.prompt :])

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from specdec_core.config import LookupSettings, Memory, RecordingFacts, Width
 from specdec_core.config.wording import count
-from specdec_core.drafting.drafter import Found, Lookup, Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Found, Lookup, Outcome, Resources, SlotState
 from specdec_core.drafting.phrases import Phrase, PhrasePool
 from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 
@@ -83,42 +83,42 @@ class TokenCacheDrafter(Lookup):
         self._shared = self._new_pool() if settings.memory == "all" else None
         self._readings: dict[int, _Reading] = {}
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
             pool = self._new_pool() if self._shared is None else self._shared
             first = 0 if self.settings.from_prompt else len(sequence.tokens) - 1
             self._readings[sequence.slot] = _Reading(pool, first)
 
-    def find(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> Found:
+    def find(self, sequence: SlotState, drafted: Sequence[int], room: int) -> Found:
         key = drafted[-1] if drafted else sequence.tokens[-1]
         tree = TokenTree()
         for phrase in self.phrases(sequence, key, self.settings.phrases):
             tree.graft(ROOT, phrase[: max(room, 0)], Origin.CACHE)
         return Found(tree, 1 if len(tree) else 0)
 
-    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         if self.settings.learn_from == "output":
             return
         # The round added the path and, unless the target begins the trees, one token of its own.
-        added = outcome.accepted + (0 if sequence.starts else 1)
+        added = outcome.accepted + (0 if sequence.target_start else 1)
         before = sequence.tokens[-added - 1]
         for key, phrase in useful_phrases(outcome, before, self.settings.phrase_length):
             self.learn(sequence, key, phrase)
 
-    def close(self, sequence: Sequencing) -> None:
+    def close(self, sequence: SlotState) -> None:
         reading = self._readings.pop(sequence.slot, None)
         if reading is not None and self._shared is not None:
             self._read(reading, sequence.tokens)
             for key in range(reading.next_key, len(sequence.tokens) - 1):
                 reading.pool.insert(sequence.tokens[key], sequence.tokens[key + 1 :])
 
-    def phrases(self, sequence: Sequencing, key: int, count: int) -> list[Phrase]:
+    def phrases(self, sequence: SlotState, key: int, count: int) -> list[Phrase]:
         """At most `count` phrases that may follow the token `key`, the latest first."""
         reading = self._readings[sequence.slot]
         self._read(reading, sequence.tokens)
         return reading.pool.lookup(key, count)
 
-    def learn(self, sequence: Sequencing, key: int, phrase: Sequence[int]) -> None:
+    def learn(self, sequence: SlotState, key: int, phrase: Sequence[int]) -> None:
         """Remember that `phrase` followed `key`, cut to the length of phrases."""
         pool = self._readings[sequence.slot].pool
         pool.insert(key, phrase[: self.settings.phrase_length])

@@ -16,20 +16,20 @@ import torch
 from torch import Tensor
 
 from specdec_core.base.errors import UserError
-from specdec_core.base.stopwatch import Stopwatch
+from specdec_core.base.round_clock import RoundClock
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
-from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.pearl.link import Link, no_link
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import ModelRunner
-from specdec_core.tokens.coupling import choose
+from specdec_core.tokens.acceptance import Places, rule_of
 from specdec_core.tokens.detokenising import StreamDecoder
-from specdec_core.tokens.sampling import RandomStream, draw, warp_rows
+from specdec_core.tokens.sampling import RandomStream, distributions
 from specdec_core.tokens.statistics import Generation, Origin, Round
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from specdec_core.tokens.topology import below_text
-from specdec_core.tokens.verification import Verdict, longest, verify_greedy, verify_sampled
+from specdec_core.tokens.verification import Verdict, longest
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class _Active:
     """A request in its slot."""
 
     request: Request
-    sequence: Sequencing
+    sequence: SlotState
     decoder: StreamDecoder
     started: float
     prefill_seconds: float
@@ -97,7 +97,7 @@ class Engine:
         self.max_length = pair.max_length
         self.target = pair.open_runner(None, slots)
         self._draft_runners: dict[str, ModelRunner] = {}
-        self._stopwatch = Stopwatch()
+        self._clock = RoundClock()
         self._active: dict[int, _Active] = {}
         self._queue: deque[Request] = deque()
         self.configure(configuration)
@@ -118,7 +118,7 @@ class Engine:
                 self.target.vocab_size,
                 self.pair.eos_token_ids,
                 lambda: self.pair.tokenizer_digest,
-                self._stopwatch,
+                self._clock,
                 self.slots,
                 open_link=self._link,
             )
@@ -177,7 +177,8 @@ class Engine:
         if self.drafter is not None:
             self.drafter.arrived([slot.sequence for slot in active], trees)
         samplings = [slot.sequence.sampling for slot in active]
-        probs = warp_rows(logits, samplings)
+        probs = distributions(logits, samplings)
+        probs = [None] * len(active) if probs is None else probs
         verify = perf_counter() - verified
         chunks = []
         for n, (slot, tree) in enumerate(zip(active, trees, strict=True)):
@@ -195,7 +196,7 @@ class Engine:
             last.target_seconds = verified - drafted
             last.other_seconds = end - verified
             last.draft_forward_seconds = drafting
-            last.policy_seconds = self._stopwatch.policy
+            last.policy_seconds = self._clock.policy
             last.target_forward_seconds = forward
             last.verify_seconds = verify
             slot.token_seconds += [end - slot.started] * len(chunk.tokens)
@@ -243,11 +244,11 @@ class Engine:
             return
         start = perf_counter()
         sequences = [
-            Sequencing(
+            SlotState(
                 slot,
                 list(request.tokens),
                 request.sampling or self.configuration.sampling,
-                RandomStream(request.seed),
+                RandomStream(request.seed, self.target.vocab_size),
                 room=request.max_new_tokens - 1,
             )
             for slot, request in entering.items()
@@ -266,7 +267,7 @@ class Engine:
 
     def _begin(self) -> float:
         """A round begins, now."""
-        self._stopwatch.begin()
+        self._clock.begin()
         for runner in self._draft_runners.values():
             runner.seconds = 0.0
         return perf_counter()
@@ -274,7 +275,7 @@ class Engine:
     def _drafting_seconds(self) -> float:
         """What the round has spent in draft models."""
         forwards = sum(runner.seconds for runner in self._draft_runners.values())
-        return forwards + self._stopwatch.waited
+        return forwards + self._clock.waited
 
     def _draft(self, active: list[_Active]) -> list[TokenTree]:
         if self.drafter is None:
@@ -294,7 +295,7 @@ class Engine:
         rows, tokens, parents, begun = [], [], [], []
         for n, (slot, tree) in enumerate(zip(active, trees, strict=True)):
             rows.append(slot.sequence.slot)
-            if slot.sequence.starts:
+            if slot.sequence.target_start:
                 begun.append(n)
                 tokens.append(tree.tokens)
                 parents.append(tree.parents)
@@ -314,28 +315,19 @@ class Engine:
         return logits, choices, seconds
 
     def _verify(
-        self, sequence: Sequencing, tree: TokenTree, choices: list[int], probs: Tensor | None
+        self, sequence: SlotState, tree: TokenTree, choices: list[int], probs: Tensor | None
     ) -> Verdict:
         """Accept or reject by the rule that the request's sampling asks for. When sampling is
         coupled, `choices` become the coupled ones."""
-        if probs is None:
-            verify = partial(verify_greedy, tree, choices)
-        elif sequence.sampling.coupling == "rejection":
-            verify = partial(verify_sampled, tree, probs, sequence.random)
-        else:
-            start = len(sequence.tokens)
-            depths = tree.depths()[: tree.read]
-            positions = [start, *(start + depth + 1 for depth in depths)]
-            noise, size = sequence.random.noise, self.target.vocab_size
-            choices[:] = choose(probs[: len(positions)], noise, positions, size)
-            verify = partial(verify_greedy, tree, choices)
-        if not sequence.starts:
-            return verify()
-        begun = range(len(sequence.starts))
-        return longest(begun, [verify(start=node) for node in begun])
+        rule, random = rule_of(sequence.sampling), sequence.random
+        choices[:] = rule.choices(tree, choices, probs, random, len(sequence.tokens))
+        if not sequence.target_start:
+            return rule.verify(tree, choices, probs, random)
+        begun = range(len(sequence.target_start))
+        return longest(begun, [rule.verify(tree, choices, probs, random, node) for node in begun])
 
     def _starts(
-        self, sequence: Sequencing, verdict: Verdict, logits: Tensor, probs: Tensor | None
+        self, sequence: SlotState, verdict: Verdict, logits: Tensor, probs: Tensor | None
     ) -> list[int]:
         """The tokens that the target draws behind the accepted path, without replacement, to begin
         the next tree with; none unless the drafter asks for them."""
@@ -343,23 +335,15 @@ class Engine:
         if wanted <= 1:
             return [verdict.token] * wanted
         end = verdict.path[-1] + 1 if verdict.path else 0
-        if verdict.left is not None:
-            starts, left = [verdict.token], verdict.left.clone()
-            left[verdict.token] = 0
-            while len(starts) < wanted and left.sum() > 0:
-                [token] = draw(left[None], [sequence.random.uniform()])
-                left[token] = 0
-                starts.append(token)
-            return starts
-        scores, least = logits[end], -torch.inf
-        if probs is not None:
-            place = len(sequence.tokens) + len(verdict.path)
-            noise = sequence.random.noise.at(place, self.target.vocab_size)
-            scores, least = probs[end] / noise.to(probs.device), 0.0
-        best = scores.topk(min(wanted, len(scores)))
-        others = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        possible = [t for t, score in others if t != verdict.token and score > least]
-        return [verdict.token, *possible][:wanted]
+        at = Places(
+            [sequence.sampling],
+            [sequence.random],
+            [len(sequence.tokens) + len(verdict.path)],
+            logits[end : end + 1],
+            lambda: logits[end : end + 1].argmax(dim=-1),
+        )
+        at.probs = None if probs is None else probs[end : end + 1]
+        return [verdict.token, *rule_of(sequence.sampling).others(verdict, at, wanted - 1)]
 
     def _commit(
         self,
@@ -374,7 +358,7 @@ class Engine:
         sequence, path = slot.sequence, verdict.path
         read = [node for node in path if node < tree.read]
         self.target.keep(sequence.slot, len(sequence.tokens), read)
-        begun, sequence.starts = len(sequence.starts), starts
+        begun, sequence.target_start = len(sequence.target_start), starts
         tokens = [tree.tokens[node] for node in path]
         origins = [tree.origins[node] for node in path]
         if not starts and verdict.token is not None:

@@ -30,8 +30,8 @@ from specdec_core.recordings.schema import (
     Header,
     Shard,
 )
-from specdec_core.tokens.coupling import SharedNoise, choose
-from specdec_core.tokens.sampling import draw, warp
+from specdec_core.tokens.acceptance import Places
+from specdec_core.tokens.sampling import RandomStream, warp
 from specdec_core.tokens.statistics import Generation
 
 _CHUNK = 128  # positions of a teacher-forced forward
@@ -202,18 +202,16 @@ class _Choice:
 
     def __init__(self, recorder: Recorder, request: Request, prompt_tokens: int) -> None:
         self.sampling = recorder.header.sampling
-        self.vocab_size = recorder.target.vocab_size
         self.prompt_tokens = prompt_tokens
-        self.noise = SharedNoise(request.seed)
-        self.uniform = random.Random(f"{request.seed}:draft").random
+        self.stream = RandomStream(request.seed, recorder.target.vocab_size)
+        self.stream.uniform = random.Random(f"{request.seed}:draft").random
 
     def __call__(self, q: Tensor, positions: Sequence[int]) -> list[int]:
-        if self.sampling.greedy:
-            return q.argmax(dim=-1).tolist()
-        if self.sampling.coupling == "rejection":
-            return draw(q, [self.uniform() for _ in positions])
+        n = len(positions)
         places = [self.prompt_tokens + position for position in positions]
-        return choose(q, self.noise, places, self.vocab_size)
+        at = Places([self.sampling] * n, [self.stream] * n, places, q, lambda: q.argmax(dim=-1))
+        at.probs = q
+        return at.draw().tolist()
 
 
 def _compare(

@@ -19,7 +19,7 @@ import numpy as np
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PolicySettings, RecordingFacts, run_time
 from specdec_core.cost import Profile
-from specdec_core.drafting.drafter import Outcome, Sequencing
+from specdec_core.drafting.drafter import Outcome, SlotState
 from specdec_core.drafting.heads.loaded import LoadedHead
 from specdec_core.drafting.heads.storage import load_head
 from specdec_core.drafting.policies.policy import Rule
@@ -43,7 +43,7 @@ class _Place:
     first: int = 0
     length: int = 0
 
-    def start(self, sequence: Sequencing) -> int:
+    def start(self, sequence: SlotState) -> int:
         """The start of the round to come."""
         return self.first + len(sequence.tokens) - self.length
 
@@ -154,7 +154,7 @@ class Replay:
             output = output.tolist()
             place.length = len(prompt)
             # Nothing is drawn from the random stream: the output is fixed.
-            sequence = Sequencing(0, prompt.tolist(), configuration.sampling, RandomStream(0))
+            sequence = SlotState(0, prompt.tolist(), configuration.sampling, RandomStream(0, 0))
             if drafter is not None:
                 drafter.open([sequence])
             position = 0

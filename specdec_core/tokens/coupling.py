@@ -26,43 +26,40 @@ _LEAST = 1e-30  # keeps p / E finite
 
 
 class SharedNoise:
-    """The noise of one request."""
+    """The noise of one request, for a vocabulary of `size` tokens."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, size: int) -> None:
+        self.seed, self.size = seed, size
         self._kept: dict[int, Tensor] = {}
 
-    def at(self, position: int, size: int) -> Tensor:
+    def at(self, position: int) -> Tensor:
         """Exp(1) noise (size,) for the token at `position` of the text; made on the CPU, so that
-        it is the same on every device. Every call for a position must ask for the same size."""
+        it is the same on every device."""
         noise = self._kept.get(position)
         if noise is None:
             key = hashlib.blake2b(f"{self.seed}:{position}".encode(), digest_size=8).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(key, "big") >> 1)
-            noise = torch.empty(size).exponential_(generator=generator).clamp_min_(_LEAST)
+            noise = torch.empty(self.size).exponential_(generator=generator).clamp_min_(_LEAST)
             if len(self._kept) >= _KEPT:
                 self._kept.clear()
             self._kept[position] = noise
         return noise
 
 
-def choose(
-    probabilities: Tensor, noise: SharedNoise, positions: Sequence[int], vocab_size: int
-) -> list[int]:
-    """The token that each row of `probabilities` (n, at most `vocab_size`) chooses at its position
-    of the text."""
-    pairs = [(noise, position) for position in positions]
-    return race(probabilities, pairs, vocab_size).tolist()
-
-
-def race(
-    probabilities: Tensor, places: Sequence[tuple[SharedNoise, int]], vocab_size: int
+def scores(
+    probabilities: Tensor, noises: Sequence[SharedNoise], positions: Sequence[int]
 ) -> Tensor:
-    """The tokens (n,) that the rows of `probabilities` (n, at most `vocab_size`) choose, still on
-    their device, each with a request's noise at a position of its text."""
+    """p / E (n, vocabulary): each row's probabilities over its request's noise at a position of its
+    text."""
     entries = probabilities.shape[-1]  # a draft model may lack the target's padding entries
-    shared = torch.stack([noise.at(place, vocab_size)[:entries] for noise, place in places])
-    return (probabilities / shared.to(probabilities.device)).argmax(dim=-1)
+    places = zip(noises, positions, strict=True)
+    shared = torch.stack([noise.at(position)[:entries] for noise, position in places])
+    return probabilities / shared.to(probabilities.device)
+
+
+def race(probabilities: Tensor, noises: Sequence[SharedNoise], positions: Sequence[int]) -> Tensor:
+    """The tokens (n,) that the rows of `probabilities` choose, still on their device."""
+    return scores(probabilities, noises, positions).argmax(dim=-1)
 
 
 def acceptance(p: Tensor, q: Tensor) -> Tensor:

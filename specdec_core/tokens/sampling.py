@@ -62,19 +62,6 @@ def distributions(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor | Non
     return probs
 
 
-def warp_rows(logits: Tensor, samplings: Sequence[Sampling]) -> list[Tensor | None]:
-    """The :func:`distributions` of each row (..., vocabulary); None where it is greedy."""
-    return by_row(distributions(logits, samplings), samplings)
-
-
-def by_row(probs: Tensor | None, samplings: Sequence[Sampling]) -> list[Tensor | None]:
-    """The rows of what :func:`distributions` returned; None where a row is greedy."""
-    if probs is None:
-        return [None] * len(samplings)
-    own = zip(samplings, probs.unbind(), strict=True)
-    return [None if sampling.greedy else row for sampling, row in own]
-
-
 def draw(probabilities: Tensor, uniforms: Sequence[float]) -> list[int]:
     """For each row of `probabilities` (rows, vocabulary) the token whose slice of the cumulative
     distribution holds that row's uniform number in [0, 1).
@@ -137,9 +124,9 @@ class RandomStream:
     `uniform()` is its next uniform number, `noise` what coupled sampling shares between models.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, vocab_size: int) -> None:
         self.uniform = random.Random(seed).random
-        self.noise = SharedNoise(seed)
+        self.noise = SharedNoise(seed, vocab_size)
 
 
 def to_host(*values: Tensor) -> list[list[float]]:

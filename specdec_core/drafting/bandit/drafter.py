@@ -14,7 +14,7 @@ from specdec_core.drafting.bandit.old_labels import old_label
 from specdec_core.drafting.bandit.rules import Bandit, EXP3Spec, UCBSpec
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.draft_model.drafter import DraftModelDrafter
-from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.policies.per_slot import PerSlot
 from specdec_core.drafting.states import find_state, load_state
 from specdec_core.models.runner import ModelRunner
@@ -73,14 +73,14 @@ class BanditDrafter(Drafter):
         until = perf_counter() + seconds
         return all([arm.prepare(max(until - perf_counter(), 0.0)) for arm in self.arms])
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         for drafter in dict.fromkeys(self._drafters):
             drafter.open(sequences)
         if not self.shared:
             for sequence in sequences:
                 self._bandits[sequence.slot] = deepcopy(self.bandit)
 
-    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
+    def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         pulls = [_Pull(self.of(s.slot).select(s.slot), len(s.tokens)) for s in sequences]
         self._pulls |= {s.slot: pull for s, pull in zip(sequences, pulls, strict=True)}
         groups = self._groups(sequences)
@@ -104,11 +104,11 @@ class BanditDrafter(Drafter):
             pull.seconds = start - began - seconds
         return trees
 
-    def arrived(self, sequences: Sequence[Sequencing], trees: Sequence[TokenTree]) -> None:
+    def arrived(self, sequences: Sequence[SlotState], trees: Sequence[TokenTree]) -> None:
         for drafter, places in self._groups(sequences).items():
             drafter.arrived([sequences[p] for p in places], [trees[p] for p in places])
 
-    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         slot = sequence.slot
         pull = self._pulls[slot]  # an arm that is a bandit has noted its own choice in the tree
         added = len(sequence.tokens) - pull.length
@@ -120,11 +120,11 @@ class BanditDrafter(Drafter):
             else:
                 drafter.missed(sequence)
 
-    def missed(self, sequence: Sequencing) -> None:
+    def missed(self, sequence: SlotState) -> None:
         for drafter in dict.fromkeys(self._drafters):
             drafter.missed(sequence)
 
-    def close(self, sequence: Sequencing) -> None:
+    def close(self, sequence: SlotState) -> None:
         for drafter in dict.fromkeys(self._drafters):
             drafter.close(sequence)
 
@@ -149,7 +149,7 @@ class BanditDrafter(Drafter):
         """The bandit that chooses for `slot`."""
         return self.bandit if self.shared else self._bandits[slot]
 
-    def _groups(self, sequences: Sequence[Sequencing]) -> dict[Drafter, list[int]]:
+    def _groups(self, sequences: Sequence[SlotState]) -> dict[Drafter, list[int]]:
         """The places of the sequences that each drafter drafts for."""
         groups: dict[Drafter, list[int]] = {}
         for place, sequence in enumerate(sequences):

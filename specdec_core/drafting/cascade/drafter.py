@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specdec_core.drafting.cascade.settings import CascadeSettings
-from specdec_core.drafting.drafter import Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Outcome, Resources, SlotState
 from specdec_core.drafting.guessed_chain import GuessedChain
 from specdec_core.tokens.token_tree import TokenTree
 
@@ -17,17 +17,17 @@ class CascadeDrafter(GuessedChain):
         super().__init__(settings.draft, settings.policy, resources)
         self.proposer = resources.lookup(settings.proposer)
 
-    def guess(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> TokenTree:
+    def guess(self, sequence: SlotState, drafted: Sequence[int], room: int) -> TokenTree:
         return self.proposer.find(sequence, drafted, room).tree
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         super().open(sequences)
         self.proposer.open(sequences)
 
-    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         super().observe(sequence, outcome)
         self.proposer.observe(sequence, outcome)
 
-    def close(self, sequence: Sequencing) -> None:
+    def close(self, sequence: SlotState) -> None:
         super().close(sequence)
         self.proposer.close(sequence)

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.drafting.recorded import PolicyChains, Recorded, RecordedResources
-from specdec_core.tokens.coupling import race
-from specdec_core.tokens.sampling import by_row, distributions, quantile
+from specdec_core.tokens.acceptance import Places
 from specdec_core.tokens.token_tree import Origin, TokenTree
 
 
@@ -27,8 +26,8 @@ class DraftModelDrafter(Drafter):
         self.runner = resources.draft_runner(settings.draft)
         self.context = DraftContext(self.runner)
         self.policy = resources.policy(settings.draft, settings.policy)
-        self.vocab_size, self.eos_token_ids = resources.vocab_size, resources.eos_token_ids
-        self.stopwatch = resources.stopwatch
+        self.eos_token_ids = resources.eos_token_ids
+        self.clock = resources.clock
         if self.policy.needs_hidden:
             self.runner.watch_hidden(True)
         self.runner.lazy = self.runner.lazy or self.policy.rests
@@ -44,13 +43,13 @@ class DraftModelDrafter(Drafter):
         lengths = policy.lengths(track)
         return track.walk(policy) if lengths is None else track.walk_all(track.chains(lengths))
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
             self.policy.reset(sequence.slot)
         self.context.open(sequences)
 
     @torch.inference_mode()
-    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
+    def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         trees = [TokenTree() for _ in sequences]
         limits = [min(s.room, self.policy.limit(s.slot, s.batch)) for s in sequences]
         active = [i for i, limit in enumerate(limits) if limit > 0]
@@ -76,11 +75,11 @@ class DraftModelDrafter(Drafter):
                 break
             asking = perf_counter()
             answers = zip(shown, self.policy.go_on(signals.only(shown)), strict=True)
-            self.stopwatch.asked(asking)
+            self.clock.asked(asking)
             active = [active[n] for n, go in answers if go and n in open_ended]
         return trees
 
-    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         self.context.keep(sequence, outcome)
         tree = outcome.tree
         if drafted := len(tree):
@@ -89,56 +88,30 @@ class DraftModelDrafter(Drafter):
 
     def _draft(
         self,
-        sequences: list[Sequencing],
+        sequences: list[SlotState],
         feed: list[list[int]],
         positions: list[int],
         reads: Sequence[str],
     ) -> tuple[Signals, list[Tensor | None]]:
         """One forward: the next token of each row, which is the `positions`-th candidate of its
-        round, and the distribution it was drawn from. The signals know the values `reads`."""
+        round, and the distribution that it carries. The signals know the values `reads`."""
         logits = self.runner.forward([s.slot for s in sequences], feed)
         last = [len(own) - 1 for own in feed]
         logits = _at(logits, last)
         hidden = None if self.runner.hidden is None else _at(self.runner.hidden, last)
         returned = perf_counter()
-        samplings = [s.sampling for s in sequences]
-        probs = distributions(logits, samplings)
-        drawn = self._draw(sequences, positions, probs, last)
-        signals = Signals([s.slot for s in sequences], drawn, positions, logits, probs, hidden)
+        at = Places(
+            [s.sampling for s in sequences],
+            [s.random for s in sequences],
+            [len(s.tokens) + n - 1 for s, n in zip(sequences, positions, strict=True)],
+            logits,
+            lambda: _at(self.runner.chosen, last),
+        )
+        slots = [s.slot for s in sequences]
+        signals = Signals(slots, at.draw(), positions, logits, at.probs, hidden)
         signals.fetch(reads)
-        self.stopwatch.chose(returned, logits)
-        return signals, by_row(probs, samplings)
-
-    def _draw(
-        self,
-        sequences: list[Sequencing],
-        positions: list[int],
-        probs: Tensor | None,
-        last: list[int],
-    ) -> Tensor:
-        """Tokens (rows,) drawn from the distributions `probs` (rows, vocabulary); where decoding is
-        greedy the most likely ones at the places `last` of the forward."""
-        if probs is None:
-            return _at(self.runner.chosen, last)
-        rows: dict[str, list[int]] = {}
-        noise = [
-            (s.random.noise, len(s.tokens) + position - 1)
-            for s, position in zip(sequences, positions, strict=True)
-        ]
-        for row, sequence in enumerate(sequences):
-            sampling = sequence.sampling
-            rows.setdefault("" if sampling.greedy else sampling.coupling, []).append(row)
-        drawn = torch.empty(len(sequences), dtype=torch.long, device=probs.device)
-        for rule, own in rows.items():
-            some = slice(None) if len(rows) == 1 else own
-            if rule == "rejection":
-                uniforms = [sequences[row].random.uniform() for row in own]
-                drawn[some] = quantile(probs[some], uniforms)
-            elif rule == "gumbel":
-                drawn[some] = race(probs[some], [noise[row] for row in own], self.vocab_size)
-            else:
-                drawn[some] = _at(self.runner.chosen, last)[some]
-        return drawn
+        self.clock.chose(returned, logits)
+        return signals, at.carried()
 
 
 class RecordedChain(Recorded):
@@ -148,17 +121,17 @@ class RecordedChain(Recorded):
         self.policy = recorded.policy(settings.draft, settings.policy)
         self.chains = PolicyChains(settings.draft, self.policy, recorded)
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
             self.policy.reset(sequence.slot)
 
-    def draft(self, sequence: Sequencing) -> TokenTree:
+    def draft(self, sequence: SlotState) -> TokenTree:
         tokens, length, _ = self.chains.draft(sequence)
         tree = TokenTree.chain(tokens[:length], Origin.DRAFT)
         tree.draft_forwards = tree.draft_tokens = length
         return tree
 
-    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         if drafted := len(outcome.tree):
             told = PolicyOutcome(drafted, outcome.accepted, outcome.tree.draft_forwards)
             self.policy.observe(sequence.slot, told)

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from specdec_core.drafting.context import DraftContext
-from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.dynamic_tree.settings import DynamicTreeSettings
 from specdec_core.drafting.growing import Growth, Level
 from specdec_core.drafting.policies.branches import Branches
 from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.signals import Signals
-from specdec_core.tokens.sampling import distributions
+from specdec_core.tokens.acceptance import Places
 from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 
 
@@ -52,32 +52,32 @@ class DynamicTreeDrafter(Drafter):
         self.context = DraftContext(self.runner)
         self.policy = resources.policy(settings.draft, settings.policy)
         self.branches = Branches(self.policy)
-        self.vocab_size, self.eos_token_ids = resources.vocab_size, resources.eos_token_ids
+        self.eos_token_ids = resources.eos_token_ids
         self.least = math.log(settings.least) if settings.least else -math.inf
         self._cached: dict[int, dict[int, int]] = {}  # by slot
-        self.stopwatch = resources.stopwatch
+        self.clock = resources.clock
         if self.policy.needs_hidden:
             self.runner.watch_hidden(True)
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
             self.policy.reset(sequence.slot)
         self.context.open(sequences)
 
     @torch.inference_mode()
-    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
-        growth = Growth(self.context, sequences, self.vocab_size)
+    def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
+        growth = Growth(self.context, sequences)
         marks = [_Marks(min(s.room, self.policy.limit(s.slot, s.batch))) for s in sequences]
         wanted = {i: [ROOT] for i, own in enumerate(marks) if own.limit > 0}
         depth = 0
         while wanted:
             level = growth.read(wanted)
             returned = perf_counter()
-            probs = distributions(level.logits, [sequences[i].sampling for i in level.trees])
-            candidates = self._expand(growth, marks, level, probs, depth)
+            at = growth.places(level)
+            candidates = self._expand(growth, marks, level, at)
             depth += 1
-            wanted = self._choose(growth, marks, level, probs, candidates, depth)
-            self.stopwatch.chose(returned, level.logits)
+            wanted = self._choose(growth, marks, level, at.probs, candidates, depth)
+            self.clock.chose(returned, level.logits)
         trees = []
         for sequence, tree, own, cached in zip(
             sequences, growth.trees, marks, growth.cached, strict=True
@@ -88,7 +88,7 @@ class DynamicTreeDrafter(Drafter):
             self._cached[sequence.slot] = {number[n]: at for n, at in cached.items() if n in number}
         return trees
 
-    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         self.context.keep(sequence, outcome, self._cached.pop(sequence.slot))
         tree = outcome.tree
         if drafted := tree.depth:
@@ -100,13 +100,11 @@ class DynamicTreeDrafter(Drafter):
         growth: Growth,
         marks: Sequence[_Marks],
         level: Level,
-        probs: Tensor | None,
-        depth: int,
+        at: Places,
     ) -> dict[int, dict[int, int]]:
         """Give every place of the level its candidates. For each tree the new nodes, and behind
         which place each is."""
-        sequences = [growth.sequences[i] for i in level.trees]
-        likely = _confidences(level.logits, probs, sequences, depth, self.vocab_size)
+        likely = at.confidences()
         best = likely.topk(min(self.settings.children, likely.shape[-1]), dim=-1)
         found: dict[int, dict[int, int]] = {i: {} for i in level.trees}
         candidates = zip(
@@ -184,25 +182,3 @@ def _part(tree: TokenTree, number: Mapping[int, int]) -> TokenTree:
         parent = tree.parents[node]
         part.add(tree.tokens[node], ROOT if parent == ROOT else number[parent], Origin.DRAFT)
     return part
-
-
-def _confidences(
-    logits: Tensor,
-    probs: Tensor | None,
-    sequences: Sequence[Sequencing],
-    depth: int,
-    vocab_size: int,
-) -> Tensor:
-    """How confident the draft is in each token (n, vocabulary) `depth` places behind the text: its
-    probability; with coupled sampling q / E, of which the draft chooses the largest
-    (specdec_core.tokens.coupling), normalised."""
-    if probs is None:
-        return logits.float().softmax(dim=-1)
-    likely = []
-    for sequence, q in zip(sequences, probs, strict=True):
-        if not sequence.sampling.greedy and sequence.sampling.coupling == "gumbel":
-            noise = sequence.random.noise.at(len(sequence.tokens) + depth, vocab_size)
-            q = q / noise[: len(q)].to(q.device)
-            q = q / q.sum()
-        likely.append(q)
-    return torch.stack(likely)

@@ -10,7 +10,7 @@ from time import perf_counter
 import torch
 
 from specdec_core.drafting.context import DraftContext
-from specdec_core.drafting.drafter import Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Outcome, Resources, SlotState
 from specdec_core.drafting.fork.settings import ForkSettings
 from specdec_core.drafting.growing import Children, Growth, Level
 from specdec_core.drafting.policies.policy import PolicyOutcome
@@ -29,26 +29,26 @@ class ForkDrafter(ShapedTree):
     """
 
     def __init__(self, settings: ForkSettings, resources: Resources) -> None:
-        self.settings, self.vocab_size = settings, resources.vocab_size
+        self.settings = settings
         runner = resources.draft_runner(settings.draft)
         self.context = DraftContext(runner)
         self.policy = resources.policy(settings.draft, settings.policy)
-        self.stopwatch = resources.stopwatch
+        self.clock = resources.clock
         if self.policy.needs_hidden:
             runner.watch_hidden(True)
         self.shapes = [fork(settings.width, settings.depth)]
         runner.expect(self.shapes[0][: -settings.width])  # the last level is not read
         self._cached: dict[int, dict[int, int]] = {}
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
             for branch in self._branches(sequence):
                 self.policy.reset(branch)
         self.context.open(sequences)
 
     @torch.inference_mode()
-    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
-        growth = Growth(self.context, sequences, self.vocab_size)
+    def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
+        growth = Growth(self.context, sequences)
         limits = [
             min(s.room, max(self.policy.limit(branch, s.batch) for branch in self._branches(s)))
             for s in sequences
@@ -67,7 +67,7 @@ class ForkDrafter(ShapedTree):
             open_ended = {i for i in ends if depth < limits[i]}
             going = self._go_on(growth, level, children, depth, open_ended)
             ends = {i: nodes for i, nodes in ends.items() if i in going}
-            self.stopwatch.chose(returned, level.logits)
+            self.clock.chose(returned, level.logits)
         for sequence, cached in zip(sequences, growth.cached, strict=True):
             self._cached[sequence.slot] = cached
         return growth.trees
@@ -100,7 +100,7 @@ class ForkDrafter(ShapedTree):
         answers = zip(trees, self.policy.go_on(signals), strict=True)
         return {i for i, go in answers if go and i in asked}
 
-    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         self.context.keep(sequence, outcome, self._cached[sequence.slot])
         tree, slots = outcome.tree, self._branches(sequence)
         if not len(tree):
@@ -114,7 +114,7 @@ class ForkDrafter(ShapedTree):
         for slot, own in zip(slots, accepted, strict=False):
             self.policy.observe(slot, PolicyOutcome(tree.depth, own, tree.draft_forwards))
 
-    def _branches(self, sequence: Sequencing) -> range:
+    def _branches(self, sequence: SlotState) -> range:
         """The policy's slots of the branches of a slot."""
         first = sequence.slot * self.settings.width
         return range(first, first + self.settings.width)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specdec_core.drafting.drafter import Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Outcome, Resources, SlotState
 from specdec_core.drafting.ouroboros.settings import OuroborosSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.post_use.drafter import PostUseDrafter
@@ -57,12 +57,12 @@ class OuroborosDrafter(PostUseDrafter):
         self.window = settings.window
         self._lines: dict[int, _Line] = {}
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         super().open(sequences)
         for sequence in sequences:
             self._lines[sequence.slot] = _Line(self._filled([], sequence.tokens))
 
-    def guess(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> TokenTree:
+    def guess(self, sequence: SlotState, drafted: Sequence[int], room: int) -> TokenTree:
         tree = super().guess(sequence, drafted, room)
         line, node = self._lines[sequence.slot], ROOT
         line.nodes = []
@@ -71,7 +71,7 @@ class OuroborosDrafter(PostUseDrafter):
             line.nodes.append(node)
         return tree
 
-    def learn(self, sequence: Sequencing, drafted: Sequence[int], outcome: Outcome) -> None:
+    def learn(self, sequence: SlotState, drafted: Sequence[int], outcome: Outcome) -> None:
         super().learn(sequence, drafted, outcome)
         # Jacobi: the next guess at a place is what the draft model says behind the guesses so far.
         line = self._lines[sequence.slot]
@@ -79,7 +79,7 @@ class OuroborosDrafter(PostUseDrafter):
         decided = outcome.accepted + 1
         line.tokens = self._filled(answers[decided:], [*sequence.tokens, *drafted])
 
-    def close(self, sequence: Sequencing) -> None:
+    def close(self, sequence: SlotState) -> None:
         super().close(sequence)
         self._lines.pop(sequence.slot, None)
 

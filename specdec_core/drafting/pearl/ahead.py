@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from specdec_core.base.errors import UserError
-from specdec_core.drafting.drafter import Lookup, Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Lookup, Outcome, Resources, SlotState
 from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.pearl.canopy import Canopy, Node
 from specdec_core.drafting.pearl.look import Look
@@ -55,7 +55,7 @@ _READ = 96  # nodes of a tree in the cache, guesses that are tried among them
 
 @dataclass(slots=True)
 class _Slot:
-    sequence: Sequencing  # its tokens are what the target has confirmed
+    sequence: SlotState  # its tokens are what the target has confirmed
     canopy: Canopy
     end: int
 
@@ -170,7 +170,6 @@ class Ahead:
             [slot.sequence for slot in slots],
             fed,
             [slot.canopy.parents for slot in slots],
-            self._settings.vocab_size,
         )
         sprouts = self._sprout(look, {node for own in tried.values() for node in own})
         ended = perf_counter()
@@ -257,11 +256,11 @@ class Ahead:
 
     def _begin(self, message: Begin) -> None:
         number, text = message.slot, message.tokens
-        stream = RandomStream(message.seed)
+        stream = RandomStream(message.seed, self._settings.vocab_size)
         # Independent of the target's own uniform numbers; coupled noise must be the same.
         stream.uniform = random.Random(f"{message.seed} {message.root} {self._salt}").random
         canopy = Canopy(Node(message.root, text[-1], len(text) - 1, None, told=True))
-        sequence = Sequencing(number, list(text), message.sampling, stream)
+        sequence = SlotState(number, list(text), message.sampling, stream)
         self._slots[number] = _Slot(sequence, canopy, message.end)
         self._windows.begin(number, canopy.root)
         if self._lookup is not None:

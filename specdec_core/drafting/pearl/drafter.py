@@ -27,7 +27,7 @@ from torch import Tensor
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.wire import LinkLost
-from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.pearl.messages import (
     Ask,
     Begin,
@@ -75,7 +75,7 @@ class _Sprout:
 class _Stream:
     """What has come from the draft for a slot, and may still be of use."""
 
-    sequence: Sequencing
+    sequence: SlotState
     end: int
     told: int = 0  # tokens of the text that the draft was told
     draft: int = 0  # the number of the draft that knows the slot's text
@@ -172,7 +172,7 @@ class PearlDrafter(Drafter):
             self._meet()
         return ready
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
             # The target adds a token behind the last candidate.
             end = len(sequence.tokens) + sequence.room + 1
@@ -180,17 +180,17 @@ class PearlDrafter(Drafter):
         self._judging = False
         self._meet()
 
-    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
+    def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         start = perf_counter()
         self._judging = False
         self._await(sequences)
         trees = [self._tree(sequence) for sequence in sequences]
         self._judging, self._fed_at = True, perf_counter()
-        self.resources.stopwatch.waited += self._fed_at - start
+        self.resources.clock.waited += self._fed_at - start
         self._mark("wait", start, self._fed_at)
         return trees
 
-    def arrived(self, sequences: Sequence[Sequencing], trees: Sequence[TokenTree]) -> None:
+    def arrived(self, sequences: Sequence[SlotState], trees: Sequence[TokenTree]) -> None:
         """The target's forward is over: the candidate behind each tree, if it is here by now, can
         be judged too."""
         now = perf_counter()
@@ -203,15 +203,15 @@ class PearlDrafter(Drafter):
             if fed <= sequence.room and self._knows(stream):
                 self._extend(tree, stream, fed + 1)
 
-    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         accepted, judged = outcome.accepted, len(outcome.tree)
         self.pace.judged(accepted, rejected=accepted < judged)
         self._tell(sequence.slot, judged, accepted, outcome.choices[: outcome.tree.read + 1])
 
-    def missed(self, sequence: Sequencing) -> None:
+    def missed(self, sequence: SlotState) -> None:
         self._tell(sequence.slot)
 
-    def close(self, sequence: Sequencing) -> None:
+    def close(self, sequence: SlotState) -> None:
         stream = self._streams.pop(sequence.slot)
         if self._knows(stream):
             new = [] if stream.outdated else sequence.tokens[stream.told :]
@@ -271,7 +271,7 @@ class PearlDrafter(Drafter):
 
     # What is heard
 
-    def _await(self, sequences: Sequence[Sequencing]) -> None:
+    def _await(self, sequences: Sequence[SlotState]) -> None:
         """Give the draft time for as many candidates as are worth waiting for."""
         self._receive()
         self._meet()
@@ -292,7 +292,7 @@ class PearlDrafter(Drafter):
             if not self._receive(left):
                 return
 
-    def _lacks(self, sequence: Sequencing, wait: int) -> bool:
+    def _lacks(self, sequence: SlotState, wait: int) -> bool:
         stream = self._streams[sequence.slot]
         if not self._knows(stream):
             return False
@@ -335,7 +335,7 @@ class PearlDrafter(Drafter):
 
     # What is made of it
 
-    def _tree(self, sequence: Sequencing) -> TokenTree:
+    def _tree(self, sequence: SlotState) -> TokenTree:
         stream, tree = self._streams[sequence.slot], TokenTree()
         # Who drafted them cannot be asked about them when the draft is another by now.
         if self._knows(stream):

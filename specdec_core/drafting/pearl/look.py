@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec_core.config import Sampling
-from specdec_core.drafting.drafter import Sequencing
+from specdec_core.drafting.drafter import SlotState
 from specdec_core.drafting.pearl.canopy import Node, Source
 from specdec_core.models.runner import ModelRunner
-from specdec_core.tokens.sampling import by_row, distributions, quantile
+from specdec_core.tokens.acceptance import Places, rule_of
+from specdec_core.tokens.sampling import quantile
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class Look:
     vocabulary), under sampling the distributions `probs`, and `likely`, how confident the draft is
     in each token; `hidden` (n, dimension), where watched."""
 
-    sequences: list[Sequencing]
+    sequences: list[SlotState]
     nodes: list[Node]
     logits: Tensor
     probs: Tensor | None
@@ -32,10 +32,9 @@ class Look:
     def of(
         cls,
         runner: ModelRunner,
-        sequences: Sequence[Sequencing],
+        sequences: Sequence[SlotState],
         nodes: Sequence[Sequence[Node]],
         parents: Sequence[Sequence[int]],
-        vocab_size: int,
     ) -> Look:
         """Feed the draft `nodes[i]` of slot i, whose tree in its cache then has these `parents`."""
         feed = [[node.token for node in own] for own in nodes]
@@ -47,21 +46,18 @@ class Look:
         hidden = None if runner.hidden is None else _flat(runner.hidden, counts)
         owners = [s for s, own in zip(sequences, nodes, strict=True) for _ in own]
         flat = [node for own in nodes for node in own]
-        probs = distributions(logits, [sequence.sampling for sequence in owners])
-        likely = logits.float().softmax(dim=-1) if probs is None else probs
-        coupled = [n for n, sequence in enumerate(owners) if _coupled(sequence.sampling)]
-        if coupled:
-            likely = likely.clone()
-            for n in coupled:
-                noise = owners[n].random.noise.at(flat[n].position + 1, vocab_size)
-                raced = likely[n] / noise[: likely.shape[-1]].to(likely.device)
-                likely[n] = raced / raced.sum()
-        return cls(owners, flat, logits, probs, hidden, likely)
+        at = Places(
+            [sequence.sampling for sequence in owners],
+            [sequence.random for sequence in owners],
+            [node.position + 1 for node in flat],
+            logits,
+            lambda: logits.argmax(dim=-1),
+        )
+        return cls(owners, flat, logits, at.probs, hidden, at.confidences())
 
     def exact(self, place: int) -> bool:
         """Whether the token there has to be drawn at random, for rejection sampling."""
-        sampling = self.sequences[place].sampling
-        return not sampling.greedy and sampling.coupling == "rejection"
+        return rule_of(self.sequences[place].sampling).carries_q
 
     def draws(self) -> dict[int, tuple[int, float]]:
         """By place the tokens that are drawn at random, and their chances."""
@@ -76,10 +72,9 @@ class Look:
     def sources(self, places: list[int], forward: int) -> Iterator[Source]:
         """What the tokens at these places are drawn from. A copy: the draft's next forward may
         write over its logits."""
-        samplings = [self.sequences[n].sampling for n in places]
-        probs = None if self.probs is None else self.probs[places]
+        probs = [None] * len(places) if self.probs is None else self.probs[places]
         hidden = [None] * len(places) if self.hidden is None else self.hidden[places]
-        for rows in zip(self.logits[places], by_row(probs, samplings), hidden, strict=True):
+        for rows in zip(self.logits[places], probs, hidden, strict=True):
             yield Source(forward, *rows)
 
 
@@ -88,7 +83,3 @@ def _flat(states: Tensor, counts: Sequence[int]) -> Tensor:
     if all(own == states.shape[1] for own in counts):
         return states.flatten(0, 1)
     return torch.cat([row[:own] for row, own in zip(states, counts, strict=True)])
-
-
-def _coupled(sampling: Sampling) -> bool:
-    return not sampling.greedy and sampling.coupling == "gumbel"

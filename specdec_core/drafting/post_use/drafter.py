@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from specdec_core.drafting.drafter import Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Outcome, Resources, SlotState
 from specdec_core.drafting.guessed_chain import GuessedChain
 from specdec_core.drafting.post_use.settings import PostUseSettings
 from specdec_core.drafting.token_cache import TokenCacheDrafter, useful_phrases
@@ -39,17 +39,17 @@ class PostUseDrafter(GuessedChain):
         self.cache = TokenCacheDrafter(settings.cache, resources)
         self._learns = settings.cache.learn_from == "useful"
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         super().open(sequences)
         self.cache.open(sequences)
 
-    def guess(self, sequence: Sequencing, drafted: Sequence[int], room: int) -> TokenTree:
+    def guess(self, sequence: SlotState, drafted: Sequence[int], room: int) -> TokenTree:
         tree = TokenTree()
         last = drafted[-1] if drafted else sequence.tokens[-1]
         self._graft(tree, sequence, ROOT, last, self.settings.at_draft, room)
         return tree
 
-    def learn(self, sequence: Sequencing, drafted: Sequence[int], outcome: Outcome) -> None:
+    def learn(self, sequence: SlotState, drafted: Sequence[int], outcome: Outcome) -> None:
         """Alg. 2, line 19: USEFUL tokens of the phrases, the appended ones too."""
         if self._learns:
             before = drafted[-1] if drafted else sequence.tokens[-1]
@@ -57,21 +57,21 @@ class PostUseDrafter(GuessedChain):
             for key, phrase in useful_phrases(verified, before, self.settings.cache.phrase_length):
                 self.cache.learn(sequence, key, phrase)
 
-    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
+    def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         trees = super().propose(sequences)
         for sequence, tree in zip(sequences, trees, strict=True):
             self._reuse_at_target(sequence, tree)
         return trees
 
-    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         super().observe(sequence, outcome)
         self.cache.observe(sequence, outcome)
 
-    def close(self, sequence: Sequencing) -> None:
+    def close(self, sequence: SlotState) -> None:
         super().close(sequence)
         self.cache.close(sequence)
 
-    def _reuse_at_target(self, sequence: Sequencing, tree: TokenTree) -> None:
+    def _reuse_at_target(self, sequence: SlotState, tree: TokenTree) -> None:
         """Alg. 3: phrases behind the chain's last tokens."""
         drafted = list(tree.tokens)
         for anchor in range(max(len(drafted) - self.settings.anchors, ROOT), len(drafted)):
@@ -80,7 +80,7 @@ class PostUseDrafter(GuessedChain):
             self._graft(tree, sequence, anchor, last, self.settings.at_target, room)
 
     def _graft(
-        self, tree: TokenTree, sequence: Sequencing, parent: int, key: int, count: int, room: int
+        self, tree: TokenTree, sequence: SlotState, parent: int, key: int, count: int, room: int
     ) -> None:
         if count and room > 0 and key not in self.eos_token_ids:
             for phrase in self.cache.phrases(sequence, key, count):

@@ -8,7 +8,7 @@ from time import perf_counter
 import torch
 
 from specdec_core.drafting.context import DraftContext
-from specdec_core.drafting.drafter import Drafter, Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.growing import Growth
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
@@ -29,22 +29,22 @@ class TargetTreeDrafter(Drafter):
     """
 
     def __init__(self, settings: TargetTreeSettings, resources: Resources) -> None:
-        self.settings, self.vocab_size = settings, resources.vocab_size
-        self.stopwatch = resources.stopwatch
+        self.settings = settings
+        self.clock = resources.clock
         self.target_width = settings.target_width
         self.shapes = [k_configuration(settings.branching)]
         self.context = DraftContext(resources.draft_runner(settings.draft))
         self.context.runner.expect(k_configuration(settings.branching[:-1]))  # leaves are not read
         self._cached: dict[int, dict[int, int]] = {}
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         self.context.open(sequences)
 
     @torch.inference_mode()
-    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
-        growth = Growth(self.context, sequences, self.vocab_size)
+    def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
+        growth = Growth(self.context, sequences)
         ends = {
-            i: [tree.add(token, ROOT, Origin.TARGET) for token in sequence.starts]
+            i: [tree.add(token, ROOT, Origin.TARGET) for token in sequence.target_start]
             for i, (tree, sequence) in enumerate(zip(growth.trees, sequences, strict=True))
         }
         for depth, count in enumerate(self.settings.branching[1:]):
@@ -58,10 +58,10 @@ class TargetTreeDrafter(Drafter):
             ends = {i: [] for i in wanted}
             for i, nodes in zip(level.trees, children.nodes, strict=True):
                 ends[i] += nodes
-            self.stopwatch.chose(returned, level.logits)
+            self.clock.chose(returned, level.logits)
         for sequence, cached in zip(sequences, growth.cached, strict=True):
             self._cached[sequence.slot] = cached
         return growth.trees
 
-    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         self.context.keep(sequence, outcome, self._cached[sequence.slot])

@@ -8,7 +8,7 @@ from time import perf_counter
 import torch
 
 from specdec_core.drafting.context import DraftContext
-from specdec_core.drafting.drafter import Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Outcome, Resources, SlotState
 from specdec_core.drafting.growing import Growth
 from specdec_core.drafting.recorded import ShapedTree
 from specdec_core.drafting.tree.settings import TreeSettings
@@ -25,8 +25,8 @@ class TreeDrafter(ShapedTree):
     """
 
     def __init__(self, settings: TreeSettings, resources: Resources) -> None:
-        self.settings, self.vocab_size = settings, resources.vocab_size
-        self.stopwatch = resources.stopwatch
+        self.settings = settings
+        self.clock = resources.clock
         self.context = DraftContext(resources.draft_runner(settings.draft))
         parents = static_tree(settings.children)
         self.shapes = [parents]
@@ -38,12 +38,12 @@ class TreeDrafter(ShapedTree):
         self.context.runner.expect([read[parents[node]] for node in read if node != ROOT])
         self._cached: dict[int, dict[int, int]] = {}
 
-    def open(self, sequences: Sequence[Sequencing]) -> None:
+    def open(self, sequences: Sequence[SlotState]) -> None:
         self.context.open(sequences)
 
     @torch.inference_mode()
-    def propose(self, sequences: Sequence[Sequencing]) -> list[TokenTree]:
-        growth = Growth(self.context, sequences, self.vocab_size)
+    def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
+        growth = Growth(self.context, sequences)
         shapes = [{ROOT: ROOT} for _ in sequences]  # which of the shape's nodes each node is
         ends = [[ROOT] for _ in sequences]
         for depth in range(self.settings.depth):
@@ -64,10 +64,10 @@ class TreeDrafter(ShapedTree):
             for i, shape, nodes in zip(level.trees, planned, children.nodes, strict=True):
                 shapes[i].update(zip(nodes, shape, strict=False))
                 ends[i] += nodes
-            self.stopwatch.chose(returned, level.logits)
+            self.clock.chose(returned, level.logits)
         for sequence, cached in zip(sequences, growth.cached, strict=True):
             self._cached[sequence.slot] = cached
         return growth.trees
 
-    def observe(self, sequence: Sequencing, outcome: Outcome) -> None:
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         self.context.keep(sequence, outcome, self._cached[sequence.slot])

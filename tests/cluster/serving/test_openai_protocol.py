@@ -14,7 +14,7 @@ def test_numbers_that_are_no_setting_are_refused_by_name(name: str, number: str)
     with pytest.raises(ApiError, match=f"{name}: ") as refused:
         CompletionRequest.from_body(f'{{"prompt": "x", "{name}": {number}}}'.encode())
     assert refused.value.status == 400
-    assert refused.value.body["error"]["param"] == name
+    assert refused.value.body.error.param == name
 
 
 def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from cluster.sweep.finalists import choose_champion, choose_finalists
 from cluster.sweep.run import run_sweep
-from cluster.sweep.timing import Stopwatch
+from cluster.sweep.timing import InterleavedTimes
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
 from specdec_core.drafting.bandit.settings import BanditSettings
@@ -258,9 +258,9 @@ def test_a_lossy_method_is_no_finalist_unless_it_is_allowed_by_name() -> None:
 
 
 def timed(seconds: dict[Configuration, float], estimates: dict[Configuration, float]) -> tuple:
-    """A stopwatch with 5 repeats of 20 prompts and 5 % noise, and a result with the estimates."""
+    """Times of 5 repeats of 20 prompts and 5 % noise, and a result with the estimates."""
     rng = np.random.default_rng(0)
-    watch = Stopwatch()
+    watch = InterleavedTimes()
     for configuration, mean in seconds.items():
         watch.seconds[configuration.id] = (mean * rng.normal(1, 0.05, (5, 20))).tolist()
         watch.generations[configuration.id] = [

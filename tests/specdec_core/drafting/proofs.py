@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specdec_core.config import AUTOREGRESSIVE, Configuration, DrafterSettings, Sampling
-from specdec_core.drafting.drafter import Found, Lookup, Sequencing
+from specdec_core.drafting.drafter import Found, Lookup, SlotState
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.studies.drift import goodness_of_fit
@@ -50,8 +50,8 @@ def assert_exact(drafter: DrafterSettings, sampling: Sampling, samples: int = 4_
     assert goodness_of_fit(counts, exact_distribution(pair, sampling, 3)) > 1e-3
 
 
-def sequence(tokens: Sequence[int], slot: int = 0, room: int = 50) -> Sequencing:
-    return Sequencing(slot, list(tokens), Sampling(), RandomStream(0), room)
+def sequence(tokens: Sequence[int], slot: int = 0, room: int = 50) -> SlotState:
+    return SlotState(slot, list(tokens), Sampling(), RandomStream(0, 320), room)
 
 
 def found_in(lookup: Lookup, text: Sequence[int], drafted: Sequence[int] = ()) -> Found:

@@ -9,6 +9,7 @@ from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.studies.drift import goodness_of_fit
 from specdec_core.studies.toy_pair import exact_distribution, sample_counts, toy_pair
+from specdec_core.tokens.acceptance import rule_of
 from specdec_core.tokens.sampling import RandomStream, draw
 from specdec_core.tokens.statistics import Generation, Origin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
@@ -59,11 +60,19 @@ def from_cache(generations: list[Generation]) -> int:
     return sum(origin is Origin.CACHE for g in generations for origin in g.origins)
 
 
-def take_any_possible_guess(tree: TokenTree, probs: Tensor, random: RandomStream) -> Verdict:
+REJECTION = type(rule_of(Sampling(temperature=1.0)))
+
+
+class AnyPossibleGuess(REJECTION):
     """A wrong rule for what a draft model draws: a guess wherever it is possible at all."""
-    possible = [node for node in tree.children().get(ROOT, []) if probs[0, tree.tokens[node]] > 0]
-    [own] = draw(probs[:1], [random.uniform()])
-    return Verdict([], tree.tokens[possible[0]] if possible else own, corrected=False)
+
+    def verify(
+        self, tree: TokenTree, choices: list[int], probs: Tensor, random: RandomStream
+    ) -> Verdict:
+        guesses = tree.children().get(ROOT, [])
+        possible = [node for node in guesses if probs[0, tree.tokens[node]] > 0]
+        [own] = draw(probs[:1], [random.uniform()])
+        return Verdict([], tree.tokens[possible[0]] if possible else own, corrected=False)
 
 
 def fit(drafter: DrafterSettings, sampling: Sampling, samples: int = 4_000) -> float:

@@ -11,7 +11,7 @@ from specdec_core.config import Configuration, DrafterSettings, PolicySettings, 
 from specdec_core.drafting import guessed_chain
 from specdec_core.drafting.cascade.settings import CascadeSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.drafter import Resources, Sequencing
+from specdec_core.drafting.drafter import Resources, SlotState
 from specdec_core.drafting.guessed_chain import GuessedChain
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.modules import build_head
@@ -32,10 +32,10 @@ from specdec_core.tokens.sampling import RandomStream, warp
 from specdec_core.tokens.statistics import Counts, Generation, Origin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from tests.specdec_core.drafting.reuse import (
+    AnyPossibleGuess,
     fit,
     generate,
     same_as_the_target_alone,
-    take_any_possible_guess,
 )
 
 GREEDY = Sampling()
@@ -132,7 +132,7 @@ def test_every_sampled_token_carries_the_draft_models_distribution(tiny_pair: Pa
     engine = Engine(tiny_pair, Configuration(drafter=drafter, sampling=sampling), slots=2)
     model, propose, foreseen = tiny_pair.drafts["draft"], engine.drafter.propose, 0
 
-    def check(sequences: list[Sequencing]) -> list[TokenTree]:
+    def check(sequences: list[SlotState]) -> list[TokenTree]:
         nonlocal foreseen
         trees = propose(sequences)
         for sequence, tree in zip(sequences, trees, strict=True):
@@ -179,7 +179,7 @@ def test_samples_have_the_targets_joint_distribution(
 def test_the_fit_notices_chains_that_were_not_drawn_from_the_distribution_they_carry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(guessed_chain, "verify_sampled", take_any_possible_guess)
+    monkeypatch.setattr(guessed_chain, "rule_of", lambda sampling: AnyPossibleGuess())
     assert fit(SHORT, Sampling(temperature=1.0)) < 1e-9
 
 
@@ -188,7 +188,7 @@ class Foreseeing(GuessedChain):
 
     guesses: dict[int, list[int]]
 
-    def guess(self, sequence: Sequencing, drafted: list[int], room: int) -> TokenTree:
+    def guess(self, sequence: SlotState, drafted: list[int], room: int) -> TokenTree:
         tree = TokenTree()
         tree.graft(ROOT, [5], Origin.CACHE)
         tree.graft(ROOT, self.guesses[sequence.slot][len(drafted) :][:room], Origin.CACHE)
@@ -200,7 +200,7 @@ def test_a_perfect_guess_takes_one_forward_and_leaves_the_cache_in_step(tiny_pai
     policy = FixedSettings(max_tokens=7)
     engine = Engine(tiny_pair, Configuration(drafter=DraftModelSettings(policy=policy)), slots=2)
     sequences = [
-        Sequencing(slot, list(tokens), GREEDY, RandomStream(0), room=7)
+        SlotState(slot, list(tokens), GREEDY, RandomStream(0, 320), room=7)
         for slot, tokens in enumerate([(9, 8, 7, 6), (3, 4)])
     ]
     engine.drafter.open(sequences)

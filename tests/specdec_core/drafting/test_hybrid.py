@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from specdec_core.config import Configuration, DrafterSettings, Sampling
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.drafter import Outcome, Sequencing
+from specdec_core.drafting.drafter import Outcome, SlotState
 from specdec_core.drafting.dynamic_tree.settings import DynamicTreeSettings
 from specdec_core.drafting.hybrid import HybridSettings, merged
 from specdec_core.drafting.lookahead import LookaheadSettings
@@ -77,12 +77,12 @@ def test_greedy_output_is_the_targets_own(tiny_pair: Pair, hybrid: str) -> None:
         assert origins >= {Origin.DRAFT, Origin.LOOKUP}, "one of the two was never right"
 
 
-def watch(engine: Engine) -> list[tuple[Sequencing, Outcome]]:
+def watch(engine: Engine) -> list[tuple[SlotState, Outcome]]:
     """What the other drafter of the engine's hybrid is told, with its text at that time."""
     seen, other = [], engine.drafter.otherwise
     observe = other.observe
 
-    def record(sequence: Sequencing, outcome: Outcome) -> None:
+    def record(sequence: SlotState, outcome: Outcome) -> None:
         seen.append((list(sequence.tokens), outcome))
         observe(sequence, outcome)
 
@@ -122,11 +122,11 @@ def test_the_draft_models_cache_stays_a_prefix_of_the_text(tiny_pair: Pair) -> N
     propose, fresh = chain.propose, Engine(tiny_pair, Configuration(drafter=CHAIN), slots=1)
     checked = 0
 
-    def compare(sequences: Sequence[Sequencing]) -> list[TokenTree]:
+    def compare(sequences: Sequence[SlotState]) -> list[TokenTree]:
         nonlocal checked
         drafted = propose(sequences)
         for sequence, tree in zip(sequences, drafted, strict=True):
-            alone = Sequencing(0, sequence.tokens, Sampling(), sequence.random, sequence.room)
+            alone = SlotState(0, sequence.tokens, Sampling(), sequence.random, sequence.room)
             fresh.drafter.runner.truncate(0, 0)
             fresh.drafter.open([alone])
             [expected] = fresh.drafter.propose([alone])
@@ -160,7 +160,7 @@ def test_slots_without_a_hit_are_drafted_together(tiny_pair: Pair) -> None:
     hybrid, sizes = engine.drafter, []
     propose = hybrid.otherwise.propose
 
-    def record(sequences: Sequence[Sequencing]) -> list[TokenTree]:
+    def record(sequences: Sequence[SlotState]) -> list[TokenTree]:
         sizes.append(len(sequences))
         return propose(sequences)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from specdec_core.config import Configuration, Sampling
-from specdec_core.drafting.drafter import Outcome, Sequencing
+from specdec_core.drafting.drafter import Outcome, SlotState
 from specdec_core.drafting.lookahead import LookaheadDrafter, LookaheadSettings, Window
 from specdec_core.engine.engine import Engine
 from specdec_core.models.pair import Pair
@@ -90,7 +90,7 @@ def test_the_guess_of_level_i_and_column_j_is_read_i_plus_j_places_on(
         assert len(ngrams) == (columns if len(levels) == ngram - 1 else 0)
 
 
-def opened(settings: LookaheadSettings, text: list[int]) -> tuple[LookaheadDrafter, Sequencing]:
+def opened(settings: LookaheadSettings, text: list[int]) -> tuple[LookaheadDrafter, SlotState]:
     drafter, own = LookaheadDrafter(settings, None), sequence(text)
     drafter.open([own])
     return drafter, own
@@ -135,7 +135,7 @@ def test_ngrams_in_the_pool_are_what_the_target_chose(tiny_pair: Pair) -> None:
     engine = Engine(tiny_pair, Configuration(drafter=drafter), slots=3)
     observe, checked = engine.drafter.observe, 0
 
-    def check(sequence: Sequencing, outcome: Outcome) -> None:
+    def check(sequence: SlotState, outcome: Outcome) -> None:
         nonlocal checked
         window = engine.drafter._windows[sequence.slot]
         nodes = list(window._nodes)

@@ -7,7 +7,7 @@ import pytest
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting import guessed_chain
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.drafter import Sequencing
+from specdec_core.drafting.drafter import SlotState
 from specdec_core.drafting.ouroboros.settings import OuroborosSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.engine.engine import Engine, Request
@@ -15,11 +15,11 @@ from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Counts
 from specdec_core.tokens.token_tree import TokenTree
 from tests.specdec_core.drafting.reuse import (
+    AnyPossibleGuess,
     fit,
     from_cache,
     generate,
     same_as_the_target_alone,
-    take_any_possible_guess,
 )
 
 GREEDY = Sampling()
@@ -84,7 +84,7 @@ def test_samples_have_the_targets_joint_distribution(sampling: Sampling) -> None
 def test_the_fit_notices_chains_that_were_not_drawn_from_the_distribution_they_carry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(guessed_chain, "verify_sampled", take_any_possible_guess)
+    monkeypatch.setattr(guessed_chain, "rule_of", lambda sampling: AnyPossibleGuess())
     assert fit(TOY, Sampling(temperature=1.0)) < 1e-9
 
 
@@ -93,7 +93,7 @@ def test_the_next_line_is_what_the_draft_model_said_behind_the_last_one(tiny_pai
     drafter, checked = engine.drafter, 0
     learn = drafter.learn
 
-    def check(sequence: Sequencing, drafted: list[int], outcome: object) -> None:
+    def check(sequence: SlotState, drafted: list[int], outcome: object) -> None:
         nonlocal checked
         text = [*sequence.tokens, *drafted]
         tree: TokenTree = outcome.tree

@@ -9,7 +9,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, Sampling, parse
 from specdec_core.drafting import token_cache
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.drafter import Outcome, Sequencing
+from specdec_core.drafting.drafter import Outcome, SlotState
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.pre_cut import PreCutSettings
 from specdec_core.drafting.policies.svip import SvipSettings
@@ -92,7 +92,7 @@ def test_the_fit_notices_phrases_that_pass_for_drafted(monkeypatch: pytest.Monke
     """Phrases behind an anchor with the distribution that the draft model's own token has there."""
     propose = PostUseDrafter.propose
 
-    def mistaken(self: PostUseDrafter, sequences: list[Sequencing]) -> list[TokenTree]:
+    def mistaken(self: PostUseDrafter, sequences: list[SlotState]) -> list[TokenTree]:
         trees = propose(self, sequences)
         for tree in trees:
             own = {
@@ -108,7 +108,7 @@ def test_the_fit_notices_phrases_that_pass_for_drafted(monkeypatch: pytest.Monke
 PROMPT = (9, 8, 11)  # of which the draft model makes four different tokens
 
 
-def drafting(pair: Pair, **settings: object) -> tuple[PostUseDrafter, Sequencing]:
+def drafting(pair: Pair, **settings: object) -> tuple[PostUseDrafter, SlotState]:
     """A drafter of chains of up to four, and a sequence with room for seven tokens."""
     drafter = PostUseSettings(policy=FixedSettings(max_tokens=4), **settings)
     engine = Engine(pair, Configuration(drafter=drafter))
@@ -169,7 +169,7 @@ def test_a_useful_token_behind_a_rejection_becomes_a_phrase(tiny_pair: Pair) -> 
     engine = Engine(tiny_pair, Configuration(drafter=PostUseSettings(policy=SIX)))
     observe, recycled, looked_up = engine.drafter.cache.observe, [], []
 
-    def watch(sequence: Sequencing, outcome: Outcome) -> None:
+    def watch(sequence: SlotState, outcome: Outcome) -> None:
         before = sequence.tokens[-outcome.accepted - 2]
         recycled.extend(token_cache.useful_phrases(outcome, before, 5))
         observe(sequence, outcome)

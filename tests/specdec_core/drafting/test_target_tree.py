@@ -116,7 +116,7 @@ def test_a_token_whose_logit_is_0_may_begin_a_tree() -> None:
     propose = engine.drafter.propose
 
     def watched(sequences: list) -> list:
-        begun.extend(len(sequence.starts) for sequence in sequences)
+        begun.extend(len(sequence.target_start) for sequence in sequences)
         return propose(sequences)
 
     engine.drafter.propose = watched

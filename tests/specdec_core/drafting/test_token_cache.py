@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdec_core.config import Configuration, Sampling
-from specdec_core.drafting.drafter import Outcome, Sequencing
+from specdec_core.drafting.drafter import Outcome, SlotState
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.post_use.settings import PostUseSettings
 from specdec_core.drafting.token_cache import TokenCacheDrafter, TokenCacheSettings, useful_phrases
@@ -67,7 +67,7 @@ def test_useful_tokens_are_those_that_the_target_itself_would_write(tiny_pair: P
     engine = Engine(tiny_pair, Configuration(drafter=drafter))
     observe, phrases_seen, behind_rejections = engine.drafter.cache.observe, 0, 0
 
-    def check(sequence: Sequencing, outcome: Outcome) -> None:
+    def check(sequence: SlotState, outcome: Outcome) -> None:
         nonlocal phrases_seen, behind_rejections
         tree = outcome.tree
         text = sequence.tokens[: len(sequence.tokens) - outcome.accepted - 1]
@@ -104,11 +104,11 @@ def test_useful_tokens_are_those_that_the_target_itself_would_write(tiny_pair: P
     assert behind_rejections > 5
 
 
-def sequence(tokens: list[int], slot: int = 0) -> Sequencing:
-    return Sequencing(slot, tokens, GREEDY, RandomStream(0), room=9)
+def sequence(tokens: list[int], slot: int = 0) -> SlotState:
+    return SlotState(slot, tokens, GREEDY, RandomStream(0, 320), room=9)
 
 
-def phrases(cache: TokenCacheDrafter, own: Sequencing, key: int) -> list[tuple[int, ...]]:
+def phrases(cache: TokenCacheDrafter, own: SlotState, key: int) -> list[tuple[int, ...]]:
     return cache.phrases(own, key, 9)
 
 

@@ -127,12 +127,12 @@ def test_a_coupled_tree_holds_the_winners_of_the_shared_race(tiny_pair: Pair, to
     sampling = SAMPLINGS["coupled"].model_copy(update={"top_k": top_k})
     watched = Watched(tiny_pair, TreeSettings(branching=(3, 2)), sampling, slots=1)
     watched.engine.generate(requests(12)[:1])
-    noise, vocabulary, sizes = SharedNoise(0), watched.engine.target.vocab_size, set()
+    noise, sizes = SharedNoise(0, watched.engine.target.vocab_size), set()
     for text, _, tree in watched.rounds:
         for parent, nodes in tree.children().items():
             before = text + path(tree, parent)
             q = warp(plain(tiny_pair.drafts["draft"], before), sampling)
-            race = q / noise.at(len(before), vocabulary)
+            race = q / noise.at(len(before))
             assert [tree.tokens[n] for n in nodes] == race.topk(len(nodes)).indices.tolist()
             sizes.add(len(nodes))
     assert max(sizes) == (top_k or 3), "where two tokens are possible, two race"

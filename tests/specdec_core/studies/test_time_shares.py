@@ -122,7 +122,7 @@ def test_a_round_waits_once_for_each_drafted_token_and_once_for_the_verification
     def on_a_gpu(*values: torch.Tensor) -> list[list[float]]:
         return together([own.double() for own in values]).tolist()
 
-    monkeypatch.setattr("specdec_core.drafting.policies.policy.to_host", on_a_gpu)
+    monkeypatch.setattr("specdec_core.drafting.policies.signals.to_host", on_a_gpu)
     longest = 0
     while not engine.idle:
         copies.count = 0

@@ -16,7 +16,7 @@ from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens import coupling
-from specdec_core.tokens.coupling import SharedNoise, acceptance, choose
+from specdec_core.tokens.coupling import SharedNoise, acceptance, race
 from tests.specdec_core.tokens.test_lossless import engine_counts, joint, p_value, toy_pair
 
 __all__ = ["toy_pair"]
@@ -40,9 +40,9 @@ def test_coupled_samples_have_the_targets_joint_distribution(
 def test_the_test_notices_noise_that_is_not_exponential(
     toy_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def uniform(self: SharedNoise, position: int, size: int) -> torch.Tensor:
+    def uniform(self: SharedNoise, position: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(1000 * self.seed + position)
-        return torch.rand(size, generator=generator) + 1e-3
+        return torch.rand(self.size, generator=generator) + 1e-3
 
     monkeypatch.setattr(coupling.SharedNoise, "at", uniform)
     counts = engine_counts(toy_pair, Configuration(drafter=CHAIN, sampling=COUPLED), 10_000)
@@ -70,9 +70,9 @@ def test_coupled_drafts_agree_as_often_as_the_formula_says() -> None:
     draws = 4000
     agreeing = 0
     for seed in range(draws):
-        noise = SharedNoise(seed)
-        [x], [y] = choose(p[None], noise, [3], 12), choose(q[None], noise, [3], 12)
-        agreeing += x == y
+        noise = SharedNoise(seed, 12)
+        x, y = race(p[None], [noise], [3]), race(q[None], [noise], [3])
+        agreeing += int(x == y)
     expected = float(acceptance(p, q))
     assert binomtest(agreeing, draws, expected).pvalue > 1e-3
     variation = float((p - q).abs().sum() / 2)
@@ -86,9 +86,9 @@ def test_acceptance_is_1_for_equal_and_0_for_disjoint_distributions() -> None:
 
 
 def test_noise_is_a_function_of_seed_and_position_alone() -> None:
-    first, again = SharedNoise(7), SharedNoise(7)
-    later = [first.at(position, 16) for position in range(200)]
-    assert all(torch.equal(again.at(p, 16), later[p]) for p in reversed(range(200)))
-    assert not torch.equal(first.at(0, 16), first.at(1, 16))
-    assert not torch.equal(first.at(0, 16), SharedNoise(8).at(0, 16))
+    first, again = SharedNoise(7, 16), SharedNoise(7, 16)
+    later = [first.at(position) for position in range(200)]
+    assert all(torch.equal(again.at(p), later[p]) for p in reversed(range(200)))
+    assert not torch.equal(first.at(0), first.at(1))
+    assert not torch.equal(first.at(0), SharedNoise(8, 16).at(0))
     assert np.isclose(torch.stack(later).mean(), 1, atol=0.1)

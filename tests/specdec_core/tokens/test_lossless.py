@@ -18,7 +18,6 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdec_core.config import Configuration, PairSpec, RunnerSettings, Sampling
-from specdec_core.drafting import growing
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.fork.settings import ForkSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
@@ -27,7 +26,7 @@ from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from specdec_core.tokens import topology
+from specdec_core.tokens import acceptance, topology
 from specdec_core.tokens import verification as verify
 from specdec_core.tokens.sampling import RandomStream, draw_siblings, warp
 from specdec_core.tokens.statistics import Origin
@@ -156,7 +155,7 @@ def test_siblings_are_verified_losslessly(replacement: bool) -> None:
                 left = left.clone()
                 left[token] = 0
                 left = left / left.sum()
-        verdict = verify.verify_sampled(tree, p.repeat(4, 1), RandomStream(seed))
+        verdict = verify.verify_sampled(tree, p.repeat(4, 1), RandomStream(seed, VOCAB))
         counts[tree.tokens[verdict.path[0]] if verdict.path else verdict.token] += 1
     assert p_value(counts, p.numpy().astype(float)) > 1e-3
 
@@ -247,7 +246,7 @@ def others_place(q: Tensor, uniforms: list, replacement: bool) -> tuple[list, li
 def test_the_test_notices_siblings_with_a_wrong_distribution(
     toy_pair: Pair, monkeypatch: pytest.MonkeyPatch, bug: object
 ) -> None:
-    monkeypatch.setattr(growing, "draw_siblings", bug)
+    monkeypatch.setattr(acceptance, "draw_siblings", bug)
     drafter = TreeSettings(branching=(3, 2))
     assert tree_p_value(toy_pair, drafter, Sampling(temperature=1.0), 4_000) < 1e-9
 
@@ -269,7 +268,7 @@ def test_the_test_notices_a_wrong_mask(toy_pair: Pair, monkeypatch: pytest.Monke
 def test_siblings_are_drawn_as_they_say(replacement: bool) -> None:
     """The second and third token have the distribution that they carry, given the ones before."""
     q = torch.tensor([[0.05, 0.5, 0.2, 0.0, 0.05, 0.2]])
-    stream, counts = RandomStream(0), np.zeros((VOCAB, VOCAB), dtype=int)
+    stream, counts = RandomStream(0, VOCAB), np.zeros((VOCAB, VOCAB), dtype=int)
     for _ in range(4_000):
         [tokens], sources = draw_siblings(q, [[stream.uniform() for _ in range(3)]], replacement)
         counts[tokens[0], tokens[1]] += 1

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from specdec_core.config import Configuration, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from specdec_core.tokens.coupling import SharedNoise, acceptance, choose
-from specdec_core.tokens.sampling import draw, draw_siblings, warp, warp_rows
+from specdec_core.tokens.coupling import SharedNoise, acceptance, race
+from specdec_core.tokens.sampling import distributions, draw, draw_siblings, warp
 from specdec_core.tokens.verification import residual
 
 LAST = math.nextafter(1, 0)  # the largest of random.random()'s numbers
@@ -60,11 +60,11 @@ def test_tokens_come_from_distributions_and_are_possible(
     target: list[float], sampling: Sampling, draft: list[float]
 ) -> None:
     logits = torch.tensor([target, draft])
-    p, q = warp_rows(logits, [sampling, sampling])
+    both = distributions(logits, [sampling, sampling])
     if sampling.greedy:
-        assert p is None
-        assert q is None
+        assert both is None
         return
+    p, q = both
     for row, own in ((p, logits[0]), (q, logits[1])):
         assert_distribution(row)
         assert not row[own == -math.inf].any()
@@ -72,9 +72,8 @@ def test_tokens_come_from_distributions_and_are_possible(
         for uniform in UNIFORMS:
             [token] = draw(row[None], [uniform])
             assert row[token] > 0
-        positions = range(8)
-        rows = row.expand(len(positions), -1)
-        for token in choose(rows, SharedNoise(0), positions, len(row)):
+        noises, positions = [SharedNoise(0, len(row))] * 8, range(8)
+        for token in race(row.expand(8, -1), noises, positions):
             assert row[token] > 0
     assert 0 <= float(acceptance(p, q)) <= 1 + 1e-5
     for token in range(len(q)):
@@ -96,9 +95,10 @@ def test_tokens_come_from_distributions_and_are_possible(
 def test_siblings_come_from_distributions_and_are_possible(
     logits: list[float], sampling: Sampling, uniforms: list[float]
 ) -> None:
-    [row] = warp_rows(torch.tensor([logits]), [sampling])
-    if row is None:
+    rows = distributions(torch.tensor([logits]), [sampling])
+    if rows is None:
         return
+    [row] = rows
     for replacement in (False, True):
         [tokens], sources = draw_siblings(row[None], [uniforms], replacement)
         possible = len(uniforms) if replacement else min(len(uniforms), int((row > 0).sum()))

@@ -9,7 +9,7 @@ import pytest
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, Sampling, parse
-from specdec_core.drafting.drafter import Outcome, Resources, Sequencing
+from specdec_core.drafting.drafter import Outcome, Resources, SlotState
 from specdec_core.drafting.pearl.drafter import PearlDrafter
 from specdec_core.drafting.pearl.look import Look
 from specdec_core.drafting.pearl.messages import Begin, Drafted, End, Pause, Ready
@@ -216,7 +216,7 @@ def test_nobody_waits_for_candidates_behind_a_pause_though_some_before_it_were_j
     link = Scripted()
     resources = Resources(None, None, 100, frozenset(), open_link=lambda: link)
     drafter = PearlDrafter(PearlSettings(window=2, wait=2), resources)
-    sequence = Sequencing(0, [5, 6], Sampling(), RandomStream(0), room=20)
+    sequence = SlotState(0, [5, 6], Sampling(), RandomStream(0, 320), room=20)
     drafter.open([sequence])
     [root] = [message.root for message in link.heard if isinstance(message, Begin)]
     numbers = [root, 1, 2, 3, 4]

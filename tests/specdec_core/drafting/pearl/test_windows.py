@@ -21,7 +21,7 @@ from specdec_core.config.kinds import kinds_of
 from specdec_core.drafting.cascade.settings import CascadeSettings
 from specdec_core.drafting.draft_model.drafter import DraftModelDrafter
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.drafter import Resources, Sequencing
+from specdec_core.drafting.drafter import Resources, SlotState
 from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.hybrid import HybridSettings
 from specdec_core.drafting.pearl.settings import PearlSettings
@@ -153,9 +153,10 @@ class Drafting:
             watched.append(Watched(rightly(resources, draft, settings), link))
             return watched[0]
 
-        patch.setattr(Resources, "policy", policy)
-        engine = Engine(self.pair, Configuration(drafter=drafter), slots, open_link=lambda: link)
-        found = engine.generate(self.requests(sampling))
+        with patch.context() as own:
+            own.setattr(Resources, "policy", policy)
+            engine = Engine(self.pair, Configuration(drafter=drafter), slots, lambda: link)
+            found = engine.generate(self.requests(sampling))
         return watched[0], found
 
 
@@ -204,8 +205,8 @@ def test_a_window_stops_where_a_chain_of_one_process_would(
         runner.truncate(0, 0)
         # A verdict that came before the policy has stopped leaves it no room to go on.
         room = 99 if window.stopped else max(window.drafted, 1)
-        stream = RandomStream(request)
-        [tree] = chain.propose([Sequencing(0, window.text, sampling, stream, room)])
+        stream = RandomStream(request, runner.vocab_size)
+        [tree] = chain.propose([SlotState(0, window.text, sampling, stream, room)])
         assert tree.tokens[: len(window.tokens)] == window.tokens
         if (told := window.outcome) is None:
             continue

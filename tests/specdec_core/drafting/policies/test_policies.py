@@ -13,7 +13,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PolicySettings, Sampling, parse
 from specdec_core.config.kinds import POLICIES, kinds_of
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.drafter import Sequencing
+from specdec_core.drafting.drafter import SlotState
 from specdec_core.drafting.policies.by_batch import ByBatchSettings
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.policies.confidence_product import ConfidenceProductSettings
@@ -210,7 +210,7 @@ def test_by_batch_drafts_as_many_as_its_table_says_for_the_requests_of_the_round
     engine = Engine(tiny_pair, configuration, slots=4)
     propose, most = engine.drafter.propose, dict.fromkeys((1, 2, 3, 4), 0)
 
-    def noted(sequences: Sequence[Sequencing]) -> list[TokenTree]:
+    def noted(sequences: Sequence[SlotState]) -> list[TokenTree]:
         trees = propose(sequences)
         most[len(sequences)] = max(most[len(sequences)], *map(len, trees))
         return trees

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Stopwatch:
+class RoundClock:
     """Seconds since the round began of `policy`: choosing the drafted tokens and asking whether to
     draft another one; and `waited`, for a draft model's forwards."""
 
