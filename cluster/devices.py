@@ -66,7 +66,8 @@ def _lock(core: int) -> bool:
     """Whether this process has got the lock of that core, which it keeps until it ends."""
     path = Path(tempfile.gettempdir()) / f"specdec-core-{core}.lock"
     # Another user of the machine may have made the file: it can be read then, not written.
-    path.exists() or path.touch()
+    if not path.exists():
+        path.touch()
     lock = path.open("rb")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

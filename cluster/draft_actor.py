@@ -10,7 +10,7 @@ import ray
 
 from cluster.devices import claim_device
 from cluster.placement import Placed
-from cluster.session import get
+from cluster.session import get, start_actor
 from specdec_core.base.errors import UserError
 from specdec_core.base.wire import LinkLost
 from specdec_core.config import PairSpec
@@ -55,11 +55,11 @@ class PlacedDraft:
 
     def __init__(self, placed: Placed, spec: PairSpec) -> None:
         self.link = WireLink()
-        restarts = {"max_restarts": -1, "max_task_retries": -1}
-        self.actor = ray.remote(Draft).options(**placed.options("draft"), **restarts).remote(spec)
-        self.pid: int = ray.get(self.actor.pid.remote())
+        options = placed.options("draft") | {"max_restarts": -1, "max_task_retries": -1}
+        self.actor = start_actor(Draft, spec, **options)
+        self.pid: int = get(self.actor.pid.remote())
         host = ray.util.get_node_ip_address()
-        self._served = self.actor.serve.remote(host, self.link.port, self.link.key)
+        self._served: ray.ObjectRef = self.actor.serve.remote(host, self.link.port, self.link.key)
 
     def wait(self) -> WireLink:
         """The link, once the draft has loaded its models and come.

@@ -18,10 +18,10 @@ from ray import tune
 from cluster.session import ray_session, resources
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import needs_room
+from specdec_core.base.observer import together
 from specdec_core.drafting.heads.card import HeadCard, HeadSpec, TrainingSettings
 from specdec_core.drafting.heads.modules import HeadKind
 from specdec_core.drafting.heads.storage import WEIGHTS, load_card, save_head
-from specdec_core.search.observer import Observers
 from specdec_core.training.heads.examples import Examples, training_digest
 from specdec_core.training.heads.finished import Finished, HeadObserver
 from specdec_core.training.heads.training import HeadTraining
@@ -111,7 +111,7 @@ def train_heads(
         for spec in specs
         for rate in rates
     ]
-    tell = _Tell(observers)
+    tell = together(HeadObserver, observers)
     done = {e.label: head for e in entries if (head := e.finished()) is not None}
     tell.stage("training heads", len(entries), done=len(done))
     for head in done.values():
@@ -126,7 +126,7 @@ def train_heads(
             tell.warned(f"{label} failed: {record.errors.get(label, 'its worker was lost')}")
         if not done:
             raise RuntimeError(f"no head could be trained: {record.errors}")
-    heads = {}
+    heads: dict[str, Finished] = {}
     for entry in entries:
         head, best = done.get(entry.label), heads.get(entry.name)
         if head and (
@@ -233,11 +233,3 @@ class _Record(tune.Callback):
         cause = trial.get_error() if hasattr(trial, "get_error") else None
         error = str(cause).strip().splitlines()[-1] if cause else "unknown error"
         self.errors[trial.config["entry"]["label"]] = error
-
-
-class _Tell(Observers, HeadObserver):
-    """Several observers as one."""
-
-    def head_finished(self, head: Finished) -> None:
-        for member in self.members:
-            member.head_finished(head)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import ray
 
 from cluster.devices import claim_device
 from cluster.draft_actor import LOADING, PlacedDraft
 from cluster.placement import Placed, Placement, place
-from cluster.session import get, on_node
+from cluster.session import get, on_node, start_actor
 from cluster.sharded_target.sharded_runner import load_sharded
 from cluster.sweep.timing import Bench
 from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
-from specdec_core.drafting.pearl.link import no_link
+from specdec_core.drafting.pearl.drafter import PearlDrafter
+from specdec_core.drafting.pearl.link import Link, no_link
 from specdec_core.drafting.pearl.timeline import Span, Timeline
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import load_pair
@@ -33,6 +34,7 @@ class Overlapping(Bench):
         else:
             self.pair = load_sharded(spec, placed)
         beside = placed.placement.draft.devices
+        open_link: Callable[[], Link]
         open_link = PlacedDraft(placed, self.pair.spec).wait if beside else no_link
         self.engine = Engine(self.pair, open_link=open_link)
         self.drafters = {}
@@ -42,17 +44,23 @@ class Overlapping(Bench):
         for configuration in configurations:
             if configuration.beside:
                 self.engine.configure(configuration)
-                if not self.engine.drafter.prepare(LOADING):
+                if not self._drafter.prepare(LOADING):
                     raise UserError(f"{configuration.label}: the draft did not get ready")
         super().warm_up(configurations, request)
 
     def record(self, configuration: Configuration, request: Request) -> list[Span]:
         """Who did what when while `request` was decoded."""
         self.decode(configuration, request)
-        timeline = self.engine.drafter.timeline = Timeline()
+        timeline = self._drafter.timeline = Timeline()
         self.decode(configuration, request)
-        self.engine.drafter.timeline = None
+        self._drafter.timeline = None
         return list(timeline.spans)
+
+    @property
+    def _drafter(self) -> PearlDrafter:
+        """The engine's, of a configuration that drafts beside the target."""
+        assert isinstance(self.engine.drafter, PearlDrafter)
+        return self.engine.drafter
 
 
 def compare_overlap(
@@ -62,12 +70,13 @@ def compare_overlap(
     overlapping: Sequence[Configuration],
     requests: Callable[[ray.actor.ActorHandle], Sequence[Request]],
     repeats: int,
-    on_step: Callable[[str, int, int], Any] = lambda what, done, total: None,
+    observer: Observer | None = None,
 ) -> Overlap:
     """Time `chains` in a process of one thread, on the target's own core, and in one of two, and
     `overlapping` configurations on the devices of `placement`, request by request in turns. Ray
     must be running."""
-    on_step("loading the pair, three times", 0, 1)
+    observer = observer or Observer()
+    observer.stage("loading the pair, three times")
     with placed_bench(spec, placement) as (pearl, _):
         resolved = get(pearl.spec.remote())
         here = on_node(get(pearl.node.remote()))
@@ -87,11 +96,11 @@ def compare_overlap(
             everybody += [Contestant(name, bench, configuration) for configuration in own]
         asked = requests(one)
         for name, bench in ((ONE, one), (TWO, two), (PEARL, pearl)):
-            on_step(f"warming up: {name}", 0, 1)
+            observer.stage(f"warming up: {name}")
             own = [c.configuration for c in everybody if c.bench is bench]
             for request in asked[:2]:
                 get(bench.warm_up.remote(own, request))
-        total, done = repeats * len(asked) * len(everybody), 0
+        observer.stage("in turns", repeats * len(asked) * len(everybody))
         for repeat in range(repeats):
             for bench in (one, two, pearl):
                 get(bench.forget.remote())
@@ -105,8 +114,7 @@ def compare_overlap(
                     contestant.seconds[repeat].append(seconds)
                     if repeat == 0:
                         contestant.generations.append(generation)
-                    done += 1
-                    on_step("in turns", done, total)
+                    observer.step()
         spans = get(pearl.record.remote(overlapping[0], asked[0]))
         for bench in (one, two):
             ray.kill(bench)
@@ -124,7 +132,7 @@ def placed_bench(
         # A target on several devices has a process on each; this one then needs none.
         alone = placement.target.devices == 1
         options = placed.options("target") if alone else {"num_cpus": 0}
-        bench = ray.remote(Overlapping).options(**options).remote(spec, placed)
+        bench = start_actor(Overlapping, spec, placed, **options)
         get(bench.spec.remote())
         yield bench, len(placed.bundles)
         ray.kill(bench)

@@ -26,12 +26,12 @@ from pydantic import TypeAdapter
 from cluster.session import get, ray_session, resources
 from cluster.sweep.timing import InterleavedTimes, alone, start_bench
 from specdec_core.base.files import write_atomically
+from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
 from specdec_core.engine.engine import Request
 from specdec_core.models.pair import check_pair
 from specdec_core.prompts.prompt_sets import PromptSet, digest
 from specdec_core.search.folder import SweepFolder
-from specdec_core.search.observer import Observer
 from specdec_core.search.results import Timing
 from specdec_core.studies.papers.inputs import load_sets, with_datastores
 from specdec_core.studies.papers.plan import PaperPlan
@@ -44,7 +44,7 @@ _TIMES = TypeAdapter(InterleavedTimes)
 class PapersFolder(SweepFolder):
     """Where the blocks and the result lie."""
 
-    def result(self) -> PapersResult | None:
+    def papers(self) -> PapersResult | None:
         return PapersResult.load(self.path) if (self.path / "papers.json").exists() else None
 
     def block(self, prompts: str, repeat: int) -> Path:
@@ -82,7 +82,7 @@ def run_papers(
     folder = PapersFolder.claim(
         home / "papers", name or f"{plan.pair.name}-{identity[:8]}", identity, fresh
     )
-    if (result := folder.result()) is not None:
+    if (result := folder.papers()) is not None:
         return result, folder
     plan = with_datastores(plan, tokenizer, tell)
     work = plan.work(list(sets))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from cluster.draft_actor import LOADING, PlacedDraft
@@ -10,7 +10,7 @@ from cluster.placement import place
 from cluster.sharded_target.sharded_runner import load_sharded
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement
-from specdec_core.drafting.pearl.link import no_link
+from specdec_core.drafting.pearl.link import Link, no_link
 from specdec_core.engine.engine import Engine
 
 
@@ -30,7 +30,7 @@ def placed_engine(
         stack.callback(placed.remove)
         pair = load_sharded(spec, placed, drafts=configuration.drafts_itself)
         stack.callback(pair.group.close)
-        open_link = no_link
+        open_link: Callable[[], Link] = no_link
         if configuration.beside:
             draft = PlacedDraft(placed, pair.spec)
             stack.callback(draft.close)

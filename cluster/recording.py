@@ -21,15 +21,18 @@ import ray
 from pydantic import Field, PositiveInt
 from transformers import AutoConfig
 
-from cluster.session import check_nodes, get, ray_session, resources, room
+from cluster.session import check_nodes, get, ray_session, resources, room, start_actor
+from specdec_core.base.bundled import resolve_path
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import NoRoom, locked, needs_room
 from specdec_core.config import PairSpec, Sampling, Value
 from specdec_core.engine.engine import Request
-from specdec_core.models.pair import Pair, check_pair, fingerprints, load_pair, resolve_path
+from specdec_core.models.fingerprints import fingerprints
+from specdec_core.models.pair import Pair, check_pair, load_pair
 from specdec_core.models.runner import context_length
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet, digest, load_prompts
 from specdec_core.recordings.find import FINISHED, finish, finished
+from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.schema import (
     DRAFTS,
@@ -45,7 +48,6 @@ from specdec_core.recordings.schema import (
     shards,
     write_shard,
 )
-from specdec_core.search.observer import RecordingObserver
 from specdec_core.search.plan import PromptSource
 
 SHARD = 8  # prompts; what a killed recording loses at most, an actor
@@ -327,15 +329,12 @@ class RecordingWorker:
 
 
 def _start_worker(needs: dict[str, float]) -> ray.actor.ActorHandle:
-    return (
-        ray.remote(RecordingWorker)
-        .options(
-            num_cpus=needs["CPU"],
-            num_gpus=needs["GPU"],
-            max_restarts=_RETRIES,
-            max_task_retries=_RETRIES,
-        )
-        .remote()
+    return start_actor(
+        RecordingWorker,
+        num_cpus=needs["CPU"],
+        num_gpus=needs["GPU"],
+        max_restarts=_RETRIES,
+        max_task_retries=_RETRIES,
     )
 
 
@@ -353,6 +352,7 @@ def _record(
     workers = [first]
     workers += [_start_worker(needs) for _ in range(min(room(needs), len(pending)) - 1)]
     # What is under way: reference -> (actor, shard's number; None while it is loading)
+    under_way: dict[ray.ObjectRef, tuple[ray.actor.ActorHandle, int | None]]
     under_way = {worker.ready.remote(spec): (worker, None) for worker in workers}
     left = len(pending)
     try:

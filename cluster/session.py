@@ -73,6 +73,11 @@ def _handed_on() -> dict[str, str]:
     return {n: os.environ[n] for n in ("SPECDEC_HOME",) if n in os.environ and n not in told}
 
 
+def start_actor(kind: Any, *given: Any, **options: Any) -> ray.actor.ActorHandle:
+    """An actor of the class `kind`, made of what is `given`, with Ray's `options`."""
+    return ray.remote(kind).options(**options).remote(*given)
+
+
 def get(references: Any) -> Any:
     """`ray.get`, with bad input found by a worker as the :class:`UserError` that it is."""
     try:

@@ -6,7 +6,8 @@ grounds alike.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
@@ -72,6 +73,7 @@ PARTS = {  # of the time of a token
     "draft forwards, thrown away": "#ee8f5b",
     "rest of the round": "#9fa8b6",
 }
+DASHED = {"color": MUTED, "width": 1.5, "dash": "dash"}  # where two things would be equal
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
@@ -94,6 +96,33 @@ def evenly(count: int, most: int) -> np.ndarray:
     if count <= most:
         return np.arange(count)
     return np.linspace(0, count - 1, most).astype(int)
+
+
+def intervals(
+    values: Iterable[float], lows: Iterable[float], highs: Iterable[float]
+) -> dict[str, Any]:
+    """Error bars from `lows` to `highs`."""
+    ends = [(v - low, high - v) for v, low, high in zip(values, lows, highs, strict=True)]
+    return {
+        "type": "data", "symmetric": False, "color": INK, "thickness": 1.2, "width": 3,
+        "arrayminus": [below for below, _ in ends], "array": [above for _, above in ends],
+    }  # fmt: skip
+
+
+def scaled(fig: go.Figure, colours: Sequence[Sequence[Any]], title: str) -> go.Figure:
+    """The colours of a heat map and what they mean, at its right."""
+    bar = {
+        "title": {"text": title, "font": {"color": MUTED}}, "thickness": 12,
+        "tickfont": {"color": INK}, "outlinewidth": 0,
+    }  # fmt: skip
+    fig.update_layout(coloraxis={"colorscale": colours, "colorbar": bar}, margin_r=70)
+    return fig.update_xaxes(showgrid=False).update_yaxes(showgrid=False)
+
+
+def legend_beside(fig: go.Figure, **changes: Any) -> go.Figure:
+    """The legend beside the figure, not above it: names are long and may be many."""
+    legend = {"orientation": "v", "x": 1.02, "y": 1, "yanchor": "top", "tracegroupgap": 0}
+    return fig.update_layout(legend=legend | changes)
 
 
 def base_figure(title: str, subtitle: str, height: int, fig: go.Figure | None = None) -> go.Figure:

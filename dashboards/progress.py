@@ -1,10 +1,12 @@
-"""The progress of a sweep on the console."""
+"""The progress of long work on the console."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
@@ -21,9 +23,13 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from specdec_core.base.observer import Observer
 from specdec_core.prompts.prompt_sets import Prompt
-from specdec_core.search.observer import Observer
+from specdec_core.recordings.observer import RecordingObserver
+from specdec_core.search.observer import SweepObserver
 from specdec_core.search.results import SweepResult, Trial
+from specdec_core.training.datastores.corpus import CorpusObserver
+from specdec_core.training.heads.finished import HeadObserver
 
 
 class _Count(MofNCompleteColumn):
@@ -33,8 +39,8 @@ class _Count(MofNCompleteColumn):
         return super().render(task) if task.total else Text("")
 
 
-class SweepProgress(Observer):
-    """A line for each stage; a context manager that shows it while the sweep runs. Where output
+class ConsoleProgress(Observer):
+    """A line for each stage; a context manager that shows it while the work goes on. Where output
     is not a terminal, a line when a stage begins and now and then one for its steps."""
 
     columns: tuple[ProgressColumn, ...] = ()
@@ -47,6 +53,7 @@ class SweepProgress(Observer):
             BarColumn(bar_width=24),
             _Count(),
             TimeElapsedColumn(),
+            TextColumn("{task.fields[detail]}"),
             *self.columns,
             console=console,
             disable=not console.is_terminal,
@@ -54,7 +61,7 @@ class SweepProgress(Observer):
         self.task: int | None = None
         self.name, self.total, self.done = "", 0, 0
 
-    def __enter__(self) -> SweepProgress:
+    def __enter__(self) -> Self:
         self.progress.start()
         return self
 
@@ -68,33 +75,29 @@ class SweepProgress(Observer):
             self._complete()
         self.progress.stop()
 
-    def begun(self, result: SweepResult, prompts: Sequence[Prompt], folder: Path) -> None:
-        self.console.print(f"sweep [bold]{escape(result.name)}[/bold], {len(prompts)} prompts")
-
     def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
         self._complete()
         if done and steps:
             self.console.print(f"resuming: {done} of {steps} done")
         self.name, self.total, self.done = name, steps or 0, done
-        self.task = self.progress.add_task(escape(name), total=steps, completed=done)
+        self.task = self.progress.add_task(escape(name), total=steps, completed=done, detail="")
         if not self.console.is_terminal:
             self.console.print(f"{escape(name)} …")
 
     def step(self) -> None:
-        self.done += 1
-        if self.task is not None:
-            self.progress.advance(self.task)
-        quarter = max(self.total // 4, 1)
-        if not self.console.is_terminal and self.done % quarter == 0:
-            self.console.print(f"{escape(self.name)}: {self.done} of {self.total}")
-
-    def trial_finished(self, trial: Trial) -> None:
-        if self.task is not None:
-            label = f"{self.name} · {trial.configuration.label}"
-            self.progress.update(self.task, description=escape(label))
+        self._advance(1)
 
     def warned(self, message: str) -> None:
-        self.console.print(f"[yellow]warning:[/yellow] {escape(message)}")
+        self.console.print(f"[yellow]warning:[/yellow] {escape(message)}", soft_wrap=True)
+
+    def _advance(self, steps: int, detail: str = "") -> None:
+        before, self.done = self.done, self.done + steps
+        if self.task is not None:
+            self.progress.update(self.task, advance=steps, detail=detail)
+        quarter = max(self.total // 4, 1)
+        if not self.console.is_terminal and self.done // quarter > before // quarter:
+            line = f"{escape(self.name)}: {self.done} of {self.total}"
+            self.console.print(f"{line}, {detail}" if detail else line)
 
     def _complete(self) -> None:
         """The stage before this one is over."""
@@ -102,12 +105,81 @@ class SweepProgress(Observer):
             task = self.progress.tasks[self.task]
             total = task.total or 1
             self.progress.update(
-                self.task, description=escape(self.name), total=total, completed=total
+                self.task, description=escape(self.name), total=total, completed=total, detail=""
             )
             self.progress.stop_task(self.task)
 
 
-class RaceProgress(SweepProgress):
+class RaceProgress(ConsoleProgress):
     """The same with the time that is left: the steps of a race are alike."""
 
     columns = (TextColumn("left"), TimeRemainingColumn())
+
+
+class HeadProgress(ConsoleProgress, HeadObserver):
+    """The training of a grid of heads."""
+
+
+class SweepProgress(ConsoleProgress, SweepObserver):
+    """A sweep, with the configuration that was counted last."""
+
+    def begun(self, result: SweepResult, prompts: Sequence[Prompt], folder: Path) -> None:
+        self.console.print(f"sweep [bold]{escape(result.name)}[/bold], {len(prompts)} prompts")
+
+    def trial_finished(self, trial: Trial) -> None:
+        if self.task is not None:
+            label = f"{self.name} · {trial.configuration.label}"
+            self.progress.update(self.task, description=escape(label))
+
+
+class RecordingProgress(ConsoleProgress, RecordingObserver):
+    """A recording: its steps are prompts. At the end it says how fast it was."""
+
+    columns = (TextColumn("left"), TimeRemainingColumn())
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self.started, self.seconds = monotonic(), 0.0
+        self.prompts = self.tokens = 0
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        if kind is None and self.prompts:
+            self.console.print(
+                f"{self.prompts} prompts in {self.seconds:.1f} s:"
+                f" {self.prompts / self.seconds:.2f} prompts/s, {self._rate}"
+            )
+
+    def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
+        super().stage(name, steps, done)
+        self.started = monotonic()
+
+    def recorded(self, prompts: int, tokens: int) -> None:
+        self.prompts += prompts
+        self.tokens += tokens
+        self.seconds = monotonic() - self.started
+        self._advance(prompts, self._rate)
+
+    @property
+    def _rate(self) -> str:
+        return f"{self.tokens / self.seconds:.0f} tokens/s"
+
+
+class CorpusProgress(ConsoleProgress, CorpusObserver):
+    """A corpus as it is read."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self.documents = self.tokens = 0
+
+    def read(self, tokens: int) -> None:
+        self.documents += 1
+        self.tokens += tokens
+        if self.task is not None:
+            detail = f"{self.documents:,} documents, {self.tokens:,} tokens"
+            self.progress.update(self.task, detail=detail)

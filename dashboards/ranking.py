@@ -52,15 +52,17 @@ def drafting(result: SweepResult) -> list[Trial]:
     ]
 
 
+def place(result: SweepResult, trial: Trial) -> tuple[bool, bool, float]:
+    """What trials are ordered by: the champion, then those timed, then by estimate; fastest
+    first."""
+    gain = speedup(result, trial)
+    value = -math.inf if math.isnan(gain.value) else gain.value
+    return trial.id != result.champion, gain.timing is None, -value
+
+
 def ranked(result: SweepResult) -> list[Trial]:
-    """Trials with a drafter: the champion, then those timed, then by estimate; fastest first."""
-
-    def key(trial: Trial) -> tuple[bool, bool, float]:
-        gain = speedup(result, trial)
-        value = -math.inf if math.isnan(gain.value) else gain.value
-        return trial.id != result.champion, gain.timing is None, -value
-
-    return sorted(drafting(result), key=key)
+    """Trials with a drafter, in order."""
+    return sorted(drafting(result), key=lambda trial: place(result, trial))
 
 
 def champion(result: SweepResult) -> Trial | None:

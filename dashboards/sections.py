@@ -1,54 +1,164 @@
-"""A section of a report: a table and perhaps a figure, for the console, Markdown, CSV and HTML."""
+"""What a study has to show: a report of sections, which every output writes in its own way."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, NamedTuple
 
 import pandas as pd
 import plotly.graph_objects as go
-from rich import box
-from rich.table import Table
+
+from dashboards import cells
+from specdec_core.base.names import plain_name
 
 
-@dataclass(frozen=True)
+class Tile(NamedTuple):
+    """A number to see first."""
+
+    what: str
+    value: str
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of a report. `frame` has the numbers, which are written as `<key>.csv`; `shown` has
-    the same as text, a column a heading. `marked` are rows to stress."""
+    """A part of a report: a note, lines, terms, a figure, a table, or some of these.
+
+    `shown` has a table's cells as text, a column a heading; headings may be (group, heading).
+    `frame` has the numbers, written as `<key>.csv`.
+    """
 
     key: str
-    title: str
-    note: str
-    frame: pd.DataFrame
-    shown: pd.DataFrame
+    title: str = ""
+    note: str = ""
+    lines: Sequence[str] = ()
+    terms: Mapping[str, str] = field(default_factory=dict)
+    tiles: Sequence[Tile] = ()
     figure: go.Figure | None = None
-    svg: str | None = None
-    marked: tuple[int, ...] = ()
-    brief: tuple[str, ...] = ()  # the columns that a console shows; unset, all
+    svg: str | None = None  # the figure again, for Markdown
+    shown: pd.DataFrame | None = None
+    frame: pd.DataFrame | None = None
+    legend: str = ""  # what the marks in the table mean
+    marked: Collection[int] = ()  # rows to stress
+    best: Collection[tuple[int, int]] = ()  # cells to stress, by row and column
+    ruled: Collection[int] = ()  # rows below which there is a line
+    swatches: Sequence[str] = ()  # each row's colour in the figures
+    tooltips: Sequence[str] = ()  # what a row says when it is pointed at
+    sortable: bool = False
+    brief: Sequence[Any] = ()  # columns that a console shows; unset, all
+    intervals: bool = True  # whether it shows them with their intervals
     on_console: bool = True
+    part: str = ""  # a heading above this section and those that follow
+    style: str = ""  # of the page: caveats, method
 
-    def rich(self) -> Table:
-        """For the console."""
-        shown = self.shown[[*self.brief]] if self.brief else self.shown
-        table = Table(
-            title=self.title,
-            title_justify="left",
-            box=box.SIMPLE,
-            pad_edge=False,
-            collapse_padding=True,
+    @classmethod
+    def drawn(
+        cls, key: str, figure: go.Figure, frame: pd.DataFrame | None = None, **more: Any
+    ) -> Section:
+        """A figure under its own title, and the table that belongs to it, if any."""
+        return cls(
+            key=key,
+            title=figure.layout.title.text,
+            note=figure.layout.title.subtitle.text,
+            figure=figure,
+            frame=frame,
+            shown=None if frame is None else cells.everything(frame),
+            on_console=False,
+            **more,
         )
-        for number, heading in enumerate(shown.columns):
-            table.add_column(heading, justify="right" if number else "left")
-        for number, cells in enumerate(shown.itertuples(index=False)):
-            table.add_row(*cells, style="bold" if number in self.marked else None)
-        return table
 
-    def markdown(self) -> str:
-        """For `report.md`, beside which its SVG lies."""
-        lines = [list(self.shown.columns), ["---", *["--:"] * (self.shown.shape[1] - 1)]]
-        for number, cells in enumerate(self.shown.itertuples(index=False)):
-            own = [cell.replace("|", "\\|") for cell in cells]
-            lines.append([f"**{cell}**" for cell in own] if number in self.marked else own)
-        parts = [f"## {self.title}"]
-        parts += [f"![{self.title}]({self.key}.svg)"] if self.svg else []
-        parts += [self.note] if self.note else []
-        return "\n\n".join([*parts, "\n".join(f"| {' | '.join(line)} |" for line in lines)])
+    def alone(self) -> Section:
+        """The section's figure, with its table, where no report is around it."""
+        assert self.figure is not None
+        title = self.figure.layout.title
+        return replace(self, title=title.text, note=title.subtitle.text, part="", lines=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run of MLflow's: what can be compared there. A metric is a number, or a number by step."""
+
+    name: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float | Mapping[int, float]] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    nested: Sequence[Run] = ()
+
+
+def metric_name(*parts: str) -> str:
+    """A metric's name of its parts, which hold letters, digits, _ and - alone."""
+    return ".".join(map(plain_name, parts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a result comes from: the name of its folder, the pair, and how it was measured, in
+    words and as parameters."""
+
+    name: str
+    pair: str
+    notes: Sequence[str] = ()
+    params: Mapping[str, Any] = field(default_factory=dict)
+    started: datetime | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a command found. `frames` are further tables to write as `<name>.csv`."""
+
+    command: str
+    title: str
+    origin: Origin
+    parts: Sequence[Section]
+    findings: Sequence[str] = ()  # what came out, in sentences
+    summary: str = ""
+    frames: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    run_name: str = ""  # unset, command and name
+    metrics: Mapping[str, float | Mapping[int, float]] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    nested: Sequence[Run] = ()
+
+    @property
+    def about(self) -> str:
+        """What it is a report of: a line above the title."""
+        started = self.origin.started
+        when = [f"{started:%-d %B %Y, %H:%M}"] if started else []
+        whole = [f"specdec {self.command} {self.origin.name}", *when, self.origin.pair]
+        return " · ".join(whole)
+
+    @property
+    def sections(self) -> list[Section]:
+        """What came out, the parts, and how it was measured; without a date, the last is short
+        enough for a console."""
+        origin = self.origin
+        first = Section(key="findings", title="What came out", lines=self.findings)
+        last = Section(
+            key="setting",
+            title="How it was measured",
+            lines=origin.notes,
+            terms=origin.facts,
+            on_console=origin.started is None,
+        )
+        return [
+            *([first] if first.lines else []),
+            *self.parts,
+            *([last] if last.lines or last.terms else []),
+        ]
+
+    @property
+    def run(self) -> Run:
+        """What there is to compare in MLflow."""
+        return Run(
+            name=self.run_name or f"{self.command} {self.origin.name}",
+            params=self.origin.params,
+            metrics=self.metrics,
+            tags=self.tags,
+            nested=self.nested,
+        )
+
+    @property
+    def figures(self) -> list[Section]:
+        return [section for section in self.parts if section.figure is not None]

@@ -6,16 +6,40 @@ import shlex
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from jobs.choice import read_choice
-from jobs.console import console, errors, print_runs_page, run
-from jobs.sweep import given, parse_drafts
+from jobs.console import (
+    console,
+    errors,
+    interruptible,
+    point,
+    print_runs_page,
+    run,
+)
+from jobs.options import (
+    Drafts,
+    DType,
+    MaybeLimit,
+    MaybePrompts,
+    MaybeTokens,
+    Name,
+    Target,
+    check_name,
+    chosen_pair,
+    given,
+)
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec
+
+if TYPE_CHECKING:
+    from specdec_core.models.pair import Pair
+    from specdec_core.prompts.prompt_sets import Prompt
+    from specdec_core.studies.bench.benchmark import BenchPlan
+    from specdec_core.studies.bench.result import BenchResult
 
 ROWS = Path(__file__).with_name("bench.yaml")
 QUICK = {"max_new_tokens": 32, "repeats": 1, "prompts": {"limit": 4}}
@@ -26,45 +50,42 @@ def main(
     config: Annotated[
         list[Path] | None,
         Option(
-            help="YAML with `pair` and `configuration`, or the beginning of a configuration's id,"
-            " to add as a row; repeatable. Left out, the champion, where there is one."
+            help="YAML with `pair` and `configuration` (or the beginning of an id)"
+            " to add as a row; repeatable. Left out, the"
+            " champion, where there is one."
         ),
     ] = None,
-    rows: Annotated[Path, Option(help="YAML with this engine's other rows")] = ROWS,
-    target: Annotated[str | None, Option(help="target: hub id, folder, bundled:…")] = None,
-    draft: Annotated[
-        list[str] | None, Option(help="draft model, [name=]model; may be repeated")
-    ] = None,
-    prompts: Annotated[str | None, Option(help="JSONL file, hub id, bundled:…")] = None,
-    limit: Annotated[int | None, Option(min=1, help="use the first n prompts")] = None,
-    max_new_tokens: Annotated[int | None, Option(min=1, help="tokens for each prompt")] = None,
-    repeats: Annotated[int | None, Option(min=1, help="times each prompt is decoded")] = None,
+    rows: Annotated[Path, Option(help="YAML with this engine's other rows.")] = ROWS,
+    target: Target = None,
+    draft: Drafts = None,
+    prompts: MaybePrompts = None,
+    limit: MaybeLimit = None,
+    max_new_tokens: MaybeTokens = None,
+    repeats: Annotated[int | None, Option(min=1, help="Times each prompt is decoded.")] = None,
     temperature: Annotated[
-        list[float] | None, Option(help="0 is greedy; may be repeated, each is a race")
+        list[float] | None, Option(help="0 is greedy; repeatable, each is a race.")
     ] = None,
     peers: Annotated[
         list[str] | None,
-        Option(help="transformers, vllm or none; may be repeated. Left out, all that are here."),
+        Option(help="transformers, vllm or none; repeatable. Left out, all that are here."),
     ] = None,
     compile: Annotated[
         bool | None,
         Option(
             "--compile/--no-compile",
-            help="this engine on compiled graphs, made at the first start; unset, as the pair says",
+            help="Compiled graphs for this engine, made at the first start; unset, as in the pair.",
         ),
     ] = None,
-    threads: Annotated[int | None, Option(min=1, help="CPU threads, of everybody")] = None,
-    dtype: Annotated[
-        str | None, Option(help="data type of all models: auto, float32, bfloat16, float16")
-    ] = None,
+    threads: Annotated[int | None, Option(min=1, help="CPU threads, of everybody.")] = None,
+    dtype: DType = None,
     baseline: Annotated[
         Path | None,
-        Option(help="answer file of Spec-Bench that its tasks' speedups are against"),
+        Option(help="Answer file of Spec-Bench that its tasks' speedups are against."),
     ] = None,
     quick: Annotated[
-        bool, Option("--quick", help="a first look: 4 prompts, 32 new tokens, once")
+        bool, Option("--quick", help="A first look: 4 prompts, 32 new tokens, once.")
     ] = False,
-    name: Annotated[str | None, Option(help="name of the result's folder")] = None,
+    name: Name = None,
 ) -> None:
     """Decode the same prompts with this engine, transformers and vLLM, in turns, and say who is
     how much faster, whether everybody writes what the model alone would write, and how far from
@@ -84,57 +105,85 @@ def main(
     from specdec_core.studies.bench.benchmark import load_bench_plan
 
     plan = load_bench_plan(rows, **_merged(QUICK if quick else {}, asked))
-    name = name or f"{plan.pair.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    if name == ".." or Path(name).name != name:
-        raise UserError(f"--name {name}: expected a folder's name, not a path")
-    root = workspace() / "bench"
-    if (root / name).exists():
-        raise UserError(f"{root / name} exists: give another --name")
-
-    with console.status(f"loading {plan.pair.name}"):
-        # torch, transformers and MLflow take seconds to import.
-        from dashboards.bench import findings, log_bench, sections, write_bench
-        from dashboards.progress import RaceProgress
-        from specdec_core.base.files import atomic_folder
-        from specdec_core.models.pair import load_pair
-        from specdec_core.prompts.prompt_sets import load_prompts
-        from specdec_core.studies.bench.benchmark import open_others, run_bench
-        from specdec_core.studies.bench.spec_bench import read_answers
-
-        answers = read_answers(baseline) if baseline is not None else None
-        pair = load_pair(plan.pair)
-        found = load_prompts(plan.prompts.source, plan.prompts.limit, pair.tokenizer)
-    command = shlex.join(["specdec", "bench", *sys.argv[1 + sys.argv[1:2].count("bench") :]])
-    try:
-        with (
-            RaceProgress(console) as progress,
-            open_others(pair, plan.peers, peers is not None, progress) as others,
-        ):
-            result = run_bench(plan, found, pair, others, name, command, progress)
-    except KeyboardInterrupt:
-        console.print("interrupted; nothing was written")
-        sys.exit(130)
-    shown = sections(result, answers)
-
-    def decode(tokens: list[int]) -> str:
-        return pair.tokenizer.decode(tokens, skip_special_tokens=True).strip()
-
-    with atomic_folder(root / name) as folder:
-        write_bench(result, shown, folder, decode)
-    log_bench(result, shown, found, root / name)
-    for section in shown:
-        if section.on_console:
-            console.print(section.rich())
-    for line in findings(result):
-        console.print(line, soft_wrap=True, markup=False)
-    console.print(f"report    {root / name / 'report.md'}", soft_wrap=True)
-    print_runs_page(result.pair.name, "benchmarks")
+    folder = _folder(name, plan)
+    pair, found, answers = _load(plan, baseline)
+    with interruptible("nothing was written"):
+        result = _race(plan, found, pair, peers is not None, folder.name)
+    _deliver(result, pair, found, answers, folder)
     if unequal := result.unequal():
         errors.print(
             f"[red]not lossless:[/red] in float32 {len(unequal)} of our rows wrote something else"
             " than autoregressive decoding"
         )
         sys.exit(1)
+
+
+def _folder(name: str | None, plan: BenchPlan) -> Path:
+    """Where the result will be; it is not there yet."""
+    check_name(name)
+    name = name or f"{plan.pair.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = workspace() / "bench" / name
+    if folder.exists():
+        raise UserError(f"{folder} exists: give another --name")
+    return folder
+
+
+def _load(
+    plan: BenchPlan, baseline: Path | None
+) -> tuple[Pair, list[Prompt], list[dict[str, Any]] | None]:
+    """The pair, the prompts, and the answers to compare with."""
+    with console.status(f"loading {plan.pair.name}"):
+        # torch and transformers take seconds to import.
+        from specdec_core.models.pair import load_pair
+        from specdec_core.prompts.prompt_sets import load_prompts
+        from specdec_core.studies.bench.spec_bench import read_answers
+
+        answers = read_answers(baseline) if baseline is not None else None
+        pair = load_pair(plan.pair)
+        return pair, load_prompts(plan.prompts.source, plan.prompts.limit, pair.tokenizer), answers
+
+
+def _race(
+    plan: BenchPlan, prompts: list[Prompt], pair: Pair, explicit: bool, name: str
+) -> BenchResult:
+    from dashboards.progress import RaceProgress
+    from specdec_core.studies.bench.benchmark import open_others, run_bench
+
+    command = shlex.join(["specdec", "bench", *sys.argv[1 + sys.argv[1:2].count("bench") :]])
+    with (
+        RaceProgress(console) as progress,
+        open_others(pair, plan.peers, explicit, progress) as others,
+    ):
+        return run_bench(plan, prompts, pair, others, name, command, progress)
+
+
+def _deliver(
+    result: BenchResult,
+    pair: Pair,
+    prompts: list[Prompt],
+    answers: list[dict[str, Any]] | None,
+    folder: Path,
+) -> None:
+    """Write everything at once, log it and show it."""
+    from dashboards.outputs.console import show
+    from dashboards.outputs.files import write
+    from dashboards.outputs.mlflow_runs import log
+    from dashboards.reports.bench import report
+    from specdec_core.base.files import atomic_folder
+    from specdec_core.studies.bench.spec_bench import write_answers
+
+    def decode(tokens: list[int]) -> str:
+        return pair.tokenizer.decode(tokens, skip_special_tokens=True).strip()
+
+    shown = report(result, answers)
+    with atomic_folder(folder) as place:
+        result.save(place)
+        write(shown, place)
+        write_answers(result, place, decode)
+    log(shown, [folder], prompts=(result.prompts, prompts))
+    show(console, shown.sections)
+    point("report", folder / "report.md")
+    print_runs_page(result.pair.name, "benchmarks")
 
 
 def _chosen(
@@ -149,7 +198,7 @@ def _chosen(
             if choice.pair != spec:
                 raise UserError(f"{path}: another pair than {config[0]}'s; one run is for one pair")
     elif target is None and not draft:
-        from dashboards.tracking import find_champion  # MLflow takes seconds to import
+        from dashboards.tracking.registry import find_champion  # MLflow takes seconds to import
 
         if (champion := find_champion()) is None:
             console.print("no champion yet (`specdec sweep` finds one): without its row")
@@ -162,8 +211,7 @@ def _chosen(
         return spec, [configuration]
     else:
         spec, choices = PairSpec(), []
-    changes = given(target=target, drafts=parse_drafts(draft) if draft or target else None)
-    return spec.model_copy(update=changes), [choice.configuration for choice in choices]
+    return chosen_pair(spec, target, draft), [choice.configuration for choice in choices]
 
 
 def _peers(names: list[str] | None) -> list[str] | None:

@@ -29,7 +29,7 @@ def choose(config: Path | None) -> tuple[Choice, str]:
     """
     if config is not None:
         return read_choice(config)
-    from dashboards.tracking import load_champion  # MLflow takes seconds to import
+    from dashboards.tracking.registry import load_champion  # MLflow takes seconds to import
 
     pair, configuration, version = load_champion()
     return Choice(pair=pair, configuration=configuration), f"champion, version {version}"

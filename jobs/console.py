@@ -5,15 +5,21 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from specdec_core.base.errors import UserError
+
+if TYPE_CHECKING:
+    from dashboards.sections import Report
 
 # Names may hold colons; `bundled:x:` is no emoji.
 console = Console(highlight=False, emoji=False)
@@ -25,21 +31,6 @@ def program(name: str) -> str:
     if shutil.which(name):
         return name
     return os.path.relpath(Path(sys.executable).with_name(name))
-
-
-def print_runs_page(experiment: str, view: str | None = None) -> None:
-    """Say where MLflow shows an experiment's runs, and how to start what shows them."""
-    from dashboards.tracking import connect, experiment_id_of, tracking_uri
-    from dashboards.views import runs_page
-
-    page = runs_page(experiment_id_of(connect(), experiment), view)
-    uri = tracking_uri()
-    if uri.startswith("http"):
-        lines = [f"{uri.rstrip('/')}/{page}"]
-    else:
-        ui = shlex.join([program("mlflow"), "ui", "--backend-store-uri", uri])
-        lines = [ui, f"http://127.0.0.1:5000/{page}"]
-    console.print(f"compare   {lines[0]}", *lines[1:], sep="\n          ", soft_wrap=True)
 
 
 def run(command: Callable[..., None] | typer.Typer) -> None:
@@ -55,3 +46,47 @@ def run(command: Callable[..., None] | typer.Typer) -> None:
     except UserError as error:
         errors.print(f"[red]error:[/red] {escape(str(error))}")
         sys.exit(2)
+
+
+@contextmanager
+def interruptible(after: str = "the same command resumes") -> Iterator[None]:
+    """End with a word and the usual exit codes when interrupted or terminated."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print(f"interrupted; {after}")
+        sys.exit(130)
+
+
+def point(what: str, where: object) -> None:
+    """Say where something is, or which command to give next."""
+    console.print(f"{what:<9} {where}", markup=False, soft_wrap=True)
+
+
+def print_runs_page(experiment: str, view: str | None = None) -> None:
+    """Say where MLflow shows an experiment's runs, and how to start what shows them."""
+    from dashboards.store import connect, experiment_id_of, tracking_uri
+    from dashboards.views import runs_page
+
+    page = runs_page(experiment_id_of(connect(), experiment), view)
+    uri = tracking_uri()
+    if uri.startswith("http"):
+        lines = [f"{uri.rstrip('/')}/{page}"]
+    else:
+        ui = shlex.join([program("mlflow"), "ui", "--backend-store-uri", uri])
+        lines = [ui, f"http://127.0.0.1:5000/{page}"]
+    point("compare", "\n          ".join(lines))
+
+
+def deliver(report: Report, folder: Path, name: str, files: Iterable[Path] = ()) -> None:
+    """Show a study's report, write it into `folder` as `<name>.md` and `<name>.html`, and log it
+    with all its files and `files`."""
+    from dashboards.outputs.console import show
+    from dashboards.outputs.files import write
+    from dashboards.outputs.mlflow_runs import log
+
+    show(console, report.sections)
+    *written, page = write(report, folder, name)
+    log(report, [*written, page, *files])
+    point("report", page)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from jobs.console import console, run
+from jobs.console import console, point, run
 from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
 from specdec_core.config import PairSpec
 
 if TYPE_CHECKING:
@@ -17,25 +18,27 @@ if TYPE_CHECKING:
 
     from specdec_core.drafting.datastores.card import DatastoreCard
     from specdec_core.recordings.schema import Recording
-    from specdec_core.training.datastores.corpus import Observer
+    from specdec_core.training.datastores.corpus import CorpusObserver
 
 
 def main(
-    name: Annotated[str, Argument(help="the datastore's name, or a path to its folder")],
+    name: Annotated[str, Argument(help="The datastore's name, or a path to its folder.")],
     source: Annotated[
         list[str] | None,
-        Option(help="bundled:train|seen|held_out, .jsonl file, folder of texts; may be repeated"),
+        Option(help="bundled:train|seen|held_out, .jsonl file, folder of texts; repeatable."),
     ] = None,
     recording: Annotated[
         list[str] | None,
-        Option(help="recording whose prompts and outputs to take; may be repeated"),
+        Option(help="Recording whose prompts and outputs to take; repeatable."),
     ] = None,
     target: Annotated[
         str | None,
-        Option(help="whose tokenizer to use: hub id, folder, bundled:…; unset, the recording's"),
+        Option(
+            help="Whose tokenizer to use: hub id, folder or bundled:<name>; unset, the recording's."
+        ),
     ] = None,
     replace: Annotated[
-        bool, Option("--replace", help="replace the datastore of that name")
+        bool, Option("--replace", help="Replace the datastore of that name.")
     ] = False,
 ) -> None:
     """Build a datastore for retrieval drafters (REST): the tokens of a corpus and their suffix
@@ -49,13 +52,13 @@ def main(
         raise UserError(f"{folder}: is there already; --replace builds it again")
 
     # transformers takes seconds to import.
-    from jobs.train_head import find_recording
+    from dashboards.progress import CorpusProgress
     from specdec_core.models.fingerprints import tokenizer_digest
     from specdec_core.models.pair import load_tokenizer
-    from specdec_core.recordings.schema import Recording
+    from specdec_core.recordings.find import open_named
     from specdec_core.training.datastores.build import write_datastore
 
-    recordings = [Recording.open(find_recording(own)) for own in recording or []]
+    recordings = [open_named(own, workspace()) for own in recording or []]
     if target is None:
         target = recordings[0].header.pair.target if recordings else PairSpec().target
     tokenizer = load_tokenizer(target)
@@ -65,8 +68,9 @@ def main(
 
     sources = [*(source or []), *(str(own.folder) for own in recordings)]
     start = time.perf_counter()
-    with Progress() as progress:
-        found = documents(source or [], recordings, tokenizer, progress.read)
+    with CorpusProgress(console) as progress:
+        progress.stage("reading")
+        found = documents(source or [], recordings, tokenizer, progress)
         card = write_datastore(found, sources, tokenizer, folder)
     show(name, folder, card, time.perf_counter() - start)
 
@@ -81,42 +85,18 @@ def folder_of(name: str) -> Path:
 
 
 def documents(
-    sources: Sequence[str], recordings: Sequence[Recording], tokenizer: object, tell: Observer
+    sources: Sequence[str],
+    recordings: Sequence[Recording],
+    tokenizer: object,
+    observer: CorpusObserver,
 ) -> Iterator[Sequence[int]]:
     """The tokens of all texts, source by source."""
     from specdec_core.training.datastores.corpus import encode, read_texts, recorded
 
     for source in sources:
-        yield from encode(read_texts(source), tokenizer, tell)
+        yield from encode(read_texts(source), tokenizer, observer)
     for recording in recordings:
-        yield from recorded(recording, tell)
-
-
-class Progress:
-    """Documents and tokens as they are read; a context manager."""
-
-    def __init__(self) -> None:
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        self.bar = Progress(
-            *columns, console=console, transient=True, disable=not console.is_terminal
-        )
-        self.documents = self.tokens = 0
-
-    def __enter__(self) -> Progress:
-        self.bar.start()
-        self.task = self.bar.add_task("reading")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def read(self, tokens: int) -> None:
-        self.documents += 1
-        self.tokens += tokens
-        shown = f"{self.documents:,} documents, {self.tokens:,} tokens"
-        self.bar.update(self.task, description=shown)
+        yield from recorded(recording, observer)
 
 
 def show(name: str, folder: Path, card: DatastoreCard, seconds: float) -> None:
@@ -126,9 +106,8 @@ def show(name: str, folder: Path, card: DatastoreCard, seconds: float) -> None:
         f"{card.documents:,} documents, {card.tokens:,} tokens, {size:.1f} MiB, built in "
         f"{seconds:.1f} s"
     )
-    console.print(f"datastore {folder}", markup=False, soft_wrap=True)
-    drafter = f"{{kind: retrieval, datastore: {name}}}"
-    console.print(f"drafter   {drafter}", markup=False, soft_wrap=True)
+    point("datastore", folder)
+    point("drafter", f"{{kind: retrieval, datastore: {name}}}")
 
 
 if __name__ == "__main__":

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from jobs import sweep
-from jobs.console import console, program, run
+from jobs.console import point, program, run
+from jobs.options import Fresh
 
 
-def main(
-    fresh: Annotated[bool, typer.Option(help="do not resume an interrupted demo")] = False,
-) -> None:
+def main(fresh: Fresh = False) -> None:
     """Record what the bundled pair does on real prompts, replay every configuration from that, time
     the best ones alone, register the champion and write the report."""
     # Ray and torch take seconds to import.
@@ -32,10 +27,10 @@ def main(
             )
         )
         sweep.main(config=sweep.QUICK, traces=str(recording.folder), fresh=fresh)
-    console.print(
-        f"your pair {program('specdec')} sweep --target <folder or hub id>"
-        " --draft <folder or hub id> --prompts prompts.jsonl",
-        soft_wrap=True,
+    point(
+        "your pair",
+        f"{program('specdec')} sweep --target <folder or hub id> --draft <folder or hub id>"
+        " --prompts prompts.jsonl",
     )
 
 

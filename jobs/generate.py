@@ -16,6 +16,7 @@ from typer import Argument, Option
 
 from jobs.choice import Choice, choose
 from jobs.console import console, run
+from jobs.options import Config, Placed, Tokens
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement, Temperature, parse
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -47,14 +48,8 @@ MEANING = {
 
 def main(
     prompt: Annotated[str, Argument(help="Text to complete.")],
-    config: Annotated[
-        Path | None,
-        Option(
-            help="YAML with `pair` and `configuration`, or the beginning of a configuration's id"
-            " in a finished sweep; the champion when left out."
-        ),
-    ] = None,
-    max_new_tokens: Annotated[int, Option(min=1, help="Tokens to generate at most.")] = 128,
+    config: Config = None,
+    max_new_tokens: Tokens = 128,
     temperature: Annotated[
         float | None, Option(min=0, help="0 is greedy; the configuration's when left out.")
     ] = None,
@@ -62,10 +57,7 @@ def main(
         int | None, Option(help="Of the random numbers; a new one when left out.")
     ] = None,
     stop: Annotated[list[str] | None, Option(help="End before this text; repeatable.")] = None,
-    cluster: Annotated[
-        Path | None,
-        Option(help="Placement (YAML): the devices that draft and target are on."),
-    ] = None,
+    cluster: Placed = None,
 ) -> None:
     """Complete a prompt and print the text, coloured by the tokens' origin, and the counts."""
     placement = None if cluster is None else Placement.load(cluster)

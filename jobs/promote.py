@@ -11,13 +11,13 @@ from jobs.console import console, run
 
 
 def main(
-    config_id: Annotated[str, typer.Argument(help="id of a configuration, or its beginning")],
+    config_id: Annotated[str, typer.Argument(help="Id of a configuration, or its beginning.")],
     sweep: Annotated[
-        Path | None, typer.Option(help="the sweep's folder; unset, the latest that has it")
+        Path | None, typer.Option(help="The sweep's folder; unset, the latest that has it.")
     ] = None,
 ) -> None:
     """Move the alias `champion` to a configuration of a finished sweep."""
-    from dashboards.tracking import register
+    from dashboards.tracking.registry import register
     from specdec_core.base.workspace import workspace
     from specdec_core.search.folder import find_trial
 

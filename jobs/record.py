@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import shlex
-import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
-from jobs.console import console, program, run
-from jobs.profile import chosen_pair
-from jobs.sweep import given
+from jobs.console import console, interruptible, point, program, run
+from jobs.options import (
+    Drafts,
+    MaybeLimit,
+    MaybeTokens,
+    Target,
+    chosen_pair,
+    given,
+)
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Sampling, parse
 
@@ -22,36 +26,35 @@ if TYPE_CHECKING:
 
 
 def main(
-    target: Annotated[str | None, Option(help="target: hub id, folder, bundled:…")] = None,
-    draft: Annotated[
-        list[str] | None, Option(help="draft model, [name=]model; may be repeated")
-    ] = None,
+    target: Target = None,
+    draft: Drafts = None,
     config: Annotated[
-        Path | None, Option(help="sweep file whose pair, prompts, sampling and length to take")
+        Path | None, Option(help="Sweep file whose pair, prompts, sampling and length to take.")
     ] = None,
     prompts: Annotated[
-        str | None, Option(help="JSONL file, hub id, bundled:…; unset, bundled:train")
+        str | None,
+        Option(help="Prompts: JSONL file, hub id or bundled:<name>; unset, bundled:train."),
     ] = None,
-    limit: Annotated[int | None, Option(help="use the first n prompts")] = None,
-    max_new_tokens: Annotated[int | None, Option(help="tokens for each prompt; unset, 128")] = None,
-    temperature: Annotated[float | None, Option(help="0 is greedy")] = None,
-    top_k: Annotated[int | None, Option(help="sample from the k likeliest; 0, from all")] = None,
-    top_p: Annotated[float | None, Option(help="sample from the likeliest of this mass")] = None,
+    limit: MaybeLimit = None,
+    max_new_tokens: MaybeTokens = None,
+    temperature: Annotated[float | None, Option(help="0 is greedy.")] = None,
+    top_k: Annotated[int | None, Option(help="Sample from the k likeliest; 0, from all.")] = None,
+    top_p: Annotated[float | None, Option(help="Sample from the likeliest of this mass.")] = None,
     coupling: Annotated[
         Literal["rejection", "gumbel"] | None,
-        Option(help="acceptance rule when sampling; a recording with gumbel can be replayed"),
+        Option(help="Acceptance rule when sampling; a recording with gumbel can be replayed."),
     ] = None,
-    max_draft: Annotated[int | None, Option(help="longest draft that can be replayed")] = None,
+    max_draft: Annotated[int | None, Option(help="Longest draft that can be replayed.")] = None,
     mixing: Annotated[
         float | None,
-        Option(help="share of target tokens in the heads' training examples; 0, no examples"),
+        Option(help="Share of target tokens in the heads' training examples; 0, no examples."),
     ] = None,
     continuations: Annotated[
-        bool, Option(help="record what is drafted behind disagreements; replay needs it")
+        bool, Option(help="Record what is drafted behind disagreements; replay needs it.")
     ] = True,
-    name: Annotated[str | None, Option(help="name of the recording's folder")] = None,
+    name: Annotated[str | None, Option(help="Name of the recording's folder.")] = None,
     out: Annotated[
-        Path | None, Option(help="the folder itself; unset, traces/<name> in the workspace")
+        Path | None, Option(help="The folder itself; unset, traces/<name> in the workspace.")
     ] = None,
 ) -> None:
     """Run a pair over prompts once and write down, at every position, what its drafts would do.
@@ -88,15 +91,10 @@ def main(
 def record(plan: RecordingPlan, name: str | None = None, out: Path | None = None) -> Recording:
     """Record `plan` and show how that goes; interrupted, say how to go on."""
     from cluster.recording import run_recording
-    from dashboards.recording import RecordingProgress
+    from dashboards.progress import RecordingProgress
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        with RecordingProgress(console) as progress:
-            return run_recording(plan, workspace(), name, out, progress)
-    except KeyboardInterrupt:
-        console.print("interrupted; the same command resumes")
-        sys.exit(130)
+    with interruptible(), RecordingProgress(console) as progress:
+        return run_recording(plan, workspace(), name, out, progress)
 
 
 def _dumped(value: Any) -> Any:
@@ -107,12 +105,13 @@ def _dumped(value: Any) -> Any:
 
 def show(recording: Recording) -> None:
     """What the recording holds, and what to do with it."""
-    from dashboards.recording import contents, recording_table
+    from dashboards.outputs.console import table
+    from dashboards.reports.recording import contents, drafts
 
     header = recording.header
-    console.print(recording_table(recording))
+    console.print(table(drafts(recording)))
     console.print(contents(recording))
-    console.print(f"recording {recording.folder}", markup=False, soft_wrap=True)
+    point("recording", recording.folder)
     commands = {}
     if header.mixing:
         commands["train"] = ["train-head", "--recording", str(recording.folder)]
@@ -120,8 +119,7 @@ def show(recording: Recording) -> None:
         prompts = ["--prompts", header.prompts.source, "--limit", str(header.prompts.count)]
         commands["replay"] = ["sweep", *prompts, "--max-new-tokens", str(header.max_new_tokens)]
     for name, command in commands.items():
-        line = shlex.join([program("specdec"), *command])
-        console.print(f"{name:<9} {line}", markup=False, soft_wrap=True)
+        point(name, shlex.join([program("specdec"), *command]))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from jobs.console import console, run
+from jobs.console import console, point, run
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import describe
@@ -22,13 +22,15 @@ def main(
     ] = None,
 ) -> None:
     """Write <sweep folder>/report.html: one file with everything in it, to open or send around."""
-    from dashboards.report import headline, write_report  # plotly takes a second to import
+    # plotly takes a second to import
+    from dashboards.outputs.files import write_page
+    from dashboards.reports.sweep import of_folder
 
     folder = newest_sweep(workspace() / "sweeps") if sweep_folder is None else sweep_folder
-    result = load(folder)
-    path = write_report(result, folder)
-    console.print(headline(result), style="bold", markup=False)
-    console.print(f"report: {path}", markup=False, soft_wrap=True)
+    report = of_folder(load(folder), folder)
+    page = write_page(report, folder)
+    console.print(report.title, style="bold", markup=False)
+    point("report", page)
 
 
 def newest_sweep(sweeps: Path) -> Path:

@@ -13,6 +13,7 @@ from typer import Option
 
 from jobs.choice import choose
 from jobs.console import console, run
+from jobs.options import Config, Placed
 from specdec_core.config import Placement, Value, parse
 
 if TYPE_CHECKING:
@@ -39,20 +40,11 @@ def application(args: dict[str, Any]) -> Application:
 
 
 def main(
-    config: Annotated[
-        Path | None,
-        Option(
-            help="YAML with `pair` and `configuration`, or the beginning of a configuration's id"
-            " in a finished sweep; the champion when left out."
-        ),
-    ] = None,
+    config: Config = None,
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     slots: Annotated[int, Option(min=1, help="Requests decoded together; more wait.")] = 4,
-    cluster: Annotated[
-        Path | None,
-        Option(help="Placement (YAML): the devices that draft and target are on."),
-    ] = None,
+    cluster: Placed = None,
 ) -> None:
     """Serve completions over HTTP (OpenAI's protocol) with Ray Serve until Ctrl-C."""
     choice, source = choose(config)

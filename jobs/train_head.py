@@ -2,65 +2,51 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from typer import Option
 
-from jobs.console import console, run
-from jobs.times import forward_times
-from specdec_core.base.errors import UserError
+from jobs.console import console, interruptible, point, run
+from jobs.options import ProfileFile, numbers
 from specdec_core.base.workspace import workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dashboards.tracking import Undelivered
-    from specdec_core.drafting.heads.loaded import LoadedHead
+    from dashboards.tracking.delivered_run import Undelivered
+    from specdec_core.drafting.heads.card import HeadSpec, TrainingSettings
     from specdec_core.recordings.schema import Recording
-    from specdec_core.training.heads.evaluation import Modelled
-    from specdec_core.training.heads.finished import Finished
-
-T = TypeVar("T", int, float, str)
 
 
 def main(
-    recording: Annotated[
-        list[str], typer.Option(help="recording's folder, or its name; may be repeated")
-    ],
+    recording: Annotated[list[str], Option(help="Recording, a folder or a name; repeatable.")],
     draft: Annotated[
-        str | None, typer.Option(help="a recorded draft, or several: small,medium; unset, all")
+        str | None, Option(help="A recorded draft, or several: small,medium; unset, all.")
     ] = None,
     kinds: Annotated[
-        str, typer.Option(help="specdecpp, t1 and t2 as in the papers; joint reads t1's and t2's")
+        str, Option(help="specdecpp, t1 and t2 as in the papers; joint reads t1's and t2's.")
     ] = "specdecpp,t1,t2,joint",
-    depths: Annotated[str, typer.Option(help="residual blocks D of specdecpp")] = "0,1,2,3,4",
-    w_rej: Annotated[str, typer.Option(help="weights of rejections of specdecpp")] = "1,3,6,12",
-    width: Annotated[int, typer.Option(help="units of a hidden layer of the other kinds")] = 64,
+    depths: Annotated[str, Option(help="Residual blocks D of specdecpp.")] = "0,1,2,3,4",
+    w_rej: Annotated[str, Option(help="Weights of rejections of specdecpp.")] = "1,3,6,12",
+    width: Annotated[int, Option(help="Units of a hidden layer of the other kinds.")] = 64,
     learning_rate: Annotated[
-        str, typer.Option(help="Adam's; the best of several, by eval loss: 3e-4,1e-3,3e-3")
+        str, Option(help="Adam's; the best of several, by eval loss: 3e-4,1e-3,3e-3.")
     ] = "1e-3,3e-3",
-    batch_size: Annotated[int, typer.Option(help="examples of a step")] = 256,
-    epochs: Annotated[int, typer.Option(help="passes over the examples")] = 6,
-    weight_decay: Annotated[float, typer.Option(help="decoupled weight decay")] = 0.0,
-    dropout: Annotated[float, typer.Option(help="of hidden states and layers")] = 0.2,
+    batch_size: Annotated[int, Option(help="Examples of a step.")] = 256,
+    epochs: Annotated[int, Option(help="Passes over the examples.")] = 6,
+    weight_decay: Annotated[float, Option(help="Decoupled weight decay.")] = 0.0,
+    dropout: Annotated[float, Option(help="Of hidden states and layers.")] = 0.2,
     source: Annotated[
         Literal["mixed", "trajectory"],
-        typer.Option(help="specdecpp's examples: token mixing, or each candidate by itself"),
+        Option(help="specdecpp's examples: token mixing, or each candidate by itself."),
     ] = "mixed",
-    seed: Annotated[int, typer.Option(help="of weights and order")] = 0,
-    out: Annotated[Path | None, typer.Option(help="folder; unset, heads in the workspace")] = None,
+    seed: Annotated[int, Option(help="Of weights and order.")] = 0,
+    out: Annotated[Path | None, Option(help="Folder; unset, heads in the workspace.")] = None,
     evaluate: Annotated[
-        str | None, typer.Option(help="recording to find every head's best threshold on")
+        str | None, Option(help="Recording to find every head's best threshold on.")
     ] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(help="the pair's forward times; unset, the workspace's, measured if missing"),
-    ] = None,
+    profile: ProfileFile = None,
 ) -> None:
     """Train heads that predict whether a candidate token will be accepted, and save them.
 
@@ -68,16 +54,12 @@ def main(
     """
     specs = grid(kinds, numbers(depths, "--depths", int), numbers(w_rej, "--w-rej", float), width)
     rates = numbers(learning_rate, "--learning-rate", float)
-    folders = [find_recording(name) for name in recording]
 
     # Ray, torch and MLflow take seconds to import.
-    from cluster.head_training import train_heads
     from cluster.session import ray_session
-    from dashboards.heads import HeadProgress, HeadsRun, heads_table, judged_table
     from specdec_core.config import parse
     from specdec_core.drafting.heads.card import TrainingSettings
-    from specdec_core.recordings.schema import Recording
-    from specdec_core.training.heads.examples import load_examples
+    from specdec_core.recordings.find import open_named
 
     given = {
         "learning_rate": rates[0],
@@ -88,55 +70,71 @@ def main(
         "seed": seed,
     }
     settings = parse(TrainingSettings, given, "training settings")
-    recordings = [Recording.open(folder) for folder in folders]
-    judge = Recording.open(find_recording(evaluate)) if evaluate else None
+    recordings = [open_named(name, workspace()) for name in recording]
+    judge = open_named(evaluate, workspace()) if evaluate else None
     drafts = draft.split(",") if draft else list(recordings[0].header.pair.drafts)
     for name in drafts:
         for each in (*recordings, *([judge] if judge else [])):
             each.draft_name(name)
     out = (out or workspace() / "heads").absolute()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     undelivered: list[Undelivered] = []
-    try:
-        with ray_session():
-            for name in drafts:
-                console.print(f"heads of [bold]{name}[/bold]")
-                with console.status("reading recordings"):
-                    kinds_wanted = list(dict.fromkeys(spec.kind for spec in specs))
-                    examples = load_examples(recordings, name, kinds_wanted, source)
-                params = {
-                    "recordings": [str(folder) for folder in folders],
-                    "heads": [spec.label for spec in specs],
-                    "settings": settings.model_dump(mode="json"),
-                    "learning_rates": list(rates),
-                    "source": source,
-                    "out": str(out),
-                }
-                with (
-                    _noted(undelivered),
-                    HeadsRun(recordings[0].header.pair, name, params) as tracking,
-                ):
-                    with HeadProgress(console) as progress:
-                        observers = [tracking, progress]
-                        heads = train_heads(specs, examples, settings, out, rates, observers)
-                    console.print(heads_table(heads))
-                    if judge is not None:
-                        tracking.judged = judge_heads(judge, name, heads, profile)
-                        console.print(judged_table(tracking.judged))
-                    with console.status("writing to MLflow"):
-                        tracking.finish(out)
-    except KeyboardInterrupt:
-        console.print("interrupted; the same command resumes")
-        sys.exit(130)
-    console.print(f"heads     {out}", soft_wrap=True)
+    with interruptible(), ray_session():
+        for name in drafts:
+            with _noted(undelivered):
+                train(recordings, name, specs, settings, rates, source, out, judge, profile)
+    point("heads", out)
     if undelivered:
         raise undelivered[0]
+
+
+def train(
+    recordings: Sequence[Recording],
+    draft: str,
+    specs: Sequence[HeadSpec],
+    settings: TrainingSettings,
+    rates: Sequence[float],
+    source: Literal["mixed", "trajectory"],
+    out: Path,
+    judge: Recording | None,
+    profile: Path | None,
+) -> None:
+    """Train, show and log the heads of a draft; `judge` finds their best thresholds."""
+    from cluster.head_training import train_heads
+    from dashboards.outputs.console import show
+    from dashboards.progress import ConsoleProgress, HeadProgress
+    from dashboards.reports.heads import fits, thresholds
+    from dashboards.tracking.heads_run import HeadsRun
+    from specdec_core.studies.head_thresholds import judge_heads
+    from specdec_core.training.heads.examples import load_examples
+
+    console.print(f"heads of [bold]{draft}[/bold]")
+    with console.status("reading recordings"):
+        kinds = list(dict.fromkeys(spec.kind for spec in specs))
+        examples = load_examples(recordings, draft, kinds, source)
+    params = {
+        "recordings": [str(recording.folder) for recording in recordings],
+        "heads": [spec.label for spec in specs],
+        "settings": settings.model_dump(mode="json"),
+        "learning_rates": list(rates),
+        "source": source,
+        "out": str(out),
+    }
+    with HeadsRun(recordings[0].header.pair, draft, params) as tracking:
+        with HeadProgress(console) as progress:
+            heads = train_heads(specs, examples, settings, out, rates, [tracking, progress])
+        show(console, [fits(heads)])
+        if judge is not None:
+            with ConsoleProgress(console) as judging:
+                tracking.judged = judge_heads(judge, draft, heads, profile, judging)
+            show(console, [thresholds(tracking.judged)])
+        with console.status("writing to MLflow"):
+            tracking.finish(out)
 
 
 @contextmanager
 def _noted(undelivered: list[Undelivered]) -> Iterator[None]:
     """Go on with the next draft's heads where the tracking server did not take this one's."""
-    from dashboards.tracking import Undelivered
+    from dashboards.tracking.delivered_run import Undelivered
 
     try:
         yield
@@ -157,57 +155,6 @@ def grid(kinds: str, depths: tuple[int, ...], weights: tuple[float, ...], width:
             values = [{"kind": kind, "width": width}]
         specs += [parse(HeadSpec, value, "heads") for value in values]
     return specs
-
-
-def numbers(text: str, option: str, kind: type[T]) -> tuple[T, ...]:
-    """Numbers separated by commas."""
-    try:
-        return tuple(kind(part) for part in text.split(","))
-    except ValueError:
-        raise UserError(f"{option} {text}: expected numbers as 1,2,4") from None
-
-
-def find_recording(name: str) -> Path:
-    """A recording's folder, or one of that name in the workspace."""
-    folder = Path(name).expanduser()
-    named = workspace() / "traces" / name
-    return named if not folder.exists() and named.exists() else folder
-
-
-def judge_heads(
-    recording: Recording, draft: str, heads: Sequence[Finished], profile: Path | None
-) -> dict[str, Modelled]:
-    """The best threshold of every head, and of the rules that need no training, by replay."""
-    from specdec_core.config import Configuration
-    from specdec_core.cost import policy_key
-    from specdec_core.drafting.draft_model.settings import DraftModelSettings
-    from specdec_core.drafting.heads.storage import load_head
-    from specdec_core.recordings.replay import Replay
-    from specdec_core.training.heads.evaluation import evaluate, training_free, with_thresholds
-
-    own = recording.header.fingerprints
-    folders = {head.label: head.folder for head in heads}
-
-    def load(draft: str, head: str) -> LoadedHead:
-        return load_head(folders[head], own[draft], own["target"])
-
-    # What a policy itself takes is measured once a kind and head, whatever its threshold.
-    free = [policies[0] for policies in training_free().values()]
-    asking = {head.label: with_thresholds(head.card, str(head.folder))[0] for head in heads}
-    wanted = [
-        Configuration(drafter=DraftModelSettings(draft=draft, policy=policy))
-        for policy in (*free, *asking.values())
-    ]
-    times = forward_times(recording.header.pair, wanted, None, profile)
-    known = {
-        policy_key(draft, policy.model_copy(update={"head": label})): times.policies[key]
-        for label, policy in asking.items()
-        if (key := policy_key(draft, policy)) in times.policies
-    }
-    times = times.model_copy(update={"policies": {**times.policies, **known}})
-    cards = {head.label: head.card for head in heads}
-    with console.status(f"replaying thresholds on {recording.folder.name}"):
-        return dict(evaluate(Replay(recording, load), times, draft, cards))
 
 
 if __name__ == "__main__":

@@ -9,18 +9,19 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import mlflow
 import typer
-import yaml
-from pydantic import ValidationError
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Column, Table
+from rich.table import Column
 
+from dashboards.outputs.console import show
+from dashboards.reports.bundled_pair import section
 from dashboards.views import present
-from jobs.console import console, run
+from jobs.console import console, point, run
 from specdec_core.base.errors import UserError
+from specdec_core.config import load_yaml, parse
 from specdec_core.training.bundled_pair.card import write_card
 from specdec_core.training.bundled_pair.training import SMOKE, Settings, train_pair
 
@@ -50,41 +51,13 @@ class Watch:
 
 def settings_from(smoke: bool, config: Path | None) -> Settings:
     """The recipe's settings: the defaults or the smoke ones, changed by a YAML file's keys."""
-    base = (SMOKE if smoke else Settings()).model_dump()
+    base = SMOKE if smoke else Settings()
     if config is None:
-        return Settings(**base)
-    try:
-        changes = yaml.safe_load(config.read_text(encoding="utf-8")) or {}
-        return Settings(**(base | changes))
-    except OSError as error:
-        raise UserError(f"cannot read {config}: {error.strerror}") from error
-    except (yaml.YAMLError, TypeError) as error:
-        raise UserError(f"{config} is not a YAML mapping of settings") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{config}: {where}: {first['msg']}") from error
-
-
-def figures_table(results: dict[str, Any]) -> Table:
-    """The pair's bars, one row a draft and prompt split."""
-    table = Table(title="Bundled pair, greedy")
-    for column in ("draft", "prompts"):
-        table.add_column(column, no_wrap=True)
-    for column in ("agreement", "oracle N_target/N", "AUC", "forward ratio"):
-        table.add_column(column, justify="right")
-    times = results["forward_ms"]["float32"]
-    for split, drafts in results["alignment"].items():
-        for name, found in drafts.items():
-            table.add_row(
-                name,
-                split,
-                f"{found['agreement']:.3f}",
-                f"{found['oracle_verification_rate']:.3f}",
-                f"{found['confidence_auc']:.3f}",
-                f"{times[name] / times['target']:.3f}",
-            )
-    return table
+        return base
+    changes = load_yaml(config) or {}
+    if not isinstance(changes, dict):
+        raise UserError(f"{config}: expected a mapping of settings")
+    return parse(Settings, base.model_dump() | changes, str(config))
 
 
 def main(
@@ -115,8 +88,8 @@ def main(
                 mlflow.log_metrics({f"{split}.{name}.{key}": value for key, value in found.items()})
         mlflow.log_dict(trained, "pair.json")
         mlflow.log_artifact(str(card))
-    console.print(figures_table(trained["results"]))
-    console.print(f"weights, prompts and model card in {out}")
+    show(console, [section(trained["results"])])
+    point("weights", f"{out}, with prompts and model card")
 
 
 if __name__ == "__main__":

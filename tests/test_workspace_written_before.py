@@ -102,7 +102,7 @@ def test_serving_goes_on_from_what_it_had_learned(inside: Path) -> None:
 
 
 def test_the_registered_champion_is_found(inside: Path) -> None:
-    from dashboards.tracking import load_champion
+    from dashboards.tracking.registry import load_champion
 
     pair, configuration, version = load_champion()
     assert configuration.id == BANDIT

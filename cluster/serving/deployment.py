@@ -133,7 +133,7 @@ def _bound(
     needs = {"CPU": 0.0, "GPU": 0.0}
     if placement is None:
         needs = resources(spec.runner.threads, spec.runner.device)
-    deployment = CompletionServer.options(
+    deployment = CompletionServer.options(  # type: ignore[attr-defined]  # the decorator made one
         ray_actor_options={"num_cpus": needs["CPU"], "num_gpus": needs["GPU"]}
     )
     return deployment.bind(spec, configuration, slots, model or spec.name, learned, placement)

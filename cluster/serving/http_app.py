@@ -172,7 +172,7 @@ class CompletionService:
         if not body.echo:
             return [""] * len(body.prompts)
         decode = self.engine.pair.tokenizer.decode
-        return [p if isinstance(p, str) else decode(p) for p in body.prompts]
+        return [p if isinstance(p, str) else str(decode(p)) for p in body.prompts]
 
     def completion(self, **fields: Any) -> Completion:
         return Completion(

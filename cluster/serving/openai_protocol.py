@@ -131,8 +131,9 @@ class CompletionRequest(BaseModel):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        single = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
-        return [self.prompt] if single else self.prompt
+        prompt: Any = self.prompt
+        single = isinstance(prompt, str) or isinstance(prompt[0], int)
+        return [prompt] if single else prompt
 
     @property
     def stops(self) -> tuple[str, ...]:

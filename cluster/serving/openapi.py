@@ -90,4 +90,4 @@ def describe_request(app: FastAPI, served: Mapping[str, Mapping[str, Any]]) -> N
         document["components"]["schemas"] |= schemas
         return document
 
-    app.openapi = openapi
+    app.openapi = openapi  # type: ignore[method-assign]  # how FastAPI says to extend it

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from contextlib import closing
 from functools import reduce
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -62,6 +62,10 @@ class NcclExchange:
         dist.recv(into, by)
 
 
+def _as_it_is(data: Any) -> Any:
+    return data
+
+
 class SocketExchange:
     """By sockets from every rank to every other: on CPUs, where a sum of a few kilobytes by gloo
     takes milliseconds whenever its own thread spins for a lock that another on its core holds.
@@ -74,12 +78,12 @@ class SocketExchange:
         self._wires: dict[int, Wire] = {}
         # More may come at once than is asked for.
         self._arrived: list[deque[bytearray]] = [deque() for _ in range(parts)]
-        as_it_is = {"encode": lambda data: data, "decode": lambda data: data, "patience": None}
-        with closing(Listener(**as_it_is)) as listener:
+        with closing(Listener("", _as_it_is, _as_it_is, patience=None)) as listener:
             addresses = [("", 0, b"")] * parts
             dist.all_gather_object(addresses, (host, listener.port, listener.key))
             for other in range(rank):
-                self._wires[other] = connect(*addresses[other], **as_it_is)
+                address = addresses[other]
+                self._wires[other] = connect(*address, _as_it_is, _as_it_is, patience=None)
                 self._wires[other].send(b"%d" % rank)
             while len(self._wires) < parts - 1:
                 if (wire := listener.accept(COMING)) is None:

@@ -8,6 +8,7 @@ passed over, and hands the hidden states on. An :class:`Exchange` connects the p
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ def load_heads(path: str, dtype: torch.dtype | str, exchange: Exchange) -> PreTr
 def _lighten(model: PreTrainedModel, exchange: Exchange) -> None:
     """Do what transformers' plan says without its hooks, which wrap every call of a layer in
     distributed tensors and take longer than a small product."""
-    lighter = {
+    lighter: dict[str, Callable[[Any], nn.Module]] = {
         "colwise": _own_columns,
         "rowwise": lambda linear: _SummedLinear(linear, exchange),
         "colwise_gather_output": lambda linear: _GatheredLinear(linear, exchange),
@@ -98,7 +99,8 @@ class _SummedLinear(nn.Module):
     def __init__(self, linear: nn.Linear, exchange: Exchange) -> None:
         super().__init__()
         self.exchange = exchange
-        self.bias, linear.bias = linear.bias, None  # added once, to the sum
+        self.bias = linear.bias  # added once, to the sum
+        linear.register_parameter("bias", None)
         self.own = _own_columns(linear)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -155,7 +157,8 @@ def load_layers(path: str, dtype: torch.dtype | str, exchange: Exchange) -> PreT
 
     # from_pretrained reads what the model has, and the rest of the checkpoint is not missed.
     overrides = {"__init__": build, "_keys_to_ignore_on_load_unexpected": [".*"]}
-    model = type(whole.__name__, (whole,), overrides).from_pretrained(path, dtype=dtype)
+    part: Any = type(whole.__name__, (whole,), overrides)
+    model = part.from_pretrained(path, dtype=dtype)
     model = model.to("cuda" if dist.get_backend() == "nccl" else "cpu").eval()
     _connect(model, exchange)
     return model
@@ -188,7 +191,9 @@ class _Elsewhere(nn.Module):
 class _NoEmbedding(nn.Module):
     """An embedding that another rank has: the shape without the numbers."""
 
-    def __init__(self, embedding: nn.Embedding) -> None:
+    _like: Tensor
+
+    def __init__(self, embedding: Any) -> None:
         super().__init__()
         self.width = embedding.embedding_dim
         self.register_buffer("_like", torch.zeros(()), persistent=False)

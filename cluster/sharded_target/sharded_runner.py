@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -116,7 +116,8 @@ class ShardedRunner(ModelRunner):
         else:
             shape = (len(self._chosen), len(self._chosen[0]), self.vocab_size)
             number = self._forwards
-            self._logits = LazyTensor(lambda: self._fetch_logits(number), shape)
+            lazy = LazyTensor(lambda: self._fetch_logits(number), shape)
+            self._logits = cast(Tensor, lazy)  # torch's functions take it for one
         self.seconds += perf_counter() - began
         return self._logits
 
@@ -189,6 +190,7 @@ class ShardedRunner(ModelRunner):
         since is not lost. Raises :class:`ShardLost`."""
         if self._queue and self._queue[0][0] == "open":
             return
+        calls: list[tuple[str, tuple[Any, ...]]]
         calls = [("open", (self.slots,)), ("watch_hidden", (self._watched,))]
         calls += [("expect", (shape,)) for shape in self._expected]
         texts, trees = {}, {}
@@ -196,11 +198,11 @@ class ShardedRunner(ModelRunner):
             texts[number], tree, parents = row.parts(length)
             if tree:
                 trees[number] = tree, parents
-        texts = {row: text for row, text in texts.items() if text}
+        texts = {number: text for number, text in texts.items() if text}
         if texts:
             calls.append(("prefill", (list(texts), list(texts.values()))))
-        for row, (tree, parents) in trees.items():
-            calls.append(("forward", ([row], [tree], [parents], False)))
+        for number, (tree, parents) in trees.items():
+            calls.append(("forward", ([number], [tree], [parents], False)))
         if self._last is not None:
             calls.append(self._last)
         self._answer = self.group.ask([self._call(*call) for call in calls])
@@ -279,12 +281,11 @@ class LazyTensor:
 class ShardedPair(Pair):
     """A pair whose target is on the devices of a group; `target` has its configuration only."""
 
-    group: TargetGroup | None = None
+    group: TargetGroup = field(init=False)
 
     def open_runner(self, draft: str | None, slots: int) -> ModelRunner:
         if draft is not None:
             return super().open_runner(draft, slots)
-        assert self.group is not None
         size = self.target.config.get_text_config(decoder=True).vocab_size
         return ShardedRunner(self.group, slots, size, self.spec.runner.device)
 

@@ -15,7 +15,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from transformers import AutoConfig
 
 from cluster.placement import Placed
-from cluster.session import get
+from cluster.session import get, start_actor
 from cluster.sharded_target.shard import Call, Failed, Shard, ShardFacts
 from cluster.sharded_target.shard_weights import check_split
 from specdec_core.base.bundled import resolve_path
@@ -47,6 +47,10 @@ class TargetGroup:
     Raises:
         UserError: the model cannot be split like this.
     """
+
+    _busy: bool
+    _lost: bool
+    _shards: list[ray.actor.ActorHandle]
 
     def __init__(self, placed: Placed, spec: PairSpec) -> None:
         target = placed.placement.target
@@ -141,11 +145,9 @@ class TargetGroup:
         self._busy = self._lost = False
         self._wires: dict[int, Wire] = {}
         self._poll = select.poll()
-        actor = ray.remote(Shard)
+        own = self.spec, self.split
         self._shards = [
-            actor.options(**self.placed.options("target", rank)).remote(
-                self.spec, self.split, rank, self.parts
-            )
+            start_actor(Shard, *own, rank, self.parts, **self.placed.options("target", rank))
             for rank in range(self.parts)
         ]
         try:
@@ -165,7 +167,9 @@ class TargetGroup:
         # All are sent the same bytes.
         with closing(Listener(encode=bytes, patience=None)) as listener:
             key = listener.key
-            serving = [shard.serve.remote(host, listener.port, key) for shard in self._shards]
+            serving: list[ray.ObjectRef] = [
+                shard.serve.remote(host, listener.port, key) for shard in self._shards
+            ]
             while len(self._wires) < self.parts:
                 if (wire := listener.accept(1.0)) is not None:
                     self._wires[wire.fileno()] = wire

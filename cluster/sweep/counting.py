@@ -23,7 +23,7 @@ from cluster.sweep.trial import PROMPTS_DONE, CountTrial, Task, counted, group, 
 from specdec_core.base.files import needs_room, no_room
 from specdec_core.config import Configuration
 from specdec_core.search.folder import SweepFolder
-from specdec_core.search.observer import Observer
+from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import ResolvedPlan
 from specdec_core.search.replaying import split
 from specdec_core.search.results import METRIC, ORACLE, ReplaySummary, SweepResult
@@ -40,7 +40,7 @@ def count_all(
     needs: dict[str, float],
     result: SweepResult,
     folder: SweepFolder,
-    tell: Observer,
+    tell: SweepObserver,
     trial: type[CountTrial] = CountTrial,
 ) -> None:
     """Count every configuration that `folder` does not hold yet; fills `result.trials` and
@@ -86,7 +86,7 @@ def _groups(configurations: Sequence[Configuration]) -> list[Sequence[Configurat
 
 
 def _wanted(
-    plan: ResolvedPlan, known: Sequence[Configuration], task: Task, tell: Observer
+    plan: ResolvedPlan, known: Sequence[Configuration], task: Task, tell: SweepObserver
 ) -> list[Configuration]:
     """What to count, once each. Autoregressive decoding is counted where it is timed."""
     wanted = {c.id: c for c in known if c != plan.autoregressive}
@@ -168,7 +168,7 @@ class _Record(tune.Callback):
     """Writes each configuration down as its trial finishes. What goes wrong in doing so ends the
     sweep."""
 
-    def __init__(self, result: SweepResult, folder: SweepFolder, tell: Observer) -> None:
+    def __init__(self, result: SweepResult, folder: SweepFolder, tell: SweepObserver) -> None:
         self.result, self.folder, self.tell = result, folder, tell
         self.known = {trial.id for trial in result.trials}
         self.rounds: dict[str, list[Rounds]] = {}

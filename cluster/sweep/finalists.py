@@ -13,7 +13,7 @@ from cluster.sweep.trial import assess
 from specdec_core.config import Configuration
 from specdec_core.engine import Request
 from specdec_core.search.folder import SweepFolder
-from specdec_core.search.observer import Observer
+from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import ResolvedPlan
 from specdec_core.search.results import METRIC, SweepResult, Timing, Trial, by_estimate
 from specdec_core.search.round_tables import Rounds
@@ -28,7 +28,7 @@ def time_finalists(
     requests: Sequence[Request],
     result: SweepResult,
     folder: SweepFolder,
-    tell: Observer,
+    tell: SweepObserver,
 ) -> dict[str, pd.DataFrame]:
     """Time the finalists and count autoregressive decoding; fills `result.timings`, `.champion`
     and, where no recording tells them, `.oracles`. Returns the rounds of finalists that had only
@@ -55,11 +55,11 @@ def time_finalists(
     return _compare(watch, finalists, result, tell)
 
 
-def _finalists(plan: ResolvedPlan, result: SweepResult, tell: Observer) -> list[Configuration]:
+def _finalists(plan: ResolvedPlan, result: SweepResult, tell: SweepObserver) -> list[Configuration]:
     """What is timed: the best that may win, and every draft beside the target."""
     chosen = choose_finalists(result.trials, plan.finalists, plan.allow_lossy)
-    kept_out = {m for t in result.trials for m in t.configuration.lossy_methods}
-    if kept_out := sorted(kept_out - set(plan.allow_lossy)):
+    lossy = {m for t in result.trials for m in t.configuration.lossy_methods}
+    if kept_out := sorted(lossy - set(plan.allow_lossy)):
         names = ", ".join(kept_out)
         tell.warned(f"{names}: lossy, so counted but never the best (allow_lossy: [{names}])")
     beside = [c for c in plan.configurations or () if c.beside]
@@ -71,7 +71,7 @@ def _take_times(
     bench: ray.actor.ActorHandle,
     contestants: Sequence[Configuration],
     requests: Sequence[Request],
-    tell: Observer,
+    tell: SweepObserver,
 ) -> InterleavedTimes:
     """Decode every prompt by all contestants in turn, `plan.repeats` times."""
     steps = plan.repeats * len(requests)
@@ -91,7 +91,10 @@ def _forwards(counts: Counts) -> int:
 
 
 def _compare(
-    watch: InterleavedTimes, finalists: Sequence[Configuration], result: SweepResult, tell: Observer
+    watch: InterleavedTimes,
+    finalists: Sequence[Configuration],
+    result: SweepResult,
+    tell: SweepObserver,
 ) -> dict[str, pd.DataFrame]:
     """Whether replayed finalists, decoded now, had the counts that the recording told; fills
     `result.replay`. Returns their rounds."""

@@ -27,6 +27,7 @@ from cluster.sweep.finalists import time_finalists
 from cluster.sweep.timing import alone, lost, start_bench
 from cluster.sweep.trial import Task
 from specdec_core.base.errors import UserError
+from specdec_core.base.observer import together
 from specdec_core.config import PairSpec
 from specdec_core.cost import Profile
 from specdec_core.drafting.datastores.datastore import check_datastores
@@ -36,7 +37,7 @@ from specdec_core.prompts.prompt_sets import Prompt, PromptSet, digest, load_pro
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.folder import SweepFolder
-from specdec_core.search.observer import Observer, Observers
+from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import ResolvedPlan
 from specdec_core.search.replaying import (
     asked_recording,
@@ -54,7 +55,7 @@ def run_sweep(
     home: Path,
     name: str | None = None,
     fresh: bool = False,
-    observers: Sequence[Observer] = (),
+    observers: Sequence[SweepObserver] = (),
 ) -> tuple[SweepResult, SweepFolder]:
     """Run `plan` in `<home>/sweeps/<name>`, or go on where an interrupted run of it stopped.
 
@@ -64,7 +65,7 @@ def run_sweep(
 
     Raises :class:`UserError` for bad input, before anything is written.
     """
-    tell = Observers(observers)
+    tell = together(SweepObserver, observers)
     tokenizer = check_pair(plan.pair)
     check_datastores(plan.samples, tokenizer)
     prompts = load_prompts(plan.prompts.source, plan.prompts.limit, tokenizer)
@@ -110,14 +111,14 @@ class _Sweep:
     replay: Replay | None
 
     def __init__(
-        self, plan: ResolvedPlan, folder: SweepFolder, tell: Observer, pair: PairSpec
+        self, plan: ResolvedPlan, folder: SweepFolder, tell: SweepObserver, pair: PairSpec
     ) -> None:
         self.plan, self.folder, self.tell, self.pair = plan, folder, tell, pair
         check_nodes(plan.pair)
         if plan.cluster is not None:
             place(plan.cluster).remove()  # said now, not when everything has been counted
         self.needs = resources(plan.pair.runner.threads, plan.pair.runner.device)
-        self.bench: ray.actor.ActorHandle | None = start_bench(pair, self.needs["GPU"])
+        self.bench = start_bench(pair, self.needs["GPU"])
         self.node: str = get(self.bench.node.remote())
 
     def load(
@@ -200,9 +201,10 @@ class _Sweep:
     def _timing_bench(self) -> Iterator[ray.actor.ActorHandle]:
         """Where the finalists are timed, with nothing beside them: the plan's devices, or the
         bench's node."""
-        gpus, bench = self.needs["GPU"], self.bench
-        if gpus or self.plan.cluster or lost(bench):
-            ray.kill(bench)
+        gpus = self.needs["GPU"]
+        bench: ray.actor.ActorHandle | None = self.bench
+        if gpus or self.plan.cluster or lost(self.bench):
+            ray.kill(self.bench)
             bench = None
         if self.plan.cluster is None:
             bench = bench or start_bench(self.pair, gpus, self.node)

@@ -20,9 +20,10 @@ from ray.exceptions import RayActorError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cluster.session import get
+from cluster.session import get, start_actor
 from specdec_core.base.environment import environment
 from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.cost import Profile
 from specdec_core.drafting.drafter import Drafter
@@ -30,7 +31,6 @@ from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.alignment import Trajectory, measure_alignment
 from specdec_core.models.pair import load_pair
 from specdec_core.prompts.prompt_sets import Prompt
-from specdec_core.search.observer import Observer
 from specdec_core.search.results import OraclePoint, Timing
 from specdec_core.studies.profiling import measure_policies, profile_pair
 from specdec_core.tokens.statistics import Generation, Ratio, paired_ratio
@@ -143,8 +143,7 @@ def start_bench(spec: PairSpec, gpus: float, node: str | None = None) -> ray.act
     trials hold them, and :func:`alone` keeps them for it when it is not."""
     node = node or (None if gpus else _bench_node(spec.runner.threads))
     where = NodeAffinitySchedulingStrategy(node, soft=True) if node else "DEFAULT"
-    options = {"num_cpus": 0, "num_gpus": gpus, "scheduling_strategy": where}
-    actor = ray.remote(**options)(Bench).remote(spec)
+    actor = start_actor(Bench, spec, num_cpus=0, num_gpus=gpus, scheduling_strategy=where)
     get(actor.spec.remote())
     return actor
 

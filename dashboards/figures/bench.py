@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from dashboards.look import INK, MUTED, OTHER_COLOURS, PAPER, base_figure
+from dashboards.look import DASHED, INK, MUTED, OTHER_COLOURS, PAPER, base_figure, intervals
+from dashboards.templating import render
 from specdec_core.studies.bench.result import OURS, BenchResult, over
 
 COLOURS = {OURS: "#1272b4", "transformers": "#e6860f", "vllm": "#2fb074"}
@@ -52,11 +53,7 @@ def bench_figure(result: BenchResult, temperature: float) -> go.Figure:
             orientation="h",
             y=[bar.name for bar in own],
             x=[bar.ratio for bar in own],
-            error_x={
-                "type": "data", "symmetric": False, "color": INK, "thickness": 1.2, "width": 3,
-                "array": [bar.high - bar.ratio for bar in own],
-                "arrayminus": [bar.ratio - bar.low for bar in own],
-            },
+            error_x=intervals(*zip(*((bar.ratio, bar.low, bar.high) for bar in own), strict=True)),
             name=group,
             marker={"color": colour(group, result.groups), "line": {"width": 0}},
             customdata=[bar.tokens_per_second for bar in own],
@@ -65,7 +62,7 @@ def bench_figure(result: BenchResult, temperature: float) -> go.Figure:
     order = [bar.name for bar in reversed(shown)]
     fig.update_yaxes(categoryorder="array", categoryarray=order, showgrid=False)
     fig.update_xaxes(title_text="times our autoregressive decoding", rangemode="tozero")
-    fig.add_vline(x=1, line={"color": MUTED, "width": 1.5, "dash": "dash"})
+    fig.add_vline(x=1, line=DASHED)
     return fig.update_layout(bargap=0.25)
 
 
@@ -75,13 +72,12 @@ _ROW, _TOP, _BARS, _LETTER = 22, 58, 440, 7.0  # pixels
 
 def bench_svg(result: BenchResult, temperature: float) -> str:
     """The same as an SVG file."""
-    from dashboards.drawings import template
-
     shown = bars(result, temperature)
     most = max((bar.high for bar in shown if not isnan(bar.high)), default=1.0)
     names = round(24 + _LETTER * max(len(bar.name) for bar in shown))
     scale = _BARS / max(most, 1.0)
-    return template("bars.jinja").render(
+    return render(
+        "bars.jinja",
         title=f"Speed at temperature {temperature:g}",
         subtitle=SUBTITLE,
         width=names + _BARS + 120,

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboards.look import INK, MUTED, STYLES, base_figure, evenly
+from dashboards.look import DASHED, INK, MUTED, STYLES, base_figure, evenly
 from specdec_core.cost import (
     RatioFit,
     approximation_bound,
@@ -108,7 +108,7 @@ def ratio_of_entropies(
         line={"color": STYLES["svip"].colour, "width": 2.4},
         hovertemplate="fitted: %{y:.1%} at γ ≈ %{x:.2f}<extra></extra>",
     )  # fmt: skip
-    fig.add_vline(x=2 * c + 1, line={"color": MUTED, "width": 1.5, "dash": "dash"})
+    fig.add_vline(x=2 * c + 1, line=DASHED)
     fig.update_layout(bargap=0)
     fig.update_xaxes(title_text="γ, cross entropy over entropy")
     fig.update_yaxes(title_text="share of tokens", tickformat=".0%")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import plotly.graph_objects as go
@@ -11,7 +12,7 @@ import plotly.graph_objects as go
 from dashboards.look import MUTED, PAPER, base_figure, family_order, style
 from dashboards.ranking import champion, draft_of, family, label, ranked, speedup
 from specdec_core.cost import Profile, latency
-from specdec_core.search.results import SweepResult, Trial
+from specdec_core.search.results import OraclePoint, SweepResult, Trial
 
 CROWD = 10  # more fronts than this cannot be told apart
 
@@ -46,6 +47,56 @@ def thin(trials: Sequence[Trial], view: View, most: int = 150, cells: int = 36) 
     return list(kept.values())
 
 
+Group = tuple[str, str | None]  # family and draft
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """What is drawn of a sweep, and how much of it at once."""
+
+    result: SweepResult
+    groups: dict[Group, list[Trial]]  # in the order of the legend
+    fronts: dict[Group, list[Trial]]
+    behind: set[str]  # ids of what is drawn behind the fronts
+    left_out: int  # of what lies there
+    leading: str | None  # the draft whose groups are drawn first
+    crowded: bool  # other drafts wait in the legend
+    view: View
+
+    @classmethod
+    def of(cls, result: SweepResult) -> _Scene:
+        best, drafts = champion(result), list(result.pair.drafts)
+        leading = (draft_of(result, best) if best else None) or next(iter(drafts), None)
+        trials = ranked(result)
+        found: dict[Group, list[Trial]] = {}
+        for trial in trials:
+            found.setdefault((family(trial), draft_of(result, trial)), []).append(trial)
+
+        def place(group: Group) -> tuple[int, tuple[int, str]]:
+            kind, draft = group
+            number = drafts.index(draft) if draft in drafts else len(drafts)
+            return number - len(drafts) * (draft == leading), family_order(kind)
+
+        groups = {group: found[group] for group in sorted(found, key=place)}
+        crowded = len(groups) > CROWD
+        first = [t for t in trials if not crowded or draft_of(result, t) in (leading, None)]
+        view = _view(result, first)
+        fronts = {group: pareto(members) for group, members in groups.items()}
+        on_front = {trial.id for front in fronts.values() for trial in front}
+        behind = [t for t in trials if t.id not in on_front]
+        shown = {t.id for t in thin(behind, view)}
+        left_out = len(behind) - len(shown)
+        return cls(result, groups, fronts, shown, left_out, leading, crowded, view)
+
+    @property
+    def several(self) -> bool:
+        """Whether names say the draft."""
+        return len(self.result.pair.drafts) > 1
+
+    def visible(self, draft: str | None) -> bool | str:
+        return "legendonly" if self.crowded and draft not in (self.leading, None) else True
+
+
 def frontier(result: SweepResult) -> go.Figure:
     """Verification rate against discard rate (SpecDec++, Fig. 3).
 
@@ -54,122 +105,121 @@ def frontier(result: SweepResult) -> go.Figure:
     the frontiers are faint, and thinned where there are hundreds. With many families, drafts
     other than the champion's wait in the legend.
     """
-    best = champion(result)
-    title = "Verification rate against discard rate"
-    if best is not None:
-        rate = best.metrics
-        title = (
-            f"{label(result, best)} runs the target {rate['verification_rate']:.2f} times "
-            f"and throws away {rate['discard_rate']:.2f} draft tokens per output token"
-        )
-    fig = base_figure(
-        title,
-        "Each point is one configuration; down and to the left is better, on any hardware. "
-        "The line joins a family's best trade-offs, stars are the oracle, and on a grey line "
-        "every chain of the draft is equally fast here.",
-        560,
-    )
-    trials = ranked(result)
-    groups: dict[tuple[str, str | None], list[Trial]] = {}
-    for trial in trials:
-        groups.setdefault((family(trial), draft_of(result, trial)), []).append(trial)
-
-    drafts = list(result.pair.drafts)
-    leading = draft_of(result, best) if best else None
-    leading = leading or next(iter(drafts), None)
-    crowded = len(groups) > CROWD
-    first_seen = [t for t in trials if not crowded or draft_of(result, t) in (leading, None)]
-    view = _view(result, first_seen)
-    for name in drafts:
-        fig.add_traces(_iso_lines(result, name, view, visible=name == leading))
-
-    def order(group: tuple[str, str | None]) -> tuple[int, tuple[int, str]]:
-        kind, draft = group
-        place = drafts.index(draft) if draft in drafts else len(drafts)
-        return place - len(drafts) * (draft == leading), family_order(kind)
-
-    fronts = {group: pareto(members) for group, members in groups.items()}
-    on_front = {trial.id for front in fronts.values() for trial in front}
-    behind = [t for t in trials if t.id not in on_front]
-    shown = {t.id for t in thin(behind, view)}
-    left_out = len(behind) - len(shown)
-    faint = 0.4 if len(shown) < 40 else 0.22
-    for kind, draft in sorted(groups, key=order):
-        look = style(kind)
-        second = draft not in (leading, None)
-        front = fronts[kind, draft]
-        rest = [t for t in groups[kind, draft] if t.id in shown]
-        name = f"{look.name} · {draft}" if draft and len(drafts) > 1 else look.name
-        large = 10 if len(front) < 25 else 7
-        for part, opacity, size in ((front, 1.0, large), (rest, faint, 7)):
-            if part:
-                fig.add_scatter(
-                    x=[t.metrics["discard_rate"] for t in part],
-                    y=[t.metrics["verification_rate"] for t in part],
-                    mode="lines+markers" if part is front else "markers",
-                    name=name,
-                    legendgroup=name,
-                    showlegend=part is front,
-                    visible="legendonly" if crowded and draft not in (leading, None) else True,
-                    opacity=opacity,
-                    line={"color": look.colour, "width": 2, "dash": "dot" if second else "solid"},
-                    marker={
-                        "color": look.colour, "size": size,
-                        "line": {"color": look.colour if second else PAPER, "width": 1.2},
-                        "symbol": look.symbol + ("-open" if second else ""),
-                    },
-                    text=[hover(result, t) for t in part],
-                    hovertemplate="%{text}<extra></extra>",
-                )  # fmt: skip
-        if kind == "fixed":
-            ends = (front[0], front[-1])
-            fig.add_scatter(
-                x=[t.metrics["discard_rate"] for t in ends],
-                y=[t.metrics["verification_rate"] for t in ends],
-                text=[f"\u2002K={t.configuration.drafter.policy.max_tokens}" for t in ends],
-                mode="text", textposition="middle right", textfont={"size": 11, "color": MUTED},
-                name=name, legendgroup=name, showlegend=False, hoverinfo="skip",
-                visible="legendonly" if crowded and draft != leading else True,
-            )  # fmt: skip
-    if left_out:
-        fig.layout.title.subtitle.text += (
-            f" Of {len(trials)} configurations {left_out} that lie behind the fronts, close to "
-            "others, are not drawn."
-        )
-    for oracle in result.oracles:
-        fig.add_scatter(
-            x=[0.0],
-            y=[oracle.verification_rate],
-            mode="markers",
-            name=f"oracle · {oracle.draft}" if len(drafts) > 1 else "oracle",
-            legendrank=1001,
-            marker={
-                "symbol": "star" if oracle.draft == leading else "star-open",
-                "size": 14, "color": MUTED, "line": {"color": MUTED, "width": 1.5},
-            },
-            hovertemplate=f"<b>oracle of {oracle.draft}</b><br>discards nothing, verifies once a "
-            f"disagreement<br>verification rate {oracle.verification_rate:.3f}<br>predicted "
-            f"speedup {oracle.speedup:.2f}×<extra></extra>",
-        )  # fmt: skip
+    scene, best = _Scene.of(result), champion(result)
+    # room for the speedups of the grey lines, and for a long legend
+    height = 560 + 14 * max(0, len(scene.groups) - CROWD)
+    fig = base_figure(_title(result, best), _subtitle(scene), height).update_layout(margin_r=48)
+    for draft in result.pair.drafts:
+        fig.add_traces(_iso_lines(result, draft, scene.view, visible=draft == scene.leading))
+    for group in scene.groups:
+        fig.add_traces(_traces(scene, group))
+    fig.add_traces([_oracle(scene, oracle) for oracle in result.oracles])
     if best is not None:
         fig.add_annotation(
-            x=best.metrics["discard_rate"],
-            y=best.metrics["verification_rate"],
+            x=best.metrics["discard_rate"], y=best.metrics["verification_rate"],
             text=f"<b>champion</b> {speedup(result, best).value:.2f}×",
-            showarrow=True,
-            arrowcolor=MUTED,
-            arrowwidth=1.2,
-            arrowhead=2,
-            standoff=7,
-            bgcolor=PAPER,
-            ax=36,
-            ay=44,
-        )
-    # room for the speedups of the grey lines, and for a long legend
-    fig.update_layout(margin_r=48, height=560 + 14 * max(0, len(groups) - CROWD))
+            showarrow=True, arrowcolor=MUTED, arrowwidth=1.2, arrowhead=2, standoff=7,
+            bgcolor=PAPER, ax=36, ay=44,
+        )  # fmt: skip
+    view = scene.view
     fig.update_xaxes(title_text="discard rate  N_discarded / N", range=[view.left, view.right])
     fig.update_yaxes(title_text="verification rate  N_target / N", range=[view.low, view.high])
     return fig
+
+
+def _title(result: SweepResult, best: Trial | None) -> str:
+    if best is None:
+        return "Verification rate against discard rate"
+    return (
+        f"{label(result, best)} runs the target {best.metrics['verification_rate']:.2f} times "
+        f"and throws away {best.metrics['discard_rate']:.2f} draft tokens per output token"
+    )
+
+
+def _subtitle(scene: _Scene) -> str:
+    text = (
+        "Each point is one configuration; down and to the left is better, on any hardware. "
+        "The line joins a family's best trade-offs, stars are the oracle, and on a grey line "
+        "every chain of the draft is equally fast here."
+    )
+    if scene.left_out:
+        text += (
+            f" Of {sum(map(len, scene.groups.values()))} configurations {scene.left_out} that lie "
+            "behind the fronts, close to others, are not drawn."
+        )
+    return text
+
+
+def _traces(scene: _Scene, group: Group) -> list[go.Scatter]:
+    """A group's front, what lies behind it, and, of fixed K, the K at the front's ends."""
+    kind, draft = group
+    front = scene.fronts[group]
+    rest = [t for t in scene.groups[group] if t.id in scene.behind]
+    look = style(kind)
+    name = f"{look.name} · {draft}" if draft and scene.several else look.name
+    faint = 0.4 if len(scene.behind) < 40 else 0.22
+    traces = [_points(scene, front, name, group, 10 if len(front) < 25 else 7, joined=True)]
+    if rest:
+        traces.append(_points(scene, rest, name, group, 7, opacity=faint))
+    if kind == "fixed":
+        ends = (front[0], front[-1])
+        lengths = go.Scatter(
+            x=[t.metrics["discard_rate"] for t in ends],
+            y=[t.metrics["verification_rate"] for t in ends],
+            text=[f"\u2002K={t.configuration.drafter.policy.max_tokens}" for t in ends],
+            mode="text",
+            textposition="middle right",
+            textfont={"size": 11, "color": MUTED},
+            name=name,
+            legendgroup=name,
+            showlegend=False,
+            hoverinfo="skip",
+            visible=scene.visible(draft),
+        )  # fmt: skip
+        traces.append(lengths)
+    return traces
+
+
+def _points(
+    scene: _Scene,
+    trials: Sequence[Trial],
+    name: str,
+    group: Group,
+    size: int,
+    joined: bool = False,
+    opacity: float = 1.0,
+) -> go.Scatter:
+    kind, draft = group
+    look, second = style(kind), draft not in (scene.leading, None)
+    return go.Scatter(
+        x=[t.metrics["discard_rate"] for t in trials],
+        y=[t.metrics["verification_rate"] for t in trials],
+        mode="lines+markers" if joined else "markers",
+        name=name, legendgroup=name, showlegend=joined, opacity=opacity,
+        visible=scene.visible(draft),
+        line={"color": look.colour, "width": 2, "dash": "dot" if second else "solid"},
+        marker={
+            "color": look.colour, "size": size,
+            "line": {"color": look.colour if second else PAPER, "width": 1.2},
+            "symbol": look.symbol + ("-open" if second else ""),
+        },
+        text=[hover(scene.result, t) for t in trials],
+        hovertemplate="%{text}<extra></extra>",
+    )  # fmt: skip
+
+
+def _oracle(scene: _Scene, oracle: OraclePoint) -> go.Scatter:
+    return go.Scatter(
+        x=[0.0], y=[oracle.verification_rate], mode="markers", legendrank=1001,
+        name=f"oracle · {oracle.draft}" if scene.several else "oracle",
+        marker={
+            "symbol": "star" if oracle.draft == scene.leading else "star-open",
+            "size": 14, "color": MUTED, "line": {"color": MUTED, "width": 1.5},
+        },
+        hovertemplate=f"<b>oracle of {oracle.draft}</b><br>discards nothing, verifies once a "
+        f"disagreement<br>verification rate {oracle.verification_rate:.3f}<br>predicted "
+        f"speedup {oracle.speedup:.2f}×<extra></extra>",
+    )  # fmt: skip
 
 
 def _view(result: SweepResult, trials: Sequence[Trial]) -> View:

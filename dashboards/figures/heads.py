@@ -11,7 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboards.look import INK, MUTED, base_figure
+from dashboards.look import base_figure, scaled
 from dashboards.ranking import draft_of
 from specdec_core.search.results import SweepResult
 
@@ -157,19 +157,7 @@ def heads_heatmap(frame: pd.DataFrame) -> go.Figure:
         )  # fmt: skip
         fig.update_xaxes(title_text=f"depth D, {draft}", type="category", row=1, col=i)
         fig.update_yaxes(title_text="weight of rejections w_rej", type="category", row=1, col=i)
-    fig.update_layout(
-        coloraxis={
-            "colorscale": FAST_TO_SLOW,
-            "colorbar": {
-                "title": {"text": unit, "font": {"color": MUTED}}, "thickness": 12,
-                "tickfont": {"color": INK}, "outlinewidth": 0,
-            },
-        },
-        margin_r=70,
-    )  # fmt: skip
-    fig.update_xaxes(showgrid=False)
-    fig.update_yaxes(showgrid=False)
-    return fig
+    return scaled(fig, FAST_TO_SLOW, unit)
 
 
 def _cell(head: pd.Series | None, timed: bool) -> str:

@@ -4,24 +4,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from dashboards.look import INK, MUTED, OTHER_COLOURS, base_figure, style
+from dashboards.look import (
+    DASHED,
+    OTHER_COLOURS,
+    base_figure,
+    intervals,
+    legend_beside,
+    style,
+)
 from specdec_core.studies.papers.plan import Method, Quantity, Table
 from specdec_core.studies.papers.result import PapersResult
 
-QUANTITIES: dict[Quantity, tuple[str, str, str]] = {  # heading, format, what it says
-    "tokens_per_second": ("tok/s", "{:.0f}", "output tokens per second, prefill included"),
-    "speedup": ("ratio", "{:.2f}×", "times as fast as autoregressive decoding"),
-    "mat": ("MAT", "{:.2f}", "output tokens per target forward"),
-    "accepted_per_round": ("accepted", "{:.2f}", "accepted tokens per target forward"),
-    "acceptance_rate": ("acc./drafted", "{:.1%}", "accepted over drafted tokens"),
-    "path_rate": ("α", "{:.2f}", "longest accepted path over maximum depth"),
-    "utilisation": ("Util", "{:.2f}", "output tokens per draft forward (Post-use, Eq. 3)"),
-    "discard_rate": ("discard rate", "{:.3f}", "thrown-away tokens per output token"),
-    "verification_rate": ("verific. rate", "{:.3f}", "target forwards per output token"),
+
+class Look(NamedTuple):
+    """How a quantity is shown: heading, format, and what it says."""
+
+    heading: str
+    form: str
+    meaning: str
+
+
+QUANTITIES: dict[Quantity, Look] = {
+    "tokens_per_second": Look("tok/s", ".0f", "output tokens per second, prefill included"),
+    "speedup": Look("ratio", ".2f×", "times as fast as autoregressive decoding"),
+    "mat": Look("MAT", ".2f", "output tokens per target forward"),
+    "accepted_per_round": Look("accepted", ".2f", "accepted tokens per target forward"),
+    "acceptance_rate": Look("acc./drafted", ".1%", "accepted over drafted tokens"),
+    "path_rate": Look("α", ".2f", "longest accepted path over maximum depth"),
+    "utilisation": Look("Util", ".2f", "output tokens per draft forward (Post-use, Eq. 3)"),
+    "discard_rate": Look("discard rate", ".3f", "thrown-away tokens per output token"),
+    "verification_rate": Look("verific. rate", ".3f", "target forwards per output token"),
 }
 PATTERNS = ("", "/", ".", "x", "-", "+", "|", "\\")
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -43,9 +59,8 @@ def paper_figure(result: PapersResult, key: str) -> go.Figure:
     fig.update_layout(barmode="group", bargap=0.18, bargroupgap=0.06)
     fig.update_yaxes(title_text=heading, rangemode="tozero")
     if quantity == "speedup":
-        fig.add_hline(y=1, line={"color": MUTED, "width": 1.5, "dash": "dash"})
-    legend = {"orientation": "v", "x": 1.02, "y": 1, "yanchor": "top", "tracegroupgap": 0}
-    return fig.update_layout(legend=legend)
+        fig.add_hline(y=1, line=DASHED)
+    return legend_beside(fig)
 
 
 def _known(result: PapersResult, table: Table, method: Method, quantity: Quantity) -> bool:
@@ -114,11 +129,8 @@ def _intervals(
         return None
     measured = [result.find(*point) for point in points]
     timings = [m.timing if m else None for m in measured]
-    return {
-        "type": "data", "symmetric": False, "color": INK, "thickness": 1.2, "width": 3,
-        "array": [t.high - t.speedup if t else 0 for t in timings],
-        "arrayminus": [t.speedup - t.low if t else 0 for t in timings],
-    }  # fmt: skip
+    ends = [(t.speedup, t.low, t.high) if t else (0.0, 0.0, 0.0) for t in timings]
+    return intervals(*zip(*ends, strict=True))
 
 
 def _colours(methods: Sequence[Method]) -> list[tuple[str, str]]:

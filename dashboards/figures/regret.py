@@ -10,7 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboards.look import ARM_COLOURS, DASHES, INK, MUTED, base_figure, evenly
+from dashboards.look import ARM_COLOURS, DASHES, INK, MUTED, base_figure, evenly, legend_beside
 from specdec_core.studies.bandits import ArmComparison, Entrant
 from specdec_core.studies.regret import exp3_bound, hardness, ucb_bound
 
@@ -99,10 +99,7 @@ def regret_curves(comparison: ArmComparison, timed: bool = False) -> go.Figure:
         range=[low - 0.08 * room, high + 0.6 * room],
     )
     fig.update_xaxes(title_text="round", rangemode="tozero")
-    fig.update_layout(
-        legend={"orientation": "v", "x": 1.01, "y": 1, "yanchor": "top", "groupclick": "toggleitem"}
-    )
-    return fig
+    return legend_beside(fig, groupclick="toggleitem")
 
 
 def arm_shares(comparison: ArmComparison, windows: int = 40) -> go.Figure:

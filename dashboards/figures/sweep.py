@@ -12,13 +12,14 @@ from plotly.subplots import make_subplots
 
 from dashboards.figures.frontier import hover
 from dashboards.look import (
+    DASHED,
     INK,
-    MUTED,
     OTHER_COLOURS,
     PAPER,
     PARTS,
     base_figure,
     family_order,
+    intervals,
     style,
 )
 from dashboards.ranking import (
@@ -36,7 +37,7 @@ from dashboards.ranking import (
 from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.search.results import SweepResult, Trial
 
-# ----------------------------------------------------------------------------------- speedup bars
+# Speedup bars
 
 
 def speedups(result: SweepResult, limit: int = 24) -> go.Figure:
@@ -46,70 +47,19 @@ def speedups(result: SweepResult, limit: int = 24) -> go.Figure:
     known = [t for t in ranked(result) if not math.isnan(speedup(result, t).value)]
     chosen = {t.id for t in foremost(result, limit)}
     shown = [t for t in known if t.id in chosen]
-    left_out = len(known) - len(shown)
-    timed = [t for t in shown if speedup(result, t).timing]
-    tied = [t for t in timed if speedup(result, t).timing.tied_with_champion]
-    title = "Speedup over autoregressive decoding"
-    if timed:
-        top = speedup(result, shown[0])
-        title = f"{label(result, shown[0])} is {top.value:.2f} times as fast as autoregressive"
-        others = len([t for t in tied if t.id != result.champion])
-        title += f"; {others} more cannot be told from it" if others else ""
-    subtitle = (
-        "Solid: timed, with the 95 % bootstrap interval; the small line is what the profile had "
-        "estimated. Light: estimated only."
-    )
-    if any(t.id != result.champion for t in tied):
-        subtitle += " “=” marks those tied with the champion."
-    if left_out:
-        subtitle += f" {left_out} other configurations are in the table."
+    title, subtitle = _speedup_titles(result, shown, len(known) - len(shown))
     fig = base_figure(title, subtitle, 130 + 27 * max(len(shown), 4))
     rows = list(reversed(shown))
-    labels = [_bar_label(result, t) for t in rows]
-    gains = [speedup(result, t) for t in rows]
     for kind in sorted({family(t) for t in rows}, key=family_order):
-        look = style(kind)
-        own = [(t, g) for t, g in zip(rows, gains, strict=True) if family(t) == kind]
-        measured = [(t, g) for t, g in own if g.timing]
-        estimated = [(t, g) for t, g in own if not g.timing]
-        for part, opacity in ((measured, 1.0), (estimated, 0.38)):
-            if not part:
-                continue
-            fig.add_bar(
-                orientation="h",
-                y=[t.id for t, _ in part],
-                x=[g.value for _, g in part],
-                name=look.name,
-                legendgroup=kind,
-                showlegend=part is measured or not measured,
-                marker={"color": look.colour, "opacity": opacity, "line": {"width": 0}},
-                error_x={
-                    "type": "data", "symmetric": False, "color": INK, "thickness": 1.4, "width": 4,
-                    "array": [g.timing.high - g.value for _, g in part],
-                    "arrayminus": [g.value - g.timing.low for _, g in part],
-                } if part is measured else None,
-                text=[hover(result, t) for t, _ in part],
-                textposition="none",
-                hovertemplate="%{text}<extra></extra>",
-            )  # fmt: skip
-    estimates = [
-        (t.id, t.metrics["estimated_speedup"]) for t in timed if "estimated_speedup" in t.metrics
-    ]
-    if estimates:
-        fig.add_scatter(
-            x=[value for _, value in estimates],
-            y=[config for config, _ in estimates],
-            mode="markers",
-            name="estimate for a timed one",
-            marker={"symbol": "line-ns-open", "size": 13, "color": INK, "line": {"width": 2}},
-            hovertemplate="estimated %{x:.2f}×<extra></extra>",
-        )
-    ends = [g.timing.high if g.timing else g.value for g in gains]
-    longest = max([1.0, *ends, *(value for _, value in estimates)])
-    fig.add_vline(x=1, line={"color": MUTED, "width": 1.5, "dash": "dash"})
+        fig.add_traces(_bars(result, [t for t in rows if family(t) == kind], kind))
+    estimates = _estimates([t for t in shown if speedup(result, t).timing])
+    fig.add_traces(estimates)
+    gains = [speedup(result, t) for t in rows]
+    ends = [gain.timing.high if gain.timing else gain.value for gain in gains]
+    longest = max([1.0, *ends, *(x for trace in estimates for x in trace.x)])
+    fig.add_vline(x=1, line=DASHED)
     fig.add_scatter(
-        x=[longest * 1.02] * len(rows),
-        y=[t.id for t in rows],
+        x=[longest * 1.02] * len(rows), y=[t.id for t in rows],
         text=[f"{g.value:.2f}×" if g.timing else f"≈ {g.value:.2f}×" for g in gains],
         mode="text", textposition="middle right", showlegend=False, hoverinfo="skip",
         cliponaxis=False, name="values",
@@ -118,11 +68,69 @@ def speedups(result: SweepResult, limit: int = 24) -> go.Figure:
         title_text="times as fast as autoregressive decoding", range=[0, longest * 1.16]
     )
     fig.update_yaxes(
-        type="category", tickmode="array", tickvals=[t.id for t in rows], ticktext=labels,
+        type="category", tickmode="array", tickvals=[t.id for t in rows],
+        ticktext=[_bar_label(result, t) for t in rows],
         showgrid=False, categoryorder="array", categoryarray=[t.id for t in rows],
     )  # fmt: skip
-    fig.update_layout(bargap=0.28, barmode="overlay")
-    return fig
+    return fig.update_layout(bargap=0.28, barmode="overlay")
+
+
+def _speedup_titles(result: SweepResult, shown: Sequence[Trial], left_out: int) -> tuple[str, str]:
+    """Title and subtitle."""
+    timings = [timing for t in shown if (timing := speedup(result, t).timing)]
+    others = [t for t in timings if t.tied_with_champion and t.config_id != result.champion]
+    title = "Speedup over autoregressive decoding"
+    if timings:
+        top = speedup(result, shown[0])
+        title = f"{label(result, shown[0])} is {top.value:.2f} times as fast as autoregressive"
+        title += f"; {len(others)} more cannot be told from it" if others else ""
+    subtitle = (
+        "Solid: timed, with the 95 % bootstrap interval; the small line is what the profile had "
+        "estimated. Light: estimated only."
+    )
+    if others:
+        subtitle += " “=” marks those tied with the champion."
+    if left_out:
+        subtitle += f" {left_out} other configurations are in the table."
+    return title, subtitle
+
+
+def _bars(result: SweepResult, trials: Sequence[Trial], kind: str) -> list[go.Bar]:
+    """A family's bars, those timed and those estimated."""
+    look, traces = style(kind), []
+    for timed in (True, False):
+        part = [t for t in trials if bool(speedup(result, t).timing) == timed]
+        if not part:
+            continue
+        gains = [speedup(result, t) for t in part]
+        bars = go.Bar(
+            orientation="h", y=[t.id for t in part], x=[gain.value for gain in gains],
+            name=look.name, legendgroup=kind, showlegend=not traces,
+            marker={
+                "color": look.colour, "opacity": 1.0 if timed else 0.38, "line": {"width": 0},
+            },
+            error_x=intervals(
+                [gain.value for gain in gains],
+                [gain.timing.low for gain in gains],
+                [gain.timing.high for gain in gains],
+            ) if timed else None,
+            text=[hover(result, t) for t in part], textposition="none",
+            hovertemplate="%{text}<extra></extra>",
+        )  # fmt: skip
+        traces.append(bars)
+    return traces
+
+
+def _estimates(timed: Sequence[Trial]) -> list[go.Scatter]:
+    """What the profile had estimated for those timed."""
+    known = [t for t in timed if "estimated_speedup" in t.metrics]
+    marks = go.Scatter(
+        x=[t.metrics["estimated_speedup"] for t in known], y=[t.id for t in known],
+        mode="markers", name="estimate for a timed one", hovertemplate="estimated %{x:.2f}×"
+        "<extra></extra>",
+        marker={"symbol": "line-ns-open", "size": 13, "color": INK, "line": {"width": 2}},
+    )  # fmt: skip
+    return [marks] if known else []
 
 
 def _bar_label(result: SweepResult, trial: Trial) -> str:
@@ -134,7 +142,7 @@ def _bar_label(result: SweepResult, trial: Trial) -> str:
     return label(result, trial)
 
 
-# --------------------------------------------------------------------------- lengths over position
+# Lengths over position
 
 
 def lengths_over_position(result: SweepResult, rounds: pd.DataFrame, bins: int = 16) -> go.Figure:
@@ -186,7 +194,7 @@ def _distinct_colours(trials: Sequence[Trial]) -> list[str]:
     return colours
 
 
-# --------------------------------------------------------------------------- why the champion wins
+# Why the champion wins
 
 
 def accepted_lengths(result: SweepResult, rounds: pd.DataFrame) -> go.Figure:

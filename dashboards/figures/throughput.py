@@ -8,7 +8,16 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboards.look import ARM_COLOURS, DRAFT_COLOURS, INK, MUTED, TARGET_COLOUR, base_figure
+from dashboards.look import (
+    ARM_COLOURS,
+    DASHED,
+    DRAFT_COLOURS,
+    INK,
+    MUTED,
+    TARGET_COLOUR,
+    base_figure,
+    intervals,
+)
 from specdec_core.studies.long_context import Line
 
 
@@ -37,13 +46,10 @@ def throughput_figure(table: pd.DataFrame, title: str) -> go.Figure:
         fig.add_scatter(
             x=own["slots"], y=own["speedup"], name=label, legendgroup=label, showlegend=False,
             line=line, mode="lines+markers", row=1, col=2,
-            error_y={
-                "type": "data", "symmetric": False, "thickness": 1.2, "width": 3,
-                "array": own["high"] - own["speedup"], "arrayminus": own["speedup"] - own["low"],
-            },
+            error_y=intervals(own["speedup"], own["low"], own["high"]),
             hovertemplate=f"<b>{label}</b><br>%{{x}} slots: %{{y:.2f}}×<extra></extra>",
         )  # fmt: skip
-    fig.add_hline(y=1, line={"color": MUTED, "width": 1.2, "dash": "dash"}, row=1, col=2)
+    fig.add_hline(y=1, line=DASHED, row=1, col=2)
     slots = sorted(set(table["slots"]))
     fig.update_xaxes(title_text="slots", type="log", tickvals=slots)
     fig.update_yaxes(title_text="tokens/s", rangemode="tozero", col=1)

@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboards.look import DRAFT_COLOURS, INK, MUTED, OTHER_COLOURS, base_figure, style
+from dashboards.look import DRAFT_COLOURS, MUTED, OTHER_COLOURS, base_figure, scaled, style
 from dashboards.ranking import draft_of, drafting
 from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.search.results import METRIC, SweepResult
@@ -82,19 +82,7 @@ def tree_heatmap(frame: pd.DataFrame) -> go.Figure:
         fig.update_yaxes(
             title_text=f"first {HEAD} levels", type="category", autorange="reversed", row=1, col=i
         )
-    fig.update_layout(
-        coloraxis={
-            "colorscale": SLOW_TO_FAST,
-            "colorbar": {
-                "title": {"text": "speedup", "font": {"color": MUTED}}, "thickness": 12,
-                "tickfont": {"color": INK}, "outlinewidth": 0,
-            },
-        },
-        margin_r=70,
-    )  # fmt: skip
-    fig.update_xaxes(showgrid=False)
-    fig.update_yaxes(showgrid=False)
-    return fig
+    return scaled(fig, SLOW_TO_FAST, "speedup")
 
 
 class _Panel(NamedTuple):

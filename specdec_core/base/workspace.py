@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from specdec_core.base.errors import UserError
@@ -27,6 +30,21 @@ def workspace() -> Path:
         reason = error.strerror or error
         raise UserError(f"cannot use {folder} as the workspace (SPECDEC_HOME): {reason}") from None
     return folder.resolve()
+
+
+@contextmanager
+def scratch_workspace() -> Iterator[Path]:
+    """Another workspace for as long as the block lasts; then it is gone."""
+    before = os.environ.get("SPECDEC_HOME")
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["SPECDEC_HOME"] = home
+        try:
+            yield Path(home)
+        finally:
+            if before is None:
+                del os.environ["SPECDEC_HOME"]
+            else:
+                os.environ["SPECDEC_HOME"] = before
 
 
 def _uploaded(folder: Path) -> bool:

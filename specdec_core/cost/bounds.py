@@ -16,7 +16,8 @@ from numpy.typing import ArrayLike
 def expected_acceptance(p: ArrayLike, q: ArrayLike) -> np.ndarray:
     """Eq. 1: β = Σ min(p, q), the chance that a token drawn from q is accepted, over the last
     axis."""
-    return np.minimum(p, q).sum(axis=-1)
+    overlap: np.ndarray = np.minimum(p, q).sum(axis=-1)
+    return overlap
 
 
 def entropy(q: ArrayLike) -> np.ndarray:
@@ -29,12 +30,15 @@ def cross_entropy(q: ArrayLike, p: ArrayLike) -> np.ndarray:
     q, p = np.broadcast_arrays(np.asarray(q, dtype=float), np.asarray(p, dtype=float))
     with np.errstate(divide="ignore"):
         log_p = np.log(p)
-    return -np.multiply(q, log_p, out=np.zeros_like(q), where=q > 0).sum(axis=-1)
+    found: np.ndarray = -np.multiply(q, log_p, out=np.zeros_like(q), where=q > 0).sum(axis=-1)
+    return found
 
 
 def divergence(entropy: ArrayLike, cross_entropy: ArrayLike) -> np.ndarray:
     """KL(q‖p) from H_q and H_{q,p}, which rounding may bring below 0."""
-    return np.maximum(np.asarray(cross_entropy, dtype=float) - np.asarray(entropy, dtype=float), 0)
+    apart = np.asarray(cross_entropy, dtype=float) - np.asarray(entropy, dtype=float)
+    found: np.ndarray = np.maximum(apart, 0)
+    return found
 
 
 def oracle_bound(entropy: ArrayLike, cross_entropy: ArrayLike) -> np.ndarray:
@@ -50,7 +54,8 @@ def bretagnolle_huber_bound(entropy: ArrayLike, cross_entropy: ArrayLike) -> np.
     Cauchy-Schwarz (Σ sqrt(p q))² = (Σ sqrt(max · min))² ≤ (1 + δ)(1 - δ) = 1 - δ², and by Jensen
     Σ sqrt(p q) = Σ q sqrt(p/q) ≥ exp(-KL/2). Hence δ² ≤ 1 - exp(-KL).
     """
-    return 1 - np.sqrt(-np.expm1(-divergence(entropy, cross_entropy)))
+    bound: np.ndarray = 1 - np.sqrt(-np.expm1(-divergence(entropy, cross_entropy)))
+    return bound
 
 
 def entropy_ratio(entropy: ArrayLike, cross_entropy: ArrayLike) -> np.ndarray:
@@ -63,7 +68,9 @@ def entropy_ratio(entropy: ArrayLike, cross_entropy: ArrayLike) -> np.ndarray:
 
 def ratio_bound(entropy: ArrayLike, ratio: ArrayLike) -> np.ndarray:
     """Eq. 5: β ≥ 1 - sqrt(½ (γ - 1) H_q)."""
-    return 1 - np.sqrt(np.maximum(np.subtract(ratio, 1), 0) * np.asarray(entropy, dtype=float) / 2)
+    excess = np.maximum(np.subtract(ratio, 1), 0)
+    bound: np.ndarray = 1 - np.sqrt(excess * np.asarray(entropy, dtype=float) / 2)
+    return bound
 
 
 def approximation_bound(entropy: ArrayLike, c: float) -> np.ndarray:
@@ -110,13 +117,16 @@ class RatioFit:
         """Probability density of γ."""
         from scipy import stats
 
-        return stats.gamma.pdf(ratio, self.shape, loc=1, scale=1 / self.rate)
+        density: np.ndarray = stats.gamma.pdf(ratio, self.shape, loc=1, scale=1 / self.rate)
+        return density
 
     def reliability(self, c: ArrayLike) -> np.ndarray:
         """Eq. 9: P(γ ≤ 2c + 1), how often the approximation bound is one."""
         from scipy import stats
 
-        return stats.gamma.cdf(2 * np.asarray(c, dtype=float), self.shape, scale=1 / self.rate)
+        excess = 2 * np.asarray(c, dtype=float)
+        share: np.ndarray = stats.gamma.cdf(excess, self.shape, scale=1 / self.rate)
+        return share
 
     def constant(self, reliability: float) -> float:
         """The smallest c, and so the tightest bound, that is one with probability

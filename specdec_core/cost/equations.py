@@ -92,4 +92,4 @@ def regress_forward_times(runs: Iterable[tuple[int, int, float]]) -> ForwardTime
     if np.linalg.matrix_rank(passes) < passes.any(axis=0).sum() or not passes.any():
         raise ValueError("runs too alike to tell the draft's time from the target's")
     times = nonnegative_least_squares(passes, seconds)
-    return ForwardTimes(*times, r2=r_squared(seconds, passes @ np.array(times)))
+    return ForwardTimes(times[0], times[1], r_squared(seconds, passes @ np.array(times)))

@@ -28,7 +28,7 @@ def nonnegative_least_squares(columns: np.ndarray, values: np.ndarray) -> list[f
             if (found >= 0).all() and residual < least - tolerance:
                 best, least = np.zeros(count), residual
                 best[subset] = found
-    return (best / scale).tolist()
+    return list(map(float, best / scale))
 
 
 def r_squared(values: np.ndarray, predicted: np.ndarray) -> float:

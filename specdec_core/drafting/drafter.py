@@ -149,7 +149,8 @@ class Resources:
 
     def build(self, settings: DrafterSettings) -> Drafter:
         """The drafter that `settings` describe."""
-        return run_time(settings)(settings, self)
+        built: Drafter = run_time(settings)(settings, self)
+        return built
 
     def lookup(self, settings: LookupSettings) -> Lookup:
         """The same where they are a lookup's."""

@@ -10,8 +10,7 @@ from torch import Tensor
 from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.drafter import SlotState
 from specdec_core.tokens.acceptance import Places
-from specdec_core.tokens.statistics import Origin
-from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 
 
 @dataclass(slots=True)

@@ -61,7 +61,9 @@ class GuessedChain(Drafter):
 
     @classmethod
     def replayed(cls, settings: Any, recorded: RecordedResources) -> GuessedChain:
-        return type(f"Recorded{cls.__name__}", (cls, RecordedGuesses), {})(settings, recorded)
+        kind: Any = type(f"Recorded{cls.__name__}", (cls, RecordedGuesses), {})
+        built: GuessedChain = kind(settings, recorded)
+        return built
 
     def guess(self, sequence: SlotState, drafted: Sequence[int], room: int) -> TokenTree:
         """Deterministic candidates for what the draft model writes behind the text and `drafted`,
@@ -125,8 +127,9 @@ class GuessedChain(Drafter):
         choices = self.runner.choices()
         samplings = [draft.sequence.sampling for draft in active]
         probs = distributions(logits, samplings)
-        rows = [None] * len(active) if probs is None else probs
-        pairs = zip(active, guesses, choices, rows, strict=True)
+        own_probs: Sequence[Tensor | None]
+        own_probs = [None] * len(active) if probs is None else probs.unbind()
+        pairs = zip(active, guesses, choices, own_probs, strict=True)
         for draft, guess, own, q in pairs:
             self._decide(draft, guess, own, q)
         signals = self._signals(active, logits, probs)
@@ -136,7 +139,8 @@ class GuessedChain(Drafter):
     def _signals(self, active: list[_Draft], logits: Tensor, probs: Tensor | None) -> Signals:
         """What the policy may see of all new tokens, given the logits and distributions (rows,
         width, vocabulary) of the forward."""
-        slots, tokens, positions, places = [], [], [], []
+        slots, positions, places = [], [], []
+        tokens: list[int] = []
         width = logits.shape[1]
         for row, draft in enumerate(active):
             draft.before = len(tokens)
@@ -145,9 +149,10 @@ class GuessedChain(Drafter):
                 tokens.append(token)
                 positions.append(position)
                 places.append(row * width + place)
-        states = (logits, probs, self.runner.hidden)
-        flat = (None if own is None else own.flatten(0, 1) for own in states)
-        signals = Signals(slots, tokens, positions, *flat, places)
+        q, hidden = (
+            None if own is None else own.flatten(0, 1) for own in (probs, self.runner.hidden)
+        )
+        signals = Signals(slots, tokens, positions, logits.flatten(0, 1), q, hidden, places)
         signals.fetch(self.policy.reads)
         return signals
 
@@ -165,10 +170,11 @@ class GuessedChain(Drafter):
         verdict = rule.verify(guess, decided, q, random)
         read = self.runner.lengths[slot] - len(guess)
         self.runner.keep(slot, read, verdict.path)
+        assert verdict.token is not None  # the draft model has read the whole guess
         tokens = [*(guess.tokens[node] for node in verdict.path), verdict.token]
         drawn = [0, *(node + 1 for node in verdict.path)]
         draft.new = [
-            (token, first + place, q[place] if rule.carries_q else None)
+            (token, first + place, None if q is None or not rule.carries_q else q[place])
             for token, place in zip(tokens, drawn, strict=True)
         ]
         chain.draft_forwards += 1

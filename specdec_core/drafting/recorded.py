@@ -79,11 +79,13 @@ class RecordedResources(Resources):
     start: Callable[[SlotState], int] = field(kw_only=True)  # where the round to come begins
 
     def build(self, settings: DrafterSettings) -> Drafter:
-        return run_time(settings).replayed(settings, self)
+        built: Drafter = run_time(settings).replayed(settings, self)
+        return built
 
     def policy(self, draft: str | None, settings: PolicySettings) -> LengthPolicy:
         heads = (self.load_head(draft, head) for head in settings.heads)
-        return run_time(settings).replayed(settings, *heads)
+        built: LengthPolicy = run_time(settings).replayed(settings, *heads)
+        return built
 
 
 class PolicyChains:

@@ -26,8 +26,8 @@ from specdec_core.models.runner import ModelRunner
 from specdec_core.tokens.acceptance import Places, rule_of
 from specdec_core.tokens.detokenising import StreamDecoder
 from specdec_core.tokens.sampling import RandomStream, distributions
-from specdec_core.tokens.statistics import Generation, Origin, Round
-from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.tokens.statistics import FinishReason, Generation, Round
+from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 from specdec_core.tokens.topology import below_text
 from specdec_core.tokens.verification import Verdict, longest
 
@@ -178,13 +178,14 @@ class Engine:
             self.drafter.arrived([slot.sequence for slot in active], trees)
         samplings = [slot.sequence.sampling for slot in active]
         probs = distributions(logits, samplings)
-        probs = [None] * len(active) if probs is None else probs
+        by_slot: Sequence[Tensor | None]
+        by_slot = [None] * len(active) if probs is None else probs.unbind()
         verify = perf_counter() - verified
         chunks = []
         for n, (slot, tree) in enumerate(zip(active, trees, strict=True)):
             began = perf_counter()
-            verdict = self._verify(slot.sequence, tree, choices[n], probs[n])
-            starts = self._starts(slot.sequence, verdict, logits[n], probs[n])
+            verdict = self._verify(slot.sequence, tree, choices[n], by_slot[n])
+            starts = self._starts(slot.sequence, verdict, logits[n], by_slot[n])
             verify += perf_counter() - began
             outcome = Outcome(tree, verdict.path, choices[n], verified - start)
             chunks.append(self._commit(slot, tree, verdict, starts, outcome, texts))
@@ -332,8 +333,9 @@ class Engine:
         """The tokens that the target draws behind the accepted path, without replacement, to begin
         the next tree with; none unless the drafter asks for them."""
         wanted = self.drafter.target_width if self.drafter is not None else 0
-        if wanted <= 1:
-            return [verdict.token] * wanted
+        token = verdict.token
+        if wanted <= 1 or token is None:
+            return [] if token is None else [token] * wanted
         end = verdict.path[-1] + 1 if verdict.path else 0
         at = Places(
             [sequence.sampling],
@@ -343,7 +345,7 @@ class Engine:
             lambda: logits[end : end + 1].argmax(dim=-1),
         )
         at.probs = None if probs is None else probs[end : end + 1]
-        return [verdict.token, *rule_of(sequence.sampling).others(verdict, at, wanted - 1)]
+        return [token, *rule_of(sequence.sampling).others(verdict, at, wanted - 1)]
 
     def _commit(
         self,
@@ -400,10 +402,10 @@ class Engine:
 
     def _cut(
         self, slot: _Active, tokens: list[int], texts: bool
-    ) -> tuple[list[int], str, str | None]:
+    ) -> tuple[list[int], str, FinishReason | None]:
         """`tokens` up to the end of the request, their text, and why the request ends, if so."""
         request, decoder = slot.request, slot.decoder
-        reason = None
+        reason: FinishReason | None = None
         if not request.ignore_eos:
             ends = (i for i, token in enumerate(tokens) if token in self.pair.eos_token_ids)
             if (end := next(ends, None)) is not None:
@@ -419,7 +421,7 @@ class Engine:
         return tokens, text if reason is None else text + decoder.finish(), reason
 
     @staticmethod
-    def _finish(slot: _Active, reason: str) -> Generation:
+    def _finish(slot: _Active, reason: FinishReason) -> Generation:
         return Generation(
             request_id=slot.request.id,
             prompt_tokens=len(slot.request.tokens),

@@ -65,7 +65,8 @@ def auc(scores: torch.Tensor, positive: torch.Tensor) -> float:
     _, group, size = torch.unique(scores, return_inverse=True, return_counts=True)
     # Tied scores share the mean of the ranks (from 1) that they span.
     rank = size.cumsum(0) - (size - 1) / 2
-    above = rank[group][positive].double().sum().item() - positives * (positives + 1) / 2
+    ranks = float(rank[group][positive].double().sum())
+    above = ranks - positives * (positives + 1) / 2
     return above / (positives * negatives)
 
 

@@ -38,8 +38,11 @@ class Window:
 class SlotLayer(CacheLayerMixin):
     """One layer's keys and values, (slots, heads, positions, head size) each."""
 
+    keys: Tensor
+    values: Tensor
+
     def __init__(self, cache: SlotCache) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers' own
         self.cache = cache
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -66,8 +69,8 @@ class SlotLayer(CacheLayerMixin):
         else:
             rows, positions = window.index(store.device)
             store[rows, :, positions] = states.transpose(1, 2).to(store.dtype)
-        rows = window.row_slice if window.row_slice is not None else window.rows
-        return store[rows, :, : window.end]
+        own = window.row_slice if window.row_slice is not None else window.rows
+        return store[own, :, : window.end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.cache.window.end, 0
@@ -97,15 +100,16 @@ class SlotCache(Cache):
         self.window = Window(rows, [self.lengths[row] for row in rows], width)
         return self.window
 
-    def _held(self) -> list[SlotLayer]:
+    def held(self) -> list[SlotLayer]:
         """The layers that this process runs; others of the model may be elsewhere."""
-        return [layer for layer in self.layers if layer.is_initialized]
+        held = (layer for layer in self.layers if isinstance(layer, SlotLayer))
+        return [layer for layer in held if layer.is_initialized]
 
     @torch.inference_mode()
     def fork(self, row: int, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Make each of `rows` a copy of the first so many tokens of `row`."""
         longest = max(lengths)
-        for layer in self._held():
+        for layer in self.held():
             for store in (layer.keys, layer.values):
                 store[list(rows), :, :longest] = store[row, :, :longest]
         for other, length in zip(rows, lengths, strict=True):
@@ -117,7 +121,7 @@ class SlotCache(Cache):
         (increasing), in this order, and make them the row's end. No recomputation."""
         settled = next((n for n, place in enumerate(kept) if place != n), len(kept))
         if settled < len(kept):
-            held = self._held()
+            held = self.held()
             source = torch.tensor(kept[settled:], device=held[0].keys.device) + start
             end = start + len(kept)
             for layer in held:

@@ -27,7 +27,7 @@ class PackedLinear(nn.Module):
         self._bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
-        product = torch.ops.mkldnn._linear_pointwise(
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(
             x.reshape(-1, self.in_features), self._packed, self._bias, "none", [], ""
         )
         return product.view(*x.shape[:-1], self.out_features)

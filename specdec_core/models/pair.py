@@ -114,7 +114,8 @@ def _from_pretrained(factory: Any, name: str, what: str, **options: Any) -> Any:
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of one model."""
-    return _from_pretrained(AutoTokenizer, name, "tokenizer")
+    tokenizer: PreTrainedTokenizerBase = _from_pretrained(AutoTokenizer, name, "tokenizer")
+    return tokenizer
 
 
 def check_pair(spec: PairSpec) -> PreTrainedTokenizerBase:
@@ -163,16 +164,17 @@ def load_skeleton(name: str) -> PreTrainedModel:
     It is on the device `meta` and cannot be run."""
     config = _from_pretrained(AutoConfig, name, "configuration")
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     model.generation_config = read_generation_settings(_location(name))
-    return model.eval()
+    model.eval()
+    return model
 
 
 def _load_model(name: str, dtype: str, runner: RunnerSettings) -> PreTrainedModel:
     transformers_logging.disable_progress_bar()
     kind = dtype if dtype == "auto" else getattr(torch, dtype)
-    model = _from_pretrained(AutoModelForCausalLM, name, "weights", dtype=kind)
-    model = model.to(runner.device).eval()
+    loaded = _from_pretrained(AutoModelForCausalLM, name, "weights", dtype=kind)
+    model: PreTrainedModel = loaded.to(runner.device).eval()
     # A compiled graph has its own packed weights, and is not made from these.
     if runner.pack and not runner.compile and model.device.type == "cpu":
         pack_linear_layers(model)

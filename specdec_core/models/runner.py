@@ -13,7 +13,7 @@ from time import perf_counter
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from specdec_core.base.errors import UserError
@@ -27,7 +27,7 @@ PREFILL_CHUNK = 512
 _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 
 
-def check_supported(config: object, name: str) -> None:
+def check_supported(config: PreTrainedConfig, name: str) -> None:
     """Refuse, in one line, a model that the slot cache cannot serve exactly."""
     config = config.get_text_config(decoder=True)
     if getattr(config, "is_encoder_decoder", False):
@@ -47,7 +47,7 @@ def check_supported(config: object, name: str) -> None:
         )
 
 
-def context_length(config: object) -> int | None:
+def context_length(config: PreTrainedConfig) -> int | None:
     """Positions the model can tell apart, where its configuration says."""
     return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
 
@@ -89,7 +89,7 @@ class ModelRunner:
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
         self._prefill_chunk = PREFILL_CHUNK
         self.hidden: Tensor | None = None
-        self._logits: Tensor | None = None
+        self._logits: Tensor  # of the last forward
         self.seconds = 0.0  # spent in forwards so far; on a GPU, in starting them
         self.lazy = False  # a draft that reads a text only when asked what follows it
         self._watch: RemovableHandle | None = None
@@ -154,7 +154,7 @@ class ModelRunner:
 
     def choices(self) -> list[list[int]]:
         """The same on the host. Waits for the device."""
-        return self.chosen.tolist()
+        return list(self.chosen.tolist())
 
     @torch.inference_mode()
     def prefill(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
@@ -200,15 +200,15 @@ class ModelRunner:
         begin = [at - first for at, first in zip(window.offsets, slices.first, strict=True)]
         starts = torch.tensor(begin)[:, None]
         positions = (starts + slices.depths).to(self.device)
-        output = self.model(
+        found: Tensor = self.model(
             input_ids=ids.to(self.device),
             position_ids=positions.clamp(max=self._last_position),
             attention_mask=self._masks(slices, starts.to(self.device)),
             past_key_values=self.cache,
             use_cache=True,
             **({} if logits else self._last_only),
-        )
-        return output.logits
+        ).logits
+        return found
 
     def _masks(self, slices: Slices, starts: Tensor) -> Tensor | dict[str, Tensor]:
         """Additive masks (rows, 1, width, end), by kind of layer where there are several: a query

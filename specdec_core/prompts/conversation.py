@@ -42,7 +42,7 @@ class Conversation:
 
     def answer(self, tokens: Sequence[int]) -> str:
         """What was written, as Spec-Bench keeps it: without special tokens and outer blanks."""
-        return self.tokenizer.decode(list(tokens), skip_special_tokens=True).strip()
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
 
     def check(self, max_new_tokens: int, max_length: int) -> None:
         """Raises :class:`UserError` unless every turn fits, however long the answers."""

@@ -127,11 +127,11 @@ def _read_bundled(source: str, tokenizer: Any) -> Iterator[Prompt]:
         raise UserError(f"{source}: no such bundled prompts; there are {known}")
     if tokenizer is None:
         raise ValueError("the bundled prompts are cut to tokens: pass the pair's tokenizer")
-    from specdec_core.prompts.stdlib import resolve_prompts, training_prompts
+    from specdec_core.prompts.stdlib import SPLITS, resolve_prompts, training_prompts
 
-    split = source.removeprefix("bundled:")
-    if split == "train":
+    if source == "bundled:train":
         return (Prompt(id, text) for id, text in training_prompts(tokenizer))
+    [split] = (split for split in SPLITS if source == f"bundled:{split}")
     skipped: list[str] = []
     resolved = resolve_prompts(split, tokenizer, skipped=skipped)
     if skipped:

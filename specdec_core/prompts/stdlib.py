@@ -14,11 +14,12 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from specdec_core.base.errors import UserError
 
 Split = Literal["held_out", "seen"]
+SPLITS: tuple[Split, ...] = get_args(Split)
 
 END_OF_TEXT = "<|endoftext|>"
 PROMPTS_FILE = Path(__file__).parents[1] / "bundled" / "prompts.json"
@@ -130,7 +131,7 @@ def _last_line(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> i
     first = node.body[0]
     if ast.get_docstring(node, clean=False) is not None:
         return first.end_lineno or first.lineno
-    decorated = getattr(first, "decorator_list", [])
+    decorated: list[ast.expr] = getattr(first, "decorator_list", [])
     return max(min([first.lineno, *(item.lineno for item in decorated)]) - 1, node.lineno)
 
 
@@ -168,7 +169,7 @@ def text_up_to_anchor(module: str, anchor: str) -> str:
 
 def _last_tokens(tokenizer: Any, text: str, count: int) -> str:
     ids = tokenizer(text[-count * 24 :], verbose=False)["input_ids"]
-    return tokenizer.decode(ids[-count:], skip_special_tokens=False)
+    return str(tokenizer.decode(ids[-count:], skip_special_tokens=False))
 
 
 def resolve(reference: PromptReference, tokenizer: Any) -> str:

@@ -23,6 +23,13 @@ def finished(folder: Path) -> bool:
     return (folder / FINISHED).exists()
 
 
+def open_named(name: str, home: Path) -> Recording:
+    """The recording in the folder `name`, or of that name in the workspace `home`. Raises
+    :class:`UserError` where there is none."""
+    folder, named = Path(name).expanduser(), home / "traces" / name
+    return Recording.open(named if not folder.exists() and named.exists() else folder)
+
+
 def find_recording(
     root: Path,
     fingerprints: Mapping[str, str],

@@ -84,7 +84,7 @@ class Recorder:
             chunks = list(_forced(runner, prompt, output))
             q = self._distributions(torch.cat([logits for logits, _ in chunks]))
             q = q[:, : self.target.vocab_size]
-            hidden = torch.cat([states for _, states in chunks])
+            hidden = torch.cat([states for _, states in chunks if states is not None])
             drafted = choice(q, range(len(output)))
             compared = _compare(p, q, drafted, output)
             rows.add(range(len(output)), 0, drafted, q, hidden, compared)
@@ -129,6 +129,7 @@ class Recorder:
             step = 1
             while active:
                 logits = runner.forward(list(active), list(active.values()))[:, -1]
+                assert runner.hidden is not None  # it is watched
                 hidden = runner.hidden[:, -1]
                 q = self._distributions(logits)[:, : self.target.vocab_size]
                 tokens = choice(q, [batch[slot - 1][0] + step for slot in active])
@@ -140,8 +141,8 @@ class Recorder:
                         active[slot] = [token]
                 step += 1
             for (t, _, _), steps in zip(batch, found, strict=True):
-                tokens, q, hidden = zip(*steps, strict=True)
-                rows.add([t] * len(steps), 1, tokens, torch.stack(q), torch.stack(hidden), None)
+                own, qs, states = zip(*steps, strict=True)
+                rows.add([t] * len(steps), 1, own, torch.stack(qs), torch.stack(states), None)
 
     def _examples(
         self,
@@ -166,7 +167,8 @@ class Recorder:
         from_draft = np.array([stream.random() >= self.header.mixing for _ in output])
         mixed = np.where(from_draft, drafted, output).tolist()
         # The state of a token is there once it was fed: one position behind what it was drawn from.
-        states = [hidden for _, hidden in _forced(runner, list(request.tokens), [*mixed, 0])]
+        forced = _forced(runner, list(request.tokens), [*mixed, 0])
+        states = [hidden for _, hidden in forced if hidden is not None]
         values = {
             "prompt": np.full(len(output), number),
             "position": np.arange(len(output)),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 
@@ -97,7 +98,8 @@ class Replay:
                 f"{self.recording.folder}: cannot replay {configuration.label}: {reason}"
             )
         if (drafter := configuration.drafter) is not None:
-            rounds = run_time(drafter).replayed_at_once(drafter, self._resources(_Place()))
+            resources = self._resources(_Place())
+            rounds: ReplayedRounds | None = run_time(drafter).replayed_at_once(drafter, resources)
             if rounds is not None:
                 return rounds
         return self._decode(configuration)
@@ -181,7 +183,8 @@ class Replay:
 
     def _clock(self, configuration: Configuration) -> Callable[[TokenTree], float]:
         """What drafting and verifying a tree takes by the profile; nothing without one."""
-        if self.profile is None or configuration.drafter is None:
+        profile = self.profile
+        if profile is None or configuration.drafter is None:
             return lambda tree: 0.0
         under: dict[int | None, tuple[Configuration, Profile]] = {}
         context = self.recording.prompts.context
@@ -189,8 +192,8 @@ class Replay:
         def seconds(tree: TokenTree) -> float:
             if tree.arm not in under:
                 own = configuration.by(tree.arm)
-                under[tree.arm] = own, self.profile.under(own)
-            own, profile = under[tree.arm]
+                under[tree.arm] = own, profile.under(own)
+            own, cost = under[tree.arm]
             counts = Counts(
                 requests=1,
                 n=1,
@@ -202,7 +205,7 @@ class Replay:
                 n_target_tokens=1,
                 n_draft_tokens=tree.draft_tokens,
             )
-            return profile.estimate_seconds(counts, own.draft, context)
+            return cost.estimate_seconds(counts, own.draft, context)
 
         return seconds
 
@@ -216,5 +219,5 @@ def _outcome(tree: TokenTree, path: list[int], rest: list[int], seconds: float) 
     return Outcome(tree, path, choices, seconds)
 
 
-def _no_model(*_: object) -> None:
+def _no_model(*_: object) -> NoReturn:
     raise UserError("this drafter needs a draft model that replay does not run")

@@ -91,5 +91,6 @@ class Rounds:
         self.rows.append((prompt, position, drafted, accepted, generated, *[drafted] * 3, NO_ARM))
 
     def done(self, ids: list[str], state: dict[str, Any] | None = None) -> ReplayedRounds:
-        columns = np.array(self.rows, dtype=np.int64).reshape(-1, len(fields(ReplayedRounds)) - 2)
-        return ReplayedRounds(*columns.T, ids=ids, state=state)
+        names = [f.name for f in fields(ReplayedRounds)][:-2]
+        columns = np.array(self.rows, dtype=np.int64).reshape(-1, len(names)).T
+        return ReplayedRounds(**dict(zip(names, columns, strict=True)), ids=ids, state=state)

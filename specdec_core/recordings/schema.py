@@ -130,7 +130,7 @@ def write_shard(shard: Shard, folder: Path, number: int) -> None:
 
 
 def _is_float(kind: pa.DataType) -> bool:
-    return pa.types.is_floating(getattr(kind, "value_type", kind))
+    return bool(pa.types.is_floating(getattr(kind, "value_type", kind)))
 
 
 def shards(folder: Path) -> list[int]:
@@ -294,7 +294,7 @@ class Trace:
     def agrees(self) -> np.ndarray:
         """Whether the draft's token is the target's, along the trajectories (T,)."""
         rows = self.trajectory
-        return self.draft_token[rows] == self.target_token[rows]
+        return np.asarray(self.draft_token[rows] == self.target_token[rows])
 
 
 def _numpy(column: pa.ChunkedArray) -> Any:

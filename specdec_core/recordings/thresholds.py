@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from annotated_types import Le
@@ -40,13 +41,10 @@ class BestThreshold:
     """What a search found."""
 
     policy: PolicySettings  # with the best threshold
+    threshold: float
     cost: float
     counts: Counts
     curve: list[tuple[float, float]]  # all thresholds that were tried, rising, and their costs
-
-    @property
-    def threshold(self) -> float:
-        return self.policy.threshold
 
 
 def best_threshold(
@@ -92,7 +90,7 @@ def best_threshold(
         low, high = order[max(at - 1, 0)], order[min(at + 1, len(order) - 1)]
     least, found, counts = tried[order[at]]
     curve = [(float(edges[index]), tried[index][0]) for index in order]
-    return BestThreshold(found, least, counts, curve)
+    return BestThreshold(found, float(edges[order[at]]), least, counts, curve)
 
 
 def distinct_thresholds(
@@ -111,5 +109,5 @@ def distinct_thresholds(
     between = (values[1:] + values[:-1]) / 2
     edges = rule.thresholds(np.array([0.0, *between, values.max(initial=0.0) + 1]))
     limits = type(policy).model_fields["threshold"].metadata
-    most = next((limit.le for limit in limits if isinstance(limit, Le)), np.inf)
+    most: Any = next((limit.le for limit in limits if isinstance(limit, Le)), np.inf)
     return np.sort(np.clip(edges, 0, most))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specdec_core.base.errors import UserError
 from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome, Rule
+from specdec_core.drafting.policies.signals import Signals
 from specdec_core.drafting.recorded import Drafts
 from specdec_core.recordings.rounds import NO_ARM, ReplayedRounds, Rounds
 from specdec_core.recordings.schema import Trace
@@ -42,7 +43,7 @@ class Track:
         ends = np.arange(len(self.left)) + self.left
         stops = np.where(~self.trace.agrees, np.arange(len(ends)), len(ends))
         following = np.minimum.accumulate(stops[::-1])[::-1]
-        return np.minimum(following, ends) - np.arange(len(ends))
+        return np.asarray(np.minimum(following, ends) - np.arange(len(ends)))
 
     @cached_property
     def ranks(self) -> np.ndarray:
@@ -85,13 +86,13 @@ class Track:
         beyond = np.minimum(beyond, count[differs][:, None] - 1)
         found = np.where(beyond >= 0, begin[differs][:, None] + beyond, rows[differs][:, None])
         path = rows[np.minimum(starts[:, None] + j, differs[:, None])]
-        return np.where(on_path, path, found)
+        return np.asarray(np.where(on_path, path, found))
 
     @cached_property
     def room(self) -> np.ndarray:
         """Candidates that may follow each other in a round from each start (T,): the target adds a
         token of its own."""
-        return self.header.max_new_tokens - self.position - 1
+        return np.asarray(self.header.max_new_tokens - self.position - 1)
 
     @cached_property
     def bound(self) -> np.ndarray:
@@ -99,17 +100,17 @@ class Track:
         within its room."""
         ends = np.isin(self.trace.draft_token, self.header.eos_token_ids)[self.windows]
         stops = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, self.header.max_draft)
-        return np.minimum(self.room, stops)
+        return np.asarray(np.minimum(self.room, stops))
 
     @cached_property
     def bounds(self) -> list[int]:
         """The same."""
-        return self.bound.tolist()
+        return list(self.bound.tolist())
 
     @cached_property
     def targets(self) -> list[int]:
         """The target's tokens (T,)."""
-        return self.trace.target_token[self.trace.trajectory].tolist()
+        return list(self.trace.target_token[self.trace.trajectory].tolist())
 
     def chain(self, start: int, length: int) -> list[int]:
         """The first tokens of the chain from a start."""
@@ -117,7 +118,7 @@ class Track:
 
     @cached_property
     def _tokens(self) -> list[int]:
-        return self.trace.draft_token.tolist()
+        return list(self.trace.draft_token.tolist())
 
     # Chains, by length policy
 
@@ -127,13 +128,13 @@ class Track:
         if rule.min_tokens > 1:
             stops[:, : rule.min_tokens - 1] = False
         first = np.where(stops.any(axis=1), stops.argmax(axis=1) + 1, self.header.max_draft)
-        return np.minimum(first, rule.settings.max_tokens)
+        return np.asarray(np.minimum(first, rule.settings.max_tokens))
 
     def values(self, rule: Rule) -> np.ndarray:
         """The value of every recorded candidate (R,) in double precision."""
         key = _key(rule)
         if key not in self._values:
-            everything = RecordedSignals(self.trace, np.arange(len(self.trace)))
+            everything = RecordedSignals(self.trace)
             self._values[key] = np.asarray(rule.values(everything), dtype=np.float64)
         return self._values[key]
 
@@ -174,7 +175,7 @@ class Track:
 
     @cached_property
     def _window_lists(self) -> list[list[int]]:
-        return self.windows.tolist()
+        return list(self.windows.tolist())
 
     @cached_property
     def _candidates(self) -> list[Candidate]:
@@ -253,42 +254,28 @@ def _key(rule: Rule) -> str:
     return " ".join([type(rule).__name__, *rule.settings.heads])
 
 
-class Candidate:
+class Candidate(Signals):
     """One recorded candidate as the signals of a single slot, 0."""
-
-    __slots__ = ("entropy", "positions", "probability", "slots", "tokens", "top_probability")
 
     def __init__(self, token: int, top: float, probability: float, entropy: float) -> None:
         self.slots, self.tokens, self.positions = (0,), (token,), (1,)
-        self.top_probability, self.probability = (top,), (probability,)
-        self.entropy = (entropy,)
+        self.top_probability, self.probability = [top], [probability]
+        self.entropy = [entropy]
 
 
-class RecordedSignals:
-    """Rows of a trace as the signals that a rule reads."""
+class RecordedSignals(Signals):
+    """The candidates of a trace as the signals that a rule reads."""
 
-    def __init__(self, trace: Trace, rows: np.ndarray) -> None:
-        self.trace, self.rows = trace, rows
-        self.slots = self.tokens = rows
-
-    @property
-    def top_probability(self) -> np.ndarray:
-        return self.trace.top_probability[self.rows]
-
-    @property
-    def probability(self) -> np.ndarray:
-        return self.trace.probability[self.rows]
-
-    @property
-    def entropy(self) -> np.ndarray:
-        return self.trace.entropy[self.rows]
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.slots = self.tokens = range(len(trace))
 
     def measure(self, name: str) -> Tensor:
-        return torch.from_numpy(getattr(self, name))
+        return torch.from_numpy(getattr(self.trace, name))
 
-    @property
+    @cached_property
     def hidden(self) -> Tensor:
-        return torch.from_numpy(self.trace.hidden[self.rows])
+        return torch.from_numpy(self.trace.hidden)
 
     def top_probabilities(self, k: int) -> Tensor:
         recorded = self.trace.header.top_k
@@ -296,4 +283,4 @@ class RecordedSignals:
             raise UserError(
                 f"the head reads the {k} largest probabilities, the recording has {recorded}"
             )
-        return torch.from_numpy(self.trace.top_probs[self.rows][:, :k].copy())
+        return torch.from_numpy(self.trace.top_probs[:, :k].copy())

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pandas as pd
 import yaml
@@ -38,7 +38,7 @@ class SweepFolder:
     path: Path
 
     @classmethod
-    def claim(cls, root: Path, name: str, digest: str, fresh: bool = False) -> SweepFolder:
+    def claim(cls, root: Path, name: str, digest: str, fresh: bool = False) -> Self:
         """The folder to sweep in: an unfinished one of this digest goes on, unless `fresh`; a
         finished one is left as it is and `<name>-2`, `<name>-3`, … is next.
 

@@ -12,8 +12,8 @@ from specdec_core.config import Configuration, PairSpec
 from specdec_core.cost import Profile
 from specdec_core.drafting.heads.loaded import LoadedHead
 from specdec_core.drafting.heads.storage import load_head
-from specdec_core.models.pair import TARGET
-from specdec_core.recordings.find import find_recording, finished
+from specdec_core.models.fingerprints import TARGET
+from specdec_core.recordings.find import find_recording, finished, open_named
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.plan import ResolvedPlan
@@ -50,8 +50,7 @@ def asked_recording(plan: ResolvedPlan, home: Path, prompts_digest: str) -> Reco
 def find_named(name: str, home: Path) -> Recording:
     """The recording in the folder `name`, or of that name in the workspace `home`. Raises
     :class:`UserError` where there is none that can be replayed as a whole."""
-    folder, named = Path(name).expanduser(), home / "traces" / name
-    recording = Recording.open(named if not folder.exists() and named.exists() else folder)
+    recording = open_named(name, home)
     if not finished(recording.folder):
         raise UserError(f"{recording.folder}: not finished; the same `specdec record` goes on")
     if not recording.header.replayable:

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import Field, PrivateAttr
 
 from specdec_core.base.files import write_atomically
@@ -14,7 +15,7 @@ from specdec_core.config import Configuration, Document, PairSpec, distinct_labe
 from specdec_core.cost import Profile
 from specdec_core.drafting.policies.oracle import OracleSettings
 from specdec_core.prompts.prompt_sets import PromptSet
-from specdec_core.tokens.statistics import Counts
+from specdec_core.tokens.statistics import Counts, Ratio, paired_ratio
 
 METRIC = "estimated_speedup"
 NOTABLE = 50  # of thousands of replayed configurations, those that are kept in full detail
@@ -84,6 +85,14 @@ class Timing(Document):
     tokens_per_second: float
     tied_with_champion: bool = False
     differing_outputs: int = 0  # greedy outputs unequal to autoregressive (bfloat16 near-ties)
+
+    def over(self, other: Timing) -> Ratio:
+        """How many times faster it is than another one on the same prompts in the same repeats;
+        where their outputs differ in length, for the same number of tokens."""
+        lengths = np.array(other.tokens) / np.maximum(self.tokens, 1)
+        repeats = min(len(self.seconds), len(other.seconds))
+        ours, theirs = (np.array(t.seconds[:repeats]) for t in (self, other))
+        return paired_ratio(theirs, ours * lengths)
 
 
 class OraclePoint(Document):

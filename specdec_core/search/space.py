@@ -166,6 +166,7 @@ class Space:
         return parse(Configuration, filled, self.source)
 
     def grid(self) -> Iterator[Configuration]:
+        values: list[Sequence[Any]] = []
         for path, axis in self.axes.items():
             if not isinstance(axis, Choice | Trees):
                 where = ".".join(map(str, path))
@@ -173,7 +174,8 @@ class Space:
                     f"{self.source}: {where}: a grid needs a list of values; draw from a range "
                     "with method random or optuna"
                 )
-        yield from map(self.at, product(*(axis.values for axis in self.axes.values())))
+            values.append(axis.values)
+        yield from map(self.at, product(*values))
 
     def draw(self, rng: random.Random) -> Configuration:
         return self.at([axis.draw(rng) for axis in self.axes.values()])
@@ -291,4 +293,4 @@ def _axis(kind: str, value: Any, path: Path, source: str) -> Axis:
         return Integers(*value)
     if kind == "loguniform" and value[0] <= 0:
         raise UserError(f"{where}: low must be above 0 (got {value[0]!r})")
-    return Interval(*value, log=kind == "loguniform")
+    return Interval(value[0], value[1], kind == "loguniform")

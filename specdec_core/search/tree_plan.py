@@ -17,6 +17,8 @@ from itertools import chain, product
 
 import numpy as np
 
+Rates = Sequence[float] | np.ndarray
+
 
 @dataclass(frozen=True)
 class PlannedTree:
@@ -55,7 +57,7 @@ class PlannedTree:
         return "|".join(str(sum(level)) for level in self.children)
 
 
-def expected_accepted(acceptance: Sequence[float], children: Sequence[Sequence[int]]) -> float:
+def expected_accepted(acceptance: Rates, children: Sequence[Sequence[int]]) -> float:
     """The expected length of the accepted path in a tree of :class:`PlannedTree`'s form."""
     expected, reached = 0.0, [1.0]
     for level in children:
@@ -68,7 +70,7 @@ def expected_accepted(acceptance: Sequence[float], children: Sequence[Sequence[i
     return expected
 
 
-def of_branching(acceptance: Sequence[float], branching: Sequence[int]) -> PlannedTree:
+def of_branching(acceptance: Rates, branching: Sequence[int]) -> PlannedTree:
     """The tree of a k-configuration."""
     children, width = [], 1
     for count in branching:
@@ -105,7 +107,7 @@ class KConfigurations(Planner):
     most d levels, V(n, d) = max over b of A(b) (1 + V(⌊n / b⌋ - 1, d - 1)).
     """
 
-    def __init__(self, acceptance: Sequence[float], nodes: int, depth: int) -> None:
+    def __init__(self, acceptance: Rates, nodes: int, depth: int) -> None:
         self.acceptance = _rates(acceptance, nodes)
         within = np.cumsum(self.acceptance)
         self.values = np.zeros((depth + 1, nodes + 1))
@@ -134,7 +136,7 @@ class StaticTrees(Planner):
     G(r, m) = max over j of p[r] (1 + F(j - 1, d - 1)) + G(r + 1, m - j), or 0; F(n, d) = G(0, n).
     """
 
-    def __init__(self, acceptance: Sequence[float], nodes: int, depth: int) -> None:
+    def __init__(self, acceptance: Rates, nodes: int, depth: int) -> None:
         self.acceptance = _rates(acceptance, nodes)
         ranks = len(self.acceptance)
         self.values = np.zeros((depth + 1, nodes + 1))
@@ -190,7 +192,7 @@ def k_configurations(nodes: int, depth: int, most: int | None = None) -> Iterato
             yield (count, *rest)
 
 
-def _rates(acceptance: Sequence[float], nodes: int) -> np.ndarray:
+def _rates(acceptance: Rates, nodes: int) -> np.ndarray:
     rates = np.asarray(acceptance, dtype=float)[:nodes]
     if rates.ndim != 1 or not len(rates) or rates.min() < 0 or rates.sum() > 1 + 1e-9:
         raise ValueError("acceptance rates by rank are probabilities that add up to at most 1")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
@@ -16,6 +16,7 @@ import pandas as pd
 from pydantic import Field, model_validator
 
 from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
 from specdec_core.config import (
     AUTOREGRESSIVE,
     Configuration,
@@ -76,10 +77,10 @@ class ArmsPlan(Value):
         Raises :class:`UserError` where there is no such state."""
         bandits = []
         for bandit in self.bandits:
-            path = folder / state_name(bandit)
+            path, own = folder / state_name(bandit), settings_of(bandit)
             if not path.is_file():
-                raise UserError(f"{folder}: no state of {bandit.drafter.label} with these arms")
-            drafter = bandit.drafter.model_copy(update={"state": str(path.resolve())})
+                raise UserError(f"{folder}: no state of {own.label} with these arms")
+            drafter = own.model_copy(update={"state": str(path.resolve())})
             bandits.append(bandit.model_copy(update={"drafter": drafter}))
         return ArmsPlan(pair=self.pair, bandits=tuple(bandits))
 
@@ -89,7 +90,7 @@ class ArmsPlan(Value):
 
     @property
     def arms(self) -> tuple[DrafterSettings, ...]:
-        return self.bandits[0].drafter.arms
+        return settings_of(self.bandits[0]).arms
 
     @property
     def entrants(self) -> list[Entrant]:
@@ -104,9 +105,15 @@ class ArmsPlan(Value):
         ]
 
 
+def settings_of(bandit: Configuration) -> BanditSettings:
+    """The settings of a bandit of a plan, which has no others."""
+    assert isinstance(bandit.drafter, BanditSettings)
+    return bandit.drafter
+
+
 def state_name(bandit: Configuration) -> str:
     """The file of what a bandit has learned, whatever it started from."""
-    drafter = bandit.drafter.model_copy(update={"state": None})
+    drafter = settings_of(bandit).model_copy(update={"state": None})
     return f"{bandit.model_copy(update={'drafter': drafter}).id}.json"
 
 
@@ -121,7 +128,7 @@ class Entrant:
     turns: list[list[list[Round]]] = field(default_factory=list)  # the rounds of its requests
     outputs: list[list[int]] = field(default_factory=list)  # one a prompt; none in a replay
     seconds: list[list[float]] = field(default_factory=list)  # [repeat][turn]
-    state: dict | None = None  # of a bandit, behind the last prompt
+    state: dict[str, Any] | None = None  # of a bandit, behind the last prompt
     drafter: Drafter | None = None
 
     @property
@@ -193,7 +200,8 @@ class ArmComparison:
     @property
     def longest(self) -> int:
         """L, the most candidates of any arm."""
-        return max(arm.configuration.drafter.depth for arm in self.of("arm"))
+        drafters = (arm.configuration.drafter for arm in self.of("arm"))
+        return max(drafter.depth for drafter in drafters if drafter is not None)
 
     def table(self) -> pd.DataFrame:
         """One row an entrant: `kind`, `name`, `mat`, `tokens_per_second`, `speedup` over
@@ -275,7 +283,7 @@ def race(
     max_new_tokens: int,
     repeats: int = 1,
     slots: int = 1,
-    on_turn: Callable[[], None] = lambda: None,
+    observer: Observer | None = None,
 ) -> ArmComparison:
     """Everybody decodes a turn of `slots` prompts before the next turn comes, and another one
     begins each time, so that what the machine does meanwhile meets all alike. A bandit goes on
@@ -291,6 +299,8 @@ def race(
     short = [Request("warm-up", prompts[0], min(_WARM_UP_TOKENS, max_new_tokens))]
     for entrant in entrants:
         _decode(engine, entrant, short)
+    observer = observer or Observer()
+    observer.stage("decoding in turns", repeats * len(turns))
     for repeat in range(repeats):
         for entrant in entrants:
             entrant.drafter = None
@@ -303,7 +313,7 @@ def race(
                 if repeat == 0:
                     entrant.turns.append([generation.rounds for generation in generations])
                     entrant.outputs += [generation.tokens for generation in generations]
-            on_turn()
+            observer.step()
         if repeat == 0:
             for entrant in entrants:
                 entrant.state = entrant.drafter.state() if entrant.drafter else None
@@ -327,7 +337,7 @@ def replay_all(
     replay: Replay,
     plan: ArmsPlan,
     profile: Profile,
-    on_entrant: Callable[[], None] = lambda: None,
+    observer: Observer | None = None,
 ) -> ArmComparison:
     """The same from a recording, without a model: rounds are exact, their times the profile's.
     What a bandit has learned so is a state that decoding can start from.
@@ -336,6 +346,11 @@ def replay_all(
         UserError: the recording does not tell what an arm would do.
     """
     entrants = plan.entrants
+    unknown = [entrant.name for entrant in entrants if not replay.can(entrant.configuration)]
+    if unknown:
+        raise UserError(f"{replay.recording.folder}: does not tell what {unknown[0]} would do")
+    observer = observer or Observer()
+    observer.stage("replaying", len(entrants))
     for entrant in entrants:
         found = replay.run(entrant.configuration)
         frame = found.frame()
@@ -346,7 +361,7 @@ def replay_all(
         entrant.turns = [[own] for own in rounds.values()]
         entrant.seconds = [[course.spent[-1] for course in entrant.courses(timed=True)]]
         entrant.state = found.state
-        on_entrant()
+        observer.step()
     return ArmComparison(entrants, modelled=True)
 
 

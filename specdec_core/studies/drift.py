@@ -110,7 +110,7 @@ def _corrected_kl(counts: np.ndarray, target: np.ndarray) -> np.ndarray:
     share = np.where(seen, counts / n, 1.0)
     with np.errstate(divide="ignore"):
         terms = np.where(seen, share * (np.log(share) - np.log(target)), 0.0)
-    return terms.sum(axis=1) - (seen.sum(axis=1) - 1) / (2 * n[:, 0])
+    return np.asarray(terms.sum(axis=1) - (seen.sum(axis=1) - 1) / (2 * n[:, 0]))
 
 
 def _split_variation(counts: np.ndarray, target: np.ndarray, rng: np.random.Generator) -> float:
@@ -145,7 +145,7 @@ class Written:
         return _bootstrap(lambda pick: self._means(pick) - other._means(pick), len(self.tokens))
 
     def _means(self, pick: np.ndarray) -> np.ndarray:
-        return self.log_likelihood[pick].sum(axis=-1) / self.tokens[pick].sum(axis=-1)
+        return np.asarray(self.log_likelihood[pick].sum(axis=-1) / self.tokens[pick].sum(axis=-1))
 
 
 def _bootstrap(statistic: Callable[[np.ndarray], np.ndarray], prompts: int) -> Estimate:

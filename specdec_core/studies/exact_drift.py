@@ -41,7 +41,7 @@ def written_distribution(
 @torch.inference_mode()
 def _next_tokens(model: torch.nn.Module, sampling: Sampling, length: int) -> dict[Text, np.ndarray]:
     """The distribution (VOCABULARY,) behind PROMPT and every text of fewer than `length` tokens."""
-    found = {}
+    found: dict[Text, np.ndarray] = {}
     for size in range(length):
         texts = list(product(range(VOCABULARY), repeat=size))
         logits = model(torch.tensor([[*PROMPT, *text] for text in texts])).logits[:, -1]
@@ -61,7 +61,7 @@ class _Law:
         self.target, self.draft, self.length = target, draft, length
         self.width, *self.counts = drafter.branching
         self.replacement = drafter.replacement
-        self.judged = cache(self.judged)
+        self.judged = cache(self._judged)
 
     def written(self, text: Text, own: np.ndarray) -> np.ndarray:
         """The probability (VOCABULARY^missing,) of what completes `text`, where the target draws
@@ -118,13 +118,13 @@ class _Law:
             # What ends a text needs no distribution to go on from.
             return [((), self.target.get(text, np.zeros(VOCABULARY)), 1.0)]
         accepted, rejected = self.judged(text, level)
-        found = [((), left, probability) for left, probability in rejected]
+        found: list[tuple[Text, np.ndarray, float]] = [((), *own) for own in rejected]
         for token in np.flatnonzero(accepted):
             for path, left, probability in self.outcomes((*text, int(token)), level + 1, levels):
                 found.append(((int(token), *path), left, float(accepted[token]) * probability))
         return found
 
-    def judged(self, text: Text, level: int) -> tuple[np.ndarray, list[tuple[np.ndarray, float]]]:
+    def _judged(self, text: Text, level: int) -> tuple[np.ndarray, list[tuple[np.ndarray, float]]]:
         """Of the candidates behind `text`: the probability (VOCABULARY,) that each is accepted,
         and what may be left of the target's distribution when none is."""
         accepted, rejected = np.zeros(VOCABULARY), []
@@ -138,7 +138,7 @@ class _Law:
                 rest = np.maximum(left - q, 0)
                 left = rest / rest.sum() if rest.sum() > 0 else left
                 if not self.replacement:
-                    q = _without(q, token)
+                    q = _without(q, int(token))
             if probability > 0:
                 rejected.append((left, probability))
         return accepted, rejected
@@ -148,12 +148,12 @@ def _draws(
     weights: np.ndarray, count: int, replacement: bool
 ) -> list[tuple[tuple[int, ...], float]]:
     """What `count` draws in a row may be, fewer where no more are possible, and how probably."""
-    found = [((), 1.0, weights)]
+    found: list[tuple[Text, float, np.ndarray]] = [((), 1.0, weights)]
     for _ in range(count):
-        longer = []
+        longer: list[tuple[Text, float, np.ndarray]] = []
         for tokens, probability, left in found:
             for token in np.flatnonzero(left):
-                after = left if replacement else _without(left, token)
+                after = left if replacement else _without(left, int(token))
                 longer.append(((*tokens, int(token)), probability * left[token], after))
             if not left.any():
                 longer.append((tokens, probability, left))

@@ -6,13 +6,14 @@ must not depend on the context: nothing copies the cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
 from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
@@ -50,7 +51,7 @@ def measure_contexts(
     contexts: Sequence[int] = CONTEXTS,
     draft: str | None = None,
     repeats: int = 5,
-    on_step: Callable[[int, int], None] | None = None,
+    observer: Observer | None = None,
 ) -> pd.DataFrame:
     """Median seconds by `context` of forwards of one row — `target_1` and `target_8` (tokens),
     `draft` (one token) — and of whole rounds of the engine: `autoregressive_round`, and `round`
@@ -77,8 +78,10 @@ def measure_contexts(
     seconds: dict[tuple[int, str], list[float]] = {
         (c, part): [] for c in contexts for part in (*forwards, *rounds)
     }
+    observer = observer or Observer()
+    observer.stage("measuring contexts", (repeats + 1) * len(contexts))
     for repeat in range(repeats + 1):
-        for number, context in enumerate(contexts):
+        for context in contexts:
             for runner in runners.values():
                 runner.truncate(0, min(context, runner.lengths[0]))
                 fill(runner, context)
@@ -95,8 +98,7 @@ def measure_contexts(
             if repeat == 0:  # warmed up
                 for part in (*forwards, *rounds):
                     seconds[context, part].clear()
-            if on_step:
-                on_step(repeat * len(contexts) + number + 1, (repeats + 1) * len(contexts))
+            observer.step()
     table = pd.DataFrame(
         {"context": c, **{part: np.median(seconds[c, part]) for part in (*forwards, *rounds)}}
         for c in contexts
@@ -104,3 +106,21 @@ def measure_contexts(
     table["autoregressive_rest"] = table["autoregressive_round"] - table["target_1"]
     table["rest"] = table["round"] - table["target_8"] - CANDIDATES * table["draft"]
     return table
+
+
+def at_contexts(
+    pair: Pair,
+    prompts: Sequence[Sequence[int]],
+    contexts: Sequence[int] | None = None,
+    draft: str | None = None,
+    observer: Observer | None = None,
+) -> pd.DataFrame:
+    """:func:`measure_contexts` on the text of `prompts`, with as much room as `contexts` need;
+    unset, at as many of :data:`CONTEXTS` as the models hold."""
+    room = room_for(contexts or CONTEXTS)
+    runner = pair.spec.runner
+    longer = runner.model_copy(update={"max_length": max(runner.max_length, room)})
+    pair = replace(pair, spec=pair.spec.model_copy(update={"runner": longer}))
+    fitting = [context for context in CONTEXTS if room_for((context,)) <= pair.max_length]
+    text = [token for prompt in prompts for token in prompt]
+    return measure_contexts(pair, text, contexts or fitting, draft, observer=observer)

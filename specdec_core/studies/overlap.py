@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from specdec_core.config import Configuration, PairSpec, distinct_labels
+from specdec_core.config import Configuration, DrafterSettings, PairSpec, Sampling, distinct_labels
+from specdec_core.drafting.cascade.settings import CascadeSettings
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.hybrid import HybridSettings
+from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.drafting.pearl.timeline import Span
+from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.studies.time_shares import PARTS
 from specdec_core.tokens.statistics import Counts, Generation, Ratio, paired_ratio
 
@@ -82,3 +89,42 @@ class Overlap:
 
 
 ONE, TWO, PEARL = "one thread", "two threads", "draft beside target"
+
+
+def chains(
+    drafts: Iterable[str], lengths: Iterable[int], lookups: bool
+) -> Iterator[DrafterSettings]:
+    """Drafting and verifying in turns: chains of each length."""
+    for draft, length in product(drafts, lengths):
+        policy = FixedSettings(max_tokens=length)
+        chain = DraftModelSettings(draft=draft, policy=policy)
+        yield from _with_lookups(chain, CascadeSettings(draft=draft, policy=policy), lookups)
+
+
+def beside(drafts: Iterable[str], window: int, lookups: bool) -> Iterator[DrafterSettings]:
+    """Drafting while the target verifies `window` candidates at most."""
+    for draft in drafts:
+        policy = FixedSettings(max_tokens=window)
+        chain = DraftModelSettings(draft=draft, policy=policy)
+        cascade = CascadeSettings(draft=draft, policy=policy)
+        alone, sped_up = (PearlSettings(drafter=own, window=window) for own in (chain, cascade))
+        yield from _with_lookups(alone, sped_up, lookups)
+        yield PearlSettings(drafter=chain, window=window, wait=0)
+        yield PearlSettings(drafter=chain, window=window, width=4)
+
+
+def under(sampling: Sampling, drafters: Iterable[DrafterSettings]) -> Iterator[Configuration]:
+    """Each drafter with the same sampling."""
+    return (Configuration(drafter=drafter, sampling=sampling) for drafter in drafters)
+
+
+def _with_lookups(
+    chain: DrafterSettings, sped_up: DrafterSettings, lookups: bool
+) -> Iterator[DrafterSettings]:
+    """A chain by itself; and by a draft that a lookup speeds up, that one only where the target's
+    text does not repeat itself, and with what is found there as a branch."""
+    yield chain
+    if lookups:
+        yield sped_up
+        for merge in (False, True):
+            yield HybridSettings(otherwise=sped_up, merge=merge)

@@ -3,14 +3,21 @@ chosen on one set of prompts does on another."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pandas as pd
 
+from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
 from specdec_core.cost import Profile
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.schema import Recording
+from specdec_core.search.plan import load_plan
+from specdec_core.search.replaying import find_named
 from specdec_core.search.results import METRIC, ORACLE, Trial, by_estimate
 from specdec_core.tokens.statistics import Counts
 
@@ -40,6 +47,62 @@ class Compared:
             key = trial.configuration.draft, trial.configuration.family
             found.setdefault(key, []).append(trial)
         return found
+
+
+def open_recordings(names: Iterable[str], home: Path) -> dict[str, Recording]:
+    """Recordings, folders or names in the workspace `home`, by their prompts. Raises
+    :class:`UserError` unless they are different ones of the same models."""
+    found: dict[str, Recording] = {}
+    for name in names:
+        recording = find_named(name, home)
+        first = next(iter(found.values()), recording)
+        if recording.header.fingerprints != first.header.fingerprints:
+            raise UserError(f"{recording.folder} and {first.folder}: of different models")
+        if any(recording.folder.samefile(other.folder) for other in found.values()):
+            raise UserError(f"--traces {name}: it was given already")
+        label = Path(recording.header.prompts.source).stem.removeprefix("bundled:")
+        if label in found:
+            label = f"{label} {recording.folder.resolve().name[-8:]}"
+        found[label] = recording
+    return found
+
+
+def searched(search: Path, recording: Recording) -> list[Configuration]:
+    """What the sweep file `search` asks for, on what was recorded."""
+    header = recording.header
+    plan = load_plan(
+        search,
+        pair=header.pair.model_dump(),
+        sampling=header.sampling.model_dump(),
+        max_new_tokens=header.max_new_tokens,
+    )
+    if plan.configurations is None:
+        raise UserError(f"{search}: method: optuna chooses as it goes; give a grid or random")
+    return plan.configurations
+
+
+def replay_search(
+    name: str,
+    replay: Replay,
+    wanted: Sequence[Configuration],
+    profile: Profile,
+    observer: Observer | None = None,
+) -> Compared:
+    """Replay `wanted`; what the recording does not tell is left out with a warning. Raises
+    :class:`UserError` where it tells none of them."""
+    observer = observer or Observer()
+    known = [configuration for configuration in wanted if replay.can(configuration)]
+    if len(known) < len(wanted):
+        observer.warned(f"{name} does not tell {len(wanted) - len(known)} configurations")
+    if not known:
+        raise UserError(f"{replay.recording.folder}: tells none of the search's configurations")
+    observer.stage(f"replaying {name}", len(known))
+    context, trials = replay.recording.prompts.context, []
+    for configuration in known:
+        counts = replay.run(configuration).counts
+        trials.append(Trial.of(configuration, counts, profile, context, replayed=True))
+        observer.step()
+    return Compared(name, trials, profile, context)
 
 
 def best_of_families(sets: list[Compared]) -> pd.DataFrame:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PolicySettings
 from specdec_core.cost.forward import ForwardCost, Measurement
 from specdec_core.cost.profile import Profile, policy_key
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from specdec_core.models.runner import ModelRunner
 
 WIDTHS = (1, 2, 3, 5, 8, 12, 16, 24, 33)  # up to a tree of 32 candidates
+CHAIN_WIDTHS = (1, 2, 3, 5, 9, 17)  # up to a chain of 16 candidates
 CONTEXTS = (64, 256, 512)
 BATCHES = (1, 2, 4, 8, 16)
 # Tokens of a forward at most where batches are not asked for: of large ones few widths tell all.
@@ -38,7 +40,7 @@ def profile_pair(
     contexts: Sequence[int] | None = None,
     batches: Sequence[int] | None = None,
     repeats: int = 7,
-    on_step: Callable[[int, int], None] | None = None,
+    observer: Observer | None = None,
 ) -> Profile:
     """Measure forwards of every model of `pair` at every width, context and batch, fit them, and
     measure what the engine adds.
@@ -46,8 +48,8 @@ def profile_pair(
     The models take turns within a repeat, so that a change of the machine's load falls on all of
     them alike; a measurement is the median of its repeats. Contexts unset are :data:`CONTEXTS` as
     far as the pair can hold them, batches unset :data:`BATCHES`, the larger of them at the smaller
-    widths only. `on_step(done, total)` is called after every repeat. Sizes that
-    are not positive or do not fit are a :class:`UserError`.
+    widths only. A step is a repeat. Sizes that are not positive or do not fit are a
+    :class:`UserError`.
     """
     room = pair.max_length - max(widths)
     if contexts is None:
@@ -74,9 +76,12 @@ def profile_pair(
         if width * batch <= most or width == min(widths)
     ]
     measured: dict[str, list[Measurement]] = {name: [] for name in runners}
-    done, total = 0, len(set(contexts)) * (repeats + 1)
+    observer = observer or Observer()
+    observer.stage("measuring forwards", len(set(contexts)) * (repeats + 1))
     for context in sorted(set(contexts)):
-        samples = {(name, *shape): [] for name in runners for shape in shapes}
+        samples: dict[tuple[str, int, int], list[float]] = {
+            (name, *shape): [] for name in runners for shape in shapes
+        }
         for runner in runners.values():
             fill(runner, context)
         for _ in range(repeats + 1):
@@ -84,9 +89,7 @@ def profile_pair(
                 time_forward(runner, *shapes[-1])  # its weights are back in the caches
                 for shape in shapes:
                     samples[name, *shape].append(time_forward(runner, *shape))
-            done += 1
-            if on_step:
-                on_step(done, total)
+            observer.step()
         for (name, width, batch), times in samples.items():
             seconds = statistics.median(times[1:])  # the first one warmed up
             measured[name].append(
@@ -104,6 +107,11 @@ def profile_pair(
     return profile.model_copy(update=_overheads(profile, pair))
 
 
+def profile_chains(pair: Pair, batches: Sequence[int], observer: Observer | None = None) -> Profile:
+    """The profile of the widths that chains have, at the batch sizes that are asked for."""
+    return profile_pair(pair, CHAIN_WIDTHS, batches=batches, repeats=5, observer=observer)
+
+
 def measure_policies(
     pair: Pair, configurations: Iterable[Configuration], rounds: int = 60
 ) -> dict[str, float]:
@@ -118,10 +126,10 @@ def measure_policies(
 
     wanted: dict[str, tuple[str, PolicySettings]] = {}
     for configuration in configurations:
-        for draft, policy in configuration.policies:
-            if policy.decodes:
+        for draft, settings in configuration.policies:
+            if settings.decodes:
                 draft = pair.draft_name(draft)
-                wanted.setdefault(policy_key(draft, policy), (draft, policy))
+                wanted.setdefault(policy_key(draft, settings), (draft, settings))
     policies = {
         key: build_policy(settings, partial(load_pair_head, pair, draft))
         for key, (draft, settings) in wanted.items()
@@ -130,7 +138,9 @@ def measure_policies(
     for draft in {draft for draft, _ in wanted.values()}:
         runner = pair.open_runner(draft, 1)
         runner.watch_hidden(True)
-        seen[draft] = runner.forward([0], [[1]])[:, -1], runner.hidden[:, -1]
+        logits = runner.forward([0], [[1]])[:, -1]
+        assert runner.hidden is not None  # it is watched
+        seen[draft] = logits, runner.hidden[:, -1]
         runner.watch_hidden(False)
     told = PolicyOutcome(_CANDIDATES, _CANDIDATES - 1, _CANDIDATES)
     seconds: dict[str, list[float]] = {key: [] for key in policies}

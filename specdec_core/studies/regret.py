@@ -47,7 +47,7 @@ class Course:
         (outputs may differ by a near-tie) at the mean."""
         known = np.interp(tokens, self.reached, self.spent)
         beyond = np.maximum(tokens - self.reached[-1], 0)
-        return known + beyond * self.spent[-1] / max(self.reached[-1], 1)
+        return np.asarray(known + beyond * self.spent[-1] / max(self.reached[-1], 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +97,7 @@ def regret(courses: Sequence[Course], reference: Sequence[Course]) -> Regret:
 def mean_tokens(courses: Iterable[Course]) -> float:
     """μ of an arm: tokens a round of a request, from courses that count rounds."""
     courses = list(courses)
-    return sum(c.reached[-1] for c in courses) / sum(c.spent[-1] for c in courses)
+    return float(sum(c.reached[-1] for c in courses) / sum(c.spent[-1] for c in courses))
 
 
 def hardness(means: Sequence[float]) -> float:
@@ -109,7 +109,7 @@ def hardness(means: Sequence[float]) -> float:
 def ucb_bound(means: Sequence[float], longest: int, lengths: np.ndarray) -> np.ndarray:
     """The order of UCBSpec's stopping-time regret, H L² log E[len], at each of `lengths` tokens.
     The theorem leaves out the constant; here it is 1."""
-    return hardness(means) * longest**2 * np.log(np.maximum(lengths, 1))
+    return np.asarray(hardness(means) * longest**2 * np.log(np.maximum(lengths, 1)))
 
 
 def exp3_bound(arms: int, longest: int, rounds: np.ndarray) -> np.ndarray:

@@ -8,13 +8,14 @@ with enough to do would see it.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
 import numpy as np
 import pandas as pd
 
+from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration, distinct_labels
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
@@ -120,8 +121,8 @@ class Throughput:
 
     def over(self, slots: int, config_id: str, other: str) -> Ratio:
         """How many times faster a configuration is than another one at as many slots."""
-        times = (self._seconds_per_token((slots, which)) for which in (other, config_id))
-        return paired_ratio(*times)
+        theirs, own = (self._seconds_per_token((slots, which)) for which in (other, config_id))
+        return paired_ratio(theirs, own)
 
     def frame(self) -> pd.DataFrame:
         """One row a run: slots, configuration, repeat, queue, and the seconds and tokens of its
@@ -162,13 +163,15 @@ def measure_throughput(
     repeats: int = 3,
     queues: int = 2,
     new_tokens: int = 64,
-    on_run: Callable[[int, Configuration], None] = lambda slots, configuration: None,
+    observer: Observer | None = None,
 ) -> Throughput:
     """Decode the same queues autoregressively and under each of `configurations`, in turns, at each
-    number of slots. `on_run(slots, configuration)` is called before every run."""
+    number of slots."""
     wanted = {c.id: c for c in (AUTOREGRESSIVE, *configurations)}
     result = Throughput(list(wanted.values()), tuple(sorted(set(slots))))
     turn = 0
+    observer = observer or Observer()
+    observer.stage("decoding queues", len(wanted) * len(result.slots) * repeats * queues)
     for count in result.slots:
         engine = Engine(pair, slots=count)
         waiting = queues_of(prompts, count, queues, new_tokens)
@@ -181,7 +184,6 @@ def measure_throughput(
                 order = result.configurations
                 shift, turn = turn % len(order), turn + 1
                 for configuration in [*order[shift:], *order[:shift]]:
-                    on_run(count, configuration)
                     engine.configure(configuration)
                     busy, generations = decode_queue(engine, requests)
                     rows = result.runs.setdefault((count, configuration.id), [])
@@ -192,4 +194,5 @@ def measure_throughput(
                         result.generations.setdefault((count, configuration.id), []).extend(
                             generations
                         )
+                    observer.step()
     return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread, get_ident
 from time import perf_counter
@@ -50,7 +50,7 @@ def beyond_forwards(table: pd.DataFrame) -> float:
 
 
 def _total(rounds: Iterable[Round], name: str) -> float:
-    return sum(getattr(r, name) for r in rounds)
+    return float(sum(getattr(r, name) for r in rounds))
 
 
 def sample_stacks(run: Callable[[], object], interval: float = 1e-3) -> dict[Stack, float]:
@@ -86,7 +86,7 @@ def sample_stacks(run: Callable[[], object], interval: float = 1e-3) -> dict[Sta
 
 
 @contextmanager
-def _switching(interval: float) -> Iterable[None]:
+def _switching(interval: float) -> Iterator[None]:
     """Threads get their turn after `interval`. After the usual 5 ms the sampler would mostly be let
     in where native code lets go of the interpreter, and would see little else."""
     usual = sys.getswitchinterval()

@@ -32,7 +32,7 @@ def toy_pair() -> Pair:
     with torch.no_grad():
         for parameter in near.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            parameter += _NOISE * parameter.std(correction=0) * noise
+            parameter.add_(_NOISE * parameter.std(correction=0) * noise)
     words = {str(token): token for token in range(VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="0"))
     spec = PairSpec(
@@ -58,7 +58,9 @@ def _toy_model(seed: int) -> LlamaForCausalLM:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return LlamaForCausalLM(config).eval()
+        model = LlamaForCausalLM(config)
+    model.eval()
+    return model
 
 
 @torch.inference_mode()

@@ -3,13 +3,14 @@ trying everything finds?"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
+from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
 from specdec_core.cost import Profile
 from specdec_core.drafting.tree.settings import TreeSettings
@@ -58,7 +59,8 @@ class TreeComparison:
     def best(self, kind: str) -> dict[str, Any]:
         """The fastest of a kind by replay."""
         rows = self.budgets[self.budgets["kind"] == kind]
-        return rows.loc[rows["speedup"].idxmax()].to_dict()
+        best: dict[str, Any] = rows.loc[rows["speedup"].idxmax()].to_dict()
+        return best
 
 
 def budgets_up_to(nodes: int) -> list[int]:
@@ -73,16 +75,16 @@ def compare_trees(
     draft: str | None = None,
     nodes: int = 32,
     depth: int = 10,
-    on_step: Callable[[int, int], None] | None = None,
+    observer: Observer | None = None,
 ) -> TreeComparison:
     """Plan trees of at most `nodes` nodes and `depth` levels from the recorded acceptance rates;
-    replay them and every k-configuration. `on_step(done, total)` is called after every replay.
+    replay them and every k-configuration.
 
     Raises :class:`UserError` where the recording has no such draft or is not greedy.
     """
     name = replay.recording.draft_name(draft)
     acceptance = replay.track(name).acceptance(nodes)
-    known = _Replayed(replay, profile, name, on_step)
+    known = _Replayed(replay, profile, name, observer or Observer())
     shapes = [of_branching(acceptance, b) for b in k_configurations(nodes, depth)]
     planners = {
         PLANNED_K: KConfigurations(acceptance, nodes, depth),
@@ -115,21 +117,20 @@ class _Replayed:
         replay: Replay,
         profile: Profile,
         draft: str,
-        on_step: Callable[[int, int], None] | None,
+        observer: Observer,
     ) -> None:
-        self.replay, self.profile, self.draft, self.on_step = replay, profile, draft, on_step
+        self.replay, self.profile, self.draft, self.observer = replay, profile, draft, observer
         self.context = replay.recording.prompts.context
         self.rows: dict[tuple[tuple[int, ...], ...], dict[str, Any]] = {}
-        self.total = 0
 
     def expect(self, trees: Iterable[PlannedTree]) -> None:
-        self.total = len({tree.children for tree in trees})
+        count = len({tree.children for tree in trees})
+        self.observer.stage(f"replaying trees of {self.draft}", count)
 
     def row(self, tree: PlannedTree) -> dict[str, Any]:
         if tree.children not in self.rows:
             self.rows[tree.children] = self._replay(tree)
-            if self.on_step is not None:
-                self.on_step(len(self.rows), max(self.total, len(self.rows)))
+            self.observer.step()
         return self.rows[tree.children]
 
     def seconds(self, tree: PlannedTree) -> float:

@@ -57,6 +57,12 @@ class Places:
         greedy; None where all is."""
         return distributions(self.logits, self.samplings)
 
+    @property
+    def sampled(self) -> Tensor:
+        """`probs` where not all is greedy."""
+        assert self.probs is not None
+        return self.probs
+
     def draw(self) -> Tensor:
         """The tokens (n,) that the model chooses."""
         parts = self._by_rule()
@@ -103,10 +109,13 @@ class Places:
         return [(rule, own, self._part(own)) for rule, own in rules.items()]
 
     def _part(self, own: list[int]) -> Places:
-        samplings, streams, positions = (
-            [values[n] for n in own] for values in (self.samplings, self.streams, self.positions)
+        part = Places(
+            [self.samplings[n] for n in own],
+            [self.streams[n] for n in own],
+            [self.positions[n] for n in own],
+            self.logits[own],
+            lambda: self.likely()[own],
         )
-        part = Places(samplings, streams, positions, self.logits[own], lambda: self.likely()[own])
         part.probs = None if self.probs is None else self.probs[own]
         return part
 
@@ -128,7 +137,7 @@ class AcceptanceRule(ABC):
 
     def confidences(self, at: Places) -> Tensor:
         """See :meth:`Places.confidences`."""
-        return at.probs
+        return at.sampled
 
     def choices(
         self,
@@ -210,7 +219,7 @@ class _Coupled(_Equality):
     least = 0.0
 
     def scores(self, at: Places) -> Tensor:
-        return scores(at.probs, [own.noise for own in at.streams], at.positions)
+        return scores(at.sampled, [own.noise for own in at.streams], at.positions)
 
     def draw(self, at: Places) -> Tensor:
         return self.scores(at).argmax(dim=-1)
@@ -227,23 +236,24 @@ class _Coupled(_Equality):
         random: RandomStream,
         start: int,
     ) -> list[int]:
+        assert probs is not None
         positions = [start, *(start + 1 + depth for depth in tree.depths()[: tree.read])]
         noises = [random.noise] * len(positions)
-        return race(probs[: len(positions)], noises, positions).tolist()
+        return list(race(probs[: len(positions)], noises, positions).tolist())
 
 
 class _Rejection(AcceptanceRule):
     carries_q = True
 
     def draw(self, at: Places) -> Tensor:
-        return quantile(at.probs, [stream.uniform() for stream in at.streams])
+        return quantile(at.sampled, [stream.uniform() for stream in at.streams])
 
     def siblings(
         self, at: Places, counts: Sequence[int], replacement: bool
     ) -> list[list[Candidate]]:
         rows = zip(at.streams, counts, strict=True)
         uniforms = [[stream.uniform() for _ in range(count)] for stream, count in rows]
-        drawn, sources = draw_siblings(at.probs, uniforms, replacement)
+        drawn, sources = draw_siblings(at.sampled, uniforms, replacement)
         carried = [source.unbind() for source in sources]
         return [
             [(token, carried[n][row]) for n, token in enumerate(own)]
@@ -258,9 +268,11 @@ class _Rejection(AcceptanceRule):
         random: RandomStream,
         below: int = ROOT,
     ) -> Verdict:
+        assert probs is not None
         return verify_sampled(tree, probs, random, below)
 
     def others(self, verdict: Verdict, at: Places, count: int) -> list[int]:
+        assert verdict.left is not None
         found: list[int] = []
         left = verdict.left.clone()
         left[verdict.token] = 0

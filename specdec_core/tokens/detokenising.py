@@ -48,9 +48,7 @@ class StreamDecoder:
         self.text = ""  # everything released so far
         self.stopped = False  # a stop string was found; the text ends just before it
         self.used = 0  # generated tokens whose text is needed; those after a stop string are not
-        self._decode = lambda ids: tokenizer.decode(
-            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder.items()
         self._special = {*tokenizer.all_special_ids, *(id for id, token in added if token.special)}
         self._stop = tuple(stop)
@@ -91,6 +89,13 @@ class StreamDecoder:
             self.text += self._held
             self._held = ""
         return released
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(
+            self._tokenizer.decode(
+                tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )
 
     def _ends_within(self, text: str) -> bool:
         """Whether it matters which token of several brings the window to `text`: a stop string may

@@ -91,7 +91,8 @@ def draw_siblings(
         drawn = _quantiles(probabilities, quantiles).tolist()
         sources = [probabilities] * most
     else:
-        left, tokens, sources = probabilities, [], []
+        left, sources = probabilities, []
+        tokens: list[Tensor] = []
         for column in quantiles.split(1, dim=1):
             if tokens:
                 left = left.scatter(1, tokens[-1].clamp(min=0), 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -49,6 +50,7 @@ class Round:
         return self.seconds - named - self.verify_seconds
 
 
+FinishReason = Literal["length", "stop"]  # "stop": EOS or a stop string
 _OF_THE_TARGET = (Origin.CORRECTION, Origin.BONUS, Origin.TARGET)
 
 
@@ -62,7 +64,7 @@ class Generation:
     text: str
     origins: list[Origin]
     rounds: list[Round]
-    finish_reason: str  # "length", "stop" (EOS or a stop string)
+    finish_reason: FinishReason
     prefill_seconds: float = 0.0
     seconds: float = 0.0  # from the first prompt token to the last output token
     token_seconds: list[float] = field(default_factory=list)  # arrival of each token
@@ -181,7 +183,7 @@ def paired_ratio(
 
     def total(times: np.ndarray, pick: bool) -> np.ndarray:
         chosen = times[r, p] if pick else times[None]
-        return np.median(chosen, axis=1).sum(axis=-1)
+        return np.asarray(np.median(chosen, axis=1).sum(axis=-1))
 
     ratios = total(baseline, True) / total(candidate, True)
     tail = (1 - confidence) / 2 * 100

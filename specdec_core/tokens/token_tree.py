@@ -98,9 +98,10 @@ class TokenTree:
             return list(range(agreed))
         children, path, node = self.children(), [], ROOT
         for token in tokens:
-            same = (child for child in children.get(node, ()) if self.tokens[child] == token)
-            if (node := next(same, None)) is None:
+            same = [child for child in children.get(node, ()) if self.tokens[child] == token]
+            if not same:
                 break
+            node = same[0]
             path.append(node)
         return path
 

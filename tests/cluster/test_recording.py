@@ -21,9 +21,9 @@ from specdec_core.config import PairSpec, Sampling
 from specdec_core.engine.engine import Request
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.find import find_recording
+from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.schema import Recording, shard_file
-from specdec_core.search.observer import RecordingObserver
 from specdec_core.search.plan import PromptSource
 
 pytestmark = pytest.mark.usefixtures("ray_running")

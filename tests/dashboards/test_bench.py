@@ -9,11 +9,14 @@ import pandas as pd
 import pytest
 from mlflow import MlflowClient
 
-from dashboards.bench import document, findings, log_bench, sections, write_bench
 from dashboards.figures.bench import bars, bench_svg
+from dashboards.outputs.files import write
+from dashboards.outputs.markdown import document, part
+from dashboards.outputs.mlflow_runs import log
+from dashboards.reports.bench import findings, report, sections
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.studies.bench.result import BenchResult
-from specdec_core.studies.bench.spec_bench import read_answers
+from specdec_core.studies.bench.spec_bench import read_answers, write_answers
 
 
 def test_the_report_has_every_row_and_says_who_wins(
@@ -21,9 +24,12 @@ def test_the_report_has_every_row_and_says_who_wins(
 ) -> None:
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    shown = sections(bench_result)
+    whole = report(bench_result)
+    shown = [section for section in whole.sections if section.frame is not None]
     folder = tmp_path / "bench" / "tiny"
-    write_bench(bench_result, shown, folder, lambda tokens: " ".join(map(str, tokens)))
+    bench_result.save(folder)
+    write(whole, folder)
+    write_answers(bench_result, folder, lambda tokens: " ".join(map(str, tokens)))
     files = {path.name for path in folder.iterdir()}
     keys = [section.key for section in shown]
     assert keys == [
@@ -32,20 +38,20 @@ def test_the_report_has_every_row_and_says_who_wins(
     ]
     assert files >= {"report.md", "report.html", "bench.json", "times.csv", "summary.csv"}
     assert files >= {f"{key}.csv" for key in keys} | {"temperature_0.svg", "temperature_1.svg"}
-    report = (folder / "report.md").read_text()
+    text = (folder / "report.md").read_text()
     for row in bench_result.rows:
-        assert f"| {row.name} |" in report or f"| **{row.name}** |" in report
+        assert f"| {row.name} |" in text or f"| **{row.name}** |" in text
     for section in shown:
-        assert f"## {section.title}" in report
+        assert f"## {section.title}" in text
         frame = pd.read_csv(folder / f"{section.key}.csv")
         assert len(frame) == len(section.frame) >= 1
-        table = section.markdown().split("\n\n")[-1].splitlines()
+        table = part(section).split("\n\n")[-1].splitlines()
         assert len({line.replace("\\|", "").count("|") for line in table}) == 1
         assert len(table) == len(section.shown) + 2
     (greedy, sampled) = (line for line in findings(bench_result) if "transformers' best" in line)
     assert greedy.startswith("temperature 0: our best")
     assert "chosen on the same 3 prompts, which flatters both" in sampled
-    assert "6 of 6" in report
+    assert "6 of 6" in text
     assert BenchResult.load(folder) == bench_result
 
     runs = sorted(path.name for path in (folder / "spec_bench").iterdir())
@@ -54,7 +60,8 @@ def test_the_report_has_every_row_and_says_who_wins(
     assert len(answered) == len(bench_result.rows)
     assert all(len(read_answers(path)) == 3 for path in answered)
 
-    run_id = log_bench(bench_result, shown, bench_prompts, folder)
+    prompts = (bench_result.prompts, bench_prompts)
+    run_id = log(whole, [folder], prompts=prompts)
     client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     run = client.get_run(run_id)
     assert run.info.status == "FINISHED"
@@ -78,7 +85,7 @@ def test_what_is_not_lossless_is_said(bench_result: BenchResult) -> None:
     (line,) = (line for line in findings(broken) if line.startswith("NOT LOSSLESS"))
     assert "1 of 6 outputs" in line
     assert "first at token 4" in line
-    assert "5 of 6, from 4" in document(broken, sections(broken))
+    assert "5 of 6, from 4" in document(report(broken))
 
 
 def test_the_functions_of_our_best_are_told_apart(bench_result: BenchResult) -> None:

@@ -17,11 +17,13 @@ from urllib.request import urlopen
 import pytest
 from mlflow import MlflowClient
 
-from dashboards import tracking
-from dashboards.delivery import Delivery
-from dashboards.tracking import SweepRun, Undelivered, load_champion
+from dashboards.tracking import delivered_run
+from dashboards.tracking.delivered_run import Undelivered
+from dashboards.tracking.delivery import Delivery
+from dashboards.tracking.registry import load_champion
+from dashboards.tracking.sweep_run import SweepRun
+from specdec_core.base.observer import Observer
 from specdec_core.prompts.prompt_sets import Prompt
-from specdec_core.search.observer import Observer
 from specdec_core.search.results import SweepResult
 
 PROMPTS = [Prompt("a", "def f(x):")]
@@ -87,7 +89,7 @@ def test_what_a_killed_server_missed_is_delivered_when_it_is_back(
     swept: tuple[SweepResult, Path], port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result, folder = swept[0].model_copy(deep=True), swept[1]
-    monkeypatch.setattr(tracking, "PATIENCE", 1.0)
+    monkeypatch.setattr(delivered_run, "PATIENCE", 1.0)
     trials = result.trials
     counting = result.model_copy(update={"trials": trials[:2], "champion": None})
     heard = Heard()
@@ -109,7 +111,7 @@ def test_what_a_killed_server_missed_is_delivered_when_it_is_back(
     assert "cannot be reached" in heard.warnings[0]
 
     with server(tmp_path, port):
-        monkeypatch.setattr(tracking, "PATIENCE", 60.0)
+        monkeypatch.setattr(delivered_run, "PATIENCE", 60.0)
         with SweepRun() as again:
             again.begun(result, PROMPTS, folder)
             assert again.finish(result, folder) == 1
@@ -162,7 +164,7 @@ def test_a_job_that_the_store_did_not_take_is_done_again_and_any_other_error_is_
         done.append(number)
 
     delivery = Delivery()
-    monkeypatch.setattr("dashboards.delivery.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("dashboards.tracking.delivery.RETRY_SECONDS", 0.01)
     for number in range(3):
         delivery.put(lambda number=number: job(number))
     steps: list[None] = []

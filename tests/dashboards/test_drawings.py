@@ -8,9 +8,13 @@ import pandas as pd
 import pytest
 from mlflow import MlflowClient
 
-from dashboards.drawings import Drawing, cards, draw, draw_heads, page
 from dashboards.evidence import gather
-from dashboards.report import log_report_figures
+from dashboards.outputs.html import figure_page
+from dashboards.outputs.mlflow_runs import log_figures
+from dashboards.reports.heads import ablation
+from dashboards.reports.sweep import of_folder
+from dashboards.reports.sweep_figures import cards, drawn
+from dashboards.sections import Section
 from specdec_core.search.results import SweepResult
 from tests.dashboards import browser
 
@@ -18,15 +22,17 @@ from tests.dashboards import browser
 @pytest.fixture(scope="module")
 def drawings(
     swept: tuple[SweepResult, Path], with_heads: SweepResult, recorded: Path
-) -> dict[str, Drawing]:
+) -> dict[str, Section]:
     rounds = pd.read_parquet(swept[1] / "rounds.parquet")
-    sections = draw(with_heads, rounds, gather(with_heads, recorded))
-    assert list(sections) == ["", "The trained heads", "What the traces say"]
-    return {name: drawing for section in sections.values() for name, drawing in section.items()}
+    sections = drawn(with_heads, rounds, gather(with_heads, recorded))
+    parts = [section.part for section in sections if section.part]
+    assert parts == ["The trained heads", "What the traces say"]
+    return {section.key: section for section in sections}
 
 
-def test_every_figure_can_be_read_alone(drawings: dict[str, Drawing]):
-    for name, (figure, _) in drawings.items():
+def test_every_figure_can_be_read_alone(drawings: dict[str, Section]):
+    for name, section in drawings.items():
+        figure = section.figure
         assert figure.layout.title.text, name
         assert figure.layout.title.subtitle.text, name
         assert len(figure.data) > 0, name
@@ -38,35 +44,35 @@ def test_each_figure_is_an_artifact_and_each_table_a_file(
     swept: tuple[SweepResult, Path],
     with_heads: SweepResult,
     recorded: Path,
-    drawings: dict[str, Drawing],
+    drawings: dict[str, Section],
     tmp_path: Path,
 ):
     client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     experiment = client.create_experiment("pair", artifact_location=str(tmp_path / "artifacts"))
     run_id = client.create_run(experiment).info.run_id
-    log_report_figures(client, run_id, with_heads, swept[1], recorded)
+    log_figures(client, run_id, of_folder(with_heads, swept[1], recorded).figures)
     logged = {item.path for item in client.list_artifacts(run_id, "figures")}
-    tables = {name for name, drawing in drawings.items() if drawing.table is not None}
+    tables = {name for name, section in drawings.items() if section.frame is not None}
     assert tables == {"regression", "heads", "entropy"}
     pages = {f"figures/{name}.html" for name in drawings}
     assert logged == pages | {f"figures/{name}.csv" for name in tables}
     table = pd.read_csv(client.download_artifacts(run_id, "figures/heads.csv"))
-    assert list(table.columns) == list(drawings["heads"].table.columns)
+    assert list(table.columns) == list(drawings["heads"].frame.columns)
     assert len(table) == 4
 
 
 def test_without_acceptance_heads_there_is_no_grid_to_draw(with_heads: SweepResult):
     known = cards(with_heads)
-    assert set(draw_heads(known)) == {"heads"}
+    assert [section.key for section in ablation(known)] == ["heads"]
     decisions = {name: card.model_copy(update={"kind": "t1"}) for name, card in known.items()}
-    assert draw_heads(decisions) == draw_heads({}) == {}
+    assert ablation(decisions) == ablation({}) == []
 
 
-def test_a_page_draws_itself_without_a_network(drawings: dict[str, Drawing], tmp_path: Path):
+def test_a_page_draws_itself_without_a_network(drawings: dict[str, Section], tmp_path: Path):
     if program := browser.missing():
         pytest.skip(f"no {program} on PATH (Debian: apt-get install chromium chromium-driver)")
     path = tmp_path / "entropy.html"
-    path.write_text(page("entropy", drawings["entropy"]))
+    path.write_text(figure_page(drawings["entropy"]))
     assert path.stat().st_size < 3e6
     with browser.Browser() as window:
         window.open(path)

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from dashboards import tracking
-from dashboards.heads import HeadsRun, heads_table, reliability_diagram, training_curves
-from dashboards.tracking import Undelivered, tracking_uri
+from dashboards.figures.head_training import reliability_diagram, training_curves
+from dashboards.reports.heads import FITS, fits
+from dashboards.store import tracking_uri
+from dashboards.tracking import delivered_run
+from dashboards.tracking.delivered_run import Undelivered
+from dashboards.tracking.heads_run import HeadsRun
 from specdec_core.config import PairSpec
 from specdec_core.drafting.heads.card import HeadSpec, TrainingSettings
 from specdec_core.drafting.heads.storage import save_head
@@ -66,9 +69,10 @@ def test_the_curves_hold_every_epoch_and_mark_the_one_kept(heads: list[Finished]
 
 
 def test_the_table_marks_the_least_eval_kl(heads: list[Finished]) -> None:
-    cells = list(heads_table(heads).columns[4].cells)
+    section = fits(heads)
     best = min(range(2), key=lambda i: heads[i].card.metrics["eval_kl"])
-    assert [cell.startswith("[bold]") for cell in cells] == [i == best for i in range(2)]
+    assert section.best == [(best, list(FITS).index("eval/KL"))]
+    assert section.shown["eval/KL"][best] == f"{heads[best].card.metrics['eval_kl']:.3f}"
 
 
 def test_each_head_is_one_run_with_its_curves_figures_and_files(
@@ -156,7 +160,7 @@ def test_a_server_that_is_away_holds_no_training_up_and_gets_everything_later(
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]  # nobody listens there afterwards
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setattr(tracking, "PATIENCE", 0.5)
+    monkeypatch.setattr(delivered_run, "PATIENCE", 0.5)
 
     def train() -> None:
         with HeadsRun(PairSpec(), "small", PARAMS) as run:
@@ -168,7 +172,7 @@ def test_a_server_that_is_away_holds_no_training_up_and_gets_everything_later(
         away.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
         with pytest.raises(Undelivered, match=rf"4 entries wait .* heads are in {tmp_path}, and"):
             train()
-    monkeypatch.setattr(tracking, "PATIENCE", 60.0)
+    monkeypatch.setattr(delivered_run, "PATIENCE", 60.0)
     train()
     assert delivered(store, heads)
 
@@ -182,7 +186,7 @@ def test_what_a_killed_server_missed_of_a_training_is_delivered_when_it_is_back(
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setattr(tracking, "PATIENCE", 1.0)
+    monkeypatch.setattr(delivered_run, "PATIENCE", 1.0)
 
     def train() -> None:
         with HeadsRun(PairSpec(), "small", PARAMS) as run:
@@ -195,7 +199,7 @@ def test_what_a_killed_server_missed_of_a_training_is_delivered_when_it_is_back(
     with pytest.raises(Undelivered, match=r"2 entries wait .* the same command delivers them"):
         train()
     with server(tmp_path, port):
-        monkeypatch.setattr(tracking, "PATIENCE", 60.0)
+        monkeypatch.setattr(delivered_run, "PATIENCE", 60.0)
         with HeadsRun(PairSpec(), "small", PARAMS) as again:
             for head in heads:
                 again.head_finished(head)

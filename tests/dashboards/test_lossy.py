@@ -9,10 +9,14 @@ import pytest
 from mlflow import MlflowClient
 
 from cluster.serving.openai_protocol import SpecDec
+from dashboards.outputs.console import table
+from dashboards.outputs.files import write_page
 from dashboards.ranking import headliners
-from dashboards.report import write_report
-from dashboards.tables import sweep_table
-from dashboards.tracking import SweepRun, register, tracking_uri
+from dashboards.reports.standings import standings
+from dashboards.reports.sweep import of_folder
+from dashboards.store import tracking_uri
+from dashboards.tracking.registry import register
+from dashboards.tracking.sweep_run import SweepRun
 from jobs.console import console
 from specdec_core.config import Configuration
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
@@ -45,11 +49,11 @@ def result(swept: tuple[SweepResult, Path], tiny_pair: Pair) -> SweepResult:
 def test_report_and_console_name_it_and_do_not_put_it_first(
     result: SweepResult, folder: Path
 ) -> None:
-    page = write_report(result, folder).read_text()
+    page = write_page(of_folder(result, folder), folder).read_text()
     assert "1 of 9 configurations are lossy" in page
     assert "target tree 2×2×1 (lossy)" in page
     with console.capture() as shown:
-        console.print(sweep_table(result))
+        console.print(table(standings(result)))
     assert "(lossy)" in shown.get()
     undecided = result.model_copy(update={"champion": None, "timings": []})
     assert all(trial.configuration.lossless for trial in headliners(undecided)[:1])
@@ -57,7 +61,7 @@ def test_report_and_console_name_it_and_do_not_put_it_first(
 
 def test_a_lossy_champion_is_no_lossless_sweep(result: SweepResult, folder: Path) -> None:
     result.champion = LOSSY.id
-    page = write_report(result, folder).read_text()
+    page = write_page(of_folder(result, folder), folder).read_text()
     assert "not lossless" in page
     assert "no: the champion is a lossy method, allowed by name" in page
 

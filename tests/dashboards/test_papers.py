@@ -12,8 +12,13 @@ import pytest
 from mlflow import MlflowClient
 
 from dashboards.figures.papers import paper_figure
-from dashboards.paper_tables import Sheet, console_table, frame, markdown, sheets
-from dashboards.papers import findings, log_papers, notes, write_papers
+from dashboards.outputs.console import table as console_table
+from dashboards.outputs.files import write
+from dashboards.outputs.markdown import part
+from dashboards.outputs.mlflow_runs import log
+from dashboards.reports import papers
+from dashboards.reports.papers import findings, notes, report, tables
+from dashboards.sections import Section
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.results import Timing
@@ -116,15 +121,19 @@ def result() -> PapersResult:
     )
 
 
-def rows(sheet: Sheet) -> dict[str, list[str]]:
+def written(result: PapersResult, folder: Path) -> list[Path]:
+    return write(report(result), folder, "papers", apart=True)
+
+
+def rows(sheet: Section) -> dict[str, list[str]]:
     """The cells of a table's Markdown by its methods."""
-    lines = [line for line in markdown(sheet).splitlines() if line.startswith("|")]
+    lines = [line for line in part(sheet).splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {own[0].strip("* "): own[1:] for own in cells}
 
 
 def test_a_column_is_a_prompt_set_and_a_quantity(result: PapersResult) -> None:
-    methods, _ = sheets(result)
+    methods, _ = tables(result)
     found = rows(methods)
     assert found["method"] == [
         *("code MAT", "code ratio", "code verific. rate"),
@@ -138,7 +147,7 @@ def test_a_column_is_a_prompt_set_and_a_quantity(result: PapersResult) -> None:
 def test_the_best_lossless_method_is_bold_and_what_ties_with_it_is_marked(
     result: PapersResult,
 ) -> None:
-    found = rows(sheets(result)[0])
+    found = rows(tables(result)[0])
     assert found["PLD"][1].startswith("**2.00×") or found["UCBSpec"][1].startswith("**2.00×")
     assert found["UCBSpec"][4].startswith("**2.00×")
     assert not found["Chain"][4].startswith("=")  # slower on every prompt: no tie
@@ -149,15 +158,15 @@ def test_the_best_lossless_method_is_bold_and_what_ties_with_it_is_marked(
 
 
 def test_what_a_table_varies_is_across(result: PapersResult) -> None:
-    _, lengths = sheets(result)
+    _, lengths = tables(result)
     found = rows(lengths)
     assert found["method"] == ["λ = 4", "λ = 8"]
     assert found["Chain"] == ["1.95×", "1.33×"]
-    assert "A paper, Table 2. code (2) prompts, temperature 0, draft medium." in lengths.caption
+    assert "A paper, Table 2. code (2) prompts, temperature 0, draft medium." in lengths.note
 
 
 def test_csv_has_every_number_of_every_cell(result: PapersResult, tmp_path: Path) -> None:
-    write_papers(result, tmp_path)
+    written(result, tmp_path)
     table = pd.read_csv(tmp_path / "methods.csv").set_index(["method", "prompts"])
     assert len(table) == 9
     assert table.loc[("Chain", "code"), "speedup"] == pytest.approx(16 / 8.2)
@@ -172,7 +181,7 @@ def test_csv_has_every_number_of_every_cell(result: PapersResult, tmp_path: Path
 def test_the_page_has_every_table_the_findings_and_what_differs(
     result: PapersResult, tmp_path: Path
 ) -> None:
-    files = write_papers(result, tmp_path)
+    files = written(result, tmp_path)
     assert {file.name for file in files} == {
         *("methods.md", "methods.csv", "lengths.md", "lengths.csv", "papers.md", "papers.html")
     }
@@ -217,12 +226,14 @@ def test_figures_leave_out_what_was_not_measured(result: PapersResult) -> None:
     assert list(line.x) == [4, 8]
 
 
-def test_the_console_shows_values_without_intervals(result: PapersResult) -> None:
-    sheet = sheets(result)[0]
-    table = console_table(sheet)
+def test_the_console_shows_values_without_intervals(
+    result: PapersResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = console_table(tables(result)[0])
     assert [column.header for column in table.columns][:3] == ["method", "code\nMAT", "code\nratio"]
     assert table.columns[2]._cells[1] == "=1.95×"
-    narrow = console_table(sheet, most=3)
+    monkeypatch.setattr(papers, "MOST_COLUMNS", 3)
+    narrow = console_table(tables(result)[0])
     assert [column.header for column in narrow.columns] == ["method", "code\nratio", "sums\nratio"]
 
 
@@ -233,10 +244,8 @@ def test_an_mlflow_run_has_tables_as_artifacts_and_numbers_as_metrics(
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     folder = tmp_path / "papers"
-    files = write_papers(result, folder)
-    result.save(folder)
-    (folder / "plan.yaml").write_text("{}")
-    run_id = log_papers(result, folder, files)
+    files = [*written(result, folder), result.save(folder)]
+    run_id = log(report(result), files, resume=folder)
     client = MlflowClient(uri)
     run = client.get_run(run_id)
     assert run.info.status == "FINISHED"
@@ -248,13 +257,13 @@ def test_an_mlflow_run_has_tables_as_artifacts_and_numbers_as_metrics(
     stored = {file.path for file in client.list_artifacts(run_id)}
     assert stored >= {"papers.md", "papers.html", "methods.csv", "papers.json", "figures"}
     client.update_run(run_id, "RUNNING")  # as a killed process leaves it
-    assert log_papers(result, folder, files) == run_id
-    assert log_papers(result, folder, files) != run_id
+    assert log(report(result), files, resume=folder) == run_id
+    assert log(report(result), files, resume=folder) != run_id
 
 
 def test_the_result_is_read_as_it_was_written(result: PapersResult, tmp_path: Path) -> None:
     result.save(tmp_path)
     again = PapersResult.load(tmp_path)
     for key in PLAN.tables:
-        pd.testing.assert_frame_equal(frame(again, key), frame(result, key))
+        pd.testing.assert_frame_equal(again.frame(key), result.frame(key))
     assert json.loads((tmp_path / "papers.json").read_text())["name"] == "mine"

@@ -9,7 +9,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dashboards.report import caveats, facts, headline, render, table, tiles, write_report
+from dashboards.outputs.files import write_page
+from dashboards.outputs.html import page as render
+from dashboards.reports.standings import standings
+from dashboards.reports.sweep import caveats, facts, headline, of_folder, report, tiles
 from jobs import report as job
 from specdec_core.base.errors import UserError
 from specdec_core.cost import Hardware
@@ -18,6 +21,10 @@ from tests.dashboards import browser
 
 FIGURES = {"frontier", "speedups", "time", "accepted", "lengths", "forwards", "regression"}
 TRACES = {"oracle", "utilisation", "confidence", "entropy", "bounds", "ratio"}
+
+
+def write_report(result: SweepResult, folder: Path, traces: Path | None = None) -> Path:
+    return write_page(of_folder(result, folder, traces), folder)
 
 
 @pytest.fixture
@@ -103,8 +110,8 @@ def test_tables_stand_below_their_figures(opened):
 def test_a_click_on_a_heading_sorts_the_table(opened):
     _, window = opened
     column = """
-        const rows = [...document.querySelectorAll(".all tbody tr")];
-        return rows.map(row => Number(row.cells[3].dataset.value));
+        const rows = [...document.querySelectorAll(".sortable tbody tr")];
+        return rows.map(row => Number(row.cells[3].textContent));
     """
     window.run("document.querySelectorAll('th button')[3].click()")
     assert (rates := window.run(column)) == sorted(rates, reverse=True)
@@ -165,7 +172,7 @@ def test_a_replayed_sweep_reports_on_its_recording_and_what_it_saved(replayed, f
     assert "1,200 configurations" in told
     assert "600 a second" in told
     assert "12,000 forwards" in told
-    assert {row["status"] for row in table(replayed)} >= {"champion", "replayed"}
+    assert set(standings(replayed).shown["status"]) >= {"champion", "replayed"}
     assert "other counts than the replay" not in " ".join(caveats(replayed))
     replayed.replay.equal = 2
     assert "1 had other counts than the replay" in " ".join(caveats(replayed))
@@ -200,7 +207,7 @@ def test_what_people_named_cannot_break_out_of_the_page(result, folder):
     result.name = evil
     result.environment["cpu"] = evil
     result.pair = result.pair.model_copy(update={"drafts": {"draft": evil}})
-    html = render(result, pd.read_parquet(folder / "rounds.parquet"))
+    html = render(report(result, pd.read_parquet(folder / "rounds.parquet")))
     assert "<script>alert" not in html
 
 

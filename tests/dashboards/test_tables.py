@@ -6,14 +6,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dashboards.tables import sentences, sweep_table
+from dashboards.outputs.console import table
+from dashboards.reports.standings import sentences, standings
 from specdec_core.search.results import SweepResult
 
 
 def shown(result: SweepResult, most: int = 40) -> list[str]:
     console = Console(width=90, color_system=None)
     with console.capture() as capture:
-        console.print(sweep_table(result, most))
+        console.print(table(standings(result, most)))
     return capture.get().splitlines()
 
 
@@ -21,7 +22,7 @@ def row(lines: list[str], label: str) -> str:
     return next(line for line in lines if line.strip().startswith(f"{label} "))
 
 
-def test_measured_speedups_have_an_interval_and_estimated_ones_a_tilde(
+def test_measured_speedups_have_an_interval_and_estimated_ones_a_mark(
     swept: tuple[SweepResult, Path],
 ) -> None:
     result = swept[0]
@@ -35,7 +36,7 @@ def test_measured_speedups_have_an_interval_and_estimated_ones_a_tilde(
             timing = timed[trial.id]
             assert f"{timing.speedup:.2f}× ({timing.low:.2f}–{timing.high:.2f})" in line
         elif trial.configuration.drafter is not None:
-            assert f"~{trial.metrics['estimated_speedup']:.2f}×" in line
+            assert f"≈ {trial.metrics['estimated_speedup']:.2f}×" in line
     assert "★" in row(lines, result.champion_trial.configuration.label)
     tied = next(timing for timing in result.timings if timing.tied_with_champion)
     assert f"={tied.speedup:.2f}×" in row(lines, result.trial(tied.config_id).configuration.label)
@@ -45,10 +46,10 @@ def test_sentences_are_of_those_timed_and_begin_with_the_champion(
     swept: tuple[SweepResult, Path],
 ) -> None:
     result = swept[0]
-    said = sentences(result)
+    lines = sentences(result).lines
     best = result.champion_trial.configuration
-    assert said[0] == (result.labels[best.id], best.sentence)
-    assert [label for label, _ in said[1:]] == [
+    assert lines[0] == f"{result.labels[best.id]}: {best.sentence}"
+    assert [line.partition(":")[0] for line in lines[1:]] == [
         result.labels[t.config_id] for t in result.timings if t.config_id != best.id
     ]
 

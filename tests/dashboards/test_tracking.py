@@ -11,7 +11,9 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from dashboards.tracking import SweepRun, load_champion, register, tracking_uri
+from dashboards.store import tracking_uri
+from dashboards.tracking.registry import load_champion, register
+from dashboards.tracking.sweep_run import SweepRun
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.drafting.bandit.drafter import build_bandit

@@ -12,9 +12,11 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from cluster.head_training import Finished
-from dashboards.bench import log_bench
-from dashboards.heads import HeadsRun
-from dashboards.tracking import SweepRun, experiment_id_of, tracking_uri
+from dashboards.outputs.mlflow_runs import log
+from dashboards.reports.bench import report
+from dashboards.store import experiment_id_of, tracking_uri
+from dashboards.tracking.heads_run import HeadsRun
+from dashboards.tracking.sweep_run import SweepRun
 from dashboards.views import VIEWS
 from jobs.console import console, print_runs_page
 from specdec_core.drafting.heads.card import HeadSpec
@@ -49,7 +51,7 @@ def pair(
             tracking.begun(result, bench_prompts, folder)
             tracking.finish(result, folder)
         bench = bench_result.model_copy(update={"pair": result.pair})
-        log_bench(bench, [], bench_prompts, folder)
+        log(report(bench), [], prompts=(bench.prompts, bench_prompts))
         training = HeadTraining(HeadSpec(), learnable(), SETTINGS)
         while not training.done:
             training.epoch()

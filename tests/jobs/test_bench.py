@@ -100,7 +100,7 @@ def test_what_is_wrong_is_one_line(
 def test_a_peer_that_was_asked_for_must_be_there(
     files: dict[str, Path], tiny_pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specdec_core.search.observer import Observer
+    from specdec_core.base.observer import Observer
     from specdec_core.studies.bench.benchmark import open_others
 
     class Told(Observer):

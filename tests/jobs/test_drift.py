@@ -47,7 +47,7 @@ def test_drift_is_shown_written_and_logged_by_width(
     assert run.data.metrics["toy.far.width_3.kl"] > run.data.metrics["toy.far.width_1.kl"]
     assert {"text.d.width_3.change", "text.autoregressive.log_likelihood"} <= set(run.data.metrics)
     files = {file.path for file in client.list_artifacts(run.info.run_id)}
-    assert files == {"drift.csv", "drift.md"}
+    assert files == {"drift.csv", "drift.md", "drift.html"}
 
 
 @pytest.mark.parametrize(

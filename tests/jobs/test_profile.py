@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from jobs.profile import chosen_pair, main, sizes
+from jobs.options import chosen_pair, sizes
+from jobs.profile import main
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec
 from specdec_core.cost import Profile

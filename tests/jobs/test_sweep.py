@@ -15,7 +15,7 @@ import pytest
 from mlflow import MlflowClient
 
 from jobs import sweep
-from jobs.sweep import parse_drafts
+from jobs.options import parse_drafts
 from specdec_core.base.errors import UserError
 from specdec_core.models.pair import Pair
 from specdec_core.search.results import SweepResult

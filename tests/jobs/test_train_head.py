@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.train_head import grid, main, numbers
+from jobs.options import numbers
+from jobs.train_head import grid, main
 from specdec_core.base.errors import UserError
 from specdec_core.drafting.heads.storage import load_card
 from specdec_core.models.pair import Pair

@@ -58,13 +58,14 @@ class BanditDrafter(Drafter):
             # Nobody waits for a draft model to read a text that it is not asked about.
             runner.lazy = runner.lazy or not all(number in runners for runners in asked)
         self.target_width = self.arms[0].target_width
-        for arm, own in zip(self.arms, settings.arms, strict=True):
-            if arm.target_width != self.target_width:
+        for own, drafter in zip(settings.arms, self.arms, strict=True):
+            if drafter.target_width != self.target_width:
                 raise UserError(
-                    f"bandit: {own.label} begins its trees with {arm.target_width} of the target's"
-                    f" tokens, {settings.arms[0].label} with {self.target_width}; arms must agree"
+                    f"bandit: {own.label} begins its trees with {drafter.target_width} of the"
+                    f" target's tokens, {settings.arms[0].label} with {self.target_width};"
+                    " arms must agree"
                 )
-        self.shapes = [shape for arm in self.arms for shape in arm.shapes]
+        self.shapes = [shape for drafter in self.arms for shape in drafter.shapes]
         self._drafters, self._policies = _joined(self.arms)
         self._bandits: dict[int, Bandit] = {}  # by slot, of those with one of their own
         self._pulls: dict[int, _Pull] = {}  # by slot
@@ -172,17 +173,18 @@ def _noting(resources: Resources, runners: dict[int, ModelRunner]) -> Resources:
 def _joined(arms: Sequence[Drafter]) -> tuple[list[Drafter], list[PerSlot | None]]:
     """Who drafts for each arm, and the policies that it is one of: chains of one draft model have
     one drafter, with a policy for each slot."""
-    drafters, policies = list(arms), [None] * len(arms)
-    chains: dict[int, list[int]] = {}
+    drafters = list(arms)
+    policies: list[PerSlot | None] = [None] * len(arms)
+    chains: dict[int, dict[int, DraftModelDrafter]] = {}
     for number, arm in enumerate(arms):
         if isinstance(arm, DraftModelDrafter):
-            chains.setdefault(id(arm.runner), []).append(number)
-    for numbers in chains.values():
-        if len(numbers) > 1:
-            joint = arms[numbers[0]]
-            joint.policy = PerSlot({number: arms[number].policy for number in numbers})
-            for number in numbers:
-                drafters[number], policies[number] = joint, joint.policy
+            chains.setdefault(id(arm.runner), {})[number] = arm
+    for alike in chains.values():
+        if len(alike) > 1:
+            joint = next(iter(alike.values()))
+            joint.policy = policy = PerSlot({n: arm.policy for n, arm in alike.items()})
+            for number in alike:
+                drafters[number], policies[number] = joint, policy
     return drafters, policies
 
 
@@ -202,8 +204,8 @@ def build_bandit(settings: BanditSettings) -> Bandit:
     arms, longest = len(settings.arms), settings.depth
     bandit: Bandit
     if settings.rule == "ucb":
-        rule = {"confidence": settings.confidence, "exploration": settings.exploration}
-        bandit = UCBSpec(arms, longest, **rule, **shared)
+        confidence, exploration = settings.confidence, settings.exploration
+        bandit = UCBSpec(arms, longest, confidence=confidence, exploration=exploration, **shared)
     else:
         bandit = EXP3Spec(arms, longest, seed=settings.seed, **shared)
     if settings.state is not None:

@@ -137,7 +137,7 @@ class Bandit(ABC):
             )
         )
 
-    def state(self) -> dict:
+    def state(self) -> dict[str, Any]:
         """Everything learned, as values that JSON can hold; see :class:`BanditState`."""
         return {
             "rule": self.rule,
@@ -152,7 +152,7 @@ class Bandit(ABC):
             "losses": list(self.losses),
         }
 
-    def restore(self, state: dict, source: str = "the state") -> None:
+    def restore(self, state: dict[str, Any], source: str = "the state") -> None:
         """Go on from what :meth:`state` gave, exactly as the bandit that it was taken from would.
 
         Raises:

@@ -38,4 +38,4 @@ def token_type(separator: int) -> np.dtype:
 
 def separator_for(tokenizer: Any) -> int:
     """The smallest number larger than every token."""
-    return max(tokenizer.get_vocab().values()) + 1
+    return int(max(tokenizer.get_vocab().values())) + 1

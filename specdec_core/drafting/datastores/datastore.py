@@ -51,8 +51,8 @@ class Datastore:
     ) -> None:
         self.card = card
         self.tokens, self.suffixes = tokens, suffixes
-        self._bytes = memoryview(tokens.view(np.uint8))
-        self._begins, self._starts = memoryview(suffixes), memoryview(starts)
+        self._bytes = tokens.view(np.uint8).data
+        self._begins, self._starts = suffixes.data, starts.data
         self._size = tokens.dtype.itemsize
         self._letter = "H" if self._size == 2 else "I"
 
@@ -93,7 +93,7 @@ class Datastore:
                 np.arange(most, dtype=np.int64) * len(matches) // most + matches.first
             ]
         behind = chosen + (np.arange(depth)[:, None] + matches.length)
-        return self.tokens[np.minimum(behind, len(self.tokens) - 1)].tolist()
+        return list(self.tokens[np.minimum(behind, len(self.tokens) - 1)].tolist())
 
     def _first(self, token: int, phrase: bytes) -> int:
         """The first suffix that begins with `phrase` (whose first token is `token`) and something

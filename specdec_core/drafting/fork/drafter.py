@@ -77,7 +77,9 @@ class ForkDrafter(ShapedTree):
     ) -> set[int]:
         """Which of the trees `asked` about go on: those with a branch that the policy would not
         stop. A policy that learns sees the other trees' candidates as well."""
-        slots, tokens, places = [], [], []
+        slots: list[int] = []
+        tokens: list[int] = []
+        places: list[int] = []
         trees: list[int] = []
         branches = [iter(self._branches(sequence)) for sequence in growth.sequences]
         for place, (i, nodes) in enumerate(zip(level.trees, children.nodes, strict=True)):

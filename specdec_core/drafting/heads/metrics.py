@@ -22,7 +22,7 @@ def weighted_bce(logits: Tensor, labels: Tensor, w_acc: float, w_rej: float) -> 
 
 def binary_kl(logits: Tensor, labels: Tensor) -> Tensor:
     """KL(P ‖ P̂) = BCE(P, P̂) − H(P) in nats, the unweighted mean of SpecDec++'s Table 3."""
-    entropy = torch.special.entr(labels) + torch.special.entr(1 - labels)
+    entropy: Tensor = torch.special.entr(labels) + torch.special.entr(1 - labels)
     return weighted_bce(logits, labels, 1, 1) - entropy.mean()
 
 

@@ -22,6 +22,8 @@ class Head(nn.Module):
 
     residual = False
     dropout = 0.0  # in training, of hidden states and hidden layers
+    mean: Tensor
+    scale: Tensor
 
     def __init__(self, features: int, widths: list[int], hidden_size: int = 0) -> None:
         """Hidden layers of `widths`, and a final linear layer to one logit. The first `hidden_size`
@@ -48,7 +50,8 @@ class Head(nn.Module):
             z = F.silu(layer(h)) if self.residual else F.relu(layer(h))
             z = F.dropout(z, self.dropout, self.training)
             h = h + z if self.residual else z
-        return self.output(h).squeeze(-1)
+        logits: Tensor = self.output(h)
+        return logits.squeeze(-1)
 
 
 class AcceptanceHead(Head):

@@ -136,7 +136,8 @@ class Ahead:
     def _guesses(self, slot: _Slot, nodes: Sequence[Node]) -> list[Node]:
         """What a lookup says comes behind the chain's end, if that is to be read: nodes that may
         be read with it."""
-        canopy, tried = slot.canopy, []
+        canopy = slot.canopy
+        tried: list[Node] = []
         # A token comes from the draft model itself.
         room = self._end_of(slot) - canopy.tip.position - 2
         if self._lookup is None or room <= 0 or canopy.tip not in nodes:
@@ -195,7 +196,7 @@ class Ahead:
             new, canopy = sprouts[sequence.slot], self._slots[sequence.slot].canopy
             if node in tried and (node is not canopy.tip or self._final(canopy)):
                 continue
-            if not node.told:
+            if node.parent is not None and not node.told:
                 new.append((node.number, node.parent.number, node.token, False, None))
                 node.told = True
             if node.position < canopy.root.position:
@@ -309,4 +310,6 @@ class Ahead:
         node = slot.canopy.find(message.node)
         if node.source is None:
             self._read({slot.number: slot.canopy.chain()}, {})
+        assert node.source is not None
+        assert node.source.probs is not None  # nobody else asks
         self._send(Distribution.of(slot.number, message.node, node.source.probs))

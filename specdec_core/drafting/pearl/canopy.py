@@ -49,6 +49,12 @@ class Node:
     guesses: list[Node] = field(default_factory=list)
     told: bool = False
 
+    @property
+    def cached(self) -> int:
+        """The `place` of a node that has been read."""
+        assert self.place is not None
+        return self.place
+
     def child(self, token: int) -> Node | None:
         """The child with that token."""
         if self.drawn is not None and self.drawn.token == token:
@@ -69,7 +75,7 @@ class Canopy:
     @property
     def parents(self) -> list[int]:
         """Where the parents of the nodes `read` are."""
-        return [ROOT if node.parent is None else node.parent.place for node in self.read]
+        return [ROOT if node.parent is None else node.parent.cached for node in self.read]
 
     def chain(self) -> list[Node]:
         """What has to be read for the chain to grow: its last token, after whatever is missing of
@@ -146,7 +152,7 @@ class Canopy:
             elif node.parent in alive:
                 alive.add(node)
                 kept.append(node)
-        places = [node.place for node in (*text, *kept)]
+        places = [node.cached for node in (*text, *kept)]
         # Only behind a node that was read can others be read: the text comes first.
         for node in text:
             node.place = ROOT
@@ -167,8 +173,8 @@ class Canopy:
     def drawn(self) -> list[int]:
         """The chain's tokens."""
         tokens = []
-        node = self.tip
-        while node is not self.root:
+        node: Node | None = self.tip
+        while node is not None and node is not self.root:
             tokens.append(node.token)
             node = node.parent
         return tokens[::-1]

@@ -64,6 +64,7 @@ class Look:
         places = [n for n in range(len(self.nodes)) if self.exact(n)]
         if not places:
             return {}
+        assert self.probs is not None  # of a place for rejection sampling
         own = self.probs[places]
         tokens = quantile(own, [self.sequences[n].random.uniform() for n in places])
         chances = own.gather(1, tokens[:, None])[:, 0].tolist()

@@ -43,7 +43,8 @@ class WireLink:
     `key`. When one is lost, the next one that comes takes its place."""
 
     def __init__(self, host: str = "") -> None:
-        self.number, self.configured, self.offset = 0, None, 0.0
+        self.number, self.offset = 0, 0.0
+        self.configured: object = None
         self._listener = Listener(host, _encode, _decode)
         self.port, self.key = self._listener.port, self._listener.key
         self._wire: Wire | None = None
@@ -60,18 +61,19 @@ class WireLink:
                 self._lose()
 
     def receive(self, timeout: float = 0.0) -> list[Any]:
-        if self._wire is None and not self._meet(timeout):
+        wire = self._wire or self._meet(timeout)
+        if wire is None:
             return []
         found: list[Any] = []
         try:
-            found = self._wire.receive(timeout)
+            found = wire.receive(timeout)
         except LinkLost:
             self._lose()
         return found
 
     def wait(self, timeout: float) -> bool:
         """Whether a draft is there, within so many seconds."""
-        return self._wire is not None or self._meet(timeout)
+        return (self._wire or self._meet(timeout)) is not None
 
     def close(self) -> None:
         self._lose()
@@ -82,19 +84,19 @@ class WireLink:
             self._wire.close()
         self._wire = self.configured = None
 
-    def _meet(self, timeout: float) -> bool:
+    def _meet(self, timeout: float) -> Wire | None:
         """Let a draft in that has come, or comes within so many seconds."""
         if (wire := self._listener.accept(timeout)) is None:
-            return False
+            return None
         try:
             (clock,) = wire.receive(PATIENCE)
         except (LinkLost, ValueError):
             wire.close()
-            return False
+            return None
         apart = perf_counter() - clock
         self.offset = apart if abs(apart) > _SAME_CLOCK else 0.0
         self._wire, self.configured, self.number = wire, None, self.number + 1
-        return True
+        return wire
 
 
 def serve(host: str, port: int, key: bytes, pair: Pair) -> None:

@@ -38,10 +38,12 @@ class _Window:
 
     def take(self) -> None:
         """The chain's next token is a candidate of this window."""
-        source, self.last = self.last.source, self.last.drawn
+        source, drawn = self.last.source, self.last.drawn
+        assert source is not None
+        assert drawn is not None
         self.draft_calls += self.source is None or self.source.forward != source.forward
         self.drafted += 1
-        self.source = source
+        self.source, self.last = source, drawn
 
 
 class Windows:
@@ -92,15 +94,15 @@ class Windows:
 
     def _signals(self, shown: Mapping[int, _Window]) -> Signals:
         windows = shown.values()
-        sources = [window.source for window in windows]
-        hidden = [source.hidden for source in sources]
+        sources = [window.source for window in windows if window.source is not None]
+        hidden = [source.hidden for source in sources if source.hidden is not None]
         signals = Signals(
             list(shown),
             [window.last.token for window in windows],
             [window.drafted for window in windows],
             torch.stack([source.logits for source in sources]),
             _probs(sources),
-            None if None in hidden else torch.stack(hidden),
+            torch.stack(hidden) if len(hidden) == len(sources) else None,
         )
         signals.fetch(self._policy.reads)
         return signals

@@ -56,4 +56,4 @@ class Foresight(LengthPolicy):
     """The oracle where the future is on record."""
 
     def lengths(self, draft: RecordedChains) -> np.ndarray:
-        return np.minimum(draft.agreeing, self.settings.max_tokens)
+        return np.asarray(np.minimum(draft.agreeing, self.settings.max_tokens))

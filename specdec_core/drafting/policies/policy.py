@@ -34,7 +34,8 @@ def build_policy(settings: PolicySettings, load_head: Callable[[str], LoadedHead
     Raises:
         UserError: nothing that decodes can follow it.
     """
-    return run_time(settings)(settings, *map(load_head, settings.heads))
+    built: LengthPolicy = run_time(settings)(settings, *map(load_head, settings.heads))
+    return built
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class LengthPolicy:
     def limit(self, slot: int, batch: int = 1) -> int:
         """Candidate tokens at most in the coming round of `slot`, which `batch` requests share;
         asked once, as it begins."""
-        return self.settings.max_tokens
+        return int(self.settings.max_tokens)
 
     def go_on(self, signals: Signals) -> Sequence[bool]:
         """For each slot, whether to draft another candidate."""

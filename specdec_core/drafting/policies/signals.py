@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from specdec_core.tokens.sampling import to_host
+
+T = TypeVar("T")
 
 
 class Signals:
@@ -49,10 +52,14 @@ class Signals:
         chosen = list(places)
         if chosen == list(range(len(self.slots))):
             return self
-        pick = lambda values: [values[place] for place in chosen]  # noqa: E731
+
+        def pick(values: Sequence[T]) -> list[T]:
+            return [values[place] for place in chosen]
+
         names = pick(self.slots), pick(self.tokens), pick(self.positions)
-        places = chosen if self._places is None else pick(self._places)
-        part = Signals(*names, *self._states, places)
+        part = Signals(
+            *names, *self._states, chosen if self._places is None else pick(self._places)
+        )
         known = {name: pick(self.__dict__[name]) for name in _MEASURED if name in self.__dict__}
         part.__dict__.update(known)
         return part
@@ -77,11 +84,12 @@ class Signals:
 
     @cached_property
     def hidden(self) -> Tensor | None:
-        return self._own(self._states[2])
+        states = self._states[2]
+        return None if states is None else self._own(states)
 
-    def _own(self, states: Tensor | None) -> Tensor | None:
+    def _own(self, states: Tensor) -> Tensor:
         places = self._places
-        if states is None or places is None:
+        if places is None:
             return states
         first, count = places[0], len(places)
         consecutive = places == list(range(first, first + count))
@@ -94,8 +102,8 @@ class Signals:
     @cached_property
     def probs(self) -> Tensor:
         """The draft distribution q (n, vocabulary); at temperature 1 when decoding is greedy."""
-        given = self._own(self._states[1])
-        return self._scores.softmax(dim=-1) if given is None else given
+        given = self._states[1]
+        return self._scores.softmax(dim=-1) if given is None else self._own(given)
 
     @cached_property
     def top_probability(self) -> list[float]:
@@ -131,7 +139,8 @@ class Signals:
         if self._states[1] is None:
             # Three times as fast as entr, whose care for zeros is not needed here.
             return (self.probs * self._scores.log_softmax(dim=-1)).sum(dim=-1).neg()
-        return torch.special.entr(self.probs).sum(dim=-1)
+        terms: Tensor = torch.special.entr(self.probs)
+        return terms.sum(dim=-1)
 
 
 _MEASURED = {

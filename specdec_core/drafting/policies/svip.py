@@ -47,4 +47,4 @@ class SvipPolicy(Rule):
         return value > self.settings.threshold**2
 
     def thresholds(self, values: np.ndarray) -> np.ndarray:
-        return np.sqrt(values)
+        return np.asarray(np.sqrt(values))

@@ -13,6 +13,7 @@ import inspect
 import json
 import logging
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -76,7 +77,8 @@ class Packages(Graphs):
         if graph is None:
             graph = self._loaded[kind] = self._open(*kind, inputs)
         feed, sees, columns, keys, values = inputs
-        return graph.boxed_run([feed, *sees, columns, *keys, *values])
+        outputs: Sequence[Tensor] = graph.boxed_run([feed, *sees, columns, *keys, *values])
+        return outputs
 
     def _open(self, several_rows: bool, several_tokens: bool, inputs: Inputs) -> Any:
         name = f"{'rows' if several_rows else 'row'}-{'tokens' if several_tokens else 'token'}"
@@ -153,7 +155,7 @@ def _digest(step: Step, weights: str, positions: int) -> str:
 
 
 def _this() -> ModuleType:
-    return inspect.getmodule(_digest)
+    return sys.modules[__name__]
 
 
 @contextmanager

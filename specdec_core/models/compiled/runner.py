@@ -81,7 +81,7 @@ class CompiledRunner(ModelRunner):
     ) -> Tensor:
         if self._graphs is not None:
             try:
-                return self._run_graph(list(rows), tokens, parents)
+                return self._run_graph(self._graphs, list(rows), tokens, parents)
             except CannotCompile as reason:
                 warnings.warn(f"running without compiled graphs: {reason}", stacklevel=2)
                 self._graphs = self._chosen = None
@@ -90,12 +90,13 @@ class CompiledRunner(ModelRunner):
 
     def _run_graph(
         self,
+        graphs: Graphs,
         rows: list[int],
         tokens: Sequence[Sequence[int]],
         parents: Sequence[Sequence[int]] | None,
     ) -> Tensor:
-        width = self._graphs.width(max(self._width, *map(len, tokens)))
-        first, count = self._graphs.cover(rows, self.cache.slots)
+        width = graphs.width(max(self._width, *map(len, tokens)))
+        first, count = graphs.cover(rows, self.cache.slots)
         end = max(self.lengths[row] for row in rows) + width
         if end >= self.cache.positions:
             raise ValueError(f"{end} tokens do not fit in a slot of {self.cache.positions}")
@@ -114,10 +115,10 @@ class CompiledRunner(ModelRunner):
         inputs = (
             torch.tensor(feed, device=self.device),
             [self._sees(slices.sees(window), places, count) for window in self._windows.values()],
-            self._columns(self._graphs.end(end, self.cache.positions)),
+            self._columns(graphs.end(end, self.cache.positions)),
             *self._stored(first, count),
         )
-        logits, chosen, hidden = self._graphs.run(inputs)
+        logits, chosen, hidden = graphs.run(inputs)
         if places is not None:
             logits, chosen = logits[places], chosen[places]
             hidden = hidden[places] if self._watched else hidden
@@ -139,7 +140,7 @@ class CompiledRunner(ModelRunner):
         """Every layer's keys and values of `count` rows."""
         found = self._stores.get((first, count))
         if found is None:
-            rows, layers = slice(first, first + count), self.cache.layers
+            rows, layers = slice(first, first + count), self.cache.held()
             with torch.inference_mode(False):  # torch.compile takes no other views
                 keys = [layer.keys[rows] for layer in layers]
                 values = [layer.values[rows] for layer in layers]

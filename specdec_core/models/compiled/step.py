@@ -66,16 +66,18 @@ class Step(nn.Module):
             kind: _mask(own, starts, positions, columns, window)
             for own, (kind, window) in zip(sees, self.windows.items(), strict=True)
         }
-        layers = [
-            _Layer(own_keys, own_values, rows, places, columns.shape[0])
-            for own_keys, own_values in zip(keys, values, strict=True)
-        ]
+        cache = Cache(
+            layers=[
+                _Layer(own_keys, own_values, rows, places, columns.shape[0])
+                for own_keys, own_values in zip(keys, values, strict=True)
+            ]
+        )
         self._read.clear()
         output = self.model(
             input_ids=ids,
             position_ids=positions.clamp(max=self.last_position),
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
-            past_key_values=Cache(layers=layers),
+            past_key_values=cache,
             use_cache=True,
         )
         hidden = self._read.pop()
@@ -101,11 +103,13 @@ class _Layer(CacheLayerMixin):
     """A layer of the slot cache whose place to write to is a tensor."""
 
     is_sliding = False
+    keys: Tensor
+    values: Tensor
 
     def __init__(
         self, keys: Tensor, values: Tensor, rows: Tensor, places: Tensor, end: int
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers' own
         self.keys, self.values, self.is_initialized = keys, values, True
         self._at, self._end = (rows, slice(None), places), end
 

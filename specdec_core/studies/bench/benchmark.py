@@ -16,6 +16,7 @@ from pydantic import Field, PositiveInt
 
 from specdec_core.base.environment import environment
 from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
 from specdec_core.config import (
     AUTOREGRESSIVE,
     Configuration,
@@ -31,7 +32,6 @@ from specdec_core.engine.engine import Engine
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import Conversation, conversations
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet, digest
-from specdec_core.search.observer import Observer
 from specdec_core.search.plan import Plan, PromptSource
 from specdec_core.studies.bench.limits import ForwardClock, oracle_limits, widths_of
 from specdec_core.studies.bench.race import Contestant, Other, Own, race, take

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
+import pandas as pd
 import torch
 
 from specdec_core.config import Document
@@ -19,8 +20,25 @@ from specdec_core.models.alignment import Trajectory, measure_alignment
 from specdec_core.models.fingerprints import TARGET
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import ModelRunner
-from specdec_core.studies.bench.result import BenchResult, Effort, Forwards, OracleLimit, Row, Take
+from specdec_core.studies.bench.result import (
+    OURS,
+    BenchResult,
+    Effort,
+    Forwards,
+    OracleLimit,
+    Row,
+    Take,
+)
 
+PARTS = {  # of a token's time, and what they are called
+    "target_forward": "target forwards",
+    "draft_forward": "draft forwards",
+    "policy": "policy",
+    "verify": "verification",
+    "bookkeeping": "bookkeeping",
+    "prefill": "prefill",
+    "outside": "outside rounds",
+}
 TIMES = 15  # that a width is timed in each repeat, all widths in turns
 
 
@@ -135,14 +153,16 @@ def split(row: Row, forwards: Mapping[str, Forwards], draft: str | None) -> Spli
     if not efforts or TARGET not in forwards:
         return None
     run = sum(effort.draft_forwards for effort in efforts)
-    if run and draft not in forwards:
-        return None
+    drafts = 0.0
+    if run:
+        if draft is None or draft not in forwards:
+            return None
+        drafts = sum(e.draft_forwards * forwards[draft].at(_draft_width(e)) for e in efforts)
     target = sum(
         count * forwards[TARGET].at(width)
         for effort in efforts
         for width, count in effort.widths.items()
     )
-    drafts = sum(e.draft_forwards * forwards[draft].at(_draft_width(e)) for e in efforts if run)
     takes = [take for own in row.takes for take in own]
     tokens = max(sum(take.tokens for take in takes), 1)
     parts = {part: sum(e.seconds[part] for e in efforts) / tokens for part in efforts[0].seconds}
@@ -201,6 +221,37 @@ def of_oracle(result: BenchResult, row: Row, draft: str | None) -> float | None:
     prefill = sum(effort.seconds["prefill"] for effort in efforts) / tokens
     whole = sum(sum(take.seconds) for take in takes) / tokens
     return (oracle.seconds_per_token + prefill) / whole
+
+
+def limits(result: BenchResult, row: Row) -> tuple[Split | None, float | None]:
+    """Where a row's time went, and its speed as a share of the oracle's; None where unknown."""
+    if row.configuration is None:
+        return None, None
+    draft = row.configuration.draft_of(result.pair.drafts)
+    return split(row, result.forwards, draft), of_oracle(result, row, draft)
+
+
+def limits_frame(result: BenchResult, temperature: float) -> pd.DataFrame:
+    """One row for each of ours that ran rounds, the fastest first: milliseconds of a token by where
+    they went, and the speed as a share of what its forwards alone would allow and of the
+    oracle's."""
+    rows = []
+    for row in result.at(temperature, OURS):
+        parts, oracle = limits(result, row)
+        if parts is not None:
+            rows.append(
+                {
+                    "contestant": row.name,
+                    "temperature": temperature,
+                    "ms_per_token": 1e3 * parts.whole,
+                    "of_forwards": parts.of_forwards,
+                    "of_oracle": oracle,
+                    "beside_forwards": parts.beside_share,
+                    **{f"{name}_ms": 1e3 * getattr(parts, name) for name in PARTS},
+                }
+            )
+    frame = pd.DataFrame(rows)
+    return frame.sort_values("ms_per_token").reset_index(drop=True) if rows else frame
 
 
 def _efforts(row: Row) -> list[Effort]:

@@ -150,7 +150,8 @@ def take(
     seed: int,
 ) -> Take:
     """Every turn of a prompt; only the decoding is timed."""
-    seconds, outputs, answers, generations = [], [], [], []
+    seconds, outputs, generations = [], [], []
+    answers: list[str] = []
     for _ in range(prompt.turns):
         tokens = prompt.tokens(answers)
         start = perf_counter()

@@ -14,13 +14,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from specdec_core.base.errors import UserError
+from specdec_core.base.files import write_atomically
+from specdec_core.base.names import plain_name
 from specdec_core.prompts.prompt_sets import file_records
 from specdec_core.studies.bench.result import BenchResult, Row
 
@@ -90,6 +93,16 @@ def _model_id(row: Row) -> str:
     return f"{row.group}: {row.name}, temperature {row.temperature:g}"
 
 
+def write_answers(result: BenchResult, folder: Path, decode: Callable[[list[int]], str]) -> None:
+    """Write the answer files, one a row and repeat, below `<folder>/spec_bench`, where the prompts
+    have categories."""
+    for number, row in enumerate(result.rows if any(result.categories) else ()):
+        name = f"{number:02}-{row.group}-{plain_name(row.name)}-T{row.temperature:g}.jsonl"
+        for repeat in range(result.repeats):
+            path = folder / "spec_bench" / f"run_{repeat + 1}" / name
+            write_atomically(path, dump(answers(result, row, repeat, decode)))
+
+
 def dump(found: Sequence[Answer]) -> str:
     """Answers as JSONL."""
     return "".join(json.dumps(answer) + "\n" for answer in found)
@@ -132,6 +145,31 @@ def speed(
         mean_accepted=float(np.mean(accepted)) if accepted else math.nan,
         speedup=mean / float(np.mean(other)) if other else math.nan,
     )
+
+
+def tasks_frame(result: BenchResult, baseline: Sequence[Answer] | None = None) -> pd.DataFrame:
+    """One row a contestant, temperature and task, over all repeats. Speedups are over `baseline`,
+    unset over our autoregressive decoding at the same temperature."""
+    tasks = tasks_of([category or "" for category in result.categories])
+    rows = []
+    for temperature in result.temperatures:
+        own = result.autoregressive(temperature)
+        against = baseline if baseline is not None else _all_answers(result, own) if own else None
+        for row in result.at(temperature):
+            found = _all_answers(result, row)
+            for task in tasks:
+                place = {
+                    "contestant": row.name,
+                    "group": row.group,
+                    "temperature": temperature,
+                    "task": task,
+                }
+                rows.append(place | asdict(speed(found, against, task)))
+    return pd.DataFrame(rows)
+
+
+def _all_answers(result: BenchResult, row: Row) -> list[Answer]:
+    return [own for repeat in range(result.repeats) for own in answers(result, row, repeat)]
 
 
 def _rates(found: Sequence[Answer], task: str) -> list[float]:

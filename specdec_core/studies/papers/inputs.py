@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
 from specdec_core.drafting.datastores.datastore import open_datastore, resolve_datastore
 from specdec_core.models.fingerprints import tokenizer_digest
 from specdec_core.prompts.prompt_sets import Prompt, load_prompts
-from specdec_core.search.observer import Observer
 from specdec_core.studies.papers.plan import Datastore, PaperPlan, PromptsOf
 from specdec_core.training.datastores.build import write_datastore
 from specdec_core.training.datastores.corpus import encode, read_texts

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
+from typing import Any, get_args
 
+import pandas as pd
 from pydantic import Field
 
 from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration, Document, PairSpec
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.results import Timing
-from specdec_core.studies.papers.plan import PaperPlan, Quantity, Table
+from specdec_core.studies.papers.plan import Method, PaperPlan, Quantity, Table
 from specdec_core.tokens.statistics import Counts, Generation, path_rate
 
 
@@ -85,6 +87,18 @@ class PapersResult(Document):
         found = self.find(prompts, configuration)
         return math.nan if found is None else found.metrics.get(quantity, math.nan)
 
+    def frame(self, key: str) -> pd.DataFrame:
+        """A table's numbers, one row a method, prompt set and value of what it varies: every
+        quantity that was measured, the ratio's interval, the counts."""
+        table = self.plan.tables[key]
+        return pd.DataFrame(
+            _row(table, method, number, found)
+            for method in self.plan.methods(key)
+            for number, configuration in enumerate(method.configurations)
+            for prompts in self.sets_of(table)
+            if (found := self.find(prompts, configuration)) is not None
+        )
+
     @cached_property
     def _index(self) -> dict[tuple[str, Configuration], Measured]:
         return {(m.prompts, m.configuration): m for m in self.measured}
@@ -95,3 +109,21 @@ class PapersResult(Document):
     @classmethod
     def load(cls, folder: Path) -> PapersResult:
         return cls.model_validate_json((Path(folder) / "papers.json").read_text())
+
+
+def _row(table: Table, method: Method, number: int, found: Measured) -> dict[str, Any]:
+    timing, configuration = found.timing, found.configuration
+    return {
+        "method": method.label,
+        "prompts": found.prompts,
+        **({table.varied: table.values[number]} if table.varied else {}),
+        "temperature": configuration.sampling.temperature,
+        "lossless": configuration.lossless,
+        **{name: found.metrics.get(name, math.nan) for name in get_args(Quantity)},
+        "speedup_low": timing.low if timing else math.nan,
+        "speedup_high": timing.high if timing else math.nan,
+        "differing_outputs": timing.differing_outputs if timing else math.nan,
+        **found.counts,
+        "configuration": configuration.label,
+        "config_id": configuration.id,
+    }

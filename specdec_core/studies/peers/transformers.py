@@ -68,7 +68,8 @@ def transformers_generate(
         options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
     eos = sorted(pair.eos_token_ids)
     ids = torch.tensor([tokens], device=pair.target.device)
-    output = pair.target.generate(
+    target: Any = pair.target  # causal models generate, which their base class does not say
+    output = target.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         do_sample=temperature > 0,
@@ -77,7 +78,7 @@ def transformers_generate(
         pad_token_id=eos[0] if eos else 0,
         **options,
     )
-    return output[0, len(tokens) :].tolist()
+    return list(output[0, len(tokens) :].tolist())
 
 
 class TransformersPeer(Peer):
@@ -116,6 +117,7 @@ class TransformersPeer(Peer):
         temperature: float = 0.0,
         seed: int = 0,
     ) -> list[int]:
+        assert self._pair is not None  # it is open
         return transformers_generate(
             self._pair, self._mode, self._draft, prompt_tokens, max_new_tokens, temperature, seed
         )

@@ -70,7 +70,7 @@ class VllmPeer(Peer):
         runner = pair.spec.runner
         speculative = mode.speculative
         if draft is not None:
-            speculative = {**speculative, "model": resolve_path(pair.spec.drafts[draft])}
+            speculative = {**(speculative or {}), "model": resolve_path(pair.spec.drafts[draft])}
         self._engine = {
             "model": resolve_path(pair.spec.target),
             "generation_config": "vllm",  # not what the checkpoint asks for
@@ -123,7 +123,8 @@ class VllmPeer(Peer):
             "seed": seed,
             "eos": self._eos,
         }
-        return self._worker.ask(request, _DECODE)["tokens"]
+        assert self._worker is not None  # it is open
+        return list(self._worker.ask(request, _DECODE)["tokens"])
 
     def close(self) -> None:
         if self._worker is not None:

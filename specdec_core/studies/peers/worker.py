@@ -38,6 +38,9 @@ class Worker:
             bufsize=0,
             start_new_session=True,  # Ctrl-C is for the parent, which then stops it
         )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
 
     def ask(self, question: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         """The answer to one question.
@@ -48,7 +51,7 @@ class Worker:
                 JSON object. It is stopped then.
         """
         try:
-            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._stdin.write(json.dumps(question).encode() + b"\n")
             line = self._read_line(monotonic() + timeout)
         except BrokenPipeError:
             line = b""
@@ -74,17 +77,17 @@ class Worker:
         with suppress(ProcessLookupError):  # it and its children may be gone already
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self._process.stdin.close()
-        self._process.stdout.close()
+        self._stdin.close()
+        self._stdout.close()
         self._log.close()
 
     def _read_line(self, deadline: float) -> bytes:
         """A line without its end; empty when the output ends before."""
         while b"\n" not in self._pending:
-            ready, _, _ = select.select([self._process.stdout], [], [], deadline - monotonic())
+            ready, _, _ = select.select([self._stdout], [], [], deadline - monotonic())
             if not ready:
                 raise TimeoutError
-            chunk = self._process.stdout.read(1 << 16)
+            chunk = self._stdout.read(1 << 16)
             if not chunk:
                 return b""
             self._pending += chunk

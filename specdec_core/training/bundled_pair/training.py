@@ -150,7 +150,8 @@ def train_tokenizer(settings: Settings, work: Path) -> PreTrainedTokenizerFast:
         partial = folder.with_suffix(".partial")
         tokenizer.save_pretrained(partial)
         partial.rename(folder)
-    return PreTrainedTokenizerFast.from_pretrained(folder)
+    trained: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
+    return trained
 
 
 class Rows:
@@ -352,7 +353,8 @@ def sharpen(settings: Settings, work: Path, tokenizer: PreTrainedTokenizerFast) 
         # The teacher is the model that is shipped, rounding included.
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16())
-    return model.eval()
+    model.eval()
+    return model
 
 
 def _definition_prefixes(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> list[list[int]]:
@@ -672,9 +674,9 @@ def export(settings: Settings, work: Path, tokenizer: PreTrainedTokenizerFast, o
         folder = out / "weights" / name
         model.bfloat16().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    counts = {"held_out": settings.held_out_prompts, "seen": settings.seen_prompts}
     references = []
-    for split, count in counts.items():
+    for split in corpus.SPLITS:
+        count = {"held_out": settings.held_out_prompts, "seen": settings.seen_prompts}[split]
         references += corpus.choose_references(split, tokenizer, count, modules=settings.modules)
     corpus.save_references(references, out / "prompts.json")
 
@@ -702,7 +704,7 @@ def evaluate(
     results["held_out_loss"]["target before sharpening"] = corpus_loss(soft, rows)
 
     results |= {"alignment": {}, "distinct": {}}
-    for done, split in enumerate(("held_out", "seen"), start=1):
+    for done, split in enumerate(corpus.SPLITS, start=1):
         prompts = corpus.resolve_prompts(split, tokenizer, path=out / "prompts.json")
         ids = [tokenizer(text)["input_ids"] for _, text in prompts]
         whole = greedy_trajectories(loaded["target"], ids, settings.new_tokens)

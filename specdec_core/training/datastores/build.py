@@ -60,4 +60,4 @@ def suffix_array(tokens: np.ndarray) -> np.ndarray:
     from pydivsufsort import divsufsort
 
     suffixes = divsufsort(tokens.astype(tokens.dtype.newbyteorder("=")))
-    return suffixes.astype(np.int32 if len(tokens) < 2**31 else np.int64)
+    return np.asarray(suffixes, np.int32 if len(tokens) < 2**31 else np.int64)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
 from specdec_core.prompts import stdlib as corpus
 from specdec_core.prompts.prompt_sets import file_records
 from specdec_core.recordings.schema import Recording
@@ -18,7 +19,12 @@ BUNDLED = ("bundled:train", "bundled:seen", "bundled:held_out")
 _KEYS = ("text", "prompt", "completion")
 _AT_ONCE = 64  # texts
 
-Observer = Callable[[int], None]  # told of the tokens of each document
+
+class CorpusObserver(Observer):
+    """Follows a corpus as it is read."""
+
+    def read(self, tokens: int) -> None:
+        """One more document was read, of so many tokens."""
 
 
 def read_texts(source: str) -> Iterator[str]:
@@ -46,34 +52,36 @@ def read_texts(source: str) -> Iterator[str]:
         )
 
 
-def encode(texts: Iterable[str], tokenizer: Any, tell: Observer | None = None) -> Iterator[list]:
+def encode(
+    texts: Iterable[str], tokenizer: Any, observer: CorpusObserver | None = None
+) -> Iterator[list[int]]:
     """The tokens of each text, without special ones."""
     texts = iter(texts)
     while batch := list(islice(texts, _AT_ONCE)):
         encoded = tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]
         for tokens in encoded:
-            if tell:
-                tell(len(tokens))
+            if observer:
+                observer.read(len(tokens))
             yield tokens
 
 
-def recorded(recording: Recording, tell: Observer | None = None) -> Iterator[Sequence[int]]:
+def recorded(
+    recording: Recording, observer: CorpusObserver | None = None
+) -> Iterator[Sequence[int]]:
     """The recorded prompts, each with what the target wrote."""
     prompts = recording.prompts
     for prompt, output in zip(prompts.tokens, prompts.outputs, strict=True):
-        if tell:
-            tell(len(prompt) + len(output))
+        if observer:
+            observer.read(len(prompt) + len(output))
         yield [*prompt.tolist(), *output.tolist()]
 
 
 def _bundled(source: str) -> Iterator[str]:
     if source not in BUNDLED:
         raise UserError(f"{source}: no such bundled corpus; there are {', '.join(BUNDLED)}")
-    split = source.removeprefix("bundled:")
-    left_out = set()
-    if split == "train":
-        split, left_out = "seen", {r.module for r in corpus.load_references("seen")}
-    for module in corpus.modules_of(split):
+    train = source == "bundled:train"
+    left_out = {r.module for r in corpus.load_references("seen")} if train else set()
+    for module in corpus.modules_of("held_out" if source == "bundled:held_out" else "seen"):
         if module not in left_out:
             yield corpus.module_source(module)
 

@@ -187,13 +187,14 @@ def acceptance(trace: Trace, rows: np.ndarray, sampling: Sampling) -> np.ndarray
     """Acceptance probabilities (n,) float32 of the draft's tokens at trajectory rows (n,): under
     rejection sampling min(1, p/q), else 1 where they are the target's."""
     if sampling.fixed_output:
-        return (trace.draft_token[rows] == trace.target_token[rows]).astype(np.float32)
+        return np.asarray(trace.draft_token[rows] == trace.target_token[rows], np.float32)
     ratio = trace.draft_token_target_probability[rows] / trace.probability[rows]
-    return np.minimum(ratio, 1).astype(np.float32)
+    return np.asarray(np.minimum(ratio, 1), np.float32)
 
 
 def _keys(prompt: np.ndarray, position: np.ndarray, step: np.ndarray) -> np.ndarray:
-    return (prompt.astype(np.int64) << 40) | (position.astype(np.int64) << 16) | step
+    behind = (position.astype(np.int64) << 16) | step
+    return np.asarray((prompt.astype(np.int64) << 40) | behind)
 
 
 def training_digest(spec: HeadSpec, examples: Examples, settings: TrainingSettings) -> str:

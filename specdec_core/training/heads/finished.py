@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from specdec_core.base.observer import Observer
 from specdec_core.drafting.heads.card import HeadCard
-from specdec_core.search.observer import Observer
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.cost import Hardware
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.folder import SweepFolder
-from specdec_core.search.observer import Observer
+from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import Plan
 from specdec_core.search.results import SweepResult, Trial
 from specdec_core.search.round_tables import Rounds
@@ -45,7 +45,7 @@ class PidTrial(IdleTrial):
         return result
 
 
-def count(folder: Path, tell: Observer, trial: type[IdleTrial] = IdleTrial) -> SweepResult:
+def count(folder: Path, tell: SweepObserver, trial: type[IdleTrial] = IdleTrial) -> SweepResult:
     """Count what `folder` does not hold, with trials that take next to no time."""
     own = SweepFolder(folder / "sweeps" / "idle")
     result = SweepResult(
@@ -66,7 +66,7 @@ def test_every_process_counts_and_none_is_started_in_vain(
     ray_running: None, tmp_path: Path
 ) -> None:
     register_pickle_by_value(sys.modules[__name__])  # else processes import what this file does
-    result = count(tmp_path, Observer(), PidTrial)
+    result = count(tmp_path, SweepObserver(), PidTrial)
     assert len({trial.id for trial in result.trials}) == len(result.trials) == COUNT
     found = [pd.read_parquet(file) for file in tmp_path.glob("sweeps/idle/trials/*.parquet")]
     assert len(found) == COUNT
@@ -76,7 +76,7 @@ def test_every_process_counts_and_none_is_started_in_vain(
 def test_a_full_disk_ends_counting_in_one_line_and_with_room_it_goes_on(
     ray_running: None, small_disk: SmallDisk
 ) -> None:
-    class Filler(Observer):
+    class Filler(SweepObserver):
         def __init__(self, after: int) -> None:
             self.after, self.finished = after, 0
 

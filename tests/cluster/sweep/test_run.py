@@ -25,7 +25,7 @@ from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.search.folder import SweepFolder, find_trial
-from specdec_core.search.observer import Observer
+from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import Plan, ResolvedPlan
 from specdec_core.search.results import SweepResult, Timing, Trial
 from specdec_core.tokens.statistics import Counts, Generation
@@ -42,7 +42,7 @@ SEARCH = [
 ]
 
 
-class Heard(Observer):
+class Heard(SweepObserver):
     def __init__(self) -> None:
         self.finished: list[str] = []
         self.warnings: list[str] = []

@@ -9,8 +9,8 @@ import ray
 
 from cluster.sweep import timing
 from cluster.sweep.timing import alone, lost, start_bench
+from specdec_core.base.observer import Observer
 from specdec_core.config import PairSpec
-from specdec_core.search.observer import Observer
 
 pytestmark = pytest.mark.usefixtures("ray_running")
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
 
-from dashboards.bandits import bandits_table, drawings, headline, markdown, page
 from dashboards.figures.regret import arm_shares, bound_of, regret_curves, regret_table
+from dashboards.outputs.console import table as console_table
+from dashboards.outputs.html import page
+from dashboards.outputs.markdown import document
+from dashboards.reports.bandits import headline, report
+from dashboards.sections import Origin
 from specdec_core.config import parse
 from specdec_core.models.pair import Pair
 from specdec_core.studies.bandits import ArmComparison, ArmsPlan, race
@@ -96,16 +101,19 @@ def test_the_table_belongs_to_the_figure(comparison: ArmComparison) -> None:
 
 
 def test_the_page_needs_no_network_and_says_who_won(comparison: ArmComparison) -> None:
-    table = comparison.table()
-    drawn = drawings(comparison)
-    html = page(comparison, drawn, "name", "pair", ["a note"])
+    shown = report(comparison, Origin(name="name", pair="pair", notes=["a note"]))
+    html, text = page(shown), document(shown)
     assert "cdn" not in html.split("<script>")[0]
-    assert headline(table) in html.replace("&#39;", "'")
-    assert all(f'data-plot="{name}"' in html for name in drawn)
-    text = markdown(table, comparison.shares(), ["a note"])
-    assert text.count("\n| UCB of 2 arms") == 4  # two rules, in two tables
+    assert headline(comparison.table()) in html.replace("&#39;", "'")
+    for key in ("regret", "regret_seconds", "arms"):
+        assert f'data-plot="{key}"' in html
+    tables = [section for section in shown.sections if section.shown is not None]
+    assert [section.key for section in tables] == ["table", "shares", "regret"]
+    assert len(re.findall(r"\n\| (\*\*)?UCB of 2 arms", text)) == 2 * len(
+        tables
+    )  # two rules in each
     assert "- a note" in text
-    assert bandits_table(table).row_count == len(comparison.entrants)
+    assert console_table(tables[0]).row_count == len(comparison.entrants)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from specdec_core.drafting.heads.storage import save_head
 from specdec_core.models.pair import fingerprints
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.folder import SweepFolder
-from specdec_core.search.observer import Observer
+from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import Plan, ResolvedPlan
 from specdec_core.search.replaying import open_replay
 from specdec_core.search.results import SweepResult, Trial
@@ -50,7 +50,7 @@ SEARCH = [
 ]
 
 
-class Heard(Observer):
+class Heard(SweepObserver):
     def __init__(self) -> None:
         self.finished: list[str] = []
         self.warnings: list[str] = []

@@ -21,6 +21,7 @@ from specdec_core.models.cache import SlotLayer
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import ModelRunner
 from specdec_core.studies.long_context import CANDIDATES, measure_contexts, room_for
+from tests.specdec_core.studies.steps import Steps
 
 LAYERS, HEADS, SIZE = 2, 4, 16
 NEAR, FAR = 64, 448
@@ -136,16 +137,14 @@ def test_memory_is_slots_times_positions_and_does_not_grow(model: LlamaForCausal
 def test_every_context_is_measured_and_the_rest_is_what_the_forwards_leave(
     tiny_pair: Pair,
 ) -> None:
-    steps = []
-    table = measure_contexts(
-        tiny_pair, [5, 6, 7], (64, 16), repeats=1, on_step=lambda *step: steps.append(step)
-    )
+    steps = Steps()
+    table = measure_contexts(tiny_pair, [5, 6, 7], (64, 16), repeats=1, observer=steps)
     assert list(table["context"]) == [16, 64]
     parts = ["target_1", "target_8", "draft", "autoregressive_round", "round"]
     assert (table[parts] > 0).all(axis=None)
     forwards = table["target_8"] + CANDIDATES * table["draft"]
     torch.testing.assert_close((forwards + table["rest"]).to_list(), table["round"].to_list())
-    assert steps == [(n, 4) for n in range(1, 5)]
+    assert (steps.expected, steps.done) == (4, 4)
 
 
 def test_contexts_that_do_not_fit_are_one_line(tiny_pair: Pair) -> None:

@@ -20,20 +20,19 @@ from specdec_core.drafting.policies.pre_cut import PreCutSettings
 from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.studies.profiling import BATCHES, measure_policies, profile_pair
+from tests.specdec_core.studies.steps import Steps
 
 
 class TestProfilePair:
     def test_every_model_is_measured_at_every_shape(self, tiny_pair, tmp_path):
-        steps = []
-        profile = profile_pair(
-            tiny_pair, (1, 3), (8, 32), (1, 2), 2, on_step=lambda *step: steps.append(step)
-        )
+        steps = Steps()
+        profile = profile_pair(tiny_pair, (1, 3), (8, 32), (1, 2), 2, observer=steps)
         shapes = set(itertools.product((1, 3), (8, 32), (1, 2)))
         for cost in (profile.target, profile.drafts["draft"]):
             assert {(m.width, m.context, m.batch) for m in cost.measurements} == shapes
             assert all(m.seconds > 0 for m in cost.measurements)
             assert set(cost.terms) == set(Kind)
-        assert steps == [(i, 6) for i in range(1, 7)]
+        assert (steps.expected, steps.done) == (6, 6)
         assert profile.t_target(3) > 0
         assert profile.t_draft() > 0
         assert profile.round_overhead >= 0

@@ -1,0 +1,113 @@
+"""Numbers as text, the same in every table and sentence: ratios with their intervals, rates, times.
+
+A table's columns are given as a mapping from heading to cell: a function from a row to its text.
+What is unknown (None, NaN) is a dash.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from specdec_core.tokens.statistics import Ratio
+
+NONE = "–"
+_MARKS = "★=≈"  # before a number: the champion's, tied with it, estimated
+_INTERVAL = re.compile(r"(?s)(.+) \(([^()]*\d(?:–|…| to )[^()]*)\)$")
+_NUMBER = re.compile(rf"[{_MARKS} ]*[+−-]?[\d,.]+(e[+-]\d+)? ?(%|×|k|M)?( \(.*\)| of \d.*)?")
+
+Row = Mapping[str, Any]
+Cell = Callable[[Row], str]
+
+
+def unknown(value: Any) -> bool:
+    return value is None or bool(pd.isna(value))
+
+
+def as_number(value: float | None, form: str) -> str:
+    """A number by a format, as `.2f`, with a unit behind it, as `.2f×`; a dash if unknown."""
+    if unknown(value):
+        return NONE
+    spec, unit = (form[:-1], form[-1]) if form.endswith("×") else (form, "")
+    return f"{value:{spec}}{unit}"
+
+
+def as_ratio(value: float, low: float | None = None, high: float | None = None) -> str:
+    """How many times as fast, with the interval unless that is a point: `1.52× (1.40–1.63)`."""
+    text = as_number(value, ".2f×")
+    known = not (unknown(value) or unknown(low) or unknown(high)) and low != high
+    return f"{text} ({low:.2f}–{high:.2f})" if known else text
+
+
+def of_ratio(ratio: Ratio) -> str:
+    return as_ratio(ratio.value, ratio.low, ratio.high)
+
+
+def plain(value: Any) -> str:
+    """A value of any kind."""
+    if isinstance(value, float):
+        return NONE if math.isnan(value) else f"{value:.3f}" if value % 1 else f"{value:g}"
+    return NONE if value is None else str(value)
+
+
+def text(name: str) -> Cell:
+    """A column as it is."""
+    return lambda row: NONE if unknown(row[name]) else str(row[name])
+
+
+def number(name: str, form: str) -> Cell:
+    """A column by a format: :func:`as_number`."""
+    return lambda row: as_number(row[name], form)
+
+
+def count(name: str) -> Cell:
+    """A column of whole numbers."""
+    return lambda row: as_number(row[name], ",.0f")
+
+
+def milliseconds(name: str) -> Cell:
+    """A column of seconds."""
+    return lambda row: NONE if unknown(row[name]) else f"{1e3 * row[name]:.2f}"
+
+
+def ratio(name: str, low: str, high: str) -> Cell:
+    """A column of ratios and those of their intervals' ends."""
+    return lambda row: as_ratio(row[name], row[low], row[high])
+
+
+def interval(name: str, form: str) -> Cell:
+    """A column with those of its interval's ends, `<name>_low` and `<name>_high`."""
+    own, low, high = (number(name + end, form) for end in ("", "_low", "_high"))
+    return lambda row: NONE if unknown(row[name]) else f"{own(row)} ({low(row)} to {high(row)})"
+
+
+def table(rows: pd.DataFrame | Iterable[Row], columns: Mapping[Any, Cell]) -> pd.DataFrame:
+    """The text of each row by heading."""
+    records = rows.to_dict("records") if isinstance(rows, pd.DataFrame) else list(rows)
+    cells = {heading: [cell(row) for row in records] for heading, cell in columns.items()}
+    return pd.DataFrame(cells, dtype=object)
+
+
+def everything(frame: pd.DataFrame) -> pd.DataFrame:
+    """The text of a table that needs no columns of its own."""
+    return table(frame, {name: (lambda row, name=name: plain(row[name])) for name in frame.columns})
+
+
+def split(cell: str) -> tuple[str, str]:
+    """A cell's value and its interval; empty for a cell without one."""
+    found = _INTERVAL.fullmatch(cell)
+    return (found[1], found[2]) if found else (cell, "")
+
+
+def is_estimate(cell: str) -> bool:
+    return cell.startswith("≈")
+
+
+def numeric(cells: Iterable[str]) -> bool:
+    """Whether a column holds numbers, to be aligned on the right."""
+    known = [cell for cell in cells if cell not in ("", NONE)]
+    return all(map(_NUMBER.fullmatch, known))

@@ -1,0 +1,1 @@
+"""One writer each of sections and reports: console, Markdown, HTML, files, MLflow."""

@@ -1,0 +1,394 @@
+"""A benchmark of this engine against its peers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from dashboards import cells
+from dashboards.cells import Cell
+from dashboards.figures.bench import bench_figure, bench_svg
+from dashboards.figures.flame import draw_stacks
+from dashboards.sections import Origin, Report, Run, Section
+from specdec_core.base.names import plain_name
+from specdec_core.studies.bench import spec_bench
+from specdec_core.studies.bench.limits import PARTS, limits, limits_frame
+from specdec_core.studies.bench.result import (
+    OURS,
+    BenchResult,
+    Row,
+    over,
+    summary_frame,
+    times_frame,
+)
+
+MOST_FUNCTIONS = 15
+LIMITS = {
+    "": cells.text("contestant"),
+    "ms a token": cells.number("ms_per_token", ".2f"),
+    "of its forwards' speed": cells.number("of_forwards", ".0%"),
+    "of the oracle's": cells.number("of_oracle", ".0%"),
+    "of a round, no forward": cells.number("beside_forwards", ".0%"),
+}
+
+
+def report(result: BenchResult, baseline: Sequence[spec_bench.Answer] | None = None) -> Report:
+    """`baseline` are Spec-Bench answers to compare with, instead of our autoregressive ones."""
+    return Report(
+        command="bench",
+        title=f"Benchmark of {result.pair.name}",
+        origin=Origin(
+            name=result.name,
+            pair=result.pair.name,
+            notes=how_measured(result),
+            params={
+                "pair": result.pair.model_dump(mode="json"),
+                "prompts": {"source": result.prompts.source, "count": result.prompts.count},
+                "max_new_tokens": result.max_new_tokens,
+                "repeats": result.repeats,
+            },
+            started=result.started,
+            facts=result.environment,
+        ),
+        findings=findings(result),
+        parts=sections(result, baseline),
+        frames={"times": times_frame(result), "summary": summary_frame(result)},
+        metrics={
+            f"over_{plain_name(best.group)}_T{best.temperature:g}{end}": value
+            for best in result.headlines()
+            for end, value in (("", best.ratio), ("_low", best.low), ("_high", best.high))
+        },
+        tags={
+            "prompts": result.prompts.source,
+            "prompts_digest": result.prompts.digest,
+            **result.environment,
+        },
+        nested=list(_rows(result)),
+    )
+
+
+def sections(
+    result: BenchResult, baseline: Sequence[spec_bench.Answer] | None = None
+) -> list[Section]:
+    """The benchmark's tables."""
+    return [
+        *(_speed(result, temperature) for temperature in result.temperatures),
+        *(own for t in result.temperatures for own in _limits(result, t)),
+        *([_tasks(result, baseline)] if any(result.categories) else []),
+        *_forwards(result),
+        *_functions(result),
+        _contestants(result),
+    ]
+
+
+# What came out, in words
+
+
+def findings(result: BenchResult) -> list[str]:
+    """The lines that a reader looks for first."""
+    return [*_against_peers(result), *_against_limits(result), *_unequal(result)]
+
+
+def _against_peers(result: BenchResult) -> Iterator[str]:
+    for best in result.headlines():
+        chosen = (
+            f"both chosen on {len(result.ids) - best.prompts} prompts, compared on the"
+            f" {best.prompts} others"
+            if best.held_out
+            else f"both chosen on the same {best.prompts} prompts, which flatters both"
+        )
+        yield (
+            f"temperature {best.temperature:g}: our best, {best.ours}, is"
+            f" {cells.as_ratio(best.ratio, best.low, best.high)} {_whose(best.group)} best,"
+            f" {best.theirs} ({chosen})"
+        )
+
+
+def _against_limits(result: BenchResult) -> Iterator[str]:
+    for temperature in result.temperatures:
+        row, baseline = result.best(temperature, OURS), result.autoregressive(temperature)
+        if row is None or baseline is None:
+            continue
+        line = (
+            f"temperature {temperature:g}: {row.name} writes {row.tokens_per_second:.0f} tokens/s,"
+            f" {cells.of_ratio(over(row, baseline))} our autoregressive decoding"
+        )
+        parts, oracle = limits(result, row)
+        if parts is not None:
+            line += f"; {parts.of_forwards:.0%} of what its forwards alone would allow"
+            line += f" and {oracle:.0%} of the oracle's speed" if oracle is not None else ""
+            shares = {heading: getattr(parts, n) / parts.whole for n, heading in PARTS.items()}
+            shown = sorted(shares.items(), key=lambda item: -item[1])
+            line += f"; its time: {', '.join(f'{h} {share:.0%}' for h, share in shown)}"
+        yield line
+
+
+def _unequal(result: BenchResult) -> Iterator[str]:
+    for row in result.unequal():
+        own = row.agreement(result.autoregressive(row.temperature))
+        yield (
+            f"NOT LOSSLESS: {own.compared - own.equal} of {own.compared} outputs of {row.name}"
+            f" differ from autoregressive decoding's in float32, first at token {own.first}"
+        )
+
+
+def how_measured(result: BenchResult) -> list[str]:
+    """Command, models, prompts, machine."""
+    runner, pair = result.pair.runner, result.pair
+    drafts = ", ".join(f"{name} = {model}" for name, model in pair.drafts.items()) or "none"
+    prompts = result.prompts
+    return [
+        f"`{result.command}`",
+        f"target {pair.target} ({runner.target_dtype}), drafts {drafts} ({runner.draft_dtype});"
+        f" {runner.device}, threads {runner.threads}",
+        f"{prompts.count} prompts of {prompts.source} (sha256 {prompts.digest[:16]}…),"
+        f" {result.max_new_tokens} new tokens, repeats {result.repeats}: every prompt is decoded by"
+        " everybody in turn, another one beginning each time",
+        *result.notes,
+    ]
+
+
+# The tables
+
+
+def _speed(result: BenchResult, temperature: float) -> Section:
+    """Tokens a second and the ratios, the fastest first within each group."""
+    frame = summary_frame(result)
+    frame = frame[frame["temperature"] == temperature]
+    place = frame["group"].map({group: number for number, group in enumerate(result.groups)})
+    order = frame.assign(place=place).sort_values(
+        ["place", "tokens_per_second"], ascending=[True, False]
+    )
+    frame = order.drop(columns="place").reset_index(drop=True)
+    best = [result.best(temperature, group) for group in result.groups]
+    names = {(row.group, row.name) for row in best if row is not None}
+    pairs = zip(frame["group"], frame["contestant"], strict=True)
+    return Section(
+        key=f"temperature_{temperature:g}",
+        title=f"Temperature {temperature:g}",
+        note=_speed_note(result, temperature),
+        frame=frame,
+        shown=cells.table(frame, _speed_columns(result, temperature)),
+        figure=bench_figure(result, temperature),
+        svg=bench_svg(result, temperature),
+        marked=tuple(number for number, pair in enumerate(pairs) if pair in names),
+    )
+
+
+def _speed_columns(result: BenchResult, temperature: float) -> dict[str, Cell]:
+    against = {"over our autoregressive": "over_autoregressive"}
+    against |= {f"over {_whose(g)} best": f"over_{g}" for g in result.groups if g != OURS}
+    equal = {"equal to its own autoregressive": _equal("own")}
+    if len(result.groups) > 1:
+        equal["equal to ours"] = _equal("ours")
+    return {
+        "": cells.text("contestant"),
+        "tokens/s": cells.number("tokens_per_second", ".0f"),
+        **{
+            heading: cells.ratio(name, f"{name}_low", f"{name}_high")
+            for heading, name in against.items()
+        },
+        "MAT": cells.number("mean_accepted", ".2f"),
+        **(equal if temperature == 0 else {}),
+    }
+
+
+def _speed_note(result: BenchResult, temperature: float) -> str:
+    note = (
+        "Tokens a second: the median over repeats of each prompt's seconds a token, prefill"
+        " included, then the mean over prompts; ratios with 95 % bootstrap intervals of the pairs."
+        " A group's best is its fastest row on these prompts. MAT is tokens a target forward."
+    )
+    if temperature:
+        return (
+            f"{note} Outputs are samples and of different lengths: times are compared by the token."
+        )
+    dtype = result.pair.runner.target_dtype
+    return (
+        f"{note} Equal outputs are counted over all repeats, with the first token that differs: in"
+        f" {dtype} "
+        + (
+            "ours must all be equal."
+            if dtype == "float32"
+            else "near-ties can flip, because forwards of other widths round differently."
+        )
+    )
+
+
+def _limits(result: BenchResult, temperature: float) -> Iterator[Section]:
+    """How far from the physical limit each of ours is, and where the rest of the time goes."""
+    frame = limits_frame(result, temperature)
+    if not len(frame):
+        return
+    shares = {heading: _part(name) for name, heading in PARTS.items()}
+    yield Section(
+        key=f"limits_{temperature:g}",
+        title=f"Against the physical limit, temperature {temperature:g}",
+        note="Speed as a share of what its forwards alone would allow (those of the same widths,"
+        " timed by themselves in this run at"
+        f" {result.forwards['target'].context} tokens of context, and the prefill) and of the"
+        " oracle's (SpecDec++, Thm 4.1: a chain that always stops before its next rejection, at the"
+        " cost of its forwards alone; what also copies from the text can be faster); the part of a"
+        " round that is no forward; and where a token's time went.",
+        frame=frame,
+        shown=cells.table(frame, {**LIMITS, **shares}),
+        brief=list(LIMITS),
+    )
+
+
+def _part(name: str) -> Cell:
+    return lambda row: cells.as_number(row[f"{name}_ms"] / row["ms_per_token"], ".0%")
+
+
+def _tasks(result: BenchResult, baseline: Sequence[spec_bench.Answer] | None) -> Section:
+    """Spec-Bench's figures: speedup and mean accepted tokens of each task."""
+    frame = spec_bench.tasks_frame(result, baseline)
+    several = len(result.temperatures) > 1
+    rows: dict[tuple[str, float], dict[str, str]] = {}
+    for row in frame.to_dict("records"):
+        name, temperature = row["contestant"], row["temperature"]
+        label = f"{name}, T={temperature:g}" if several else name
+        shown = rows.setdefault((name, temperature), {"": label})
+        accepted = cells.as_number(row["mean_accepted"], ".2f")
+        shown[row["task"]] = cells.as_number(row["speedup"], ".2f×")
+        shown[row["task"]] += f" ({accepted})" if accepted != cells.NONE else ""
+        if row["task"] == spec_bench.OVERALL:
+            shown["tokens/s"] = cells.as_number(row["tokens_per_second"], ".0f")
+    reference = "the given answers" if baseline is not None else "our autoregressive decoding"
+    return Section(
+        key="tasks",
+        title="Spec-Bench's tasks",
+        note=f"By the definitions of Spec-Bench's script: speedup over {reference} (ratio of the"
+        " means over questions of tokens a second) and, in brackets, mean accepted tokens (of all"
+        " target forwards). A baseline's tokens are those it reports; the script counts its text"
+        " again, less one a turn.",
+        frame=frame,
+        shown=pd.DataFrame([*rows.values()], dtype=object),
+    )
+
+
+def _forwards(result: BenchResult) -> Iterator[Section]:
+    """What the forwards of the widths that occurred took."""
+    frame = pd.DataFrame(
+        {"model": model, "width": width, "context": own.context, "milliseconds": 1e3 * seconds}
+        for model, own in result.forwards.items()
+        for width, seconds in own.seconds.items()
+    )
+    if not len(frame):
+        return
+    wide = frame.pivot(index="model", columns="width", values="milliseconds")
+    wide = wide.loc[list(result.forwards)].reset_index()
+    widths = {str(width): cells.number(width, ".2f") for width in wide.columns[1:]}
+    yield Section(
+        key="forwards",
+        title="Forwards",
+        note="Medians, milliseconds, by how many tokens are fed at once, measured between the"
+        " repeats.",
+        frame=frame,
+        shown=cells.table(wide, {"": cells.text("model"), **widths}),
+        on_console=False,
+    )
+
+
+def _functions(result: BenchResult) -> Iterator[Section]:
+    """Where the time of our best goes, function by function, as a flame graph."""
+    profiled = result.profiled
+    if profiled is None or not profiled.seconds:
+        return
+    frame = pd.DataFrame(sorted(profiled.seconds.items()), columns=["stack", "seconds"])
+    own = frame.groupby(frame["stack"].str.rpartition(";")[2])["seconds"].sum()
+    shares = (own / own.sum()).nlargest(MOST_FUNCTIONS)
+    rows = [{"": name, "share": share} for name, share in shares.items()]
+    yield Section(
+        key="functions",
+        title="Where the time goes, function by function",
+        note=f"{profiled.contestant} at temperature {profiled.temperature:g}, decoding some of the"
+        " prompts once more: the share of the time that each function was seen in, what it calls"
+        " left out. The CSV has the whole stacks.",
+        frame=frame,
+        shown=cells.table(rows, {"": cells.text(""), "share": cells.number("share", ".1%")}),
+        figure=draw_stacks({tuple(k.split(";")): v for k, v in profiled.seconds.items()}),
+        on_console=False,
+    )
+
+
+def _contestants(result: BenchResult) -> Section:
+    """Versions and settings of everybody."""
+    frame = pd.DataFrame(
+        {
+            "contestant": row.name,
+            "group": row.group,
+            "version": row.version,
+            "settings": json.dumps(row.settings, ensure_ascii=False),
+        }
+        for row in {(row.group, row.name): row for row in result.rows}.values()
+    )
+    columns = {name if name != "contestant" else "": cells.text(name) for name in frame.columns}
+    return Section(
+        key="contestants",
+        title="Who took part",
+        frame=frame,
+        shown=cells.table(frame, columns),
+        style="long",
+        on_console=False,
+    )
+
+
+# MLflow
+
+
+def _rows(result: BenchResult) -> Iterator[Run]:
+    """A nested run a contestant and temperature."""
+    for row, values in zip(result.rows, summary_frame(result).to_dict("records"), strict=True):
+        tags = {
+            "group": row.group,
+            "version": row.version,
+            "lossless": str(row.lossless).lower(),
+            "temperature": f"{row.temperature:g}",
+        }
+        if row.configuration is not None:
+            tags["config_id"] = row.configuration.id
+        yield Run(
+            name=f"{row.group}: {row.name}, T={row.temperature:g}",
+            params=row.settings,
+            metrics=_row_metrics(result, row, values),
+            tags=tags,
+        )
+
+
+def _row_metrics(result: BenchResult, row: Row, values: Mapping[str, Any]) -> dict[str, float]:
+    metrics = {
+        name: float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and not pd.isna(value)
+    }
+    parts, oracle = limits(result, row)
+    if parts is not None:
+        metrics |= {"of_forwards": parts.of_forwards, "beside_forwards": parts.beside_share}
+        metrics |= {f"{name}_ms": 1e3 * getattr(parts, name) for name in PARTS}
+    if oracle is not None:
+        metrics["of_oracle"] = oracle
+    return metrics
+
+
+# Small things
+
+
+def _whose(group: str) -> str:
+    return f"{group}'" if group.endswith("s") else f"{group}'s"
+
+
+def _equal(name: str) -> Cell:
+    """How many outputs are equal to some reference's, and the first place where one is not."""
+
+    def cell(row: Mapping[str, Any]) -> str:
+        if cells.unknown(row[f"compared_{name}"]):
+            return cells.NONE
+        text = f"{row[f'equal_{name}']:.0f} of {row[f'compared_{name}']:.0f}"
+        first = row[f"first_difference_{name}"]
+        return text if cells.unknown(first) else f"{text}, from {first:.0f}"
+
+    return cell

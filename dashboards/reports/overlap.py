@@ -1,0 +1,111 @@
+"""PEARL against the chains of one process."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from dashboards import cells
+from dashboards.figures.timeline import timeline_figure
+from dashboards.sections import Origin, Report, Section, metric_name
+from specdec_core.drafting.pearl.timeline import busy
+from specdec_core.studies.overlap import ONE, PEARL, TWO, Overlap
+
+COLUMNS = {
+    "where": cells.text("where"),
+    "configuration": cells.text("configuration"),
+    "tokens/s": cells.number("tokens_per_second", ".0f"),
+    "over autoregressive": cells.ratio("speedup", "low", "high"),
+    "MAT": cells.number("mat", ".2f"),
+    "target ms": cells.number("target forward (ms)", ".2f"),
+    "draft ms": cells.number("draft forwards (ms)", ".2f"),
+    "other outputs": cells.text("differing"),
+}
+METRICS = ("tokens_per_second", "speedup", "mat")
+
+
+def report(result: Overlap, origin: Origin) -> Report:
+    """Everybody's speed, and who did what when."""
+    frame = result.frame()
+    return Report(
+        command="overlap",
+        title=f"Drafting beside the target: {origin.pair}",
+        origin=origin,
+        findings=findings(result),
+        parts=[_race(frame), _timeline(result)],
+        metrics={
+            metric_name(row["where"], row["configuration"], key): row[key]
+            for row in frame.to_dict("records")
+            for key in METRICS
+        },
+    )
+
+
+def findings(result: Overlap) -> list[str]:
+    """PEARL against the fastest chains, and what could have been gained."""
+    pearl, one, two = (result.best(name) for name in (PEARL, ONE, TWO))
+    lines = [
+        f"{pearl.configuration.label} is {cells.of_ratio(pearl.over(chain))} the fastest chain of"
+        f" {where}, {chain.configuration.label}"
+        for chain, where in ((one, "one thread"), (two, "two threads"))
+    ]
+    frame = result.frame().set_index(["where", "config_id"])
+    alone = frame.loc[(ONE, one.configuration.id)]
+    beside = frame.loc[(PEARL, pearl.configuration.id)]
+    t_t, drafting = alone["target forward (ms)"], alone["draft forwards (ms)"]
+    drafting += alone["policy (ms)"]
+    bound = (t_t + drafting) / max(t_t, drafting)
+    forwards, waiting = beside["target forward (ms)"], beside["draft forwards (ms)"]
+    rest = sum(beside[f"{part} (ms)"] for part in ("policy", "verification", "bookkeeping"))
+    whole = forwards + waiting + rest
+    return [
+        *lines,
+        f"in theory, were all of that chain's drafting hidden: {bound:.2f}× ({drafting:.2f} ms of"
+        f" drafting and {t_t:.2f} ms of the target, one after the other or side by side)",
+        f"a round of PEARL: target {forwards:.2f} ms, waiting for candidates {waiting:.2f} ms,"
+        f" everything else, messages included, {rest:.2f} ms ({rest / whole:.0%});"
+        f" {beside['mat']:.2f} tokens, the chain's {alone['mat']:.2f}",
+    ]
+
+
+def _race(frame: pd.DataFrame) -> Section:
+    """Everybody; the fastest of each place is marked."""
+    return Section(
+        key="overlap",
+        title="Drafting beside the target",
+        note="Milliseconds of a mean round; where the draft works beside the target, its column is"
+        " what the target waits for candidates. Other outputs are those unlike autoregressive"
+        " decoding's (near-ties of the data type).",
+        frame=frame,
+        shown=cells.table(frame, COLUMNS),
+        marked=tuple(frame.groupby("where")["tokens_per_second"].idxmax()),
+    )
+
+
+def _timeline(result: Overlap) -> Section:
+    """Who was busy for how much of one prompt."""
+    spans = result.spans
+    seconds = max(s.end for s in spans) - min(s.start for s in spans)
+    useful = busy([s for s in spans if not s.facts.get("useless")], "draft", "draft")
+    parts = {
+        "draft, drafting what may be of use": useful,
+        "draft, drafting what was too late": busy(spans, "draft", "draft") - useful,
+        "target, verifying": busy(spans, "target", "verify"),
+        "target, waiting for candidates": busy(spans, "target", "wait"),
+        "target, sending and receiving": busy(spans, "target", "talk"),
+    }
+    frame = pd.DataFrame({"who": list(parts), "seconds": list(parts.values())})
+    frame["share"] = frame["seconds"] / seconds
+    columns = {
+        "who": cells.text("who"),
+        "ms": cells.milliseconds("seconds"),
+        "of the time": cells.number("share", ".0%"),
+    }
+    return Section(
+        key="timeline",
+        title="Who did what when",
+        note=f"One prompt, {1e3 * seconds:.0f} ms. `trace.json` beside this file opens in Perfetto"
+        " or chrome://tracing.",
+        frame=frame,
+        shown=cells.table(frame, columns),
+        figure=timeline_figure(spans, "Draft and target side by side"),
+    )

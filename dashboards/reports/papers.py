@@ -1,0 +1,351 @@
+"""The papers' tables in our terms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import pandas as pd
+
+from dashboards import cells
+from dashboards.figures.papers import QUANTITIES, paper_figure
+from dashboards.sections import Origin, Report, Section, metric_name
+from specdec_core.config import DrafterSettings
+from specdec_core.drafting.bandit.settings import BanditSettings
+from specdec_core.search.results import Timing
+from specdec_core.studies.papers.plan import Method, Quantity, Table
+from specdec_core.studies.papers.result import Measured, PapersResult
+
+LESS_IS_BETTER = ("discard_rate", "verification_rate")
+MOST_COLUMNS = 6  # on a console
+LEGEND = (
+    "Bold: the best of its column among lossless methods; “=” before a ratio: cannot be told from "
+    "the fastest (the 95 % interval of the paired ratio includes 1); “(lossy)”: the output does "
+    "not keep the target's distribution."
+)
+
+
+def report(result: PapersResult) -> Report:
+    """Every table that has a prompt set left, and what they say."""
+    methods = [m for key in result.tables() for m in result.plan.methods(key)]
+    lossy = dict.fromkeys(method.name for method in methods if not method.lossless)
+    sets = result.sets.items()
+    return Report(
+        command="papers",
+        title="The papers' tables in our terms",
+        origin=Origin(
+            name=result.name,
+            pair=result.pair.name,
+            notes=notes(result),
+            params={
+                "pair": result.pair.model_dump(mode="json"),
+                "prompts": {n: {"source": own.source, "count": own.count} for n, own in sets},
+                "max_new_tokens": result.plan.max_new_tokens,
+                "repeats": result.plan.repeats,
+            },
+            started=result.started,
+            facts=result.environment,
+        ),
+        findings=findings(result),
+        parts=tables(result),
+        metrics=dict(_metrics(result)),
+        tags={
+            "lossy": ", ".join(lossy) or "none",
+            **{f"prompts.{name}": own.digest for name, own in sets},
+            **result.environment,
+        },
+    )
+
+
+def findings(result: PapersResult) -> list[str]:
+    """For each prompt set the fastest lossless configuration, and how it compares with the best
+    plain chain; each bandit against its best arm; and where each method of a table that varies a
+    number is best."""
+    lines: list[str] = []
+    for prompts in result.sets:
+        timed = [
+            m
+            for m in result.measured
+            if m.prompts == prompts
+            and m.timing is not None
+            and m.configuration.sampling.greedy
+            and m.configuration.lossless
+        ]
+        drafting = [m for m in timed if m.configuration.drafter is not None]
+        if not drafting:
+            continue
+        best = _fastest(drafting)
+        timing = best.timing
+        assert timing is not None
+        ratio = cells.as_ratio(timing.speedup, timing.low, timing.high)
+        line = f"{prompts}: fastest is {name_of(result, best)}, {ratio}"
+        plain = [m for m in drafting if m.configuration.family == "fixed"]
+        if plain and (chain := _fastest(plain)) is not best:
+            ratio = best.timing.over(chain.timing)
+            line += (
+                f" autoregressive decoding and {cells.of_ratio(ratio)} the best plain chain "
+                f"({chain.configuration.label})"
+            )
+        else:
+            line += " autoregressive decoding"
+        lines.append(line + ".")
+        lines += _bandits(result, prompts, drafting)
+    return lines + [line for key in result.tables() for line in _peaks(result, key)]
+
+
+def _bandits(result: PapersResult, prompts: str, drafting: Sequence[Measured]) -> Iterator[str]:
+    """A line for all bandits over the same arms; none where an arm was not timed."""
+    timings = {m.configuration.drafter: m for m in drafting}
+    races: dict[tuple[DrafterSettings, ...], list[Measured]] = {}
+    for m in drafting:
+        drafter = m.configuration.drafter
+        if isinstance(drafter, BanditSettings) and all(arm in timings for arm in drafter.arms):
+            races.setdefault(drafter.arms, []).append(m)
+    for arms, bandits in races.items():
+        best = _fastest([timings[arm] for arm in arms])
+        assert best.timing is not None
+        shown = []
+        for m in bandits:
+            assert m.timing is not None
+            ratio = m.timing.over(best.timing)
+            shown.append(
+                f"{name_of(result, m)} {cells.of_ratio(ratio)}{', a tie' if ratio.tied else ''}"
+            )
+        yield f"{prompts}: against the best arm, {name_of(result, best)}: {'; '.join(shown)}."
+
+
+def _peaks(result: PapersResult, key: str) -> Iterator[str]:
+    """At which value of what a table varies the first quantity of each method is highest."""
+    table = result.plan.tables[key]
+    quantity = QUANTITIES[table.columns[0]]
+    for prompts in result.sets_of(table) if table.varied else []:
+        shown = []
+        for method in result.plan.methods(key):
+            values = [result.value(prompts, c, table.columns[0]) for c in method.configurations]
+            known = {v: at for v, at in zip(values, table.values, strict=True) if not math.isnan(v)}
+            if len(known) > 1:
+                best = max(known)
+                shown.append(
+                    f"{method.label} at {known[best]} ({cells.as_number(best, quantity.form)})"
+                )
+        if shown:
+            values = "; ".join(shown)
+            yield f"{prompts}: {table.varied} of the highest {quantity.heading}: {values}."
+
+
+def _fastest(measured: Sequence[Measured]) -> Measured:
+    return max(measured, key=lambda m: m.timing.tokens_per_second if m.timing else 0.0)
+
+
+def name_of(result: PapersResult, measured: Measured) -> str:
+    """What the first table that has it calls a configuration, and its label; a bandit's lists all
+    of its arms and is left out."""
+    label = measured.configuration.label
+    for key, table in result.tables().items():
+        if measured.prompts not in table.prompts:
+            continue
+        for method in result.plan.methods(key):
+            if measured.configuration in method.configurations:
+                drafter = measured.configuration.drafter
+                return (
+                    method.name
+                    if isinstance(drafter, BanditSettings)
+                    else f"{method.name} ({label})"
+                )
+    return label
+
+
+def notes(result: PapersResult) -> list[str]:
+    """What differs from the papers, and how this was measured."""
+    runner, plan = result.pair.runner, result.plan
+    times = "once" if plan.repeats == 1 else f"{plan.repeats} times"
+    drafts = ", ".join(f"{name} = {model}" for name, model in result.pair.drafts.items())
+    missing = [
+        name
+        for name in dict.fromkeys(n for t in plan.tables.values() for n in t.prompts)
+        if name not in result.sets
+    ]
+    lines = [
+        *plan.notes,
+        f"Models: target {result.pair.target} ({runner.target_dtype}), drafts {drafts or 'none'} "
+        f"({runner.draft_dtype}); {runner.device}, {runner.threads} thread"
+        + ("s" if runner.threads != 1 else "")
+        + ".",
+        "Prompts: "
+        + "; ".join(f"{name}: {own.count} of {own.source}" for name, own in result.sets.items())
+        + f"; at most {plan.max_new_tokens} new tokens.",
+        f"Every prompt is decoded by all configurations in turn, {times} where a time is "
+        "shown; a ratio is autoregressive time over the method's, per prompt the median of the "
+        "repeats, summed over prompts, with a 95 % bootstrap interval of the pairs. What learns "
+        "begins every repeat of a prompt set anew.",
+        LEGEND,
+    ]
+    if missing:
+        lines.append(f"Left out, because their prompts are not here: {', '.join(missing)}.")
+    drafted = [
+        (m.timing.differing_outputs, result.sets[m.prompts].count)
+        for m in result.measured
+        if m.timing and m.configuration.drafter and m.configuration.drafter.lossless
+        if m.configuration.sampling.greedy
+    ]
+    differing, outputs = (
+        (sum(column) for column in zip(*drafted, strict=True)) if drafted else (0, 0)
+    )
+    if differing:
+        lines.append(
+            f"{differing} of {outputs:,} greedy outputs of lossless methods differ from "
+            "autoregressive decoding's: verifying several tokens at once rounds differently, and "
+            f"in {runner.target_dtype} near-ties flip."
+        )
+    return lines
+
+
+# The tables
+
+
+class Column(NamedTuple):
+    """A prompt set, a value of what the table varies, and a quantity."""
+
+    prompts: str
+    number: int  # of the value
+    quantity: Quantity
+
+
+def tables(result: PapersResult) -> list[Section]:
+    """A section a table: methods down; prompt sets, values and quantities across."""
+    return [_table(result, key) for key in result.tables()]
+
+
+def _table(result: PapersResult, key: str) -> Section:
+    table, methods = result.plan.tables[key], result.plan.methods(key)
+    columns = [
+        Column(prompts, number, quantity)
+        for prompts in result.sets_of(table)
+        for number in range(len(table.values))
+        for quantity in table.columns
+    ]
+    texts: list[list[str]] = [[method.label for method in methods]]
+    best: set[tuple[int, int]] = set()
+    for place, column in enumerate(columns, start=1):
+        values = [
+            result.value(column.prompts, method.configurations[column.number], column.quantity)
+            for method in methods
+        ]
+        leader = _leader(methods, column, values)
+        if leader is not None:
+            best.add((methods.index(leader), place))
+        texts.append(
+            [
+                _cell(result, table, method, column, value, leader)
+                for method, value in zip(methods, values, strict=True)
+            ]
+        )
+    headings = [("method",), *(_heading(result, table, column) for column in columns)]
+    shown = pd.DataFrame(dict(enumerate(texts)), dtype=object)
+    shown.columns = _grouped(headings)
+    return Section(
+        key=key,
+        title=table.title,
+        note=_caption(result, table),
+        lines=table.notes,
+        figure=paper_figure(result, key),
+        frame=result.frame(key),
+        shown=shown,
+        best=best,
+        brief=_brief(shown.columns),
+        intervals=False,
+    )
+
+
+def _grouped(headings: Sequence[tuple[str, ...]]) -> pd.Index:
+    """Columns below their prompt sets, where headings name one and more."""
+    if any(len(heading) < 2 for heading in headings[1:]):
+        return pd.Index([" ".join(heading) for heading in headings])
+    (first,), *others = headings
+    return pd.MultiIndex.from_tuples(
+        [("", first), *((own[0], " ".join(own[1:])) for own in others)]
+    )
+
+
+def _brief(columns: pd.Index) -> list[str | tuple[str, str]]:
+    """What a console shows: of each prompt set the ratio, and other quantities as they fit."""
+    if len(columns) - 1 <= MOST_COLUMNS or columns.nlevels == 1:
+        return list(columns)
+    groups = len(list(groupby(columns[1:], key=lambda heading: heading[0])))
+    quantities = list(dict.fromkeys(heading[1] for heading in columns[1:]))
+    quantities.sort(key=lambda name: name != QUANTITIES["speedup"].heading)
+    kept = quantities[: max(MOST_COLUMNS // groups, 1)]
+    return [columns[0], *(heading for heading in columns[1:] if heading[1] in kept)]
+
+
+def _leader(methods: Sequence[Method], column: Column, values: Sequence[float]) -> Method | None:
+    """The best lossless method of a column; none where there is nothing to choose from."""
+    known = [
+        (value, method)
+        for value, method in zip(values, methods, strict=True)
+        if method.lossless and not math.isnan(value)
+    ]
+    if len(known) < 2:
+        return None
+    choose = min if column.quantity in LESS_IS_BETTER else max
+    return choose(known, key=lambda own: own[0])[1]
+
+
+def _cell(
+    result: PapersResult,
+    table: Table,
+    method: Method,
+    column: Column,
+    value: float,
+    leader: Method | None,
+) -> str:
+    text = cells.as_number(value, QUANTITIES[column.quantity].form)
+    timing = _timing(result, method, column)
+    if column.quantity != "speedup" or timing is None or timing.low == timing.high:
+        return text
+    if leader is not None and method is not leader:
+        fastest = _timing(result, leader, column)
+        if fastest is not None and fastest.over(timing).tied:
+            text = "=" + text
+    return text if table.varied else f"{text} ({timing.low:.2f}–{timing.high:.2f})"
+
+
+def _timing(result: PapersResult, method: Method, column: Column) -> Timing | None:
+    found = result.find(column.prompts, method.configurations[column.number])
+    return found.timing if found is not None else None
+
+
+def _heading(result: PapersResult, table: Table, column: Column) -> tuple[str, ...]:
+    parts = []
+    if len(result.sets_of(table)) > 1:
+        parts.append(column.prompts)
+    if table.varied:
+        parts.append(f"{table.varied} = {table.values[column.number]}")
+    if len(table.columns) > 1 or not parts:
+        parts.append(QUANTITIES[column.quantity].heading)
+    return tuple(parts)
+
+
+def _caption(result: PapersResult, table: Table) -> str:
+    """Whose table it is, on what, and what its columns say."""
+    temperatures = ", ".join(f"{t:g}" for t in table.temperatures)
+    sets = ", ".join(f"{name} ({result.sets[name].count})" for name in result.sets_of(table))
+    columns = "; ".join(
+        f"{QUANTITIES[own].heading}: {QUANTITIES[own].meaning}" for own in table.columns
+    )
+    drafts = [*result.pair.drafts]
+    draft = "" if table.each_draft or not drafts else f", draft {drafts[0]}"
+    return f"{table.paper}. {sets} prompts, temperature {temperatures}{draft}. {columns}."
+
+
+def _metrics(result: PapersResult) -> Iterator[tuple[str, float]]:
+    """Every number as `<table>.<method>.<prompts>.<quantity>`."""
+    for key, table in result.tables().items():
+        for row in result.frame(key).to_dict("records"):
+            parts = [key, row["method"], row["prompts"]]
+            parts += [f"{table.varied}_{row[table.varied]}"] if table.varied else []
+            for quantity in table.columns:
+                if not math.isnan(row[quantity]):
+                    yield metric_name(*parts, quantity), row[quantity]

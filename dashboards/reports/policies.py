@@ -1,0 +1,123 @@
+"""Length policies compared by replay."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from dashboards import cells
+from dashboards.sections import Origin, Report, Section, metric_name
+from specdec_core.search.results import ORACLE
+from specdec_core.studies.policies import ADAPTIVE, FIXED, Compared, best_of_families, everything
+from specdec_core.studies.policies import transfers as choices_elsewhere
+
+COLUMNS = {
+    "family": cells.text("family"),
+    "best configuration": cells.text("configuration"),
+    "of": cells.text("tried"),
+    "ms a token": cells.number("latency_ms", ".3f"),
+    "speedup": cells.number("speedup", ".3f×"),
+    "over best fixed K": cells.number("over_fixed", "+.1%"),
+    "of the oracle's": cells.number("of_oracle", ".1%"),
+    "discard rate": cells.number("discard_rate", ".3f"),
+    "verific. rate": cells.number("verification_rate", ".3f"),
+    "MAT": cells.number("mat", ".2f"),
+}
+# A label says its family, and a console has 80 columns.
+BRIEF = [heading for heading in COLUMNS if heading not in ("family", "of")]
+METRICS = ("latency_ms", "speedup", "over_fixed", "of_oracle")
+NOT_ADAPTIVE = (FIXED, ORACLE, "prompt_lookup", "autoregressive")
+
+
+def report(sets: list[Compared], origin: Origin) -> Report:
+    """The best of each family on each recording, and how choices do on the other recordings."""
+    best, transfers = best_of_families(sets), choices_elsewhere(sets)
+    elsewhere = transfers.groupby("draft", sort=False) if len(sets) > 1 else ()
+    return Report(
+        command="policies",
+        title="Length policies compared by replay",
+        origin=origin,
+        findings=headlines(best),
+        parts=[
+            *(_families(own, *at) for at, own in best.groupby(["recording", "draft"], sort=False)),
+            *(_transfers(own, draft) for draft, own in elsewhere),
+        ],
+        frames={"configurations": everything(sets), "families": best, "transfer": transfers},
+        run_name=f"policies on {origin.name}",
+        metrics=_metrics(best, transfers),
+        tags={"counted": "replay"},
+    )
+
+
+def headlines(best: pd.DataFrame) -> list[str]:
+    """For each recording and draft, how the best that adapts compares with the best fixed K."""
+    lines = []
+    for (recording, draft), rows in best.groupby(["recording", "draft"], sort=False):
+        adaptive = rows[~rows["family"].isin(NOT_ADAPTIVE)]
+        if not draft or adaptive.empty:
+            continue
+        top = adaptive.iloc[0]
+        line = f"{recording}, {draft}: {top['configuration']}, {top['speedup']:.3f}×"
+        if not cells.unknown(top["over_fixed"]):
+            line += f", {top['over_fixed']:+.1%} over the best fixed K"
+        if not cells.unknown(top["of_oracle"]):
+            line += f", {top['of_oracle']:.1%} of the oracle's speedup"
+        lines.append(line)
+    return lines
+
+
+def _families(best: pd.DataFrame, recording: str, draft: str) -> Section:
+    """The best of each family; the fastest that is no oracle is marked."""
+    speedups = best["speedup"].where(best["family"] != ORACLE)
+    return Section(
+        key=f"families {recording} {draft}",
+        title=f"{recording} · {draft or 'no draft model'}",
+        shown=cells.table(best, COLUMNS),
+        brief=BRIEF,
+        marked=[n for n, value in enumerate(speedups) if value == speedups.max()],
+    )
+
+
+def _transfers(transfers: pd.DataFrame, draft: str) -> Section:
+    """How much slower a choice is on another recording than the choice made there."""
+    index = ["family", "chosen_on", "configuration"]
+    wide = transfers.pivot(index=index, columns="used_on", values="loss")
+    names = list(transfers["used_on"].unique())
+    order = pd.MultiIndex.from_frame(transfers[index].drop_duplicates())
+    wide = wide.loc[order, names].reset_index()
+    losses = {
+        f"loss on {name}": lambda row, name=name: (
+            cells.NONE if row["chosen_on"] == name else cells.as_number(row[name], ".2%")
+        )
+        for name in names
+    }
+    return Section(
+        key=f"transfer {draft}",
+        title=f"Chosen on one set, used on another · {draft or 'no draft model'}",
+        note="How much slower the choice made on one set is on another than the choice made there.",
+        shown=cells.table(
+            wide,
+            {
+                "family": cells.text("family"),
+                "chosen on": cells.text("chosen_on"),
+                "configuration": cells.text("configuration"),
+                **losses,
+            },
+        ),
+        marked=[int(n) for n in wide.index[wide["family"] == ADAPTIVE]],
+    )
+
+
+def _metrics(best: pd.DataFrame, transfers: pd.DataFrame) -> dict[str, float]:
+    metrics = {
+        f"{metric_name(row['recording'], row['draft'] or 'none', row['family'])}.{quantity}": row[
+            quantity
+        ]
+        for row in best.to_dict("records")
+        for quantity in METRICS
+        if not cells.unknown(row[quantity])
+    }
+    for row in transfers.to_dict("records"):
+        if row["chosen_on"] != row["used_on"]:
+            parts = (row["chosen_on"], row["used_on"], row["draft"] or "none", row["family"])
+            metrics[f"transfer.{metric_name(*parts)}.loss"] = row["loss"]
+    return metrics

@@ -1,0 +1,60 @@
+"""What a recording holds."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from dashboards import cells
+from dashboards.sections import Section
+from specdec_core.recordings.schema import Recording
+
+
+def drafts(recording: Recording) -> Section:
+    """How each draft follows the target along the recorded texts."""
+    sampling = recording.header.sampling
+    frame = pd.DataFrame(_draft(recording, draft) for draft in recording.header.pair.drafts)
+    columns = {
+        "draft": cells.text("draft"),
+        "rows": cells.count("rows"),
+        "disagreements": cells.count("disagreements"),
+        "agreement": cells.number("agreement", ".3f"),
+    }
+    if not sampling.greedy:
+        columns["Σ min(p, q)"] = cells.number("overlap", ".3f")
+    if sampling.fixed_output:  # a chain is stopped by its first disagreement
+        columns["oracle N_target/N"] = cells.number("oracle", ".3f")
+    return Section(
+        key="drafts",
+        shown=cells.table(frame, columns),
+        legend=""
+        if sampling.greedy
+        else "coupled sampling accepts by agreement, rejection sampling with Σ min(p, q)",
+    )
+
+
+def _draft(recording: Recording, draft: str) -> dict[str, object]:
+    trace = recording.trace(draft, hidden=False)
+    disagreements = int((~trace.agrees).sum())
+    return {
+        "draft": draft,
+        "rows": len(trace),
+        "disagreements": disagreements,
+        "agreement": trace.agrees.mean(),
+        "overlap": None
+        if recording.header.sampling.greedy
+        else trace.overlap[trace.trajectory].mean(),
+        # SpecDec++, Thm 4.1: one verification a rejection, and one to end each text.
+        "oracle": (disagreements + len(trace.lengths)) / len(trace.agrees),
+    }
+
+
+def contents(recording: Recording) -> str:
+    """How much was recorded."""
+    names = recording.header.pair.drafts
+    rows = sum(len(recording.trace(draft, hidden=False)) for draft in names)
+    size = sum(file.stat().st_size for file in recording.folder.rglob("shard-*.parquet"))
+    outputs = recording.prompts.outputs
+    return (
+        f"{len(outputs)} prompts, {sum(map(len, outputs)):,} tokens of the target, {rows:,} rows,"
+        f" {size / 1e6:.1f} MB"
+    )

@@ -1,0 +1,103 @@
+"""The configurations of a sweep, the fastest first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dashboards import cells, look
+from dashboards.ranking import family, label, place, speedup
+from dashboards.sections import Section
+from specdec_core.search.results import SweepResult, Trial
+
+MOST_ROWS = 40
+CONFIGURATION, SPEEDUP = "configuration", "speedup"
+RATES = {
+    "verific. rate": cells.number("verification_rate", ".3f"),
+    "discard rate": cells.number("discard_rate", ".3f"),
+    "MAT": cells.number("mat", ".2f"),
+    "accept. rate": cells.number("acceptance_rate", ".2f"),
+}
+COLUMNS = {
+    CONFIGURATION: cells.text("label"),
+    SPEEDUP: cells.text("speedup"),
+    "tokens/s": cells.number("tokens_per_second", ",.0f"),
+    **RATES,
+    "util.": cells.number("utilisation", ".2f"),
+    "status": cells.text("status"),
+}
+
+
+def standings(result: SweepResult, most: int = MOST_ROWS, rest: str = "the report") -> Section:
+    """At most `most` rows: the champion, what was timed, the best of each family and draft, then
+    the next best; `rest` has the others."""
+    timed = {t.config_id for t in (*result.timings, result.autoregressive) if t}
+    ordered = sorted(result.trials, key=lambda trial: place(result, trial))
+    first = [*(t for t in ordered if t.id in timed), *result.notable(most), *ordered]
+    chosen = set([*dict.fromkeys(trial.id for trial in first)][:most])
+    trials = [trial for trial in ordered if trial.id in chosen]
+    return Section(
+        key="configurations",
+        title="All configurations",
+        note="Speedup over autoregressive decoding, measured with its 95 % interval or estimated.",
+        shown=cells.table((_row(result, trial) for trial in trials), COLUMNS),
+        legend=_legend(result, len(ordered) - len(trials), rest),
+        marked=[n for n, trial in enumerate(trials) if trial.id == result.champion],
+        ruled=[sum(trial.id in timed for trial in trials) - 1],
+        swatches=[look.style(family(trial)).colour for trial in trials],
+        tooltips=[f"{t.configuration.sentence}\n\n{t.configuration.to_yaml()}" for t in trials],
+        sortable=True,
+        brief=(CONFIGURATION, SPEEDUP, *RATES),
+    )
+
+
+def sentences(result: SweepResult) -> Section:
+    """What those that were timed do, in words, the champion first."""
+    timed = dict.fromkeys(timing.config_id for timing in result.timings)
+    shown = timed if result.champion is None else {result.champion: None, **timed}
+    return Section(
+        key="sentences",
+        title="What the fastest do",
+        lines=[
+            f"{result.labels[key]}: {result.trial(key).configuration.sentence}" for key in shown
+        ],
+    )
+
+
+def _row(result: SweepResult, trial: Trial) -> dict[str, Any]:
+    gain = speedup(result, trial)
+    rates = trial.metrics | ({} if trial.counts["n_drafted"] else {"acceptance_rate": np.nan})
+    text = cells.as_ratio(gain.value, *((gain.timing.low, gain.timing.high) if gain.timing else ()))
+    if gain.timing is None:
+        text = f"≈ {text}" if text != cells.NONE else text
+    elif gain.timing.tied_with_champion:
+        text = f"={text}"
+    return rates | {
+        "label": label(result, trial)
+        + (" ★" if trial.id == result.champion else "")
+        + ("" if trial.finished else " †"),
+        "speedup": text,
+        "tokens_per_second": gain.timing.tokens_per_second if gain.timing else None,
+        "status": _status(result, trial),
+    }
+
+
+def _status(result: SweepResult, trial: Trial) -> str:
+    timing = speedup(result, trial).timing
+    if trial.id == result.champion:
+        return "champion"
+    if timing is not None:
+        return "tied" if timing.tied_with_champion else "timed"
+    if not trial.finished:
+        return "stopped early"
+    return "replayed" if trial.replayed else "estimated"
+
+
+def _legend(result: SweepResult, left_out: int, rest: str) -> str:
+    notes = ["★ champion", "= tied with it", "≈ estimated, without prefill", "† stopped early"]
+    if result.hardware is not None:
+        notes = ["★ best estimate", f"≈ estimated for {result.hardware}, not timed"]
+    if left_out:
+        notes.append(f"{left_out} more in {rest}")
+    return ", ".join(notes)

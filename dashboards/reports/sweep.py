@@ -1,0 +1,344 @@
+"""A sweep: its champion, every configuration, figures, and what a careful reader has to know."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from dashboards.ranking import (
+    Speedup,
+    best_of,
+    champion,
+    contenders,
+    draft_of,
+    label,
+    ranked,
+    speedup,
+)
+from dashboards.reports.standings import sentences, standings
+from dashboards.reports.sweep_figures import drawn
+from dashboards.sections import Origin, Report, Section, Tile
+from specdec_core.base.errors import UserError
+from specdec_core.search.results import SweepResult, Timing
+
+if TYPE_CHECKING:
+    from dashboards.evidence import Evidence
+
+TABLE_ROWS = 300
+
+
+def of_folder(result: SweepResult, folder: Path, traces: Path | None = None) -> Report:
+    """The report of a sweep from its result and what :func:`read` finds."""
+    return report(result, *read(result, folder, traces))
+
+
+def read(
+    result: SweepResult, folder: Path, traces: Path | None = None
+) -> tuple[pd.DataFrame, Evidence | None]:
+    """The rounds in a sweep's folder, and what the recording `traces` of its prompts says; unset,
+    it is the recording that the sweep replayed, if that is still there. Raises
+    :class:`UserError` where the rounds are missing, or the recording is missing or broken."""
+    source = Path(folder) / "rounds.parquet"
+    if not source.is_file():
+        raise UserError(f"{source}: no such file; a finished sweep leaves its rounds there")
+    timed = [t.config_id for t in (result.autoregressive, *result.timings) if t is not None]
+    shown = list(dict.fromkeys([*(trial.id for trial in contenders(result)), *timed]))
+    rounds = pd.read_parquet(source, filters=[("config_id", "in", shown)] if shown else None)
+    if traces is None and result.replay is not None and Path(result.replay.recording).is_dir():
+        traces = Path(result.replay.recording)
+    if traces is None:
+        return rounds, None
+    from dashboards.evidence import gather  # torch takes seconds to import
+
+    return rounds, gather(result, traces)
+
+
+def report(result: SweepResult, rounds: pd.DataFrame, evidence: Evidence | None = None) -> Report:
+    """`rounds` has the columns config_id, request_id, round and those of
+    :class:`specdec_core.tokens.statistics.Round`."""
+    sections = [
+        Section(key="tiles", tiles=list(tiles(result)), style="tiles"),
+        Section(
+            key="caveats",
+            title="Before you quote this",
+            lines=list(caveats(result)),
+            style="caveats",
+        ),
+    ]
+    return Report(
+        command="sweep",
+        title=headline(result),
+        origin=Origin(name=result.name, pair=result.pair.name, started=result.started),
+        summary=summary(result),
+        parts=[
+            *(own for own in sections if own.tiles or own.lines),
+            *([said] if (said := sentences(result)).lines else []),
+            standings(result, TABLE_ROWS, "sweep.json"),
+            *drawn(result, rounds, evidence),
+            Section(key="facts", title="What was measured, and on what", terms=dict(facts(result))),
+            METHOD,
+        ],
+    )
+
+
+# What is said
+
+
+def headline(result: SweepResult) -> str:
+    if result.champion is None:
+        return "No champion yet: nothing was timed"
+    best = champion(result)
+    if best is None:
+        return "Nothing beats autoregressive decoding here"
+    gain, name = speedup(result, best), label(result, best)
+    if gain.timing is None:
+        where = f" on {result.hardware}" if result.hardware else ""
+        return f"{name} is an estimated {gain.value:.2f}× as fast as autoregressive decoding{where}"
+    if gain.timing.low <= 1 <= gain.timing.high:
+        return f"{name} cannot be told from autoregressive decoding ({gain.value:.2f}×)"
+    return f"{name} is {gain.value:.2f}× as fast as autoregressive decoding"
+
+
+def summary(result: SweepResult) -> str:
+    """Pair, prompts, hardware, versions and losslessness in a line."""
+    environment, profile = result.environment, result.profile
+    machine = environment.get("gpu") or environment.get("cpu") or profile.device
+    libraries = [
+        f"{name} {environment[name]}"
+        for name in ("torch", "transformers", "ray")
+        if name in environment
+    ]
+    best = champion(result)
+    return " · ".join([
+        f"{Path(result.pair.target).name} with {', '.join(result.pair.drafts) or 'no draft'}",
+        f"{result.prompts.count} prompts of {Path(result.prompts.source).name}",
+        f"{decoding(result)}, at most {result.max_new_tokens} new tokens",
+        f"forward times of {result.hardware}, from a file"
+        if result.hardware
+        else f"{profile.target_dtype} on {machine}, {threads(result)}",
+        *([", ".join(libraries)] if libraries else []),
+        "lossless" if best is None or best.configuration.lossless else "not lossless",
+    ])  # fmt: skip
+
+
+def threads(result: SweepResult) -> str:
+    count = result.profile.threads
+    return f"{count} thread" + ("s" if count != 1 else "")
+
+
+def tiles(result: SweepResult) -> Iterator[Tile]:
+    """What the champion is worth, the most important first."""
+    best = champion(result)
+    if best is None:
+        return
+    gain = speedup(result, best)
+    if gain.timing:
+        interval = f"95 %: {gain.timing.low:.2f}–{gain.timing.high:.2f}"
+    else:
+        interval = "estimated from the profile, not timed"
+    yield Tile("speedup", f"{gain.value:.2f}×", interval)
+    if gain.timing and result.autoregressive:
+        yield Tile(
+            "tokens per second",
+            f"{gain.timing.tokens_per_second:,.0f}",
+            f"autoregressive {result.autoregressive.tokens_per_second:,.0f}",
+        )
+    fixed = best_of(result, "fixed")
+    if fixed is not None and fixed.id != best.id:
+        yield _over_fixed(gain, speedup(result, fixed), label(result, fixed))
+    oracle = next((o for o in result.oracles if o.draft == draft_of(result, best)), None)
+    if oracle is not None and oracle.speedup > 0:
+        yield Tile(
+            "of the oracle",
+            f"{gain.value / oracle.speedup:.0%}",
+            f"with the same draft at most {oracle.speedup:.2f}×",
+        )
+    metrics = best.metrics
+    yield Tile("MAT", f"{metrics['mat']:.2f}", "output tokens per target forward")
+    yield Tile(
+        "accepted / drafted",
+        f"{metrics['acceptance_rate']:.0%}",
+        f"{metrics['discard_rate']:.2f} thrown away per output token",
+    )
+
+
+def _over_fixed(gain: Speedup, fixed: Speedup, name: str) -> Tile:
+    what = "over the best fixed K"
+    if gain.timing is None or fixed.timing is None:
+        return Tile(what, f"≈ {gain.value / fixed.value - 1:+.0%}", f"{name}, estimated")
+    ratio = gain.timing.over(fixed.timing)
+    interval = f"{ratio.low - 1:+.1%} to {ratio.high - 1:+.1%}"
+    return Tile(what, f"{ratio.value - 1:+.1%}", f"{name}; interval {interval}")
+
+
+def facts(result: SweepResult) -> Iterator[tuple[str, str]]:
+    """What was measured, on what, with what."""
+    pair, profile, environment = result.pair, result.profile, result.environment
+    yield "target", f"{pair.target} ({profile.target_dtype})"
+    drafts = ", ".join(f"{name} = {model}" for name, model in pair.drafts.items())
+    yield "drafts", f"{drafts} ({profile.draft_dtype})" if drafts else "none"
+    yield (
+        "prompts",
+        f"{result.prompts.count} from {result.prompts.source}, digest {result.prompts.digest[:12]}",
+    )
+    yield "decoding", f"{decoding(result)}, at most {result.max_new_tokens} new tokens"
+    if result.hardware:
+        yield "forward times", f"of {result.hardware}, from a file; nothing was timed here"
+    else:
+        yield "device", f"{profile.device}, {threads(result)}"
+    if result.replay is not None:
+        replay = result.replay
+        yield (
+            "replay",
+            f"{replay.configurations:,} configurations counted from {replay.recording}, "
+            f"{replay.per_second:,.0f} a second, instead of {replay.forwards_saved:,} forwards",
+        )
+    yield "lossless", lossless(result)
+    yield from environment.items()
+
+
+def decoding(result: SweepResult) -> str:
+    """How tokens are chosen, in words."""
+    ways = []
+    for sampling in {t.configuration.sampling: None for t in result.trials}:
+        parts = ["greedy" if sampling.greedy else f"sampling, temperature {sampling.temperature:g}"]
+        parts += [f"top-k {sampling.top_k}"] if sampling.top_k else []
+        parts += [f"top-p {sampling.top_p:g}"] if sampling.top_p < 1 else []
+        rule = "coupled by shared noise" if sampling.coupling == "gumbel" else "by rejection"
+        parts += [] if sampling.greedy else [f"accepted {rule}"]
+        ways.append(", ".join(parts))
+    return "; ".join(ways) or "greedy"
+
+
+def lossless(result: SweepResult) -> str:
+    best = champion(result)
+    if best is not None and not best.configuration.lossless:
+        return "no: the champion is a lossy method, allowed by name"
+    return (
+        "yes: a candidate is kept with probability min(1, p/q) and else replaced by a draw from "
+        "norm(max(p − q, 0)), which leaves the target's distribution as it is; greedy output is "
+        "the target's own up to rounding"
+    )
+
+
+def caveats(result: SweepResult) -> Iterator[str]:
+    """What a careful reader has to know before quoting the headline."""
+    yield from _about_champion(result)
+    yield from _about_outputs(result)
+    yield from _about_estimates(result)
+    stopped = sum(not t.finished for t in ranked(result))
+    if stopped:
+        yield f"{stopped} configurations were stopped early; their counts cover fewer prompts."
+    for name, cost in {"target": result.profile.target, **result.profile.drafts}.items():
+        if cost.r2 < 0.9:
+            yield f"The fit of the forward times of {name} is poor (R² {cost.r2:.2f})."
+    if result.prompts.count < 20:
+        yield f"{result.prompts.count} prompts are few; others may rank close ones differently."
+
+
+def _about_champion(result: SweepResult) -> Iterator[str]:
+    trials = ranked(result)
+    labels = {t.id: label(result, t) for t in trials}
+    tied = [labels[t.config_id] for t in result.timings if t.tied_with_champion]
+    if result.champion is not None and tied:
+        yield f"Tied with the champion on these prompts: {', '.join(tied)}."
+    lossy = [t for t in trials if not t.configuration.lossless]
+    if lossy:
+        yield (
+            f"{len(lossy)} of {len(trials)} configurations are lossy: they do not keep the "
+            "target's distribution, and none is the best unless it was allowed by name; "
+            "`specdec drift` measures by how much."
+        )
+
+
+def _about_outputs(result: SweepResult) -> Iterator[str]:
+    labels = {t.id: label(result, t) for t in ranked(result)}
+    differing = [
+        f"{t.differing_outputs} of {len(t.tokens)} ({labels[t.config_id]})"
+        for t in result.timings
+        if t.differing_outputs
+    ]
+    if differing:
+        dtype = result.profile.target_dtype
+        yield (
+            f"Greedy outputs that differ from autoregressive decoding's: {', '.join(differing)}. "
+            "Verifying several tokens at once rounds differently than one at a time, "
+            f"and in {dtype} "
+            + ("that should not flip a token." if dtype == "float32" else "near-ties can flip.")
+        )
+    replay = result.replay
+    if replay is not None and replay.equal < replay.checked:
+        yield (
+            f"Of {replay.checked} finalists that were decoded to be timed, "
+            f"{replay.checked - replay.equal} had other counts than the replay, their forwards "
+            f"within {replay.deviation:.1%}: near-ties between tokens flip, as a token is verified "
+            "in other company."
+        )
+
+
+def _about_estimates(result: SweepResult) -> Iterator[str]:
+    timings, count = result.timings, len(ranked(result))
+    if result.hardware:
+        yield (
+            f"Ranked for {result.hardware} by its forward times: all speedups are estimates, in "
+            "which a forward takes the same time whatever its width."
+        )
+    elif len(timings) < count:
+        text = (
+            f"{len(timings)} of {count} configurations were timed. The others' speedups (≈) "
+            "are estimates: their counts times the profile's forward times"
+        )
+        errors = [error for t in timings if not math.isnan(error := _estimate_error(result, t))]
+        if errors:
+            text += f", off by {np.median(errors):.0%} (median) for those that were timed"
+        yield text + "."
+
+
+def _estimate_error(result: SweepResult, timing: Timing) -> float:
+    estimate = result.trial(timing.config_id).metrics.get("estimated_speedup", math.nan)
+    return abs(estimate / timing.speedup - 1)
+
+
+METHOD = Section(
+    key="method",
+    title="How this was measured",
+    note="Counts do not depend on load, so they are gathered in parallel. Times do, so finalists "
+    "are timed alone, interleaved with autoregressive decoding on the same prompts, engine and "
+    "machine. N is the number of output tokens.",
+    terms={
+        "speedup": "Autoregressive time over the configuration's: per prompt the median of the "
+        "repeats, summed over prompts. The interval is a 95 % paired bootstrap over prompts and "
+        "repeats; two configurations whose ratio's interval includes 1 are tied.",
+        "estimated speedup": "t_draft · N_draft + t_target · N_target (SpecDec++, Eq. 3.1) with "
+        "the profile's forward times, the target's at the mean width it verifies, against N "
+        "forwards of one token.",
+        "verification rate": "N_target / N, target forwards per output token (SpecDec++, §5.1).",
+        "discard rate": "N_discarded / N, drafted tokens that are not in the output, per output "
+        "token (SpecDec++, §5.1).",
+        "equal latency": "Points of the same t_draft + t_draft · N_discarded / N + "
+        "(t_target − t_draft) · N_target / N (SpecDec++, Eq. 5.1), t_draft with the time of "
+        "verifying one more candidate. A drafter that runs no draft model is faster than its line "
+        "says.",
+        "oracle": "Stops drafting just before each disagreement: no discards, N_target = "
+        "disagreements + 1 (SpecDec++, Theorem 4.1). The bound of every length policy with that "
+        "draft.",
+        "MAT": "N / N_target, output tokens per target forward, the corrected or bonus token "
+        "included.",
+        "accept. rate": "Accepted over drafted tokens (SpecDec++, SVIP). Other papers call other "
+        "things by this name.",
+        "util.": "N / N_draft, output tokens per draft forward (Post-use, Eq. 3); 0 where no draft "
+        "model runs.",
+        "replay": "Greedy output, and coupled samples, do not depend on what is drafted. So one "
+        "recording of what the draft would do at every position tells the rounds of any chain "
+        "configuration exactly: the same counts as decoding, without a forward.",
+        "round": "Draft, verify, commit. Lemma 3.1 ties the counts: N_draft + N_target = "
+        "N + N_discarded.",
+    },
+    style="method",
+    on_console=False,
+)

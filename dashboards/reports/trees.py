@@ -1,0 +1,130 @@
+"""Planned trees, and every k-configuration tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from dashboards import cells, figures
+from dashboards.sections import Origin, Report, Section
+from specdec_core.studies.trees import GRID, KINDS, PLANNED, TreeComparison
+
+COLUMNS = {
+    "nodes at most": cells.text("budget"),
+    "tree": cells.text("kind"),
+    "shape": cells.text("shape"),
+    "nodes": cells.text("nodes"),
+    "planned for": cells.number("expected", ".2f"),
+    "MAT": cells.number("mat", ".2f"),
+    "speedup": cells.number("speedup", ".3f×"),
+    "over the grid's best": cells.number("over_grid", "+.1%"),
+}
+RANKS = 8  # shown
+
+
+def report(comparisons: Sequence[TreeComparison], origin: Origin) -> Report:
+    """A comparison a draft: what is proposed, the best by budget, and figures."""
+    drafts = {own.draft: own for own in comparisons}
+    grids = _joined({draft: own.grid for draft, own in drafts.items()})
+    by_draft = [
+        Section.drawn(f"{kind}-{draft}", figure(own))
+        for draft, own in drafts.items()
+        for kind, figure in (
+            ("budgets", figures.trees_by_budget),
+            ("ranks", figures.acceptance_by_rank),
+        )
+    ]
+    return Report(
+        command="plan-tree",
+        title="Static trees, planned and tried",
+        origin=origin,
+        findings=[*map(headline, comparisons)],
+        parts=[
+            _acceptance(comparisons),
+            *map(_budgets, comparisons),
+            Section.drawn("trees", figures.tree_heatmap(grids)),
+            *by_draft,
+        ],
+        frames={
+            "budgets": _joined({draft: own.budgets for draft, own in drafts.items()}),
+            "grid": grids,
+        },
+        run_name=f"trees {origin.name}",
+        metrics={key: value for own in comparisons for key, value in _metrics(own)},
+        tags={"counted": "replay"},
+    )
+
+
+def headline(comparison: TreeComparison) -> str:
+    """What the planner proposes, and how it compares with trying everything."""
+    proposed, tried = comparison.proposed, comparison.best(GRID)
+    return (
+        f"{comparison.draft}: {proposed['shape']}, {proposed['nodes']} nodes, MAT "
+        f"{proposed['mat']:.2f}, ≈ {proposed['speedup']:.3f}×; "
+        f"{proposed['speedup'] / tried['speedup'] - 1:+.1%} over the best of "
+        f"{len(comparison.grid):,} k-configurations, {tried['shape']} "
+        f"(≈ {tried['speedup']:.3f}×)"
+    )
+
+
+def _joined(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """With the draft as the first column."""
+    parts = [own.assign(draft=draft) for draft, own in frames.items()]
+    found = pd.concat(parts, ignore_index=True)
+    return found[["draft", *found.columns.drop("draft")]]
+
+
+def _acceptance(comparisons: Sequence[TreeComparison]) -> Section:
+    ranks = min(RANKS, *(len(own.acceptance) for own in comparisons))
+    rows = [{"draft": own.draft, **dict(enumerate(own.acceptance))} for own in comparisons]
+    rates = {str(rank + 1): cells.number(rank, ".1%") for rank in range(ranks)}
+    return Section(
+        key="acceptance",
+        title="How drafts rank the target's token",
+        note="Share of the recorded places at which it has this rank in the draft's distribution.",
+        shown=cells.table(rows, {"rank of the target's token": cells.text("draft"), **rates}),
+    )
+
+
+def _budgets(comparison: TreeComparison) -> Section:
+    rows = list(_rows(comparison))
+    budgets = [row["budget"] for row in rows]
+    fastest = max(row["speedup"] for row in rows)
+    return Section(
+        key=f"budget {comparison.draft}",
+        title=f"The best trees by budget, {comparison.draft}",
+        shown=cells.table(rows, COLUMNS),
+        marked=[n for n, row in enumerate(rows) if row["speedup"] == fastest],
+        ruled=[n for n, after in enumerate(budgets[1:]) if after != budgets[n]],
+    )
+
+
+def _rows(comparison: TreeComparison) -> Iterator[dict[str, Any]]:
+    """One row a budget and shape, with the kinds that have it as their best; those that all had
+    for a smaller budget already are not repeated."""
+    shown: set[tuple[str, Any]] = set()
+    for budget, rows in comparison.budgets.groupby("budget"):
+        tried = rows.set_index("kind").loc[GRID, "speedup"]
+        for _, same in rows.groupby(rows["branching"].map(str), sort=False):
+            row = same.iloc[0].to_dict()
+            kinds = [(kind, row["branching"]) for kind in same["kind"]]
+            if shown.issuperset(kinds):
+                continue
+            shown.update(kinds)
+            kind = "all" if len(same) == len(KINDS) else " = ".join(same["kind"])
+            yield {**row, "budget": budget, "kind": kind, "over_grid": row["speedup"] / tried - 1}
+
+
+def _metrics(comparison: TreeComparison) -> Iterator[tuple[str, float]]:
+    kinds = {
+        "grid": comparison.best(GRID),
+        "planned": comparison.best(PLANNED),
+        "proposed": comparison.proposed,
+    }
+    for kind, row in kinds.items():
+        for quantity in ("nodes", "depth", "expected", "mat", "speedup"):
+            yield f"{comparison.draft}.{kind}.{quantity}", float(row[quantity])
+    for rank, rate in enumerate(comparison.acceptance[:RANKS], start=1):
+        yield f"{comparison.draft}.acceptance.rank_{rank}", float(rate)

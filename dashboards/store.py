@@ -1,0 +1,157 @@
+"""The MLflow store: its connection, experiments and runs, and values as it takes them."""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+import platform
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlflow.data
+import pandas as pd
+from mlflow import MlflowClient
+from mlflow.data.code_dataset_source import CodeDatasetSource
+from mlflow.entities import DatasetInput, InputTag, Metric, Param, Run
+from mlflow.exceptions import MlflowException
+
+from dashboards.views import present
+from specdec_core.base.errors import UserError
+from specdec_core.base.files import needs_room
+from specdec_core.base.workspace import workspace
+from specdec_core.prompts.prompt_sets import Prompt, PromptSet
+
+FOLDER = "specdec.folder"  # tag of a run that is taken up again: host and folder
+# The store did not answer, or answered that it cannot take anything now.
+_LATER = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED"}
+# Sweeps try again by themselves; by default each request takes minutes to give up.
+_QUIET = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+
+
+def tracking_uri() -> str:
+    """`MLFLOW_TRACKING_URI`, else a SQLite file in the workspace."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{workspace() / 'mlflow.db'}"
+
+
+def connect(patient: bool = False) -> MlflowClient:
+    """A client of the tracking store, which is created where it is missing. Raises
+    :class:`UserError` when it cannot be used; where `patient`, not when it may be had later."""
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # It logs whole tracebacks of errors that come out all the same and are told in a line.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    uri = tracking_uri()
+    try:
+        with needs_room(uri):
+            client = MlflowClient(uri)
+            client.search_experiments(max_results=1)
+    except MlflowException as error:
+        if not (patient and unreachable(error)):
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{uri} (MLFLOW_TRACKING_URI): cannot be used: {reason}") from None
+    return client
+
+
+def unreachable(error: BaseException) -> bool:
+    """Whether the store may take later what it did not take now."""
+    if isinstance(error, MlflowException):
+        return error.error_code in _LATER
+    return isinstance(error, OSError)  # among them those of requests
+
+
+def experiment_id_of(client: MlflowClient, name: str) -> str:
+    """The id of the experiment `name`, created where it is missing."""
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        location = None
+        if not os.environ.get("MLFLOW_TRACKING_URI"):
+            location = (workspace() / "mlartifacts" / name).as_uri()
+        made = client.create_experiment(name, artifact_location=location)
+        experiment = client.get_experiment(made)
+    if experiment.lifecycle_stage == "deleted":
+        client.restore_experiment(experiment.experiment_id)
+    present(client, experiment)
+    return experiment.experiment_id
+
+
+def runs_where(client: MlflowClient, experiment_id: str, query: str) -> Iterator[Run]:
+    token = None
+    while True:
+        page = client.search_runs([experiment_id], query, page_token=token)
+        yield from page
+        if not (token := page.token):
+            return
+
+
+def run_tags(command: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Of a run that `specdec <command>` makes: git commit, hardware and library versions."""
+    tags = {
+        **environment,
+        "mlflow.user": user_name(),
+        "mlflow.source.name": f"specdec {command}",
+    }
+    if commit := environment.get("git_commit"):
+        tags["mlflow.source.git.commit"] = commit.removesuffix("-dirty")
+    return tags
+
+
+def user_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"
+
+
+def as_metrics(values: Mapping[str, float | Mapping[int, float]]) -> list[Metric]:
+    """Numbers, or numbers by step."""
+    now = int(time.time() * 1000)
+    return [
+        Metric(key, float(number), now, step)
+        for key, value in values.items()
+        for step, number in (value if isinstance(value, Mapping) else {0: value}).items()
+    ]
+
+
+def as_params(values: Mapping[str, Any]) -> list[Param]:
+    return [Param(key, str(value)) for key, value in _flat(values) if value is not None]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def host() -> str:
+    """This machine, as :func:`place_of` names it."""
+    return f"{platform.node()}:"
+
+
+def place_of(folder: Path) -> str:
+    """Host and folder, without the quotes that a query could not hold."""
+    return f"{host()}{folder.resolve()}".replace("'", "_")
+
+
+def log_prompts(
+    client: MlflowClient, run_id: str, used: PromptSet, prompts: Sequence[Prompt], context: str
+) -> None:
+    """Log a prompt set as a dataset that a run used for `context`."""
+    table = pd.DataFrame({"id": [p.id for p in prompts], "prompt": [p.text for p in prompts]})
+    dataset = mlflow.data.from_pandas(
+        table,
+        source=CodeDatasetSource({"prompts": used.source}),
+        name=Path(used.source).name,
+        digest=used.digest[:36],  # as long as the store allows
+    )
+    tag = InputTag("mlflow.data.context", context)
+    client.log_inputs(run_id, [DatasetInput(dataset._to_mlflow_entity(), [tag])])

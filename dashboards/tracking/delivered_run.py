@@ -1,0 +1,135 @@
+"""A run that is written beside the work that it is about, by threads of its own.
+
+A store that cannot be reached for a while holds nothing up and misses nothing; one that cannot be
+reached at the end either is told by the same command, whenever that is given again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Self
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from dashboards.store import runs_where, tracking_uri
+from dashboards.tracking.delivery import Delivery
+from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
+
+PATIENCE = 60.0  # seconds in which an absent store may come back before work goes on without
+LEAVING = 5.0  # likewise, of work that was interrupted
+
+
+class Undelivered(UserError):
+    """The store could not be reached at the end of work that is complete on disk."""
+
+
+class DeliveredRun(Observer):
+    """A parent run that is written while the work goes on, and runs nested in it, told apart by
+    their tag `key`.
+
+    Use it around the work: left by an exception, the run ends as KILLED (interrupted) or FAILED,
+    and whoever repeats the work takes it up again. Runs are found by their tags, so nothing is
+    logged twice, however the process before ended.
+
+    `observer` hears how the delivery to a slow store goes.
+    """
+
+    key: str
+
+    def __init__(self, observer: Observer | None = None) -> None:
+        self.observer = observer or Observer()
+        self.client: MlflowClient | None = None
+        self.experiment_id: str | None = None
+        self.run_id: str | None = None
+        self.finished = False
+        self.delivery: Delivery | None = None
+        self._earlier: dict[str, Run] = {}  # nested runs that there are, by their key
+        self._tried: set[str] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.delivery is None:
+            return
+        if not self.finished and not isinstance(error, Undelivered):
+            status = "FAILED" if kind is None or issubclass(kind, Exception) else "KILLED"
+            self.delivery.settle(LEAVING, LEAVING)
+            self.delivery.drop()  # it is on disk, and logged when the work is taken up again
+            self.delivery.put(lambda: self._end(self.run_id, status))
+            if self.delivery.settle(LEAVING, LEAVING) and error is not None:
+                error.add_note(f"{tracking_uri()} cannot be reached: its runs stay as they are")
+        self.delivery.close()
+
+    @property
+    def _client(self) -> MlflowClient:
+        assert self.client is not None
+        return self.client
+
+    def waiting(self) -> int:
+        """Entries that the store has not taken yet."""
+        return self.delivery.left if self.delivery is not None else 0
+
+    def _put(self, job: Callable[[], object]) -> None:
+        assert self.delivery is not None
+        self.delivery.put(job)
+
+    def _settle(self) -> int:
+        """Wait for the store; returns how many jobs it did not take."""
+        assert self.delivery is not None
+        step = Observer().step
+        if (left := self.delivery.left) > 1:
+            self.observer.stage("writing to MLflow", left)
+            step = self.observer.step
+        return self.delivery.settle(PATIENCE, step=step)
+
+    def _deliver(self, results: str) -> None:
+        """Wait for the store; raises :class:`Undelivered`, which says where the `results` are,
+        if it does not take all."""
+        if left := self._settle():
+            raise Undelivered(
+                f"{self._absent(left)}; {results}, and the same command delivers them"
+            )
+
+    def _absent(self, left: int) -> str:
+        assert self.delivery is not None
+        reason = self.delivery.trouble or "no answer"
+        return f"{tracking_uri()} cannot be reached, {left} entries wait ({reason})"
+
+    def _take_up(self, parent: Run | None, name: str, tags: Mapping[str, str]) -> bool:
+        """Go on in the run `parent`, or make it; returns whether it lacks its parameters."""
+        if parent is not None:
+            self._client.update_run(parent.info.run_id, "RUNNING")
+        run = parent or self._client.create_run(self.experiment_id, tags=tags, run_name=name)
+        self.run_id = run.info.run_id
+        for nested in self._nested(self.run_id):
+            self._earlier[nested.data.tags.get(self.key, "")] = nested
+        return not run.data.params
+
+    def _begun(self, value: str) -> Run | None:
+        """The nested run with this key, if there is one."""
+        if value in self._tried:  # the store may have made the run, unheard
+            found = self._nested(self.run_id, f" and tags.{self.key} = '{value}'")
+            return next(found, None)
+        self._tried.add(value)
+        return self._earlier.get(value)
+
+    def _nested(self, run_id: str | None, query: str = "") -> Iterator[Run]:
+        query = f"tags.`mlflow.parentRunId` = '{run_id}'{query}"
+        return runs_where(self._client, self.experiment_id, query)
+
+    def _end(self, run_id: str | None, status: str) -> None:
+        """End a run, if it was begun, and those nested in it that are still open."""
+        if run_id is None:
+            return
+        for run in list(self._nested(run_id, " and attributes.status = 'RUNNING'")):
+            self._client.set_terminated(run.info.run_id, status)
+        self._client.set_terminated(run_id, status)

@@ -1,0 +1,121 @@
+"""The runs of heads that are trained, logged beside the training."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mlflow.entities import Metric, RunTag
+
+from dashboards.figures.head_training import reliability_diagram
+from dashboards.outputs.mlflow_runs import log_figures
+from dashboards.reports.heads import drawn
+from dashboards.sections import Section
+from dashboards.store import (
+    as_metrics,
+    as_params,
+    connect,
+    experiment_id_of,
+    run_tags,
+    runs_where,
+)
+from dashboards.tracking.delivered_run import DeliveredRun
+from dashboards.tracking.delivery import Delivery
+from specdec_core.base.environment import environment
+from specdec_core.base.observer import Observer
+from specdec_core.config import PairSpec
+from specdec_core.drafting.heads.card import HeadCard
+from specdec_core.drafting.heads.storage import CARD
+from specdec_core.training.heads.evaluation import Modelled
+from specdec_core.training.heads.finished import Finished, HeadObserver
+
+CARD_PARAMS = {"kind", "draft", "depth", "width", "w_acc", "w_rej", "settings", "sampling"}
+
+
+class HeadsRun(DeliveredRun, HeadObserver):
+    """A parent run for a training of heads, in the pair's experiment, and a nested run for each
+    head: a head is logged once, however often the training is repeated or resumed."""
+
+    key = "training"
+
+    def __init__(
+        self,
+        pair: PairSpec,
+        draft: str,
+        params: Mapping[str, Any],
+        observer: Observer | None = None,
+    ) -> None:
+        """`params` say what is trained, on what; the same ones take the same run up again."""
+        super().__init__(observer)
+        self.cards: dict[str, HeadCard] = {}
+        self.judged: dict[str, Modelled] = {}  # by the heads' names, once a recording judged them
+        self.client = connect(patient=True)
+        self.delivery = Delivery()  # by one thread: a run is begun before what is in it
+        self._put(partial(self._begin, pair.name, draft, params))
+
+    def head_finished(self, head: Finished) -> None:
+        """Log a head as a finished nested run."""
+        self.cards[head.label] = head.card
+        self._put(partial(self._log, head))
+
+    def finish(self, out: Path) -> None:
+        """Log the figures and end the run. Raises :class:`Undelivered` where the store cannot be
+        reached; the heads are in `out`."""
+        self._put(self._finish)
+        self._deliver(f"the heads are in {out}")
+        self.finished = True
+
+    def _begin(self, experiment: str, draft: str, params: Mapping[str, Any]) -> None:
+        self.experiment_id = experiment_id_of(self._client, experiment)
+        plan = hashlib.sha256(json.dumps([draft, params], sort_keys=True).encode()).hexdigest()
+        query = f"tags.training_plan = '{plan}'"
+        parent = next(runs_where(self._client, self.experiment_id, query), None)
+        tags = {"training_plan": plan, "draft": draft, **run_tags("train-head", environment())}
+        if self._take_up(parent, f"heads of {draft}", tags):
+            self._client.log_batch(self.run_id, params=as_params(params))
+
+    def _finish(self) -> None:
+        if self.cards:
+            log_figures(self._client, self.run_id, drawn(self.cards, self.judged))
+        self._client.set_terminated(self.run_id)
+
+    def _log(self, head: Finished) -> None:
+        run = self._begun(head.card.training)
+        if run is None:
+            tags = {
+                "mlflow.parentRunId": self.run_id,
+                "training": head.card.training,
+                **run_tags("train-head", environment()),
+            }
+            run = self._client.create_run(self.experiment_id, run_name=head.label, tags=tags)
+        if run.info.status == "FINISHED":
+            return
+        run_id = run.info.run_id
+        self._log_card(run_id, head)
+        # Its curves are the run's metrics, which MLflow draws itself.
+        diagram = reliability_diagram({head.label: head.card})
+        log_figures(self._client, run_id, [Section.drawn("reliability", diagram)])
+        self._client.log_artifacts(run_id, str(head.folder), "head")
+        self._client.set_terminated(run_id)
+
+    def _log_card(self, run_id: str, head: Finished) -> None:
+        """Its settings, its curves by epoch, and what was kept."""
+        card = head.card
+        trained = int((head.folder / CARD).stat().st_mtime * 1000)  # logged twice, it is the same
+        curve = [
+            Metric(key, float(value), trained, epoch.epoch)
+            for epoch in card.curve
+            for key, value in epoch.model_dump(exclude={"epoch"}).items()
+        ]
+        kept = {f"kept_{key}": value for key, value in card.metrics.items()}
+        rows = {f"{split}_rows": count for split, count in card.examples.items()}
+        self._client.log_batch(
+            run_id,
+            metrics=[*curve, *as_metrics({**kept, **rows})],
+            params=as_params(card.model_dump(mode="json", include=CARD_PARAMS)),
+            tags=[RunTag(f"fingerprint.{name}", print_) for name, print_ in card.pair.items()],
+        )

@@ -1,0 +1,182 @@
+"""The champion of each pair: a registered model whose versions are configurations."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import yaml
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
+
+from dashboards.store import connect, runs_where, tracking_uri
+from dashboards.tracking.trial_runs import described, log_trial
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, PairSpec, parse
+from specdec_core.drafting.heads.storage import resolve_head
+from specdec_core.drafting.states import find_state
+from specdec_core.search.results import SweepResult, Trial
+
+CHAMPION = "champion"
+SOURCE = f"{CHAMPION}/{CHAMPION}.yaml"
+PROMOTED = "specdec.promoted"  # tag of a registered model: when its champion was last set
+
+
+def register(result: SweepResult, config_id: str, client: MlflowClient | None = None) -> int:
+    """Make a configuration of a sweep the champion of its pair; returns the version.
+
+    The version's source is an artifact of the configuration's run: `champion.yaml` with the pair
+    and the configuration."""
+    client = client or connect()
+    trial = result.trial(config_id)
+    name = result.pair.name
+    run_id = trial.mlflow_run_id or _logged(result, trial, client)
+    try:
+        run = client.get_run(run_id)
+    except MlflowException:
+        raise UserError(
+            f"{tracking_uri()} has no run of {config_id} (sweep {result.name})"
+        ) from None
+    _log_champion(client, run_id, result.pair, trial.configuration)
+    _create_model(client, name)
+    versions = client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
+    version = versions[0] if versions else _create_version(client, run, result, trial)
+    client.set_registered_model_alias(name, CHAMPION, str(version.version))
+    client.set_registered_model_tag(name, PROMOTED, str(time.time_ns()))
+    return int(version.version)
+
+
+def _log_champion(
+    client: MlflowClient, run_id: str, pair: PairSpec, configuration: Configuration
+) -> None:
+    """What it takes to decode with a configuration elsewhere."""
+    content = {
+        "pair": pair.model_dump(mode="json"),
+        "configuration": configuration.model_dump(mode="json"),
+    }
+    client.log_text(run_id, yaml.safe_dump(content, sort_keys=False), SOURCE)
+    for place, path in _own_files(configuration).items():
+        log = client.log_artifacts if path.is_dir() else client.log_artifact
+        log(run_id, str(path), f"{CHAMPION}/{place}")
+
+
+def _create_model(client: MlflowClient, name: str) -> None:
+    """The registered model of a pair, unless it is there."""
+    try:
+        client.create_registered_model(
+            name,
+            description="The fastest configuration found for this pair; `lossless` says of each"
+            " version whether it keeps the target's distribution.",
+        )
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def _create_version(
+    client: MlflowClient, run: Run, result: SweepResult, trial: Trial
+) -> ModelVersion:
+    timing = next((t for t in result.timings if t.config_id == trial.id), None)
+    return client.create_model_version(
+        result.pair.name,
+        source=f"{run.info.artifact_uri}/{CHAMPION}",
+        run_id=run.info.run_id,
+        tags={
+            "config_id": trial.id,
+            "sweep": result.name,
+            "lossless": str(trial.configuration.lossless).lower(),
+        },
+        description=trial.configuration.label
+        + (f", {timing.speedup:.2f}× autoregressive decoding" if timing else "")
+        + f"\n\n{described(trial.configuration)}",
+    )
+
+
+def _logged(result: SweepResult, trial: Trial, client: MlflowClient) -> str:
+    """The nested run of a configuration that was replayed and not notable then, made now."""
+    if result.mlflow_run_id is None:
+        raise UserError(f"sweep {result.name} was not logged to MLflow: {trial.id} has no run")
+    try:
+        experiment = client.get_run(result.mlflow_run_id).info.experiment_id
+    except MlflowException:
+        raise UserError(f"{tracking_uri()} has no run of sweep {result.name}") from None
+    query = (
+        f"tags.`mlflow.parentRunId` = '{result.mlflow_run_id}' and tags.config_id = '{trial.id}'"
+    )
+    return log_trial(
+        client, experiment, result, trial, next(runs_where(client, experiment, query), None)
+    )
+
+
+def find_champion() -> tuple[PairSpec, Configuration, int] | None:
+    """:func:`load_champion` of the one that was promoted last; None when there is none."""
+    if _no_store():
+        return None
+    if not any(CHAMPION in model.aliases for model in connect().search_registered_models()):
+        return None
+    return load_champion()
+
+
+def load_champion(name: str | None = None) -> tuple[PairSpec, Configuration, int]:
+    """The champion of the registered model `name`, or else the one that was promoted last: its
+    pair, configuration and version. Raises :class:`UserError` when there is none."""
+    none_yet = UserError(
+        f"no champion{f' of {name}' if name else ''} in {tracking_uri()} yet; "
+        "`specdec sweep` finds one, `specdec promote <config_id>` appoints one"
+    )
+    if _no_store():
+        raise none_yet
+    client = connect()
+    try:
+        if name is None:
+            models = [m for m in client.search_registered_models() if CHAMPION in m.aliases]
+            if not models:
+                raise none_yet
+            name = max(models, key=lambda m: int(m.tags.get(PROMOTED, 0))).name
+        version = client.get_model_version_by_alias(name, CHAMPION)
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            raise none_yet from None
+        raise
+    with tempfile.TemporaryDirectory() as scratch:
+        file = client.download_artifacts(version.run_id, SOURCE, scratch)
+        content = yaml.safe_load(Path(file).read_text())
+        pair = parse(PairSpec, content["pair"], SOURCE)
+        configuration = parse(Configuration, content["configuration"], SOURCE)
+        for place, path in _own_files(configuration).items():
+            if not path.exists():  # made elsewhere: it came with the champion
+                files = client.download_artifacts(version.run_id, f"{CHAMPION}/{place}", scratch)
+                _put(Path(files), path)
+    return pair, configuration, int(version.version)
+
+
+def _no_store() -> bool:
+    """Whether looking for something would create the store."""
+    uri = tracking_uri()
+    return uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists()
+
+
+def _put(files: Path, path: Path) -> None:
+    """A copy of what belongs at `path`: the folder `files`, or the file of its name in there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if (files / path.name).is_file():
+        shutil.copy(files / path.name, path)
+    else:
+        shutil.copytree(files, path)
+
+
+def _own_files(configuration: Configuration) -> dict[str, Path]:
+    """What a configuration needs of the workspace, by the artifact that holds a copy: the heads
+    that it asks and the state that a bandit starts from; none of those that come with the program
+    or are given by their path."""
+    heads = dict.fromkeys(head for _, head in configuration.heads)
+    own = [h for h in heads if not h.startswith("bundled:") and os.sep not in h]
+    found = {f"head-{n}" if n > 1 else "head": resolve_head(h) for n, h in enumerate(own, start=1)}
+    named = [s for s in dict.fromkeys(configuration.states) if Path(s).suffix != ".json"]
+    found |= {f"state-{n}" if n > 1 else "state": find_state(s) for n, s in enumerate(named, 1)}
+    return found

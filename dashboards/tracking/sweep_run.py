@@ -1,0 +1,240 @@
+"""The runs of a sweep, logged beside it.
+
+Of configurations that a sweep only replayed, the best of each family and draft and then the fastest
+have a run of their own, 50 in all; `configurations.csv` of the parent run has every one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+
+from dashboards.store import (
+    FOLDER,
+    as_metrics,
+    as_params,
+    connect,
+    experiment_id_of,
+    host,
+    log_prompts,
+    place_of,
+    run_tags,
+    runs_where,
+    tracking_uri,
+    unreachable,
+)
+from dashboards.tracking.delivered_run import DeliveredRun
+from dashboards.tracking.delivery import Delivery
+from dashboards.tracking.registry import CHAMPION, register
+from dashboards.tracking.trial_runs import log_trial, trials_table
+from specdec_core.base.files import needs_room
+from specdec_core.base.observer import Observer
+from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.search.folder import SweepFolder
+from specdec_core.search.observer import SweepObserver
+from specdec_core.search.results import SweepResult, Timing, Trial
+
+# Tracking servers answer many at a time, a file one.
+_SENDERS = 8
+
+
+class SweepRun(DeliveredRun, SweepObserver):
+    """A sweep's run. The next sweep in the same folder takes it up again. Runs of sweeps on this
+    host whose process was killed, and that nobody has taken up, are ended as KILLED by the pair's
+    next sweep."""
+
+    key = "config_id"
+
+    def __init__(self, observer: Observer | None = None) -> None:
+        super().__init__(observer)
+        self.logged: dict[str, str] = {}  # config_id -> run_id
+        self._connecting: threading.Thread | None = None
+
+    def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
+        if self._connecting is None:
+            # Creating the store takes seconds: do it while Ray starts.
+            self._connecting = threading.Thread(target=self._connect, daemon=True)
+            self._connecting.start()
+
+    def begun(self, result: SweepResult, prompts: Sequence[Prompt], folder: Path) -> None:
+        """Create the parent run, or take it up again and log what is missing."""
+        if self._connecting is not None:
+            self._connecting.join()
+        self.delivery = Delivery()  # by one thread: a run is begun before what is in it
+        begin = partial(self._begin, result, prompts, folder)
+        try:
+            with needs_room(tracking_uri()):
+                begin()
+        except (MlflowException, OSError) as error:
+            if not unreachable(error):
+                raise
+            self.observer.warned(f"{tracking_uri()} cannot be reached; it is told of all later")
+            self._put(begin)
+        for trial in result.trials:
+            self.trial_finished(trial)
+        if result.champion is not None:  # only the end of an earlier process was missing
+            self.counted(result)
+
+    def _begin(self, result: SweepResult, prompts: Sequence[Prompt], folder: Path) -> None:
+        self.client = self.client or connect(patient=True)
+        self.result = result
+        self.experiment_id = experiment_id_of(self.client, result.pair.name)
+        where = place_of(folder)
+        tags = {
+            FOLDER: where,
+            "prompts": result.prompts.source,
+            "prompts_digest": result.prompts.digest,
+            **({"estimated_for": result.hardware} if result.hardware else {}),
+            **run_tags("sweep", result.environment),
+        }
+        self._end_abandoned(where)
+        if self._take_up(self._parent(where, result.mlflow_run_id), result.name, tags):
+            self._log_plan(result, prompts)
+        result.mlflow_run_id = self.run_id
+        if tracking_uri().startswith("http"):
+            self.delivery.employ(_SENDERS - 1)
+
+    def trial_finished(self, trial: Trial) -> None:
+        """Log a configuration as a finished nested run; the trial learns its id. Replayed ones wait
+        for :meth:`counted`: a run takes longer to log than thousands of rounds to replay."""
+        if not trial.replayed:
+            self._put(partial(self._log, trial))
+
+    def counted(self, result: SweepResult) -> None:
+        """Log the notable ones of the replayed configurations as nested runs, and all of the
+        sweep's as a table; then wait until everything is delivered, because nothing may run while
+        finalists are timed."""
+        for trial in result.notable():
+            if trial.replayed:
+                self._put(partial(self._log, trial))
+        table = trials_table(result).to_csv(index=False)
+        self._put(lambda: self._client.log_text(self.run_id, table, "configurations.csv"))
+        if left := self._settle():
+            self.observer.warned(self._absent(left))
+
+    def finish(self, result: SweepResult, folder: Path, report: Path | None = None) -> int | None:
+        """Log times, oracles and files, register the champion and end the run. Returns the
+        registered version; None for a sweep without a champion, and for one that is estimated for
+        another machine, because what is registered was timed.
+
+        Raises :class:`Undelivered` where the store cannot be reached."""
+        version: list[int] = []
+        self._deliver(f"all results are in {folder}")
+        self._put(lambda: version.extend(self._finish(result, folder, report)))
+        self._deliver(f"all results are in {folder}")
+        self.finished = True
+        return version[-1] if version else None
+
+    def _finish(self, result: SweepResult, folder: Path, report: Path | None) -> list[int]:
+        """The version that was registered, if any."""
+        self._log_times(result)
+        self._tell_apart(result)
+        files = [folder / name for name in ("sweep.json", "plan.yaml", "rounds.parquet")]
+        for file in (*files, report):
+            if file is not None and file.exists():
+                self._client.log_artifact(self.run_id, str(file))
+        # plotly takes its time
+        from dashboards.outputs.mlflow_runs import log_figures
+        from dashboards.reports.sweep import read
+        from dashboards.reports.sweep_figures import drawn
+
+        log_figures(self._client, self.run_id, drawn(result, *read(result, folder)))
+        version = []
+        if result.champion is not None:
+            if result.hardware is None:
+                version.append(register(result, result.champion, self._client))
+            label = result.labels[result.champion]
+            for tag, value in ((CHAMPION, result.champion), ("champion_label", label)):
+                self._client.set_tag(self.run_id, tag, value)
+        self._client.set_terminated(self.run_id)
+        return version
+
+    def _log_times(self, result: SweepResult) -> None:
+        for timing in (result.autoregressive, *result.timings):
+            if timing is not None and timing.config_id in self.logged:
+                run_id = self.logged[timing.config_id]
+                self._client.log_batch(run_id, metrics=as_metrics(_of_timing(timing)))
+        self._client.log_batch(self.run_id, metrics=as_metrics(_summary(result)))
+
+    def _tell_apart(self, result: SweepResult) -> None:
+        """Name runs anew whose label others have got since."""
+        for trial in result.trials:
+            name = result.labels[trial.id]
+            if trial.id in self.logged and name != trial.configuration.without_sampling:
+                self._client.update_run(self.logged[trial.id], name=name)
+
+    def _log(self, trial: Trial) -> None:
+        self.logged[trial.id] = log_trial(
+            self._client, self.experiment_id, self.result, trial, self._begun(trial.id)
+        )
+
+    def _connect(self) -> None:
+        with suppress(Exception):  # shows again where the client is needed, in the main thread
+            self.client = connect()
+
+    # Runs of other processes
+
+    def _parent(self, where: str, run_id: str | None) -> Run | None:
+        """The parent run that an earlier process left for this folder: one that did not end, or
+        the one that the result names."""
+        for run in runs_where(self._client, self.experiment_id, f"tags.`{FOLDER}` = '{where}'"):
+            if run.info.status != "FINISHED" or run.info.run_id == run_id:
+                return run
+        return None
+
+    def _end_abandoned(self, where: str) -> None:
+        """End the runs of other folders of this host that no process sweeps in any more."""
+        query = f"attributes.status = 'RUNNING' and tags.`{FOLDER}` LIKE '{host()}%'"
+        for run in list(runs_where(self._client, self.experiment_id, query)):
+            folder = run.data.tags[FOLDER]
+            if folder != where and not SweepFolder(Path(folder.removeprefix(host()))).running:
+                self._end(run.info.run_id, "KILLED")
+
+    def _log_plan(self, result: SweepResult, prompts: Sequence[Prompt]) -> None:
+        params = {
+            "pair": result.pair.model_dump(mode="json"),
+            "prompts": {"source": result.prompts.source, "count": result.prompts.count},
+            "max_new_tokens": result.max_new_tokens,
+        }
+        self._client.log_batch(self.run_id, params=as_params(params))
+        log_prompts(self._client, self.run_id, result.prompts, prompts, "sweep")
+
+
+def _of_timing(timing: Timing) -> dict[str, float]:
+    return {
+        "speedup": timing.speedup,
+        "speedup_low": timing.low,
+        "speedup_high": timing.high,
+        "tokens_per_second": timing.tokens_per_second,
+        "tied_with_champion": timing.tied_with_champion,
+        "differing_outputs": timing.differing_outputs,
+    }
+
+
+def _summary(result: SweepResult) -> dict[str, float]:
+    """What the parent run shows: the champion's figures, the baseline's, the oracles'."""
+    values: dict[str, float] = {"configurations": len(result.trials)}
+    if result.replay is not None:
+        values["replayed_configurations"] = result.replay.configurations
+        values["replayed_per_second"] = result.replay.per_second
+        values["forwards_saved"] = result.replay.forwards_saved
+    values["t_target"] = result.profile.t_target()
+    for draft in result.profile.drafts:
+        values[f"t_draft.{draft}"] = result.profile.t_draft(draft)
+    for oracle in result.oracles:
+        values[f"oracle_verification_rate.{oracle.draft}"] = oracle.verification_rate
+        values[f"oracle_speedup.{oracle.draft}"] = oracle.speedup
+    if result.autoregressive is not None:
+        values["autoregressive_tokens_per_second"] = result.autoregressive.tokens_per_second
+    for timing in result.timings:
+        if timing.config_id == result.champion:
+            values |= _of_timing(timing)
+    if result.champion is not None:
+        values |= result.champion_trial.metrics
+    return values

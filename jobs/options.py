@@ -1,0 +1,122 @@
+"""Options that commands share, and what is read from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from typer import Option
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import PairSpec
+
+Number = TypeVar("Number", int, float, str)
+
+Target = Annotated[str | None, Option(help="Target model: hub id, folder or bundled:<name>.")]
+Drafts = Annotated[
+    list[str] | None,
+    Option(help="Draft model as [name=]<hub id, folder or bundled:…>; repeatable."),
+]
+Prompts = Annotated[str, Option(help="Prompts: JSONL file, hub id or bundled:<name>.")]
+MaybePrompts = Annotated[str | None, Option(help="Prompts: JSONL file, hub id or bundled:<name>.")]
+Limit = Annotated[int, Option(min=1, help="Use the first n prompts.")]
+MaybeLimit = Annotated[int | None, Option(min=1, help="Use the first n prompts.")]
+Tokens = Annotated[int, Option(min=1, help="New tokens for each prompt.")]
+MaybeTokens = Annotated[int | None, Option(min=1, help="New tokens for each prompt.")]
+Repeats = Annotated[int, Option(min=1, help="Times each prompt is decoded.")]
+Name = Annotated[str | None, Option(help="Name of the result's folder.")]
+Fresh = Annotated[bool, Option("--fresh", help="Do not resume.")]
+Traces = Annotated[list[str], Option(help="Recording, a folder or a name; repeatable.")]
+Hardware = Annotated[Path | None, Option(help="Forward times of another machine (YAML).")]
+ProfileFile = Annotated[
+    Path | None,
+    Option(help="The pair's forward times (JSON); unset, the workspace's, measured if missing."),
+]
+Config = Annotated[
+    Path | None,
+    Option(
+        help="YAML with `pair` and `configuration`, or the beginning of a configuration's id in a"
+        " finished sweep; unset, the champion."
+    ),
+]
+Placed = Annotated[
+    Path | None, Option(help="Placement (YAML): the devices that draft and target are on.")
+]
+DType = Annotated[
+    str | None, Option(help="Data type of all models: auto, float32, bfloat16 or float16.")
+]
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """The options that were given."""
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def parse_drafts(specs: list[str] | None) -> dict[str, str]:
+    """`[name=]model` options as a pair's drafts; unnamed ones are called by the model's name."""
+    drafts: dict[str, str] = {}
+    for spec in specs or []:
+        name, separator, model = spec.partition("=")
+        if not separator:
+            name, model = Path(spec).name.rpartition(":")[2], spec
+        if not name or not model:
+            raise UserError(f"--draft {spec}: expected [name=]model")
+        if name in drafts:
+            raise UserError(
+                f"--draft {spec}: there is a draft {name!r} already; name it: name={model}"
+            )
+        drafts[name] = model
+    return drafts
+
+
+def asked_drafts(target: str | None, drafts: list[str] | None) -> dict[str, str] | None:
+    """The drafts that the options name. Another target has none of the default ones."""
+    return parse_drafts(drafts) if drafts or target is not None else None
+
+
+def chosen_pair(base: PairSpec, target: str | None, drafts: list[str] | None) -> PairSpec:
+    """`base` with what the options name."""
+    return base.model_copy(update=given(target=target, drafts=asked_drafts(target, drafts)))
+
+
+def drafting_pair(target: str | None, drafts: list[str] | None) -> PairSpec:
+    """The default pair with what the options name; it has a draft model."""
+    return with_draft(chosen_pair(PairSpec(), target, drafts))
+
+
+def with_draft(pair: PairSpec) -> PairSpec:
+    """The same pair. Raises :class:`UserError` for one without a draft model."""
+    if not pair.drafts:
+        raise UserError("the pair has no draft model: give one with --draft")
+    return pair
+
+
+def numbers(text: str, option: str, kind: type[Number]) -> tuple[Number, ...]:
+    """Numbers separated by commas."""
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(f"{option} {text}: expected numbers as 1,2,4") from None
+
+
+def sizes(text: str, option: str) -> tuple[int, ...]:
+    """Positive whole numbers separated by commas."""
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 1:
+        raise UserError(f"{option} {text}: expected positive numbers as 1,2,4")
+    return found
+
+
+def check_name(name: str | None) -> None:
+    """Raises :class:`UserError` for a name that is no folder's."""
+    if name is not None and (name in ("", "..") or Path(name).name != name):
+        raise UserError(f"--name {name}: expected a folder's name, not a path")
+
+
+def check_times(hardware: Path | None, profile: Path | None) -> None:
+    """Raises :class:`UserError` where both give forward times."""
+    if hardware is not None and profile is not None:
+        raise UserError("--hardware and --profile both give forward times: give one")

@@ -1,0 +1,13 @@
+"""Names for files and metrics from what people call a thing."""
+
+from __future__ import annotations
+
+import re
+
+_SPELT = {"λ": "lambda", "γ": "gamma", "α": "alpha", "×": "x", "+": "plus", "=": "_"}
+
+
+def plain_name(text: str) -> str:
+    """Letters, digits, _ and - alone."""
+    spelt = "".join(_SPELT.get(letter, letter) for letter in text)
+    return re.sub(r"[^\w-]", "_", spelt, flags=re.ASCII)

@@ -1,0 +1,64 @@
+"""Which forward times a study models with: another machine's, a saved profile's, or measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
+from specdec_core.base.workspace import workspace
+from specdec_core.config import Configuration, PairSpec
+from specdec_core.cost import Profile, load_hardware, policy_key
+from specdec_core.models.pair import load_pair
+from specdec_core.studies.profiling import measure_policies, profile_pair
+
+
+def forward_times(
+    pair: PairSpec,
+    configurations: Sequence[Configuration],
+    hardware: Path | None,
+    profile: Path | None,
+    observer: Observer | None = None,
+) -> Profile:
+    """Those of the machine in the file `hardware`, those of the file `profile`, or the workspace's,
+    where what is missing is measured now, the time of the configurations' policies included.
+    Raises :class:`UserError` for a profile that lacks a draft."""
+    if hardware is not None:
+        return load_hardware(hardware).profile(list(pair.drafts))
+    path = profile or workspace() / "profile.json"
+    times = Profile.load(path) if profile is not None or path.exists() else None
+    for draft in pair.drafts if times else ():
+        if draft not in times.drafts:
+            there = ", ".join(times.drafts) or "none"
+            raise UserError(f"{path}: no forward time of draft {draft!r} (it has: {there})")
+    if profile is not None:
+        return times
+    known = times.policies if times else {}
+    unknown = [own for own in configurations if _policies(pair, own) - known.keys()]
+    if times is None or unknown:
+        observer = observer or Observer()
+        observer.stage(f"loading {pair.name}")
+        loaded = load_pair(pair)
+        times = times or profile_pair(loaded, observer=observer)
+        observer.stage("measuring policies")
+        policies = {**known, **measure_policies(loaded, unknown)}
+        times = times.model_copy(update={"policies": policies})
+        times.save(path)
+    return times
+
+
+def origin(times: Profile, hardware: Path | None) -> str:
+    """Whose forward times they are, in words."""
+    where = " (not this machine)" if hardware else f", target in {times.target_dtype}"
+    return f"forward times: {times.device}{where}"
+
+
+def _policies(pair: PairSpec, configuration: Configuration) -> set[str]:
+    """Whose time is measured: all that can be decoded with."""
+    first = next(iter(pair.drafts), "")
+    return {
+        policy_key(draft or first, policy)
+        for draft, policy in configuration.policies
+        if policy.decodes
+    }

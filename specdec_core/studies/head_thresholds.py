@@ -1,0 +1,57 @@
+"""The best threshold of every trained head, and of the rules that need no training, by replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from specdec_core.base.observer import Observer
+from specdec_core.config import Configuration
+from specdec_core.cost import policy_key
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.heads.loaded import LoadedHead
+from specdec_core.drafting.heads.storage import load_head
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.schema import Recording
+from specdec_core.studies.forward_times import forward_times
+from specdec_core.training.heads.evaluation import (
+    Modelled,
+    evaluate,
+    training_free,
+    with_thresholds,
+)
+from specdec_core.training.heads.finished import Finished
+
+
+def judge_heads(
+    recording: Recording,
+    draft: str,
+    heads: Sequence[Finished],
+    profile: Path | None = None,
+    observer: Observer | None = None,
+) -> dict[str, Modelled]:
+    """By the heads' labels and the rules' names; times are those of :func:`forward_times`."""
+    observer = observer or Observer()
+    own = recording.header.fingerprints
+    folders = {head.label: head.folder for head in heads}
+
+    def load(draft: str, head: str) -> LoadedHead:
+        return load_head(folders[head], own[draft], own["target"])
+
+    # What a policy itself takes is measured once a kind and head, whatever its threshold.
+    free = [policies[0] for policies in training_free().values()]
+    asking = {head.label: with_thresholds(head.card, str(head.folder))[0] for head in heads}
+    wanted = [
+        Configuration(drafter=DraftModelSettings(draft=draft, policy=policy))
+        for policy in (*free, *asking.values())
+    ]
+    times = forward_times(recording.header.pair, wanted, None, profile, observer)
+    known = {
+        policy_key(draft, policy.model_copy(update={"head": label})): times.policies[key]
+        for label, policy in asking.items()
+        if (key := policy_key(draft, policy)) in times.policies
+    }
+    times = times.model_copy(update={"policies": {**times.policies, **known}})
+    cards = {head.label: head.card for head in heads}
+    observer.stage(f"replaying thresholds on {recording.folder.name}")
+    return dict(evaluate(Replay(recording, load), times, draft, cards))

@@ -1,0 +1,63 @@
+"""How counting configurations scales over nodes, and what holds it up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from specdec_core.base.memory import MemoryWatch
+
+ENOUGH = 0.9  # of what a part could do at most: it is what holds the rest up
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """What counting `trials` configurations on some nodes took; times in seconds."""
+
+    nodes: int
+    slots: int  # trials that a node runs at a time
+    trials: int
+    idle: float | None  # that a trial sleeps; None where it decodes
+    starting: float  # the nodes
+    counting: float
+    finished: list[float]  # when each trial was
+    driver: float  # CPU time of this process while counting
+    main_thread: float  # of that Tune and the folder
+    behind: int  # entries that MLflow had not taken when counting was over
+    delivering: float  # these
+    free: float  # memory before, MiB
+    memory: MemoryWatch
+
+    @cached_property
+    def rate(self) -> float:
+        """Trials a second, but for the first of each slot, which load the models."""
+        steady = sorted(self.finished)[min(self.nodes * self.slots, self.trials // 2) :]
+        return (len(steady) - 1) / max(steady[-1] - steady[0], 1e-9) if len(steady) > 1 else 0.0
+
+    @property
+    def share(self) -> float | None:
+        """Of the rate that the workers allow; None where they decode."""
+        return self.rate * self.idle / (self.nodes * self.slots) if self.idle else None
+
+    @property
+    def busy(self) -> float:
+        """The share of a core that this process took."""
+        return self.driver / self.counting
+
+    @property
+    def busy_counting(self) -> float:
+        """Of that Tune's and the folder's."""
+        return self.main_thread / self.counting
+
+    @property
+    def bottleneck(self) -> str:
+        """What would have to be faster first."""
+        if self.share is None or self.share > ENOUGH:
+            slow = "workers"
+        elif self.busy > ENOUGH:
+            counting = self.busy_counting > self.busy / 2
+            slow = "driver: Tune and the folder" if counting else "driver: MLflow's client"
+        else:
+            slow = "starting trials"
+        late = self.behind > 0.1 * self.trials
+        return f"{slow}; MLflow {self.behind:,} behind" if late else slow
