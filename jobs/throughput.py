@@ -30,7 +30,10 @@ NONE = "none"
 def main(
     config: Annotated[
         Path | None,
-        Option(help="YAML with `pair` and `configuration`, which is measured beside the others."),
+        Option(
+            help="YAML with `pair` and `configuration`, or the beginning of a configuration's id;"
+            " it is measured beside the others."
+        ),
     ] = None,
     target: Target = None,
     draft: Drafts = None,

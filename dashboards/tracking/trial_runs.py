@@ -7,6 +7,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run, RunTag
 
 from dashboards.store import as_metrics, as_params, run_tags
+from specdec_core.config import Configuration
 from specdec_core.search.results import SweepResult, Trial, by_estimate
 
 

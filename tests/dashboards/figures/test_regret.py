@@ -109,9 +109,8 @@ def test_the_page_needs_no_network_and_says_who_won(comparison: ArmComparison) -
         assert f'data-plot="{key}"' in html
     tables = [section for section in shown.sections if section.shown is not None]
     assert [section.key for section in tables] == ["table", "shares", "regret"]
-    assert len(re.findall(r"\n\| (\*\*)?UCB of 2 arms", text)) == 2 * len(
-        tables
-    )  # two rules in each
+    found = re.findall(r"\n\| (\*\*)?UCB of 2 arms", text)
+    assert len(found) == 2 * len(tables)  # two rules in each
     assert "- a note" in text
     assert console_table(tables[0]).row_count == len(comparison.entrants)
 
