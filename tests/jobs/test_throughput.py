@@ -70,7 +70,7 @@ def test_it_measures_plans_writes_and_logs(
     folder = tmp_path / "throughput" / "here"
     plan = parse(Configuration, load_yaml(folder / "plan.yaml"), "plan")
     table = pd.read_csv(folder / "throughput.csv")
-    labels = ["autoregressive", plan.label, "d · fixed K=2"]
+    labels = ["autoregressive", plan.label, "d, K=2"]
     assert list(zip(table["slots"], table["configuration"], strict=True)) == [
         (slots, label) for slots in (1, 2) for label in labels
     ]
