@@ -73,9 +73,8 @@ def _relative(value: Any) -> Any:
 def keys() -> str:
     """A section for each kind of drafter and policy and for the values around them, from the
     models that read configuration files."""
-    from specdec_core.config.kinds import DRAFTERS, POLICIES, drafter_settings, policy_settings
-
     from specdec_core.config import PairSpec, Placement, RunnerSettings, Sampling
+    from specdec_core.config.kinds import DRAFTERS, POLICIES, drafter_settings, policy_settings
     from specdec_core.search.plan import Plan
 
     parts = ["## A sweep", _model(Plan), "## Pair", _model(PairSpec), "## Runner"]

@@ -64,8 +64,10 @@ def wrong_way(graph: dict[str, set[str]]) -> list[str]:
         if module != "specdec_core"
         and (
             level(other) > level(module)
-            or ((level(other) == level(module) and len(ROOMS[level(module)]) > 1)
-            and other.partition(".")[0] != module.partition(".")[0])
+            or (
+                (level(other) == level(module) and len(ROOMS[level(module)]) > 1)
+                and other.partition(".")[0] != module.partition(".")[0]
+            )
         )
     )
 
