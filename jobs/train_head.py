@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from cluster.head_training import Finished
     from dashboards.tracking import Undelivered
+    from specdec_core.config import Policy
+    from specdec_core.cost import Profile
     from specdec_core.heads import LoadedHead
     from specdec_core.heads.evaluation import Modelled
     from specdec_core.traces.schema import Recording
@@ -76,7 +78,7 @@ def main(
     from dashboards.heads import HeadProgress, HeadsRun, heads_table, judged_table
     from specdec_core.config import parse
     from specdec_core.heads import TrainingSettings
-    from specdec_core.heads.data import load_examples
+    from specdec_core.heads.data import load_examples, same_models
     from specdec_core.traces.schema import Recording
 
     given = {
@@ -93,11 +95,12 @@ def main(
     drafts = draft.split(",") if draft else list(recordings[0].header.pair.drafts)
     for name in drafts:
         for each in (*recordings, *([judge] if judge else [])):
-            each.draft_name(name)
+            same_models(each, recordings[0], name)
     out = (out or workspace() / "heads").absolute()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     undelivered: list[Undelivered] = []
     try:
+        rules = {name: judge_rules(judge, name, profile) for name in drafts} if judge else {}
         with ray_session():
             for name in drafts:
                 console.print(f"heads of [bold]{name}[/bold]")
@@ -121,7 +124,7 @@ def main(
                         heads = train_heads(specs, examples, settings, out, rates, observers)
                     console.print(heads_table(heads))
                     if judge is not None:
-                        tracking.judged = judge_heads(judge, name, heads, profile)
+                        tracking.judged = rules[name] | judge_heads(judge, name, heads, profile)
                         console.print(judged_table(tracking.judged))
                     with console.status("writing to MLflow"):
                         tracking.finish(out)
@@ -174,14 +177,26 @@ def find_recording(name: str) -> Path:
     return named if not folder.exists() and named.exists() else folder
 
 
+def judge_rules(recording: Recording, draft: str, profile: Path | None) -> dict[str, Modelled]:
+    """The best threshold of the rules that need no training, by replay. Raises
+    :class:`UserError` where heads could not be judged so, either."""
+    from specdec_core.heads.evaluation import evaluate, training_free
+    from specdec_core.traces.replay import Replay
+
+    replay = Replay(recording, hidden=False, drawn=True)
+    rules = training_free()
+    times = policy_times(recording, draft, [own[0] for own in rules.values()], profile)
+    with console.status(f"replaying thresholds on {recording.folder.name}"):
+        return evaluate(replay, times, draft, rules)
+
+
 def judge_heads(
     recording: Recording, draft: str, heads: Sequence[Finished], profile: Path | None
 ) -> dict[str, Modelled]:
-    """The best threshold of every head, and of the rules that need no training, by replay."""
-    from specdec_core.config import Configuration, DraftModelDrafter
+    """The best threshold of every head, by replay."""
     from specdec_core.cost import policy_key
     from specdec_core.heads import load_head
-    from specdec_core.heads.evaluation import evaluate, training_free, with_thresholds
+    from specdec_core.heads.evaluation import evaluate, with_thresholds
     from specdec_core.traces.replay import Replay
 
     own = recording.header.fingerprints
@@ -190,23 +205,29 @@ def judge_heads(
     def load(draft: str, head: str) -> LoadedHead:
         return load_head(folders[head], own[draft], own["target"])
 
-    # What a policy itself takes is measured once a kind and head, whatever its threshold.
-    free = [policies[0] for policies in training_free().values()]
     asking = {head.label: with_thresholds(head.card, str(head.folder))[0] for head in heads}
-    wanted = [
-        Configuration(drafter=DraftModelDrafter(draft=draft, policy=policy))
-        for policy in (*free, *asking.values())
-    ]
-    times = forward_times(recording.header.pair, wanted, None, profile)
+    times = policy_times(recording, draft, list(asking.values()), profile)
     known = {
         policy_key(draft, policy.model_copy(update={"head": label})): times.policies[key]
         for label, policy in asking.items()
         if (key := policy_key(draft, policy)) in times.policies
     }
     times = times.model_copy(update={"policies": {**times.policies, **known}})
-    cards = {head.label: head.card for head in heads}
+    tried = {head.label: with_thresholds(head.card, head.label) for head in heads}
     with console.status(f"replaying thresholds on {recording.folder.name}"):
-        return dict(evaluate(Replay(recording, load), times, draft, cards))
+        return evaluate(Replay(recording, load, drawn=True), times, draft, tried)
+
+
+def policy_times(
+    recording: Recording, draft: str, policies: Sequence[Policy], profile: Path | None
+) -> Profile:
+    """Forward times of the recorded pair, with what the policies themselves take: measured once a
+    kind and head, whatever its threshold."""
+    from specdec_core.config import Configuration, DraftModelDrafter
+
+    drafters = [DraftModelDrafter(draft=draft, policy=policy) for policy in policies]
+    wanted = [Configuration(drafter=drafter) for drafter in drafters]
+    return forward_times(recording.header.pair, wanted, None, profile)
 
 
 if __name__ == "__main__":

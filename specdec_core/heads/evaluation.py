@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from specdec_core.config import (
 )
 from specdec_core.cost import Profile
 from specdec_core.heads.card import HeadCard
-from specdec_core.heads.data import acceptance, rows_behind
+from specdec_core.heads.data import rows_behind
 from specdec_core.heads.metrics import auc
 from specdec_core.traces.replay import Replay
 
@@ -94,17 +94,14 @@ def predictor_auc(replay: Replay, draft: str, policy: Policy) -> float:
         behind = rows
     if isinstance(policy, SvipPolicy):
         values = -values  # an entropy
-    return auc(values[behind], acceptance(trace, rows, replay.header.sampling))
+    return auc(values[behind], trace.draft_token[rows] == trace.target_token[rows])
 
 
 def evaluate(
-    replay: Replay, profile: Profile, draft: str, cards: dict[str, HeadCard]
-) -> Iterator[tuple[str, Modelled]]:
-    """The best of each training-free rule, then of each head by its name, as they are found."""
-    for name, policies in training_free().items():
-        yield name, _judged(replay, profile, draft, policies)
-    for name, card in cards.items():
-        yield name, _judged(replay, profile, draft, with_thresholds(card, name))
+    replay: Replay, profile: Profile, draft: str, policies: Mapping[str, Sequence[Policy]]
+) -> dict[str, Modelled]:
+    """The best policy of each name."""
+    return {name: _judged(replay, profile, draft, own) for name, own in policies.items()}
 
 
 def _judged(replay: Replay, profile: Profile, draft: str, policies: Sequence[Policy]) -> Modelled:

@@ -61,6 +61,7 @@ from specdec_core.traces.arms import (
 from specdec_core.traces.rounds import ReplayedRounds, Rounds
 from specdec_core.traces.schema import Recording
 from specdec_core.traces.track import Track
+from specdec_core.traces.verified import verified
 
 # draft, head -> the head
 LoadHead = Callable[[str, str], LoadedHead]
@@ -71,7 +72,9 @@ class Replay:
     little has to be read.
 
     A bandit that is rewarded in time needs a `profile`, whose seconds stand for those of its
-    rounds: what it then does is modelled. Everything else is what decoding would do.
+    rounds: what it then does is modelled. Everything else is what decoding would do; of a
+    recording with rejection sampling, which is taken with `drawn`, what decoding its drafts could
+    have done (:mod:`specdec_core.traces.verified`).
     """
 
     def __init__(
@@ -80,13 +83,15 @@ class Replay:
         load_head: LoadHead | None = None,
         hidden: bool = True,
         profile: Profile | None = None,
+        drawn: bool = False,
     ) -> None:
-        if not recording.header.replayable:
+        header = recording.header
+        if not (header.replayable or (drawn and header.continuations)):
+            sampling = "" if drawn else ", and greedy decoding or sampling.coupling gumbel"
             raise UserError(
-                f"{recording.folder}: cannot be replayed; that takes continuations, and greedy "
-                "decoding or sampling.coupling gumbel"
+                f"{recording.folder}: cannot be replayed; that takes continuations{sampling}"
             )
-        self.recording, self.header, self.profile = recording, recording.header, profile
+        self.recording, self.header, self.profile = recording, header, profile
         self._load_head = load_head or self._recorded_head
         self._heads: dict[tuple[str, str], LoadedHead] = {}
         self._hidden = hidden
@@ -99,6 +104,8 @@ class Replay:
             return False
         if drafter is None:
             return True
+        if not (self.header.sampling.fixed_output or isinstance(drafter, DraftModelDrafter)):
+            return False
         # The oracle is no part of anything: nothing that decodes can follow it.
         oracle = any(isinstance(policy, OraclePolicy) for _, policy in policies_of(configuration))
         return self._knows(drafter) and (not oracle or isinstance(drafter, DraftModelDrafter))
@@ -170,7 +177,9 @@ class Replay:
         """The recorded draft, indexed by where its rounds begin."""
         name = self.recording.draft_name(draft)
         if name not in self._tracks:
-            self._tracks[name] = Track(self.recording.trace(name, self._hidden))
+            trace = self.recording.trace(name, self._hidden)
+            fixed = self.header.sampling.fixed_output
+            self._tracks[name] = Track(trace if fixed else verified(trace))
         return self._tracks[name]
 
     def values(self, draft: str | None, policy: Policy) -> np.ndarray:
