@@ -44,7 +44,8 @@ class Overlapping(Bench):
         for configuration in configurations:
             if configuration.beside:
                 self.engine.configure(configuration)
-                if not self._drafter.prepare(LOADING):
+                drafter = self.engine.drafter
+                if drafter is None or not drafter.prepare(LOADING):
                     raise UserError(f"{configuration.label}: the draft did not get ready")
         super().warm_up(configurations, request)
 
@@ -58,7 +59,7 @@ class Overlapping(Bench):
 
     @property
     def _drafter(self) -> PearlDrafter:
-        """The engine's, of a configuration that drafts beside the target."""
+        """The engine's, of a configuration that is PEARL itself."""
         assert isinstance(self.engine.drafter, PearlDrafter)
         return self.engine.drafter
 

@@ -11,7 +11,6 @@ from jobs.console import console, interruptible, point, print_runs_page, program
 from jobs.options import (
     Drafts,
     Fresh,
-    MaybeLimit,
     MaybePrompts,
     MaybeTokens,
     Name,
@@ -36,7 +35,7 @@ def main(
     draft: Drafts = None,
     prompts: MaybePrompts = None,
     max_new_tokens: MaybeTokens = None,
-    limit: MaybeLimit = None,
+    limit: Annotated[int | None, Option(help="Use the first n prompts.")] = None,
     trials: Annotated[int | None, Option(help="Configurations to try.")] = None,
     traces: Annotated[
         str | None,

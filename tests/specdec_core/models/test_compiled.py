@@ -101,7 +101,7 @@ HOLD = """
 import sys
 import torch
 from specdec_core.config import PairSpec
-from specdec_core.pair import load_pair
+from specdec_core.models.pair import load_pair
 torch.set_num_threads(1)
 runner = load_pair(PairSpec.model_validate_json(sys.argv[1])).open_runner(None, 3)
 print("loaded", flush=True)
