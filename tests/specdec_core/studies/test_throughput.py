@@ -72,7 +72,7 @@ def test_everybody_decodes_the_same_queues_at_every_number_of_slots(tiny_pair: P
     assert (chain["mat"] > 1).all()
     assert (chain["low"] <= chain["speedup"]).all()
     assert (chain["speedup"] <= chain["high"]).all()
-    assert len(frame) == len(runs)
+    assert len(frame) == heard.steps
     back = found.over(2, AUTOREGRESSIVE.id, CHAIN.id)
     assert back.value * chain[chain["slots"] == 2]["speedup"].item() == pytest.approx(1)
     # of what was timed: the sum over the queues of seconds a token
