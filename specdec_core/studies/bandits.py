@@ -357,7 +357,8 @@ def replay_all(
         frame["target_seconds"] = _modelled(frame, entrant.configuration, profile, replay)
         rounds: dict[str, list[Round]] = {name: [] for name in found.ids}
         for row in frame.drop(columns="round").to_dict("records"):
-            rounds[row.pop("request_id")].append(Round(**row))
+            values = {str(name): value for name, value in row.items()}
+            rounds[values.pop("request_id")].append(Round(**values))
         entrant.turns = [[own] for own in rounds.values()]
         entrant.seconds = [[course.spent[-1] for course in entrant.courses(timed=True)]]
         entrant.state = found.state

@@ -144,7 +144,7 @@ class BanditDrafter(Drafter):
         if not self.shared:
             return None
         rows = self.bandit.frame().drop(columns="preference").to_dict("records")
-        return [{k: None if v != v else v for k, v in row.items()} for row in rows]
+        return [{str(k): None if v != v else v for k, v in row.items()} for row in rows]
 
     def of(self, slot: int) -> Bandit:
         """The bandit that chooses for `slot`."""
