@@ -6,7 +6,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 
 PEERS := .venv-peers
 
-.PHONY: demo test test-long lint clean bench-peers
+.PHONY: demo test test-long lint docs clean bench-peers
 
 demo: $(VENV)/.run
 	$(BIN)/specdec demo
@@ -21,6 +21,11 @@ test-long: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# The manual, made again whenever a page or the code changes.
+docs: $(VENV)/.dev
+	$(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
 
 bench-peers: $(PEERS)/.made
 

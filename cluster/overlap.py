@@ -9,13 +9,13 @@ import ray
 
 from cluster.devices import claim_device
 from cluster.draft_actor import LOADING, PlacedDraft
-from cluster.placement import Placed, Placement, place
+from cluster.placement import Placed, place
 from cluster.session import get, on_node, start_actor
 from cluster.sharded_target.sharded_pair import load_sharded
 from cluster.sweep.timing import Bench
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
-from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
+from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, Placement
 from specdec_core.drafting.pearl.drafter import PearlDrafter
 from specdec_core.drafting.pearl.link import Link, no_link
 from specdec_core.drafting.pearl.timeline import Span, Timeline
@@ -44,7 +44,8 @@ class Overlapping(Bench):
         for configuration in configurations:
             if configuration.beside:
                 self.engine.configure(configuration)
-                if not self._drafter.prepare(LOADING):
+                drafter = self.engine.drafter
+                if drafter is None or not drafter.prepare(LOADING):
                     raise UserError(f"{configuration.label}: the draft did not get ready")
         super().warm_up(configurations, request)
 
@@ -58,7 +59,7 @@ class Overlapping(Bench):
 
     @property
     def _drafter(self) -> PearlDrafter:
-        """The engine's, of a configuration that drafts beside the target."""
+        """The engine's, of a configuration that is PEARL itself."""
         assert isinstance(self.engine.drafter, PearlDrafter)
         return self.engine.drafter
 

@@ -112,7 +112,7 @@ def oracle_distances(result: SweepResult, replay: Replay) -> pd.DataFrame:
             "drafted": rounds.drafted,
             "oracle": np.minimum(track.agreeing, track.bound)[starts],
         })  # fmt: skip
-        parts.append(frame.assign(label=label(trial), family=family(trial)))
+        parts.append(frame.assign(label=label(result, trial), family=family(trial)))
     columns = ["drafted", "oracle", "label", "family"]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
 

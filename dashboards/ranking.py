@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.drafting.policies.heuristic import HeuristicSettings
 from specdec_core.search.results import SweepResult, Timing, Trial
 
@@ -73,10 +72,9 @@ def champion(result: SweepResult) -> Trial | None:
     return next((t for t in drafting(result) if t.id == result.champion), None)
 
 
-def label(trial: Trial) -> str:
-    """The configuration's label without the sampling, which a sweep's configurations share."""
-    drafter = trial.configuration.drafter
-    return drafter.label if drafter else AUTOREGRESSIVE.label
+def label(result: SweepResult, trial: Trial) -> str:
+    """What the configuration is called, which no other of the sweep is."""
+    return result.labels.get(trial.id, trial.configuration.without_sampling)
 
 
 def best_of(result: SweepResult, kind: str) -> Trial | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from jobs.choice import Choice
+from jobs.choice import read_choice
 from jobs.console import (
     console,
     errors,
@@ -33,7 +33,7 @@ from jobs.options import (
 )
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import Configuration, PairSpec, load_yaml, parse
+from specdec_core.config import Configuration, PairSpec
 
 if TYPE_CHECKING:
     from specdec_core.models.pair import Pair
@@ -50,7 +50,8 @@ def main(
     config: Annotated[
         list[Path] | None,
         Option(
-            help="YAML with `pair` and `configuration` to add as a row; repeatable. Left out, the"
+            help="YAML with `pair` and `configuration` (or the beginning of an id)"
+            " to add as a row; repeatable. Left out, the"
             " champion, where there is one."
         ),
     ] = None,
@@ -191,7 +192,7 @@ def _chosen(
     """The pair, and the configurations given for it: those of the files, else the champion, if
     there is one and no other pair was asked for."""
     if config:
-        choices = [parse(Choice, load_yaml(path), str(path)) for path in config]
+        choices = [read_choice(path)[0] for path in config]
         spec = choices[0].pair
         for path, choice in zip(config, choices, strict=True):
             if choice.pair != spec:

@@ -34,6 +34,13 @@ COMMANDS = {
 }
 
 
+def command(name: str) -> typer.Typer:
+    """The program of one command, imported now."""
+    job = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    job.command(name)(import_module(f"jobs.{name.replace('-', '_')}").main)
+    return job
+
+
 class Jobs(TyperGroup):
     """Lists the commands without importing them."""
 
@@ -49,9 +56,7 @@ class Jobs(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
-        job = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        job.command(name)(import_module(f"jobs.{name.replace('-', '_')}").main)
-        return name, typer.main.get_command(job), rest
+        return name, typer.main.get_command(command(name)), rest
 
 
 app = typer.Typer(cls=Jobs, add_completion=False, pretty_exceptions_enable=False)

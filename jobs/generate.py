@@ -20,7 +20,8 @@ from jobs.options import Config, Placed, Tokens
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement, Temperature, parse
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.tokens.statistics import Generation, Origin
+from specdec_core.tokens.statistics import Generation
+from specdec_core.tokens.token_tree import Origin
 
 if TYPE_CHECKING:
     from specdec_core.engine.engine import Engine

@@ -33,7 +33,11 @@ ProfileFile = Annotated[
     Option(help="The pair's forward times (JSON); unset, the workspace's, measured if missing."),
 ]
 Config = Annotated[
-    Path | None, Option(help="YAML with `pair` and `configuration`; unset, the champion.")
+    Path | None,
+    Option(
+        help="YAML with `pair` and `configuration`, or the beginning of a configuration's id in a"
+        " finished sweep; unset, the champion."
+    ),
 ]
 Placed = Annotated[
     Path | None, Option(help="Placement (YAML): the devices that draft and target are on.")

@@ -23,7 +23,7 @@ from jobs.options import (
     sizes,
 )
 from specdec_core.base.workspace import workspace
-from specdec_core.config import Sampling, Temperature, parse
+from specdec_core.config import Placement, Sampling, Temperature, parse
 
 PLACEMENT = Path(__file__).parents[1] / "cluster" / "local-2.yaml"
 
@@ -60,7 +60,6 @@ def main(
 
     # Ray, torch and MLflow take seconds to import.
     from cluster.overlap import compare_overlap
-    from cluster.placement import Placement
     from cluster.session import get, ray_session
     from dashboards.progress import ConsoleProgress
     from dashboards.reports.overlap import report

@@ -11,7 +11,6 @@ from jobs.console import console, interruptible, point, print_runs_page, program
 from jobs.options import (
     Drafts,
     Fresh,
-    MaybeLimit,
     MaybePrompts,
     MaybeTokens,
     Name,
@@ -36,7 +35,7 @@ def main(
     draft: Drafts = None,
     prompts: MaybePrompts = None,
     max_new_tokens: MaybeTokens = None,
-    limit: MaybeLimit = None,
+    limit: Annotated[int | None, Option(help="Use the first n prompts.")] = None,
     trials: Annotated[int | None, Option(help="Configurations to try.")] = None,
     traces: Annotated[
         str | None,
@@ -84,7 +83,7 @@ def main(
     with interruptible():
         result, version, report = sweep(plan, name, fresh)
     champion = result.champion_trial
-    found = f"{champion.configuration.label} ({champion.id})"
+    found = f"{result.labels[champion.id]} ({champion.id})"
     if result.hardware is None:
         point("champion", f"{found}, version {version} of {result.pair.name}")
     else:
@@ -105,7 +104,7 @@ def sweep(
     from dashboards.outputs.console import show
     from dashboards.outputs.files import write_page
     from dashboards.progress import SweepProgress
-    from dashboards.reports.standings import standings
+    from dashboards.reports.standings import sentences, standings
     from dashboards.reports.sweep import of_folder
     from dashboards.tracking.sweep_run import SweepRun
 
@@ -114,7 +113,7 @@ def sweep(
         with progress:
             result, folder = run_sweep(plan, workspace(), name, fresh, [tracking, progress])
         page = write_page(of_folder(result, folder.path), folder.path)
-        show(console, [standings(result)])
+        show(console, [standings(result), sentences(result)])
         if result.replay is not None:
             point("replayed", replay_line(result.replay))
         with console.status("writing to MLflow"):

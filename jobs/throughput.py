@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from jobs.choice import Choice
+from jobs.choice import read_choice
 from jobs.console import console, deliver, run
 from jobs.options import (
     Drafts,
@@ -22,7 +22,7 @@ from jobs.options import (
 )
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import PairSpec, load_yaml, parse
+from specdec_core.config import PairSpec
 
 NONE = "none"
 
@@ -30,7 +30,10 @@ NONE = "none"
 def main(
     config: Annotated[
         Path | None,
-        Option(help="YAML with `pair` and `configuration`, which is measured beside the others."),
+        Option(
+            help="YAML with `pair` and `configuration`, or the beginning of a configuration's id;"
+            " it is measured beside the others."
+        ),
     ] = None,
     target: Target = None,
     draft: Drafts = None,
@@ -61,7 +64,7 @@ def main(
     counts = sizes(slots, "--slots")
     fixed = sizes(lengths, "--lengths") if lengths is not None else None
     asked = sizes(contexts, "--contexts") if contexts not in (None, NONE) else None
-    choice = parse(Choice, load_yaml(config), str(config)) if config is not None else None
+    choice = read_choice(config)[0] if config is not None else None
     spec = with_draft(choice.pair if choice else chosen_pair(PairSpec(), target, draft))
 
     # torch and MLflow take seconds to import.

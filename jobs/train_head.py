@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dashboards.tracking.delivered_run import Undelivered
     from specdec_core.drafting.heads.card import HeadSpec, TrainingSettings
     from specdec_core.recordings.schema import Recording
+    from specdec_core.training.heads.evaluation import Modelled
 
 
 def main(
@@ -57,9 +58,12 @@ def main(
 
     # Ray, torch and MLflow take seconds to import.
     from cluster.session import ray_session
+    from dashboards.progress import ConsoleProgress
     from specdec_core.config import parse
     from specdec_core.drafting.heads.card import TrainingSettings
     from specdec_core.recordings.find import open_named
+    from specdec_core.studies.head_thresholds import judge_rules
+    from specdec_core.training.heads.examples import same_models
 
     given = {
         "learning_rate": rates[0],
@@ -75,13 +79,22 @@ def main(
     drafts = draft.split(",") if draft else list(recordings[0].header.pair.drafts)
     for name in drafts:
         for each in (*recordings, *([judge] if judge else [])):
-            each.draft_name(name)
+            same_models(each, recordings[0], name)
     out = (out or workspace() / "heads").absolute()
     undelivered: list[Undelivered] = []
-    with interruptible(), ray_session():
-        for name in drafts:
-            with _noted(undelivered):
-                train(recordings, name, specs, settings, rates, source, out, judge, profile)
+    with interruptible():
+        # Before any training, because what cannot judge rules cannot judge heads.
+        rules: dict[str, dict[str, Modelled]] = {}
+        if judge is not None:
+            with ConsoleProgress(console) as judging:
+                rules = {name: judge_rules(judge, name, profile, judging) for name in drafts}
+        with ray_session():
+            for name in drafts:
+                with _noted(undelivered):
+                    known = rules.get(name, {})
+                    train(
+                        recordings, name, specs, settings, rates, source, out, judge, profile, known
+                    )
     point("heads", out)
     if undelivered:
         raise undelivered[0]
@@ -97,8 +110,10 @@ def train(
     out: Path,
     judge: Recording | None,
     profile: Path | None,
+    rules: Mapping[str, Modelled],
 ) -> None:
-    """Train, show and log the heads of a draft; `judge` finds their best thresholds."""
+    """Train, show and log the heads of a draft; `judge` finds their best thresholds, to compare
+    with those of `rules`."""
     from cluster.head_training import train_heads
     from dashboards.outputs.console import show
     from dashboards.progress import ConsoleProgress, HeadProgress
@@ -125,7 +140,8 @@ def train(
         show(console, [fits(heads)])
         if judge is not None:
             with ConsoleProgress(console) as judging:
-                tracking.judged = judge_heads(judge, draft, heads, profile, judging)
+                own = judge_heads(judge, draft, heads, profile, judging)
+            tracking.judged = {**rules, **own}
             show(console, [thresholds(tracking.judged)])
         with console.status("writing to MLflow"):
             tracking.finish(out)

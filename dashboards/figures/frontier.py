@@ -108,7 +108,7 @@ def frontier(result: SweepResult) -> go.Figure:
     scene, best = _Scene.of(result), champion(result)
     # room for the speedups of the grey lines, and for a long legend
     height = 560 + 14 * max(0, len(scene.groups) - CROWD)
-    fig = base_figure(_title(best), _subtitle(scene), height).update_layout(margin_r=48)
+    fig = base_figure(_title(result, best), _subtitle(scene), height).update_layout(margin_r=48)
     for draft in result.pair.drafts:
         fig.add_traces(_iso_lines(result, draft, scene.view, visible=draft == scene.leading))
     for group in scene.groups:
@@ -127,11 +127,11 @@ def frontier(result: SweepResult) -> go.Figure:
     return fig
 
 
-def _title(best: Trial | None) -> str:
+def _title(result: SweepResult, best: Trial | None) -> str:
     if best is None:
         return "Verification rate against discard rate"
     return (
-        f"{label(best)} runs the target {best.metrics['verification_rate']:.2f} times "
+        f"{label(result, best)} runs the target {best.metrics['verification_rate']:.2f} times "
         f"and throws away {best.metrics['discard_rate']:.2f} draft tokens per output token"
     )
 
@@ -318,7 +318,7 @@ def hover(result: SweepResult, trial: Trial) -> str:
     m = trial.metrics
     kind = "measured" if speedup(result, trial).timing else "estimated"
     return "<br>".join([
-        f"<b>{label(trial)}</b>{' (champion)' if trial.id == result.champion else ''}",
+        f"<b>{label(result, trial)}</b>{' (champion)' if trial.id == result.champion else ''}",
         f"speedup {speedup(result, trial).text} ({kind})",
         f"verification rate {m['verification_rate']:.3f}",
         f"discard rate {m['discard_rate']:.3f}",

@@ -82,7 +82,7 @@ def _speedup_titles(result: SweepResult, shown: Sequence[Trial], left_out: int) 
     title = "Speedup over autoregressive decoding"
     if timings:
         top = speedup(result, shown[0])
-        title = f"{label(shown[0])} is {top.value:.2f} times as fast as autoregressive"
+        title = f"{label(result, shown[0])} is {top.value:.2f} times as fast as autoregressive"
         title += f"; {len(others)} more cannot be told from it" if others else ""
     subtitle = (
         "Solid: timed, with the 95 % bootstrap interval; the small line is what the profile had "
@@ -136,10 +136,10 @@ def _estimates(timed: Sequence[Trial]) -> list[go.Scatter]:
 def _bar_label(result: SweepResult, trial: Trial) -> str:
     gain = speedup(result, trial)
     if trial.id == result.champion:
-        return f"★ <b>{label(trial)}</b>"
+        return f"★ <b>{label(result, trial)}</b>"
     if gain.timing and gain.timing.tied_with_champion:
-        return f"= {label(trial)}"
-    return label(trial)
+        return f"= {label(result, trial)}"
+    return label(result, trial)
 
 
 # Lengths over position
@@ -161,7 +161,7 @@ def lengths_over_position(result: SweepResult, rounds: pd.DataFrame, bins: int =
         own = rounds[rounds["config_id"] == trial.id]
         binned = own.groupby(own["position"] // width)[["drafted", "accepted"]]
         mean, count = binned.mean(), binned.size()
-        name = label(trial)
+        name = label(result, trial)
         for column, dash in (("drafted", "solid"), ("accepted", "dot")):
             fig.add_scatter(
                 x=(mean.index.to_numpy() + 0.5) * width,
@@ -206,8 +206,8 @@ def accepted_lengths(result: SweepResult, rounds: pd.DataFrame) -> go.Figure:
     if len(pair := headliners(result)) == 2:
         best, other = pair
         title = (
-            f"A round of {label(best)} yields {best.metrics['mat']:.1f} tokens and "
-            f"wastes {_waste(best):.1f}; {label(other)}: "
+            f"A round of {label(result, best)} yields {best.metrics['mat']:.1f} tokens and "
+            f"wastes {_waste(best):.1f}; {label(result, other)}: "
             f"{other.metrics['mat']:.1f} and {_waste(other):.1f}"
         )
     fig = base_figure(
@@ -225,12 +225,12 @@ def accepted_lengths(result: SweepResult, rounds: pd.DataFrame) -> go.Figure:
             fig.add_bar(
                 x=share.index.to_numpy(),
                 y=share.to_numpy(),
-                name=label(trial),
+                name=label(result, trial),
                 legendgroup=trial.id,
                 showlegend=row == 1,
                 visible=True if trial.id in shown else "legendonly",
                 marker={"color": colour, "line": {"width": 0}},
-                hovertemplate=f"<b>{label(trial)}</b><br>%{{x}} {what} in %{{y:.1%}} "
+                hovertemplate=f"<b>{label(result, trial)}</b><br>%{{x}} {what} in %{{y:.1%}} "
                 "of its rounds<extra></extra>",
                 row=row,
                 col=1,
@@ -255,7 +255,7 @@ def time_per_token(result: SweepResult) -> go.Figure:
     chosen = {t.id: t for t in [*([best] if best else []), *leaders(result)]}
     rows = [t for t in chosen.values() if t.configuration.drafter is not None]
     parts = {t.id: _milliseconds(result, t) for t in rows}
-    names = {t.id: label(t) for t in rows}
+    names = {t.id: label(result, t) for t in rows}
     names["autoregressive"] = AUTOREGRESSIVE.label
     profile = result.profile
     forward = profile.autoregressive_seconds(1) - profile.round_overhead

@@ -46,9 +46,22 @@ def standings(result: SweepResult, most: int = MOST_ROWS, rest: str = "the repor
         marked=[n for n, trial in enumerate(trials) if trial.id == result.champion],
         ruled=[sum(trial.id in timed for trial in trials) - 1],
         swatches=[look.style(family(trial)).colour for trial in trials],
-        tooltips=[trial.configuration.to_yaml() for trial in trials],
+        tooltips=[f"{t.configuration.sentence}\n\n{t.configuration.to_yaml()}" for t in trials],
         sortable=True,
         brief=(CONFIGURATION, SPEEDUP, *RATES),
+    )
+
+
+def sentences(result: SweepResult) -> Section:
+    """What those that were timed do, in words, the champion first."""
+    timed = dict.fromkeys(timing.config_id for timing in result.timings)
+    shown = timed if result.champion is None else {result.champion: None, **timed}
+    return Section(
+        key="sentences",
+        title="What the fastest do",
+        lines=[
+            f"{result.labels[key]}: {result.trial(key).configuration.sentence}" for key in shown
+        ],
     )
 
 
@@ -61,7 +74,7 @@ def _row(result: SweepResult, trial: Trial) -> dict[str, Any]:
     elif gain.timing.tied_with_champion:
         text = f"={text}"
     return rates | {
-        "label": label(trial)
+        "label": label(result, trial)
         + (" ★" if trial.id == result.champion else "")
         + ("" if trial.finished else " †"),
         "speedup": text,

@@ -20,7 +20,7 @@ from dashboards.ranking import (
     ranked,
     speedup,
 )
-from dashboards.reports.standings import standings
+from dashboards.reports.standings import sentences, standings
 from dashboards.reports.sweep_figures import drawn
 from dashboards.sections import Origin, Report, Section, Tile
 from specdec_core.base.errors import UserError
@@ -77,6 +77,7 @@ def report(result: SweepResult, rounds: pd.DataFrame, evidence: Evidence | None 
         summary=summary(result),
         parts=[
             *(own for own in sections if own.tiles or own.lines),
+            *([said] if (said := sentences(result)).lines else []),
             standings(result, TABLE_ROWS, "sweep.json"),
             *drawn(result, rounds, evidence),
             Section(key="facts", title="What was measured, and on what", terms=dict(facts(result))),
@@ -94,7 +95,7 @@ def headline(result: SweepResult) -> str:
     best = champion(result)
     if best is None:
         return "Nothing beats autoregressive decoding here"
-    gain, name = speedup(result, best), label(best)
+    gain, name = speedup(result, best), label(result, best)
     if gain.timing is None:
         where = f" on {result.hardware}" if result.hardware else ""
         return f"{name} is an estimated {gain.value:.2f}× as fast as autoregressive decoding{where}"
@@ -149,7 +150,7 @@ def tiles(result: SweepResult) -> Iterator[Tile]:
         )
     fixed = best_of(result, "fixed")
     if fixed is not None and fixed.id != best.id:
-        yield _over_fixed(gain, speedup(result, fixed), label(fixed))
+        yield _over_fixed(gain, speedup(result, fixed), label(result, fixed))
     oracle = next((o for o in result.oracles if o.draft == draft_of(result, best)), None)
     if oracle is not None and oracle.speedup > 0:
         yield Tile(
@@ -242,7 +243,7 @@ def caveats(result: SweepResult) -> Iterator[str]:
 
 def _about_champion(result: SweepResult) -> Iterator[str]:
     trials = ranked(result)
-    labels = {t.id: label(t) for t in trials}
+    labels = {t.id: label(result, t) for t in trials}
     tied = [labels[t.config_id] for t in result.timings if t.tied_with_champion]
     if result.champion is not None and tied:
         yield f"Tied with the champion on these prompts: {', '.join(tied)}."
@@ -256,7 +257,7 @@ def _about_champion(result: SweepResult) -> Iterator[str]:
 
 
 def _about_outputs(result: SweepResult) -> Iterator[str]:
-    labels = {t.id: label(t) for t in ranked(result)}
+    labels = {t.id: label(result, t) for t in ranked(result)}
     differing = [
         f"{t.differing_outputs} of {len(t.tokens)} ({labels[t.config_id]})"
         for t in result.timings

@@ -87,7 +87,7 @@ def paying(result: Throughput) -> list[str]:
     for configuration in result.configurations[1:]:
         end = stops_paying(table, configuration.id)
         lines.append(
-            f"{configuration.label}: "
+            f"{result.labels[configuration.id]}: "
             + (
                 "faster than autoregressive decoding at all of"
                 f" {', '.join(map(str, result.slots))} slots"
@@ -107,7 +107,7 @@ def beside_fixed(result: Throughput, plan: Configuration) -> list[str]:
         ratio = result.over(slots, plan.id, best["config_id"])
         verdict = "tied with" if ratio.tied else "faster than" if ratio.low > 1 else "slower than"
         lines.append(
-            f"{_slots(slots)}: {plan.label} is {verdict} the fastest other,"
+            f"{_slots(slots)}: {result.labels[plan.id]} is {verdict} the fastest other,"
             f" {best['configuration']}: {cells.of_ratio(ratio)}"
         )
     return lines

@@ -15,7 +15,7 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from dashboards.store import connect, runs_where, tracking_uri
-from dashboards.tracking.trial_runs import log_trial
+from dashboards.tracking.trial_runs import described, log_trial
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.drafting.heads.storage import resolve_head
@@ -92,7 +92,8 @@ def _create_version(
             "lossless": str(trial.configuration.lossless).lower(),
         },
         description=trial.configuration.label
-        + (f", {timing.speedup:.2f}× autoregressive decoding" if timing else ""),
+        + (f", {timing.speedup:.2f}× autoregressive decoding" if timing else "")
+        + f"\n\n{described(trial.configuration)}",
     )
 
 

@@ -134,6 +134,7 @@ class SweepRun(DeliveredRun, SweepObserver):
     def _finish(self, result: SweepResult, folder: Path, report: Path | None) -> list[int]:
         """The version that was registered, if any."""
         self._log_times(result)
+        self._tell_apart(result)
         files = [folder / name for name in ("sweep.json", "plan.yaml", "rounds.parquet")]
         for file in (*files, report):
             if file is not None and file.exists():
@@ -148,7 +149,7 @@ class SweepRun(DeliveredRun, SweepObserver):
         if result.champion is not None:
             if result.hardware is None:
                 version.append(register(result, result.champion, self._client))
-            label = result.champion_trial.configuration.label
+            label = result.labels[result.champion]
             for tag, value in ((CHAMPION, result.champion), ("champion_label", label)):
                 self._client.set_tag(self.run_id, tag, value)
         self._client.set_terminated(self.run_id)
@@ -160,6 +161,13 @@ class SweepRun(DeliveredRun, SweepObserver):
                 run_id = self.logged[timing.config_id]
                 self._client.log_batch(run_id, metrics=as_metrics(_of_timing(timing)))
         self._client.log_batch(self.run_id, metrics=as_metrics(_summary(result)))
+
+    def _tell_apart(self, result: SweepResult) -> None:
+        """Name runs anew whose label others have got since."""
+        for trial in result.trials:
+            name = result.labels[trial.id]
+            if trial.id in self.logged and name != trial.configuration.without_sampling:
+                self._client.update_run(self.logged[trial.id], name=name)
 
     def _log(self, trial: Trial) -> None:
         self.logged[trial.id] = log_trial(

@@ -7,6 +7,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run, RunTag
 
 from dashboards.store import as_metrics, as_params, run_tags
+from specdec_core.config import Configuration
 from specdec_core.search.results import SweepResult, Trial, by_estimate
 
 
@@ -29,10 +30,12 @@ def log_trial(
         "counted": "replay" if trial.replayed else "live",
         "prompts_digest": result.prompts.digest,
         "configuration": configuration.to_yaml(),
+        "mlflow.note.content": described(configuration),
         **run_tags("sweep", result.environment),
     }
     if run is None:
-        run = client.create_run(experiment_id, run_name=configuration.label, tags=tags)
+        name = result.labels.get(trial.id, configuration.without_sampling)
+        run = client.create_run(experiment_id, run_name=name, tags=tags)
         tags = {}
     trial.mlflow_run_id = run.info.run_id
     if run.info.status != "FINISHED":
@@ -46,12 +49,17 @@ def log_trial(
     return run.info.run_id
 
 
+def described(configuration: Configuration) -> str:
+    """A configuration in words and as YAML, in Markdown."""
+    return f"{configuration.sentence}\n\n```yaml\n{configuration.to_yaml()}```"
+
+
 def trials_table(result: SweepResult) -> pd.DataFrame:
     """One row a configuration, with its counts and rates; the best estimate first."""
     rows = [
         {
             "config_id": trial.id,
-            "configuration": trial.configuration.label,
+            "configuration": result.labels[trial.id],
             "family": trial.configuration.family,
             "lossless": trial.configuration.lossless,
             "counted": "replay" if trial.replayed else "live",

@@ -34,4 +34,5 @@ def together(kind: type[AnyObserver], members: Sequence[AnyObserver]) -> AnyObse
         return call
 
     hooks = {name: passed_on(name) for name in dir(kind) if not name.startswith("_")}
-    return type(f"Together{kind.__name__}", (kind,), hooks)()
+    combined: type[AnyObserver] = type(f"Together{kind.__name__}", (kind,), hooks)
+    return combined()

@@ -21,6 +21,7 @@ from specdec_core.config.drafters import (
     Width,
 )
 from specdec_core.config.kinds import add_drafter, add_policy, run_time
+from specdec_core.config.labels import distinct_labels
 from specdec_core.config.pair import DType, PairSpec, RunnerSettings
 from specdec_core.config.placement import DraftPlacement, Placement, TargetPlacement
 from specdec_core.config.policies import (
@@ -67,6 +68,7 @@ __all__ = [
     "add_drafter",
     "add_policy",
     "describe",
+    "distinct_labels",
     "identity",
     "load_yaml",
     "parse",

@@ -50,15 +50,32 @@ class Configuration(Value):
 
     @property
     def label(self) -> str:
-        """What a person reads in a table."""
-        name = self.drafter.label if self.drafter else "autoregressive"
+        """A short name for tables and plots; several may share one
+        (:mod:`specdec_core.config.labels`)."""
         if self.sampling.greedy:
-            return name
+            return self.without_sampling
         warpers = [f"T={self.sampling.temperature:g}"]
         warpers += [f"top-k={self.sampling.top_k}"] if self.sampling.top_k else []
         warpers += [f"top-p={self.sampling.top_p:g}"] if self.sampling.top_p < 1 else []
         warpers += ["coupled"] if self.sampling.coupling == "gumbel" else []
-        return f"{name} ({', '.join(warpers)})"
+        return f"{self.without_sampling} ({', '.join(warpers)})"
+
+    @property
+    def without_sampling(self) -> str:
+        """The label where all that are shown sample alike."""
+        return self.drafter.label if self.drafter else "autoregressive"
+
+    @property
+    def sentence(self) -> str:
+        """All that is not default, in plain words."""
+        drafted = self.drafter.sentence if self.drafter else "The target model decodes alone."
+        if self.sampling.greedy:
+            return drafted
+        said = [f"Sampled at temperature {self.sampling.temperature:g}"]
+        said += [f"from the {self.sampling.top_k} likeliest tokens"] if self.sampling.top_k else []
+        said += [f"top-p {self.sampling.top_p:g}"] if self.sampling.top_p < 1 else []
+        said += ["draft and target with the same noise"] * (self.sampling.coupling == "gumbel")
+        return f"{drafted} {', '.join(said)}."
 
     @property
     def family(self) -> str:

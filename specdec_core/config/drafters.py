@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -11,6 +11,7 @@ from pydantic import Field
 from specdec_core.config.kinds import DRAFTERS, POLICIES, KindSettings, OneOf
 from specdec_core.config.policies import AnyPolicy, PolicySettings
 from specdec_core.config.recorded import RecordingFacts
+from specdec_core.config.wording import count
 
 MOST_NODES = 128  # of a token tree; the slots' caches leave room for so many candidates
 
@@ -40,9 +41,10 @@ class DrafterSettings(KindSettings):
             )
 
     @property
-    @abstractmethod
-    def label(self) -> str:
-        """What a person reads in a table."""
+    def name(self) -> str:
+        """What it is called as a part of another: its label without what tells it from others of
+        its kind."""
+        return self.label.partition(",")[0]
 
     @property
     @abstractmethod
@@ -142,6 +144,13 @@ class ModelSettings(DrafterSettings):
         """The draft model in a label."""
         return self.draft or "draft"
 
+    @property
+    def subject(self) -> str:
+        """The draft model where a sentence begins."""
+        return (
+            "The draft model" if self.draft in (None, "draft") else f"The {self.draft} draft model"
+        )
+
     def unknown_draft(self, recording: RecordingFacts) -> str | None:
         """Why a recording has not got the draft model; None where it has."""
         if recording.drafts and self.draft in (None, *recording.drafts):
@@ -176,6 +185,42 @@ class PolicyDrafterSettings(ModelSettings):
 class LookupSettings(DrafterSettings):
     """What drafters that look texts up, without a model, have in common."""
 
+    @property
+    @abstractmethod
+    def copied(self) -> str:
+        """What is copied, as the end of `Copies …`."""
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """What else there is to say of it."""
+        return ()
+
+    @property
+    def least(self) -> int:
+        """Tokens that have to be found again."""
+        return 1
+
+    @property
+    def sentence(self) -> str:
+        return self.copies()
+
+    def copies(self, least: int = 1) -> str:
+        """The sentence where at least so many tokens have to be found again."""
+        least = max(least, self.least)
+        found = (f"at least {least} tokens long",) if least > 1 else ()
+        return f"Copies {', '.join((self.copied, *found, *self.limits, self._longest))}."
+
+    @property
+    def as_guesses(self) -> str:
+        """The same of one that helps another drafter."""
+        found = (f"at least {self.least} tokens found again",) if self.least > 1 else ()
+        name = f"{self.kind.replace('_', ' ')} guesses of {self._longest}"
+        return ", ".join((name, *found, *self.limits))
+
+    @property
+    def _longest(self) -> str:
+        return f"up to {count(self.depth, 'token')}"
+
 
 class ChainSettings(PolicyDrafterSettings):
     """What drafters of a draft model's chain have in common: a draft on a device of its own can
@@ -196,9 +241,22 @@ AnyLookup = Annotated[LookupSettings, OneOf(DRAFTERS)]
 AnyChain = Annotated[ChainSettings, OneOf(DRAFTERS)]
 
 
-def shape(branching: tuple[Any, ...]) -> str:
-    """A branching in a label."""
-    return "×".join(map(str, branching))
+def shape(branching: Iterable[Any], joint: str = "-") -> str:
+    """A branching in a label or a sentence."""
+    return joint.join(map(str, branching))
+
+
+def grown(children: tuple[tuple[int, ...], ...]) -> str:
+    """How many children the nodes of a tree have, level by level, in a sentence."""
+    if all(len(set(own)) == 1 for own in children):
+        return f"{shape((own[0] for own in children), ', ')} children a node, level by level"
+    levels = (f"{shape(own, '+')}" for own in children)
+    return f"{sum(map(sum, children))} nodes, {shape(levels, ', ')} children level by level"
+
+
+def drawn(replacement: bool) -> str:
+    """How a tree's candidates are drawn, where not as usual."""
+    return ", drawn with replacement" if replacement else ""
 
 
 def read_arm(value: Any) -> Any:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
+from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
@@ -66,6 +67,26 @@ class KindSettings(Value):
 
     role: ClassVar[str]  # "Drafter" or "Policy": how the name of the run-time class ends
     kind: str
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """A short name for tables and plots: what proposes, then what tells it from others of its
+        kind, behind a comma. Several may share one (:mod:`specdec_core.config.labels`)."""
+
+    @property
+    @abstractmethod
+    def sentence(self) -> str:
+        """All that is not default, in plain words. A policy's is one sentence that begins with
+        what a draft model does: `Drafts …`."""
+
+    def unusual(self, *names: str) -> str:
+        """Those of these numbers that are not default, as the end of a clause."""
+        return "".join(
+            f", {name.replace('_', ' ')} {getattr(self, name):g}"
+            for name in names
+            if getattr(self, name) != type(self).model_fields[name].default
+        )
 
 
 def add_drafter(kind: str, place: str) -> None:

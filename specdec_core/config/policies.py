@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -10,6 +9,7 @@ from pydantic import Field
 
 from specdec_core.config.kinds import POLICIES, KindSettings, OneOf
 from specdec_core.config.recorded import RecordingFacts
+from specdec_core.config.wording import count
 
 MOST_TOKENS = 20  # SpecDec++'s bound
 
@@ -30,14 +30,16 @@ class PolicySettings(KindSettings):
         def max_tokens(self) -> int: ...
 
     @property
-    @abstractmethod
-    def label(self) -> str:
-        """What a person reads in a table."""
-
-    @property
     def up_to(self) -> str:
         """The end of a label."""
-        return "" if self.max_tokens == MOST_TOKENS else f" ≤{self.max_tokens}"
+        return "" if self.max_tokens == MOST_TOKENS else f" up to {self.max_tokens}"
+
+    @property
+    def at_most(self) -> str:
+        """The end of a sentence."""
+        return (
+            "" if self.max_tokens == MOST_TOKENS else f", up to {count(self.max_tokens, 'token')}"
+        )
 
     @property
     def heads(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from specdec_core.config import AnyDrafter, AnyLookup, DrafterSettings, RecordingFacts
+from specdec_core.config.wording import clause
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.drafter import Drafter, Found, Outcome, Resources, SlotState
 from specdec_core.drafting.suffix import SuffixSettings
@@ -35,9 +36,17 @@ class HybridSettings(DrafterSettings):
 
     @property
     def label(self) -> str:
-        joint = " + " if self.merge else " else "
-        behind = " extended" if self.extend else ""
-        return f"{self.lookup.label} ≥{self.min_match}{joint}{self.otherwise.label}{behind}"
+        joint, behind = " + " if self.merge else " else ", ", extended" if self.extend else ""
+        return f"{self.lookup.name}{joint}{self.otherwise.name}{behind}"
+
+    @property
+    def sentence(self) -> str:
+        otherwise = "In the same tree" if self.merge else "Otherwise"
+        behind = " Its draft goes on with what is looked up behind it." if self.extend else ""
+        return (
+            f"{self.lookup.copies(self.min_match)} {otherwise} {clause(self.otherwise.sentence)}."
+            f"{behind}"
+        )
 
     @property
     def depth(self) -> int:

@@ -28,7 +28,19 @@ class PromptLookupSettings(LookupSettings):
 
     @property
     def label(self) -> str:
-        return f"prompt lookup n≤{self.max_ngram} K={self.max_tokens}"
+        return f"prompt lookup {self.max_ngram}/{self.max_tokens}"
+
+    @property
+    def copied(self) -> str:
+        return "what followed the last tokens earlier in the text"
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        return (f"{self.max_ngram} tokens compared at most",)
+
+    @property
+    def least(self) -> int:
+        return self.min_ngram
 
     @property
     def depth(self) -> int:

@@ -36,8 +36,24 @@ class RetrievalSettings(LookupSettings):
 
     @property
     def label(self) -> str:
-        least = f" ≥{self.min_match}" if self.min_match > 1 else ""
-        return f"retrieval {Path(self.datastore).name}{least} →{self.keep} K={self.max_tokens}"
+        size = "" if self.max_tokens == 10 else f" {self.max_tokens}"
+        return f"retrieval {Path(self.datastore).name}{size}"
+
+    @property
+    def copied(self) -> str:
+        return f"what followed most often in the datastore {Path(self.datastore).name}"
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        compared = f"{self.max_match} tokens compared at most"
+        return (
+            *((compared,) if self.max_match != 16 else ()),
+            f"as a tree of {self.keep}",
+        )
+
+    @property
+    def least(self) -> int:
+        return self.min_match
 
     @property
     def depth(self) -> int:

@@ -35,11 +35,30 @@ class SuffixSettings(LookupSettings):
 
     @property
     def label(self) -> str:
-        least = f" ≥{self.min_match}" if self.min_match > 1 else ""
-        bound = "" if self.per_match == 2 else f" ×{self.per_match:g}"
-        kept = " of all" if self.memory == "all" else ""
-        shape = " tree" if self.tree else ""
-        return f"suffix{shape}{kept}{least}{bound} K={self.max_tokens}"
+        size = "" if self.max_tokens == 10 else f" {self.max_tokens}"
+        shared, tree = "shared " if self.memory == "all" else "", " tree" if self.tree else ""
+        return f"{shared}suffix{tree}{size}"
+
+    @property
+    def copied(self) -> str:
+        where = "in this request or an earlier one" if self.memory == "all" else "before"
+        return f"what followed the longest suffix seen {where}"
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        bound = (
+            f"{self.per_match:g} for each token found again"
+            if self.per_match
+            else "however short the match"
+        )
+        return (
+            *((bound,) if self.per_match != 2 else ()),
+            *(("as a tree of the likeliest",) if self.tree else ()),
+        )
+
+    @property
+    def least(self) -> int:
+        return self.min_match
 
     @property
     def depth(self) -> int:

@@ -8,8 +8,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from specdec_core.config.drafters import LookupSettings, Memory, Width
-from specdec_core.config.recorded import RecordingFacts
+from specdec_core.config import LookupSettings, Memory, RecordingFacts, Width
+from specdec_core.config.wording import count
 from specdec_core.drafting.drafter import Found, Lookup, Outcome, Resources, SlotState
 from specdec_core.drafting.phrases import Phrase, PhrasePool
 from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
@@ -30,16 +30,22 @@ class TokenCacheSettings(LookupSettings):
     memory: Memory = "request"
 
     @property
-    def name(self) -> str:
-        """What it keeps, without how much of it is looked up."""
-        kept = " of all" if self.memory == "all" else ""
-        learned = " output" if self.learn_from == "output" else ""
-        prompt = " + prompt" if self.from_prompt else ""
-        return f"token cache{kept}{learned}{prompt}"
+    def label(self) -> str:
+        shared = "shared " if self.memory == "all" else ""
+        return f"{shared}token cache {self.phrases}/{self.phrase_length}"
 
     @property
-    def label(self) -> str:
-        return f"{self.name} {self.phrases}×{self.phrase_length}"
+    def copied(self) -> str:
+        return f"{count(self.phrases, 'phrase')} that followed the last token before"
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        return (
+            *(("learned from the output alone",) if self.learn_from == "output" else ()),
+            *(("the prompt's among them",) if self.from_prompt else ()),
+            *(("kept from request to request",) if self.memory == "all" else ()),
+            *(filter(None, [self.unusual("pool", "per_key").removeprefix(", ")])),
+        )
 
     @property
     def depth(self) -> int:

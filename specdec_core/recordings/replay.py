@@ -19,6 +19,7 @@ import numpy as np
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PolicySettings, RecordingFacts, run_time
+from specdec_core.config.drafters import ChainSettings
 from specdec_core.cost import Profile
 from specdec_core.drafting.drafter import Outcome, SlotState
 from specdec_core.drafting.heads.loaded import LoadedHead
@@ -28,6 +29,7 @@ from specdec_core.drafting.recorded import UNKNOWN, RecordedResources
 from specdec_core.recordings.rounds import ReplayedRounds, Rounds
 from specdec_core.recordings.schema import Recording
 from specdec_core.recordings.track import Track
+from specdec_core.recordings.verified import verified
 from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.statistics import Counts
 from specdec_core.tokens.token_tree import ROOT, TokenTree
@@ -54,7 +56,9 @@ class Replay:
     little has to be read.
 
     A bandit that is rewarded in time needs a `profile`, whose seconds stand for those of its
-    rounds: what it then does is modelled. Everything else is what decoding would do.
+    rounds: what it then does is modelled. Everything else is what decoding would do; of a
+    recording with rejection sampling, which is taken with `drawn`, what decoding its drafts could
+    have done (:mod:`specdec_core.recordings.verified`).
     """
 
     def __init__(
@@ -63,14 +67,15 @@ class Replay:
         load_head: LoadHead | None = None,
         hidden: bool = True,
         profile: Profile | None = None,
+        drawn: bool = False,
     ) -> None:
-        if not recording.header.replayable:
-            raise UserError(
-                f"{recording.folder}: cannot be replayed; that takes continuations, and greedy "
-                "decoding or sampling.coupling gumbel"
-            )
-        self.recording, self.header, self.profile = recording, recording.header, profile
         header = recording.header
+        if not (header.replayable or (drawn and header.continuations)):
+            sampling = "" if drawn else ", and greedy decoding or sampling.coupling gumbel"
+            raise UserError(
+                f"{recording.folder}: cannot be replayed; that takes continuations{sampling}"
+            )
+        self.recording, self.header, self.profile = recording, header, profile
         self.facts = RecordingFacts(
             drafts=tuple(header.pair.drafts),
             sampling=header.sampling,
@@ -85,7 +90,15 @@ class Replay:
 
     def can(self, configuration: Configuration) -> bool:
         """Whether the recording knows all that this configuration could meet."""
-        return configuration.unknown_to(self.facts) is None
+        return self._unknown(configuration) is None
+
+    def _unknown(self, configuration: Configuration) -> str | None:
+        """Why the recording cannot tell what this configuration would do; None where it can."""
+        drafter, drawn = configuration.drafter, not self.header.sampling.fixed_output
+        chain = isinstance(drafter, ChainSettings) and drafter.guesses is None
+        if drawn and drafter is not None and not chain:
+            return "with rejection sampling only the chains of a draft model are known"
+        return configuration.unknown_to(self.facts)
 
     def run(self, configuration: Configuration) -> ReplayedRounds:
         """The rounds that decoding the recorded prompts one after the other would have taken.
@@ -93,7 +106,7 @@ class Replay:
         Raises:
             UserError: the recording cannot tell (see :meth:`can`), or the head is unknown.
         """
-        if reason := configuration.unknown_to(self.facts):
+        if reason := self._unknown(configuration):
             raise UserError(
                 f"{self.recording.folder}: cannot replay {configuration.label}: {reason}"
             )
@@ -108,7 +121,9 @@ class Replay:
         """The recorded draft, indexed by where its rounds begin."""
         name = self.recording.draft_name(draft)
         if name not in self._tracks:
-            self._tracks[name] = Track(self.recording.trace(name, self._hidden))
+            trace = self.recording.trace(name, self._hidden)
+            fixed = self.header.sampling.fixed_output
+            self._tracks[name] = Track(trace if fixed else verified(trace))
         return self._tracks[name]
 
     def values(self, draft: str | None, policy: PolicySettings) -> np.ndarray:

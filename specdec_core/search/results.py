@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from specdec_core.base.files import write_atomically
-from specdec_core.config import Configuration, Document, PairSpec
+from specdec_core.config import Configuration, Document, PairSpec, distinct_labels
 from specdec_core.cost import Profile
 from specdec_core.drafting.policies.oracle import OracleSettings
 from specdec_core.prompts.prompt_sets import PromptSet
@@ -138,6 +139,15 @@ class SweepResult(Document):
     hardware: str | None = None  # another machine, whose forward times the profile holds
     environment: dict[str, str] = Field(default={})  # git commit, hardware, library versions
     mlflow_run_id: str | None = None
+    _labels: tuple[Any, dict[str, str]] = PrivateAttr(default=(None, {}))
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What each configuration is called, by its id; no two alike."""
+        known = id(self.trials), len(self.trials)  # trials are only ever added
+        if self._labels[0] != known:
+            self._labels = known, distinct_labels(trial.configuration for trial in self.trials)
+        return self._labels[1]
 
     def trial(self, config_id: str) -> Trial:
         return next(t for t in self.trials if t.id == config_id)

@@ -24,6 +24,7 @@ from specdec_core.config import (
     PairSpec,
     Sampling,
     Value,
+    distinct_labels,
 )
 from specdec_core.cost import Profile
 from specdec_core.drafting.bandit.settings import BanditSettings
@@ -78,7 +79,7 @@ class ArmsPlan(Value):
         for bandit in self.bandits:
             path, own = folder / state_name(bandit), settings_of(bandit)
             if not path.is_file():
-                raise UserError(f"{folder}: no state of {own.title} with these arms")
+                raise UserError(f"{folder}: no state of {own.label} with these arms")
             drafter = own.model_copy(update={"state": str(path.resolve())})
             bandits.append(bandit.model_copy(update={"drafter": drafter}))
         return ArmsPlan(pair=self.pair, bandits=tuple(bandits))
@@ -95,11 +96,12 @@ class ArmsPlan(Value):
     def entrants(self) -> list[Entrant]:
         """Autoregressive decoding, each arm alone, and the bandits."""
         plain = AUTOREGRESSIVE.model_copy(update={"sampling": self.sampling})
-        arms = ((arm.label, plain.model_copy(update={"drafter": arm})) for arm in self.arms)
+        arms = [plain.model_copy(update={"drafter": arm}) for arm in self.arms]
+        names = distinct_labels([plain, *arms, *self.bandits])
         return [
-            Entrant("baseline", "autoregressive", plain),
-            *(Entrant("arm", label, arm) for label, arm in arms),
-            *(Entrant("bandit", settings_of(bandit).title, bandit) for bandit in self.bandits),
+            Entrant("baseline", names[plain.id], plain),
+            *(Entrant("arm", names[arm.id], arm) for arm in arms),
+            *(Entrant("bandit", names[bandit.id], bandit) for bandit in self.bandits),
         ]
 
 
@@ -355,7 +357,8 @@ def replay_all(
         frame["target_seconds"] = _modelled(frame, entrant.configuration, profile, replay)
         rounds: dict[str, list[Round]] = {name: [] for name in found.ids}
         for row in frame.drop(columns="round").to_dict("records"):
-            rounds[row.pop("request_id")].append(Round(**row))
+            values = {str(name): value for name, value in row.items()}
+            rounds[values.pop("request_id")].append(Round(**values))
         entrant.turns = [[own] for own in rounds.values()]
         entrant.seconds = [[course.spent[-1] for course in entrant.courses(timed=True)]]
         entrant.state = found.state

@@ -44,7 +44,7 @@ def on_toy_pair(
     for draft in (NEAR, FAR):
         for width in widths:
             tree = target_tree(draft, (width, *TOY_BRANCHING), TOY_SAMPLING)
-            written = written_distribution(pair, tree.drafter, TOY_SAMPLING, length)
+            written = written_distribution(pair, settings_of(tree), TOY_SAMPLING, length)
             kl, variation = exact_divergence(written, exact)
             counts = sample_counts(pair, tree, samples, length)
             found = divergence(counts, exact)
@@ -94,10 +94,16 @@ def on_texts(
     alone = written(Configuration(sampling=sampling))
     rows = [{"draft": "autoregressive", "width": 0, "lossless": True, **_scores(alone, None)}]
     for tree in trees:
-        drafter = tree.drafter
+        drafter = settings_of(tree)
         place = {"draft": drafter.draft, "width": drafter.branching[0], "lossless": tree.lossless}
         rows.append({**place, **_scores(written(tree), alone)})
     return pd.DataFrame(rows)
+
+
+def settings_of(tree: Configuration) -> TargetTreeSettings:
+    """The settings of a target tree."""
+    assert isinstance(tree.drafter, TargetTreeSettings)
+    return tree.drafter
 
 
 def _scores(written: Written, alone: Written | None) -> dict[str, float | None]:
@@ -107,9 +113,9 @@ def _scores(written: Written, alone: Written | None) -> dict[str, float | None]:
         "log_likelihood": mean.value,
         "log_likelihood_low": mean.low,
         "log_likelihood_high": mean.high,
-        "change": change and change.value,
-        "change_low": change and change.low,
-        "change_high": change and change.high,
+        "change": None if change is None else change.value,
+        "change_low": None if change is None else change.low,
+        "change_high": None if change is None else change.high,
         "mat": written.counts.metrics()["mat"],
         "tokens": int(written.tokens.sum()),
     }

@@ -28,11 +28,11 @@ def forward_times(
         return load_hardware(hardware).profile(list(pair.drafts))
     path = profile or workspace() / "profile.json"
     times = Profile.load(path) if profile is not None or path.exists() else None
-    for draft in pair.drafts if times else ():
-        if draft not in times.drafts:
+    for draft in pair.drafts:
+        if times is not None and draft not in times.drafts:
             there = ", ".join(times.drafts) or "none"
             raise UserError(f"{path}: no forward time of draft {draft!r} (it has: {there})")
-    if profile is not None:
+    if times is not None and profile is not None:
         return times
     known = times.policies if times else {}
     unknown = [own for own in configurations if _policies(pair, own) - known.keys()]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from specdec_core.config import Configuration, DrafterSettings, PairSpec, Sampling
+from specdec_core.config import Configuration, DrafterSettings, PairSpec, Sampling, distinct_labels
 from specdec_core.drafting.cascade.settings import CascadeSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.hybrid import HybridSettings
@@ -61,6 +61,7 @@ class Overlap:
     def frame(self) -> pd.DataFrame:
         """A row for each contestant. `differing` are outputs unlike autoregressive decoding's."""
         first = self.contestants[0]
+        labels = distinct_labels(c.configuration for c in self.contestants)
         rows = []
         for own in self.contestants:
             ratio = Ratio(1.0, 1.0, 1.0) if own is first else own.over(first)
@@ -73,7 +74,8 @@ class Overlap:
             rows.append(
                 {
                     "where": own.name,
-                    "configuration": own.configuration.label,
+                    "configuration": labels[own.configuration.id],
+                    "config_id": own.configuration.id,
                     "tokens_per_second": own.tokens_per_second,
                     "speedup": ratio.value,
                     "low": ratio.low,

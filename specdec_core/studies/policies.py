@@ -78,7 +78,7 @@ def searched(search: Path, recording: Recording) -> list[Configuration]:
     )
     if plan.configurations is None:
         raise UserError(f"{search}: method: optuna chooses as it goes; give a grid or random")
-    return plan.configurations
+    return list(plan.configurations)
 
 
 def replay_search(

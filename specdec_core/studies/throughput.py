@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from specdec_core.base.observer import Observer
-from specdec_core.config import AUTOREGRESSIVE, Configuration
+from specdec_core.config import AUTOREGRESSIVE, Configuration, distinct_labels
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Counts, Generation, Ratio, paired_ratio
@@ -85,6 +85,11 @@ class Throughput:
     runs: dict[tuple[int, str], list[list[Busy]]] = field(default_factory=dict)
     generations: dict[tuple[int, str], list[Generation]] = field(default_factory=dict)
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """What each configuration is called, by its id."""
+        return distinct_labels(self.configurations)
+
     def table(self) -> pd.DataFrame:
         """One row a number of slots and configuration: `tokens_per_second` of all slots together
         (medians over the repeats), `speedup` over the baseline at as many slots with its bootstrap
@@ -102,7 +107,7 @@ class Throughput:
                 rows.append(
                     {
                         "slots": slots,
-                        "configuration": configuration.label,
+                        "configuration": self.labels[configuration.id],
                         "config_id": configuration.id,
                         "tokens_per_second": float(1 / np.median(each, axis=0).mean()),
                         "speedup": ratio.value,
@@ -122,11 +127,10 @@ class Throughput:
     def frame(self) -> pd.DataFrame:
         """One row a run: slots, configuration, repeat, queue, and the seconds and tokens of its
         busy part."""
-        labels = {c.id: c.label for c in self.configurations}
         return pd.DataFrame(
             {
                 "slots": slots,
-                "configuration": labels[config_id],
+                "configuration": self.labels[config_id],
                 "config_id": config_id,
                 "repeat": repeat,
                 "queue": queue,

@@ -59,7 +59,7 @@ class TreeComparison:
     def best(self, kind: str) -> dict[str, Any]:
         """The fastest of a kind by replay."""
         rows = self.budgets[self.budgets["kind"] == kind]
-        best: dict[str, Any] = rows.loc[rows["speedup"].idxmax()].to_dict()
+        best: dict[str, Any] = rows.iloc[rows["speedup"].argmax()].to_dict()
         return best
 
 
@@ -100,7 +100,7 @@ def compare_trees(
         within = grid[grid["nodes"] <= budget]
         chains = within[within["nodes"] == within["depth"]]
         for kind, found in ((CHAIN, chains), (GRID, within)):
-            best = found.loc[found["speedup"].idxmax()]
+            best = found.iloc[found["speedup"].argmax()]
             rows.append({"kind": kind, "budget": budget, **best})
         for kind, planner in planners.items():
             tree = fastest(planner, known.seconds, budget)

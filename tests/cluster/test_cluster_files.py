@@ -99,8 +99,10 @@ def test_the_ray_service_serves_this_application() -> None:
     assert [deployment.name for deployment in application.deployments] == [CompletionServer.name]
 
 
-def test_every_job_that_the_readme_submits_is_one() -> None:
-    lines = re.findall(r"ray job submit .*? -- (.*)", (ROOT / "README.md").read_text())
+def test_every_job_that_the_manual_submits_is_one() -> None:
+    pages = (ROOT / "README.md", ROOT / "docs" / "start" / "cluster.md")
+    text = "\n".join(page.read_text() for page in pages)
+    lines = re.findall(r"ray job submit .*? -- (.*)", text)
     assert len(lines) > 5
     for line in lines:
         check_command(line)

@@ -110,7 +110,7 @@ def test_each_family_is_shown_with_its_fastest_configuration(result: SweepResult
 def test_runs_have_the_counts_of_decoding(result: SweepResult, recorded: Path):
     evidence = gather(result, recorded)
     fixed, updated, initial = evidence.runs.values()
-    k = int(next(iter(evidence.runs)).removeprefix("fixed K="))
+    k = int(next(iter(evidence.runs)).removeprefix("K="))
     trial = next(
         t
         for t in result.trials

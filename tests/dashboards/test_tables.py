@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dashboards.outputs.console import table
-from dashboards.reports.standings import standings
+from dashboards.reports.standings import sentences, standings
 from specdec_core.search.results import SweepResult
 
 
@@ -40,6 +40,18 @@ def test_measured_speedups_have_an_interval_and_estimated_ones_a_mark(
     assert "★" in row(lines, result.champion_trial.configuration.label)
     tied = next(timing for timing in result.timings if timing.tied_with_champion)
     assert f"={tied.speedup:.2f}×" in row(lines, result.trial(tied.config_id).configuration.label)
+
+
+def test_sentences_are_of_those_timed_and_begin_with_the_champion(
+    swept: tuple[SweepResult, Path],
+) -> None:
+    result = swept[0]
+    lines = sentences(result).lines
+    best = result.champion_trial.configuration
+    assert lines[0] == f"{result.labels[best.id]}: {best.sentence}"
+    assert [line.partition(":")[0] for line in lines[1:]] == [
+        result.labels[t.config_id] for t in result.timings if t.config_id != best.id
+    ]
 
 
 def test_a_long_table_is_cut_and_says_so(swept: tuple[SweepResult, Path]) -> None:

@@ -19,9 +19,11 @@ from specdec_core.config import Configuration
 from specdec_core.drafting.bandit.drafter import build_bandit
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.hybrid import HybridSettings
 from specdec_core.drafting.policies.decision import DecisionSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.states import save_state
+from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.results import SweepResult
@@ -88,9 +90,32 @@ def test_a_sweep_is_a_parent_run_with_a_nested_run_for_each_configuration(
         assert run.data.tags["lossless"] == "true"
         assert run.data.tags["prompts_digest"] == result.prompts.digest
         assert run.data.tags["python"] == result.environment["python"]
-    fixed = next(run for run in nested if run.info.run_name.endswith("fixed K=5"))
+    fixed = next(run for run in nested if run.info.run_name.endswith(", K=5"))
     assert fixed.data.params["drafter.policy.max_tokens"] == "5"
+    note = fixed.data.tags["mlflow.note.content"]
+    assert note.startswith("The draft model drafts 5 tokens a round.\n\n```yaml\ndrafter:\n")
     assert fixed.data.params["sampling.temperature"] == "0.0"
+
+
+def test_runs_of_one_label_are_told_apart_by_their_ids(
+    home: Path, result: SweepResult, folder: Path
+) -> None:
+    hybrids = [
+        Configuration(drafter=HybridSettings(otherwise=SuffixSettings(), min_match=n))
+        for n in (2, 3)
+    ]
+    first = result.trials[-1]
+    twins = [first.model_copy(update={"configuration": own}) for own in hybrids]
+    with SweepRun() as tracking:
+        tracking.begun(result, PROMPTS, folder)
+        for trial in twins:  # the first comes before anything is known of the second
+            result.trials.append(trial)
+            tracking.trial_finished(trial)
+        tracking.finish(result, folder)
+    _, nested = runs(result)
+    names = {run.data.tags["config_id"]: run.info.run_name for run in nested}
+    for own in hybrids:
+        assert names[own.id] == f"suffix else suffix ({own.id[:4]})"
 
 
 def test_the_parent_has_files_prompts_and_the_champions_figures(

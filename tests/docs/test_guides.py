@@ -30,7 +30,7 @@ def write_files(page: str, folder: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "SPECDEC_HOME": str(folder / "home")}
 
 
-@pytest.mark.parametrize("page", ["add-a-policy.md", "add-a-drafter.md"])
+@pytest.mark.parametrize("page", ["add-a-policy.md", "add-a-drafter.md", "add-a-figure.md"])
 def test_the_code_of_a_guide_runs(page: str, tmp_path: Path) -> None:
     environment = write_files(page, tmp_path)
     code = [

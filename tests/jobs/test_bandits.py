@@ -65,7 +65,7 @@ def test_prompts_of_several_sets_are_decoded_in_turn(command, home: Path) -> Non
         *("--max-new-tokens", 16, "--repeats", 1, "--slots", 2, "--name", "mine"),
     )
     assert code == 0, error
-    for shown in ("UCBSpec", "EXP3Spec", "over the", "the best single arm", "4 prompts"):
+    for shown in ("UCB of", "EXP3 of", "over the", "the best single arm", "4 prompts"):
         assert shown in output
     folder = home / "bandits" / "mine"
     table = pd.read_csv(folder / "table.csv").set_index("name")
@@ -74,7 +74,7 @@ def test_prompts_of_several_sets_are_decoded_in_turn(command, home: Path) -> Non
     plain = rounds[rounds["name"] == "autoregressive"]
     assert plain.groupby("turn")["request"].nunique().tolist() == [2, 2]
     text = (folder / "bandits.md").read_text()
-    assert len(re.findall(r"\n\| (?:\*\*)?UCBSpec", text)) == 6  # two rules, in three tables
+    assert len(re.findall(r"\n\| (?:\*\*)?UCB of", text)) == 6  # two rules, in three tables
     assert "data-plot" in (folder / "bandits.html").read_text()
 
     client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
@@ -82,7 +82,9 @@ def test_prompts_of_several_sets_are_decoded_in_turn(command, home: Path) -> Non
     (logged,) = client.search_runs(experiments)
     assert logged.info.status == "FINISHED"
     assert logged.data.tags["counted"] == "live"
-    assert logged.data.metrics["UCBSpec.mat"] == pytest.approx(table.loc["UCBSpec", "mat"])
+    assert logged.data.metrics["UCB_of_3_arms.mat"] == pytest.approx(
+        table.loc["UCB of 3 arms", "mat"]
+    )
     files = {file.path for file in client.list_artifacts(logged.info.run_id)}
     assert {"bandits.html", "table.csv", "rounds.parquet", "figures"} <= files
 
@@ -110,13 +112,13 @@ def test_a_recording_is_replayed_with_the_times_of_other_hardware(
     assert "far away" in output
     table = pd.read_csv(home / "bandits" / "plan-known" / "table.csv").set_index("name")
     assert table.loc["autoregressive", "tokens_per_second"] == pytest.approx(10)
-    k4 = table.loc["draft · fixed K=4"]
+    k4 = table.loc["draft, K=4"]
     assert k4["tokens_per_second"] < k4["mat"] / 0.1
     # by --traces alone nothing is decoded, and the recording is also found by its name
     code, again, error = command("--traces", "known", "--hardware", home / "h.yaml")
     assert code == 0, error
-    assert [line for line in again.splitlines() if "UCBSpec" in line] == [
-        line for line in output.splitlines() if "UCBSpec" in line
+    assert [line for line in again.splitlines() if "UCB of" in line] == [
+        line for line in output.splitlines() if "UCB of" in line
     ]
 
 

@@ -18,7 +18,7 @@ from specdec_core.config import PairSpec
 from specdec_core.studies.bench.benchmark import BenchPlan, load_bench_plan
 from specdec_core.studies.bench.result import BenchResult
 
-DRAFTED = "fixed K=2"
+DRAFTED = ", K=2"
 
 
 @pytest.fixture

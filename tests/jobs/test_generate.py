@@ -47,7 +47,7 @@ def test_prints_the_text_and_the_counts(command, tiny_pair):
     shown = "".join(c for c in expected.text if c.isprintable())
     assert code == 0
     assert f"def main({shown}" in "".join(c for c in output if c.isprintable())
-    assert "fixed K=5" in output
+    assert ", K=5" in output
     assert count(output, "tokens ") == "30"
     assert int(count(output, "accepted")) > 0
     assert float(count(output, "MAT")) == pytest.approx(30 / int(count(output, "rounds")), abs=0.01)

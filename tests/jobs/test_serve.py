@@ -83,7 +83,7 @@ def test_serves_until_ctrl_c(config, tmp_path):
             if "Ctrl-C" in line:
                 break
         assert f"http://127.0.0.1:{port}" in output, output
-        assert "fixed K=5" in output
+        assert ", K=5" in output
         assert str(config) in output
         curl = re.search(r"(curl .*?)\n\n", output, re.DOTALL)
         answer = subprocess.run(

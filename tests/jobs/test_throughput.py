@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from mlflow import MlflowClient
 
+from dashboards.sections import metric_name
 from jobs.throughput import main
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, load_yaml, parse
@@ -70,7 +71,7 @@ def test_it_measures_plans_writes_and_logs(
     folder = tmp_path / "throughput" / "here"
     plan = parse(Configuration, load_yaml(folder / "plan.yaml"), "plan")
     table = pd.read_csv(folder / "throughput.csv")
-    labels = ["autoregressive", plan.label, "d · fixed K=2"]
+    labels = ["autoregressive", plan.label, "d, K=2"]
     assert list(zip(table["slots"], table["configuration"], strict=True)) == [
         (slots, label) for slots in (1, 2) for label in labels
     ]
@@ -82,7 +83,7 @@ def test_it_measures_plans_writes_and_logs(
     client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     [experiment] = [e for e in client.search_experiments() if e.name != "Default"]
     [run] = client.search_runs([experiment.experiment_id])
-    history = client.get_metric_history(run.info.run_id, "d___fixed_K_2.speedup")
+    history = client.get_metric_history(run.info.run_id, metric_name("d, K=2") + ".speedup")
     assert sorted(metric.step for metric in history) == [1, 2]
     files = {file.path for file in client.list_artifacts(run.info.run_id)}
     assert {"throughput.csv", "plan.yaml", "throughput.html", "profile.json"} <= files

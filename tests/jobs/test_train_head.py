@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from jobs.options import numbers
 from jobs.train_head import grid, main
 from specdec_core.base.errors import UserError
+from specdec_core.config import Sampling
 from specdec_core.drafting.heads.storage import load_card
 from specdec_core.models.pair import Pair
 from specdec_core.studies.profiling import profile_pair
@@ -18,14 +20,21 @@ from tests.specdec_core.training.heads.test_examples import PROMPTS, record
 
 @pytest.fixture(scope="module")
 def home(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace with a recording named `numbers` and a profile."""
+    """A workspace with a profile, a recording named `numbers`, and others to judge heads on."""
     home = tmp_path_factory.mktemp("home")
-    record(
-        tiny_pair,
-        home / "traces" / "numbers",
-        range(len(PROMPTS)),
-        fingerprints=tiny_pair.fingerprints,
-    )
+    own = tiny_pair.fingerprints
+    recordings: dict[str, tuple[int, dict]] = {
+        "numbers": (len(PROMPTS), {}),
+        "sampled": (len(PROMPTS), {"sampling": Sampling(temperature=1)}),
+        "bare": (2, {"continuations": False}),
+        "short": (2, {"max_draft": 4}),
+        "other": (2, {"fingerprints": {**own, "target": "x"}}),
+        "lost": (2, {}),
+    }
+    for name, (prompts, changes) in recordings.items():
+        folder = home / "traces" / name
+        record(tiny_pair, folder, range(prompts), **{"fingerprints": own, **changes})
+    shutil.rmtree(home / "traces" / "lost" / "drafts")
     profile_pair(tiny_pair, widths=(1, 2, 4), contexts=(16, 32), repeats=2).save(
         home / "profile.json"
     )
@@ -51,6 +60,21 @@ def test_heads_are_trained_judged_and_not_trained_again(
     assert second.returncode == 0, second.stderr
 
 
+def test_heads_are_judged_on_a_recording_of_rejection_sampling(
+    command: Command, ray_running: None, home: Path, tmp_path: Path
+) -> None:
+    arguments = [
+        *("--recording", "sampled", "--evaluate", "sampled", "--learning-rate", "1e-3"),
+        *("--depths", "0", "--w-rej", "1", "--kinds", "specdecpp,t2", "--epochs", "1"),
+        *("--out", tmp_path),
+    ]
+    done = command(main, home, *arguments)
+    assert done.returncode == 0, done.stderr
+    judged = done.stdout.partition("modelled speedup")[2]
+    for name in ("fixed K", "SVIP", "draft-T1-specdecpp-d0-w1", "draft-T1-t2"):
+        assert name in judged
+
+
 def test_the_grid_is_every_depth_with_every_weight_and_the_other_kinds_once() -> None:
     specs = grid("specdecpp,t1,joint", (0, 3), (1.0, 12.0), width=32)
     assert [spec.label for spec in specs] == [
@@ -70,6 +94,10 @@ def test_the_grid_is_every_depth_with_every_weight_and_the_other_kinds_once() ->
         ({"w_rej": "0"}, "w_rej: .*greater than 0"),
         ({"epochs": 0}, "epochs: .*greater than or equal to 1"),
         ({"evaluate": "nowhere"}, "no recording in it"),
+        ({"evaluate": "bare"}, "bare: cannot be replayed; that takes continuations"),
+        ({"evaluate": "short"}, "short: .* at most 4 were recorded"),
+        ({"evaluate": "other"}, "other and .*numbers: other target weights"),
+        ({"evaluate": "lost"}, "missing from the recording; record it again"),
     ],
 )
 def test_bad_input_gets_one_line_before_anything_is_trained(

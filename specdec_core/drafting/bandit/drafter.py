@@ -9,7 +9,8 @@ from time import perf_counter
 from typing import Any
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import identity
+from specdec_core.config import distinct_labels
+from specdec_core.drafting.bandit.old_labels import old_label
 from specdec_core.drafting.bandit.rules import Bandit, EXP3Spec, UCBSpec
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.draft_model.drafter import DraftModelDrafter
@@ -143,7 +144,7 @@ class BanditDrafter(Drafter):
         if not self.shared:
             return None
         rows = self.bandit.frame().drop(columns="preference").to_dict("records")
-        return [{k: None if v != v else v for k, v in row.items()} for row in rows]
+        return [{str(k): None if v != v else v for k, v in row.items()} for row in rows]
 
     def of(self, slot: int) -> Bandit:
         """The bandit that chooses for `slot`."""
@@ -193,10 +194,12 @@ def build_bandit(settings: BanditSettings) -> Bandit:
     Raises:
         UserError: there is no such state, or it is of another bandit.
     """
+    labels = distinct_labels(settings.arms)
     shared: dict[str, Any] = {
         "reward": settings.reward,
-        "names": [arm.label for arm in settings.arms],
-        "ids": [identity(arm) for arm in settings.arms],
+        "names": list(labels.values()),
+        "ids": list(labels),
+        "old_names": [old_label(arm) for arm in settings.arms],
     }
     arms, longest = len(settings.arms), settings.depth
     bandit: Bandit

@@ -68,6 +68,7 @@ class Bandit(ABC):
         reward: Reward = "tokens",
         names: Sequence[str] | None = None,
         ids: Sequence[str] | None = None,
+        old_names: Sequence[str] | None = None,
     ) -> None:
         if arms < 2:
             raise UserError(f"a bandit chooses among at least two arms, got {arms}")
@@ -75,6 +76,7 @@ class Bandit(ABC):
             raise UserError(f"the longest proposal must have at least 1 token, got {longest}")
         self.names = list(names) if names is not None else [str(arm) for arm in range(arms)]
         self.ids = list(ids) if ids is not None else self.names
+        self.old_names = list(old_names) if old_names is not None else self.names
         if not len(self.names) == len(self.ids) == arms:
             raise ValueError(f"{len(self.names)} names and {len(self.ids)} ids for {arms} arms")
         self.arms, self.longest, self.reward = arms, longest, reward
@@ -177,8 +179,8 @@ class Bandit(ABC):
 
     def _order(self, arms: Sequence[str]) -> list[int] | None:
         """Where each arm is among those of a state; None where these are others. In states of
-        before an arm has its name."""
-        for own in (self.ids, self.names):
+        before an arm has the name that it had then."""
+        for own in (self.ids, self.old_names):
             if sorted(arms) == sorted(own):
                 return [arms.index(arm) for arm in own]
         return None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from specdec_core.config import AnyDrafter, DrafterSettings, Memory, RecordingFacts
 from specdec_core.config.drafters import read_arm
+from specdec_core.config.labels import distinct_labels
 
 
 class BanditSettings(DrafterSettings):
@@ -49,17 +51,24 @@ class BanditSettings(DrafterSettings):
             raise ValueError(f"{self.kind}: has more than one pearl; only one draft can draft on")
 
     @property
-    def title(self) -> str:
-        """The rule, without its arms."""
-        name = {"ucb": "UCBSpec", "exp3": "EXP3Spec"}[self.rule]
-        scaled = "" if self.exploration == 1 else f" ×{self.exploration:g}"
-        timed = " by time" if self.reward == "time" else ""
-        own = " per request" if self.memory == "request" else ""
-        return f"{name}{scaled}{timed}{own}"
+    def label(self) -> str:
+        rule = {"ucb": "UCB", "exp3": "EXP3"}[self.rule]
+        own = ", each request" if self.memory == "request" else ""
+        timed = ", by time" if self.reward == "time" else ""
+        scaled = "" if self.exploration == 1 else f", exploration {self.exploration:g}"
+        return f"{rule} of {len(self.arms)} arms{timed}{own}{scaled}"
 
     @property
-    def label(self) -> str:
-        return f"{self.title} of {', '.join(arm.label for arm in self.arms)}"
+    def sentence(self) -> str:
+        rule = {"ucb": "UCBSpec", "exp3": "EXP3Spec"}[self.rule]
+        timed = ", by tokens a millisecond" if self.reward == "time" else ""
+        own = ", anew with each request" if self.memory == "request" else ""
+        saved = f", starting from the state {Path(self.state).stem}" if self.state else ""
+        unusual = self.unusual("confidence", "exploration", "seed")
+        return (
+            f"Learns who drafts best{timed}{own} ({rule}){saved}{unusual}:"
+            f" {'; '.join(distinct_labels(self.arms).values())}."
+        )
 
     @property
     def family(self) -> str:

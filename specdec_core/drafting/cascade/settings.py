@@ -12,6 +12,7 @@ from specdec_core.config import (
     LookupSettings,
     RecordingFacts,
 )
+from specdec_core.config.wording import clause
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 
@@ -26,7 +27,18 @@ class CascadeSettings(ChainSettings):
 
     @property
     def label(self) -> str:
-        return f"{self.draft_name} · {self.policy.label} ← {self.proposer.label}"
+        lookup = self.proposer.kind.replace("_", " ")
+        return f"cascade {self.draft_name} + {lookup}, {self.policy.label}"
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"{self.subject} {clause(self.policy.sentence)}, sped up by {self.proposer.as_guesses}."
+        )
+
+    @property
+    def name(self) -> str:
+        return "cascade"
 
     @property
     def parts(self) -> tuple[DrafterSettings, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from specdec_core.config import AnyPolicy, PolicyDrafterSettings, RecordingFacts, Width
+from specdec_core.config.drafters import drawn
+from specdec_core.config.wording import clause
 from specdec_core.drafting.policies.fixed import FixedSettings
 
 
@@ -19,8 +21,15 @@ class ForkSettings(PolicyDrafterSettings):
 
     @property
     def label(self) -> str:
-        drawn = " replaced" if self.replacement else ""
-        return f"{self.draft_name} · fork {self.width}{drawn} {self.policy.label}"
+        drawn = ", replaced" if self.replacement else ""
+        return f"fork {self.width}, {self.draft_name}, {self.policy.label}{drawn}"
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"{self.subject} {clause(self.policy.sentence)}, in {self.width} chains that part at"
+            f" the first token{drawn(self.replacement)}."
+        )
 
     @property
     def children(self) -> tuple[tuple[int, ...], ...]:

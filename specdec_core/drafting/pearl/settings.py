@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from specdec_core.config import AnyChain, DrafterSettings, MaxTokens, RecordingFacts
+from specdec_core.config.wording import count
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 
 
@@ -44,11 +45,22 @@ class PearlSettings(DrafterSettings):
 
     @property
     def label(self) -> str:
-        wait = "" if self.wait is None else f" wait {self.wait}"
-        width = "" if self.width == 1 else f" width {self.width}"
-        if self.width > 1 and self.least != 0.1:
-            width += f" from {self.least:g}"
-        return f"PEARL · {self.drafter.label} ≤{self.window}{wait}{width}"
+        width = f", width {self.width}" if self.width > 1 else ""
+        window = f", window {self.window}" if self.window != 12 else ""
+        return f"PEARL {self.drafter.name}, {self.drafter.policy.label}{window}{width}"
+
+    @property
+    def sentence(self) -> str:
+        waits = {None: "", 0: " It never waits for candidates behind a rejection."}
+        wait = waits.get(self.wait, f" Behind a rejection {self.wait} candidates are waited for.")
+        width = ""
+        if self.width > 1:
+            width = f" Each of its forwards looks at up to {self.width} places"
+            width += f" of a chance of {self.least:g} or more."
+        return (
+            f"{self.drafter.sentence} Meanwhile the target verifies, on another device, up to"
+            f" {count(self.window, 'token')} at once (PEARL).{wait}{width}"
+        )
 
     @property
     def depth(self) -> int:

@@ -25,7 +25,14 @@ class ConfidenceProductSettings(PolicySettings):
 
     @property
     def label(self) -> str:
-        return f"confidence product {self.threshold:g}{self.up_to}"
+        return f"product {self.threshold:g}{self.up_to}"
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"Drafts until the product of its probabilities falls below {self.threshold:g}"
+            f"{self.at_most}."
+        )
 
 
 class ConfidenceProductPolicy(Rule):

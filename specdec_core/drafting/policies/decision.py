@@ -31,8 +31,16 @@ class DecisionSettings(HeadSettings):
 
     @property
     def label(self) -> str:
-        product = " Π" if self.cumulative else ""
-        return f"decision {self.head_name}{product} {self.threshold:g}{self.up_to}"
+        product = " product" if self.cumulative else ""
+        return f"decision{product} {self.threshold:g}{self.up_to}"
+
+    @property
+    def sentence(self) -> str:
+        judged = "all tokens of the round" if self.cumulative else "a token"
+        return (
+            f"Drafts until the head {self.head_name} gives {judged} a chance of less than"
+            f" {self.threshold:g} to be accepted{self.at_most}."
+        )
 
 
 class DecisionPolicy(HeadRule):

@@ -66,7 +66,14 @@ class DynamicConfidenceSettings(PolicySettings):
 
     @property
     def label(self) -> str:
-        return f"dynamic confidence from {self.start:g}{self.up_to}"
+        return f"dynamic confidence {self.start:g}{self.up_to}"
+
+    @property
+    def sentence(self) -> str:
+        return (
+            "Drafts until a token's probability falls below a threshold that begins at"
+            f" {self.start:g} and follows what is accepted{self.at_most}."
+        )
 
 
 class DynamicConfidencePolicy(LengthPolicy):

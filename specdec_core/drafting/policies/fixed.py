@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from specdec_core.config import MaxTokens, PolicySettings
+from specdec_core.config.wording import count
 from specdec_core.drafting.policies.policy import Rule
 
 if TYPE_CHECKING:
@@ -22,7 +23,11 @@ class FixedSettings(PolicySettings):
 
     @property
     def label(self) -> str:
-        return f"fixed K={self.max_tokens}"
+        return f"K={self.max_tokens}"
+
+    @property
+    def sentence(self) -> str:
+        return f"Drafts {count(self.max_tokens, 'token')} a round."
 
 
 class FixedPolicy(Rule):

@@ -163,22 +163,25 @@ class PreCutSettings(PolicySettings):
 
     @property
     def label(self) -> str:
-        symbols = {
-            "learning_rate": "α",
-            "discount": "γ",
-            "exploration": "ε",
-            "exploration_decay": "ε-decay",
-            "optimism": "optimism",
-            "bins": "bins",
-            "seed": "seed",
-        }
-        unusual = "".join(
-            f" {symbol}={getattr(self, name):g}"
-            for name, symbol in symbols.items()
-            if getattr(self, name) != type(self).model_fields[name].default
+        return f"pre-cut {self.target_cost:g}{self.up_to}"
+
+    @property
+    def sentence(self) -> str:
+        numbers = (
+            "learning_rate",
+            "discount",
+            "exploration",
+            "exploration_decay",
+            "optimism",
+            "bins",
+            "seed",
         )
-        start = f" from {Path(self.table).stem}" if self.table else ""
-        return f"pre-cut c={self.target_cost:g}{unusual}{start}{self.up_to}"
+        start = f", starting from the table {Path(self.table).stem}" if self.table else ""
+        return (
+            "Drafts until what it has learned says stop (Pre-cut), a forward of the target costing"
+            f" {self.target_cost:g} of the draft model's{start}{self.unusual(*numbers)}"
+            f"{self.at_most}."
+        )
 
 
 class PreCutPolicy(LengthPolicy):

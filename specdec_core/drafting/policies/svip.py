@@ -26,7 +26,13 @@ class SvipSettings(PolicySettings):
 
     @property
     def label(self) -> str:
-        return f"svip {self.threshold:g}{self.up_to}"
+        return f"entropy {self.threshold:g}{self.up_to}"
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"Drafts until the square root of its entropy exceeds {self.threshold:g}{self.at_most}."
+        )
 
 
 class SvipPolicy(Rule):

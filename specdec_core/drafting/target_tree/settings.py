@@ -7,7 +7,8 @@ from operator import mul
 from typing import ClassVar, Literal
 
 from specdec_core.config import Branching, ModelSettings, RecordingFacts
-from specdec_core.config.drafters import shape
+from specdec_core.config.drafters import drawn, grown, shape
+from specdec_core.config.wording import clause, count
 
 
 class TargetTreeSettings(ModelSettings):
@@ -23,9 +24,20 @@ class TargetTreeSettings(ModelSettings):
 
     @property
     def label(self) -> str:
-        drawn = " replaced" if self.replacement else ""
-        lossy = "" if self.lossless else " (lossy)"
-        return f"{self.draft_name} · target tree {shape(self.branching)}{drawn}{lossy}"
+        drawn = ", replaced" if self.replacement else ""
+        lossy = "" if self.lossless else ", lossy"
+        return f"target tree {shape(self.branching)}, {self.draft_name}{drawn}{lossy}"
+
+    @property
+    def sentence(self) -> str:
+        first, *behind = self.branching
+        levels = tuple((own,) for own in behind)
+        more = f", and {clause(self.subject)} continues it with {grown(levels)}" if behind else ""
+        lossy = "" if self.lossless else " The output does not keep the target's distribution."
+        return (
+            f"The target begins a tree with {count(first, 'token')} of its own{more}"
+            f"{drawn(self.replacement)}.{lossy}"
+        )
 
     @property
     def lossless(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from specdec_core.config import ModelSettings, RecordingFacts
-from specdec_core.config.drafters import shape
+from specdec_core.config.drafters import drawn, grown, shape
 
 Shape = Annotated[tuple[int | tuple[int, ...], ...], Field(min_length=1)]
 
@@ -48,12 +48,15 @@ class TreeSettings(ModelSettings):
 
     @property
     def label(self) -> str:
-        drawn = " replaced" if self.replacement else ""
         if any(isinstance(own, tuple) for own in self.branching):
-            levels = f"{self.nodes} in {'|'.join(str(sum(own)) for own in self.children)}"
+            levels = f"of {self.nodes}"
         else:
             levels = shape(self.branching)
-        return f"{self.draft_name} · tree {levels}{drawn}"
+        return f"tree {levels}, {self.draft_name}{', replaced' if self.replacement else ''}"
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.subject} grows a tree with {grown(self.children)}{drawn(self.replacement)}."
 
     @property
     def depth(self) -> int:

@@ -7,19 +7,16 @@ compiles those it meets, which takes up to a minute each; later ones load them i
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import inspect
 import json
 import logging
 import os
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+from zipfile import BadZipFile
 
 import torch
 import transformers
@@ -32,15 +29,10 @@ from specdec_core.base.files import atomic_path
 from specdec_core.models import attention
 from specdec_core.models.compiled import step as step_module
 from specdec_core.models.compiled.graphs import CannotCompile, Graphs, Inputs, first_line
+from specdec_core.models.compiled.loading import alone, load
 from specdec_core.models.compiled.step import Step
 
 log = logging.getLogger(__name__)
-
-_OPTIONS = {
-    "freezing": True,  # weights are constants, laid out for the processor once
-    "cpp.enable_concat_linear": True,  # query, key and value in one product, gate and up in another
-}
-
 
 # How far the attended part of the cache is rounded up: a graph has no use for every length.
 _BLOCK = 16
@@ -85,18 +77,22 @@ class Packages(Graphs):
         try:
             path = self._folder() / f"{name}.pt2"
             if not path.exists():
-                with _alone(path):
+                with alone(path):
                     if not path.exists():  # nobody else has made it in the meantime
                         self._compile(path, several_rows, several_tokens, inputs)
-            return _load(path)
+            return load(path)
         except InvalidCxxCompiler:
             raise CannotCompile("no C++ compiler found (install g++, or set CXX)") from None
-        except (OSError, RuntimeError) as error:  # a folder or a file that cannot be used
+        except (OSError, RuntimeError, BadZipFile) as error:  # unusable folder or file
             raise CannotCompile(f"{self._folder()}: {first_line(error)}") from error
 
     def _compile(
         self, path: Path, several_rows: bool, several_tokens: bool, inputs: Inputs
     ) -> None:
+        options = {
+            "freezing": True,  # weights are constants, laid out for the processor once
+            "cpp.enable_concat_linear": True,  # one product for query, key, value; for gate, up
+        }
         _, sees, _, keys, values = inputs
         rows = Dim("rows", min=2, max=4096) if several_rows else Dim.STATIC
         width = Dim("width", min=3, max=self._positions) if several_tokens else Dim.STATIC
@@ -118,7 +114,7 @@ class Packages(Graphs):
                     self._step, inputs, dynamic_shapes=shapes, strict=False
                 )
                 torch._inductor.aoti_compile_and_package(
-                    program, package_path=str(temporary), inductor_configs=_OPTIONS
+                    program, package_path=str(temporary), inductor_configs=options
                 )
         except InvalidCxxCompiler:
             raise
@@ -126,18 +122,11 @@ class Packages(Graphs):
             raise CannotCompile(f"{type(error).__name__}: {first_line(error)}") from error
 
 
-@cache
-def _load(path: Path) -> Any:
-    """A graph, shared by all runners of this process. Of the package only what runs it: itself it
-    reads the description of its inputs at every call, longer than a small draft's forward takes."""
-    return torch._inductor.aoti_load_package(str(path)).loader
-
-
 def _digest(step: Step, weights: str, positions: int) -> str:
     """Names everything that a graph depends on."""
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-    code = [inspect.getsource(module) for module in (attention, step_module, _this())]
+    code = [inspect.getsource(own) for own in (attention, step_module, Packages._compile)]
     facts = [
         weights,
         str(step.model.dtype),
@@ -152,16 +141,3 @@ def _digest(step: Step, weights: str, positions: int) -> str:
         *code,
     ]
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:20]
-
-
-def _this() -> ModuleType:
-    return sys.modules[__name__]
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Let one process at a time compile `path`; the others wait."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield

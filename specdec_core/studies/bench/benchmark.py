@@ -24,6 +24,7 @@ from specdec_core.config import (
     Sampling,
     Temperature,
     Value,
+    distinct_labels,
     load_yaml,
     parse,
 )
@@ -112,7 +113,8 @@ def run_bench(
     facts = environment()
     engine = Engine(pair)
     version = f"specdec {facts.get('specdec', '')} {facts.get('git_commit', '')[:10]}".strip()
-    own = [Own(engine, configuration, version) for configuration in plan.configurations()]
+    names = distinct_labels(configurations := plan.configurations())
+    own = [Own(engine, c, version, names[c.id]) for c in configurations]
     contestants: list[Contestant] = [*own, *others]
     clock = ForwardClock(pair, _typical_context(asked, plan.max_new_tokens))
     rows: list[Row] = []

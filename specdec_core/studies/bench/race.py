@@ -47,12 +47,13 @@ class Own:
     engine: Engine
     configuration: Configuration
     version: str
+    name: str = ""  # among others; unset, its label
     _drafters: dict[Configuration, Drafter | None] | None = None
 
     def row(self, temperature: float) -> Row:
         drafter = self.configuration.drafter
         return Row(
-            name=drafter.label if drafter else self.configuration.label,
+            name=self.name or self.configuration.without_sampling,
             group=OURS,
             temperature=temperature,
             autoregressive=drafter is None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
 from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.recordings.replay import Replay
-from specdec_core.training.heads.examples import acceptance, rows_behind
+from specdec_core.training.heads.examples import rows_behind
 
 # SpecDec++'s 0.1, 0.3, …, 0.9 among them
 THRESHOLDS = (*(round(0.05 * i, 2) for i in range(1, 20)), 0.975, 0.99)
@@ -93,17 +93,14 @@ def predictor_auc(replay: Replay, draft: str, policy: PolicySettings) -> float:
         behind = rows
     if not rule.stops(-np.inf):  # but at high values, such as an entropy
         values = -values
-    return auc(values[behind], acceptance(trace, rows, replay.header.sampling))
+    return auc(values[behind], trace.draft_token[rows] == trace.target_token[rows])
 
 
 def evaluate(
-    replay: Replay, profile: Profile, draft: str, cards: dict[str, HeadCard]
-) -> Iterator[tuple[str, Modelled]]:
-    """The best of each training-free rule, then of each head by its name, as they are found."""
-    for name, policies in training_free().items():
-        yield name, _judged(replay, profile, draft, policies)
-    for name, card in cards.items():
-        yield name, _judged(replay, profile, draft, with_thresholds(card, name))
+    replay: Replay, profile: Profile, draft: str, policies: Mapping[str, Sequence[PolicySettings]]
+) -> dict[str, Modelled]:
+    """The best policy of each name."""
+    return {name: _judged(replay, profile, draft, own) for name, own in policies.items()}
 
 
 def _judged(

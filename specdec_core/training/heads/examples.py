@@ -90,13 +90,18 @@ def held_out_prompts(prompt_tokens: Sequence[np.ndarray], share: float = HELD_OU
     return np.array([int.from_bytes(key[:8]) < share * 2**64 for key in keys], dtype=bool)
 
 
+def same_models(recording: Recording, first: Recording, draft: str) -> None:
+    """Raises :class:`UserError` unless both are of one target and of one `draft`."""
+    recording.draft_name(draft)
+    for what in ("target", draft):
+        if recording.header.fingerprints[what] != first.header.fingerprints.get(what):
+            raise UserError(f"{recording.folder} and {first.folder}: other {what} weights")
+
+
 def _check(recordings: Sequence[Recording], draft: str) -> None:
     first = recordings[0]
     for recording in recordings:
-        recording.draft_name(draft)
-        for what in ("target", draft):
-            if recording.header.fingerprints[what] != first.header.fingerprints.get(what):
-                raise UserError(f"{recording.folder} and {first.folder}: other {what} weights")
+        same_models(recording, first, draft)
         if recording.header.sampling != first.header.sampling:
             raise UserError(f"{recording.folder} and {first.folder}: other sampling")
 

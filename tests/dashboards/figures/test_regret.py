@@ -45,7 +45,7 @@ def test_curves_end_where_the_rounds_do(comparison: ArmComparison) -> None:
         assert trace.y[-1] == pytest.approx(len(bandit.rounds) - len(best.rounds))
     names = [trace.name for trace in figure.data]
     assert best.name not in names  # it is the line at 0
-    assert "UCBSpec by time" not in names  # rewarded in something else
+    assert "UCB of 2 arms, by time" not in names  # rewarded in something else
     least = min(comparison.of("bandit")[:2], key=lambda b: len(b.rounds))
     assert figure.layout.title.text.startswith(f"{least.name} loses the least")
 
@@ -95,9 +95,9 @@ def test_shares_of_all_arms_fill_every_panel(comparison: ArmComparison) -> None:
 def test_the_table_belongs_to_the_figure(comparison: ArmComparison) -> None:
     table = regret_table(comparison).set_index("bandit")
     ucb = comparison.of("bandit")[0]
-    assert table.loc["UCBSpec", "regret (rounds)"] == comparison.regret(ucb).total
-    assert table.loc["UCBSpec", "bound"] == "H L² log E[len]"
-    assert table.loc["UCBSpec by time", "bound"] == "–"
+    assert table.loc["UCB of 2 arms", "regret (rounds)"] == comparison.regret(ucb).total
+    assert table.loc["UCB of 2 arms", "bound"] == "H L² log E[len]"
+    assert table.loc["UCB of 2 arms, by time", "bound"] == "–"
 
 
 def test_the_page_needs_no_network_and_says_who_won(comparison: ArmComparison) -> None:
@@ -109,7 +109,8 @@ def test_the_page_needs_no_network_and_says_who_won(comparison: ArmComparison) -
         assert f'data-plot="{key}"' in html
     tables = [section for section in shown.sections if section.shown is not None]
     assert [section.key for section in tables] == ["table", "shares", "regret"]
-    assert len(re.findall(r"\n\| (\*\*)?UCBSpec", text)) == 2 * len(tables)  # two rules in each
+    found = re.findall(r"\n\| (\*\*)?UCB of 2 arms", text)
+    assert len(found) == 2 * len(tables)  # two rules in each
     assert "- a note" in text
     assert console_table(tables[0]).row_count == len(comparison.entrants)
 

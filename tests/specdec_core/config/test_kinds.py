@@ -45,6 +45,10 @@ class EagerSettings(PolicySettings):
     def label(self):
         return f"eager {self.max_tokens}"
 
+    @property
+    def sentence(self):
+        return f"Drafts {self.max_tokens} tokens eagerly."
+
 
 class EagerPolicy(LengthPolicy):
     pass
@@ -178,7 +182,7 @@ def test_a_drafter_must_say_what_a_recording_knows_of_it(own: Path) -> None:
         """)
     )
     with pytest.raises(
-        TypeError, match="NothingSettings does not say its depth, label, unknown_to"
+        TypeError, match="NothingSettings does not say its depth, label, sentence, unknown_to"
     ):
         add_drafter("nothing", "silent")
 
@@ -228,7 +232,7 @@ def test_kinds_that_the_environment_names_are_there_in_every_process(tmp_path: P
         print(Configuration.model_validate({"drafter": drafter}).label)
     """
     environment = {"PYTHONPATH": str(tmp_path), "SPECDEC_KINDS": "eager_policy"}
-    assert run(script, **environment).stdout == "draft · eager 3\n"
+    assert run(script, **environment).stdout == "draft, eager 3\n"
     done = run(script, check=False, SPECDEC_KINDS="not_there")
     assert "SPECDEC_KINDS: not_there: No module named 'not_there'" in done.stderr
 

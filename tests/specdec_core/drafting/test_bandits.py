@@ -244,7 +244,7 @@ def test_settings_build_the_bandit_that_they_describe(
     bandit = build_bandit(ucb)
     assert isinstance(bandit, UCBSpec)
     assert (bandit.confidence, bandit.exploration, bandit.longest) == (0.1, 0.3, 10)
-    assert bandit.names[:2] == ["draft · fixed K=1", "draft · fixed K=2"]
+    assert bandit.names[:2] == ["draft, K=1", "draft, K=2"]
     exp3 = BanditSettings(arms=[1, 4], rule="exp3", reward="time", seed=3)
     bandit = build_bandit(exp3)
     assert isinstance(bandit, EXP3Spec)

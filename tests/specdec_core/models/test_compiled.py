@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 import torch
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.engine.engine import Engine, Request
 from specdec_core.models.compiled import CompiledRunner
 from specdec_core.models.compiled import runner as compiled_runner
+from specdec_core.models.compiled.loading import load, unpacked
 from specdec_core.models.compiled.static import Captured
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.pair import Pair, load_pair
@@ -91,6 +98,82 @@ def test_a_second_start_compiles_nothing(
             runner.prefill([1], [PROMPTS[1]])
         eager, compiled = forwards(again, [1], [[3, 4, 5, 6]])
     assert_close(compiled, eager, atol=2e-5)
+
+
+# Opens the graphs of the pair it is given, and holds them until its input ends.
+HOLD = """
+import sys
+import torch
+from specdec_core.config import PairSpec
+from specdec_core.models.pair import load_pair
+torch.set_num_threads(1)
+runner = load_pair(PairSpec.model_validate_json(sys.argv[1])).open_runner(None, 3)
+print("loaded", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_processes_share_one_unpacked_copy_and_leave_nothing_behind_even_killed(
+    compiled_pair: Pair, graphs: Path, tmp_path: Path
+) -> None:
+    both(compiled_pair)
+    for folder in (found for found in graphs.glob("*/*") if found.is_dir()):
+        shutil.rmtree(folder)
+    # The probes of what the processor can do lie where torch keeps them.
+    places = {"TMPDIR": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": cache_dir()}
+    command = [sys.executable, "-c", HOLD, compiled_pair.spec.model_dump_json()]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    first, second = (
+        subprocess.Popen(command, env={**os.environ, **places}, text=True, **pipes)
+        for _ in range(2)
+    )
+    for process in (first, second):
+        assert process.stdout.readline() == "loaded\n", process.communicate()
+    assert list(tmp_path.iterdir()) == []
+    first.kill()
+    first.wait()
+    _, said = second.communicate()
+    assert said == ""
+    packages = {path.with_suffix("") for path in graphs.glob("*/*.pt2")}
+    assert {path for path in graphs.glob("*/*") if path.is_dir()} == packages
+    assert list(tmp_path.iterdir()) == []
+
+
+def damage(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "harm", [Path.unlink, lambda file: os.truncate(file, 10), damage], ids=["gone", "cut", "bit"]
+)
+def test_a_damaged_copy_is_unpacked_again_and_what_a_killed_process_left_is_cleared(
+    tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    package = tmp_path / "row-token.pt2"
+    with ZipFile(package, "w") as archive:
+        archive.writestr("own/data/library.so", b"code and weights" * 100)
+    file = unpacked(package) / "own" / "data" / "library.so"
+    whole = file.read_bytes()
+    neighbour = tmp_path / ".row-tokens.of-another"
+    for left in (tmp_path / ".row-token.left", neighbour):
+        left.mkdir()
+    (tmp_path / ".row-token.pt2.left.pt2").touch()
+    harm(file)
+    assert unpacked(package) / "own" / "data" / "library.so" == file
+    assert file.read_bytes() == whole
+    found = {path for path in tmp_path.iterdir() if path.name.startswith(".")}
+    assert found == {neighbour}
+
+
+def test_a_graph_that_was_kept_packed_is_loaded(compiled_pair: Pair, graphs: Path) -> None:
+    both(compiled_pair)
+    package = next(graphs.glob("*/*.pt2"))
+    shutil.rmtree(package.with_suffix(""))
+    load.cache_clear()
+    both(compiled_pair)
+    assert package.with_suffix("").is_dir()
 
 
 def test_rows_between_and_trees_leave_every_text_alone(compiled_pair: Pair) -> None:

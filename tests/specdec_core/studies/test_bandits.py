@@ -175,5 +175,5 @@ def test_bandits_start_from_what_they_learned_before(
         told = [r for turn in after.turns for rounds in turn for r in rounds[:-1]]
         assert sum(after.state["rounds"]) == sum(before.state["rounds"]) + len(told)
         assert state_name(after.configuration) == state_name(before.configuration)
-    with pytest.raises(UserError, match="no state of UCBSpec"):
+    with pytest.raises(UserError, match="no state of UCB of"):
         PLAN.starting_from(tmp_path / "elsewhere")

@@ -104,7 +104,7 @@ def test_a_choice_is_charged_for_what_it_loses_on_the_other_set(
     assert "oracle" not in moved.index.get_level_values("family")
     # What was tried on one alone is chosen on neither for the other.
     fixed = moved.loc[("fixed", "one", "two")]
-    assert fixed["configuration"] == "fixed K=3"
+    assert fixed["configuration"] == "K=3"
 
 
 def test_everything_is_in_the_table(one: Compared, two: Compared) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
+from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.by_batch import ByBatchSettings
@@ -43,12 +44,22 @@ def test_queues_are_longer_than_the_slots_and_use_all_prompts_alike() -> None:
     assert len(queues_of(PROMPTS, slots=1, queues=1, new_tokens=8)[0]) >= 6
 
 
+class Heard(Observer):
+    """Counts the steps that were announced and those that were done."""
+
+    told = steps = 0
+
+    def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
+        self.told = steps or 0
+
+    def step(self) -> None:
+        self.steps += 1
+
+
 def test_everybody_decodes_the_same_queues_at_every_number_of_slots(tiny_pair: Pair) -> None:
-    runs = []
-    found = measure_throughput(
-        tiny_pair, [CHAIN], PROMPTS, (2, 1), 2, 2, 6, lambda slots, c: runs.append((slots, c.id))
-    )
-    assert len(runs) == 2 * 2 * 2 * 2
+    heard = Heard()
+    found = measure_throughput(tiny_pair, [CHAIN], PROMPTS, (2, 1), 2, 2, 6, heard)
+    assert heard.steps == heard.told == 2 * 2 * 2 * 2
     table, frame = found.table(), found.frame()
     assert list(zip(table["slots"], table["configuration"], strict=True)) == [
         (slots, label) for slots in (1, 2) for label in ("autoregressive", CHAIN.label)
@@ -61,7 +72,7 @@ def test_everybody_decodes_the_same_queues_at_every_number_of_slots(tiny_pair: P
     assert (chain["mat"] > 1).all()
     assert (chain["low"] <= chain["speedup"]).all()
     assert (chain["speedup"] <= chain["high"]).all()
-    assert len(frame) == len(runs)
+    assert len(frame) == heard.steps
     back = found.over(2, AUTOREGRESSIVE.id, CHAIN.id)
     assert back.value * chain[chain["slots"] == 2]["speedup"].item() == pytest.approx(1)
     # of what was timed: the sum over the queues of seconds a token

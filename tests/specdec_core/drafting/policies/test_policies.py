@@ -249,38 +249,59 @@ def test_a_table_that_makes_no_sense_is_refused(tokens: dict[int, int], said: st
 def changed(name: str, value: object) -> object:
     """Another value of a setting."""
     others = {"head": "other", "table": "learned.json", "transient": False, "cumulative": True}
-    others["tokens"] = {1: 5}
+    others["tokens"] = {1: 7}
     if name in others:
         return others[name]
     return value + 1 if isinstance(value, int) else value * 0.75
 
 
-def test_configurations_that_differ_have_different_labels() -> None:
-    labels = []
+def test_policies_that_differ_have_different_sentences() -> None:
+    sentences = []
     for settings in kinds_of(POLICIES, PolicySettings).values():
         needed = {"head": "h", "tokens": {1: 4, 8: 2}}
         own = {name: value for name, value in needed.items() if name in settings.model_fields}
         plain = settings(**own)
         values = {name: value for name, value in plain if name != "kind"}
-        labels.append(plain.label)
-        labels += [
-            settings(**{**values, name: changed(name, value)}).label
+        sentences.append(plain.sentence)
+        sentences += [
+            settings(**{**values, name: changed(name, value)}).sentence
             for name, value in values.items()
         ]
-    assert sorted(labels) == sorted(set(labels))
+    assert sorted(sentences) == sorted(set(sentences))
 
 
 @pytest.mark.parametrize(
-    ("policy", "label"),
+    ("policy", "label", "sentence"),
     [
-        (BY_BATCH, "K=6, 3 from 2 on, 0 from 4 on"),
-        (HeuristicSettings(), "heuristic K₀=5"),
-        (HeuristicSettings(transient=False, increase=1), "lasting heuristic K₀=5 +1/-1"),
-        (DynamicConfidenceSettings(), "dynamic confidence from 0.4"),
-        (ConfidenceProductSettings(threshold=0.25, max_tokens=8), "confidence product 0.25 ≤8"),
-        (PreCutSettings(target_cost=7.25, learning_rate=0.3), "pre-cut c=7.25 α=0.3"),
-        (PreCutSettings(table="tables/code.json"), "pre-cut c=5 from code"),
+        (
+            BY_BATCH,
+            "K=6/3/0 by batch",
+            "Drafts 6 tokens a round, 3 with 2 requests or more, none with 4 requests or more.",
+        ),
+        (
+            HeuristicSettings(transient=False, increase=1),
+            "lasting heuristic 5",
+            "Drafts 5 tokens at first, 1 more after a round that was accepted whole and 1 less"
+            " after any other, and goes on so with the next request.",
+        ),
+        (
+            DynamicConfidenceSettings(),
+            "dynamic confidence 0.4",
+            "Drafts until a token's probability falls below a threshold that begins at 0.4 and"
+            " follows what is accepted.",
+        ),
+        (
+            ConfidenceProductSettings(threshold=0.25, max_tokens=8),
+            "product 0.25 up to 8",
+            "Drafts until the product of its probabilities falls below 0.25, up to 8 tokens.",
+        ),
+        (
+            PreCutSettings(target_cost=7.25, learning_rate=0.3, table="tables/code.json"),
+            "pre-cut 7.25",
+            "Drafts until what it has learned says stop (Pre-cut), a forward of the target costing"
+            " 7.25 of the draft model's, starting from the table code, learning rate 0.3.",
+        ),
     ],
 )
-def test_labels_read_well(policy: PolicySettings, label: str) -> None:
-    assert policy.label == label
+def test_labels_and_sentences_read_well(policy: PolicySettings, label: str, sentence: str) -> None:
+    assert (policy.label, policy.sentence) == (label, sentence)

@@ -1,0 +1,139 @@
+"""Pages of the manual that are made from the code: every configuration key, every command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+import typer  # noqa: E402
+from mkdocs.structure.pages import Page  # noqa: E402
+from pydantic import BaseModel  # noqa: E402
+from pydantic_core import PydanticUndefined  # noqa: E402
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Fill `<!-- … -->` marks of the reference pages."""
+    for mark, make in {"<!-- commands -->": commands, "<!-- configuration -->": keys}.items():
+        if mark in markdown:
+            markdown = markdown.replace(mark, make())
+    return markdown
+
+
+# Commands
+
+
+def commands() -> str:
+    """A section for each command: what it does and its options, from the program itself."""
+    from jobs.cli import COMMANDS, command
+
+    return "\n".join(_command(name, typer.main.get_command(command(name))) for name in COMMANDS)
+
+
+def _command(name: str, found: Any) -> str:
+    lines = [f"## specdec {name}", "", " ".join((found.help or "").split()), ""]
+    rows = [row for parameter in found.params for row in _option(parameter)]
+    if rows:
+        lines += ["| option | value | | default |", "|---|---|---|---|", *rows, ""]
+    return "\n".join(lines)
+
+
+def _option(parameter: Any) -> Iterator[str]:
+    if parameter.name == "help":
+        return
+    name = parameter.name.upper()
+    if parameter.param_type_name == "option":
+        name = " / ".join((parameter.opts[0], *parameter.secondary_opts))
+    flag = getattr(parameter, "is_flag", False)
+    kind = "" if flag else _type(parameter.type_descriptor.annotation)
+    default = parameter.default
+    if callable(default) or default in (None, False, ()) or default == []:
+        shown = ""
+    else:
+        shown = f"`{_relative(default)}`"
+    yield f"| `{name}` | {kind} | {_cell(parameter.help or '')} | {shown} |"
+
+
+def _relative(value: Any) -> Any:
+    """A path of this checkout without the place it lies at."""
+    if isinstance(value, Path) and value.is_relative_to(ROOT):
+        return value.relative_to(ROOT)
+    return value
+
+
+# Configuration
+
+
+def keys() -> str:
+    """A section for each kind of drafter and policy and for the values around them, from the
+    models that read configuration files."""
+    from specdec_core.config import PairSpec, Placement, RunnerSettings, Sampling
+    from specdec_core.config.kinds import DRAFTERS, POLICIES, drafter_settings, policy_settings
+    from specdec_core.search.plan import Plan
+
+    parts = ["## A sweep", _model(Plan), "## Pair", _model(PairSpec), "## Runner"]
+    parts += [_model(RunnerSettings), "## Sampling", _model(Sampling), "## Placement"]
+    parts += [_model(Placement), "## Drafters"]
+    parts += [f"### {kind}\n\n{_model(drafter_settings(kind))}" for kind in DRAFTERS]
+    parts += ["## Length policies"]
+    parts += [f"### {kind}\n\n{_model(policy_settings(kind))}" for kind in POLICIES]
+    return "\n\n".join(parts)
+
+
+def _model(model: type[BaseModel]) -> str:
+    """What a model is for and a row for each of its keys."""
+    text = " ".join((model.__doc__ or "").split()).replace(":class:", "")
+    lines = [text, "", "| key | value | default | |", "|---|---|---|---|"]
+    for name, field in model.model_fields.items():
+        if name == "kind":
+            continue
+        limits = ", ".join(str(rule) for rule in map(_limit, field.metadata) if rule)
+        kind = _type(field.annotation) + (f", {limits}" if limits else "")
+        default = "" if field.default is PydanticUndefined else f"`{_value(field.default)}`"
+        lines.append(f"| `{name}` | {_cell(kind)} | {default} | {_cell(field.description or '')} |")
+    return "\n".join(lines)
+
+
+def _limit(rule: Any) -> str:
+    for name, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")):
+        if (bound := getattr(rule, name, None)) is not None:
+            return f"{sign} {bound:g}"
+    return ""
+
+
+def _type(annotation: Any) -> str:
+    """A type as a reader of YAML thinks of it."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        limits = ", ".join(filter(None, map(_limit, getattr(annotation, "__metadata__", ()))))
+        return _type(arguments[0]) + (f" {limits}" if limits else "")
+    if origin is Literal:
+        return " or ".join(f"`{value}`" for value in arguments)
+    if origin in (Union, UnionType):
+        named = [_type(argument) for argument in arguments if argument is not type(None)]
+        return " or ".join(dict.fromkeys(named))
+    if origin in (tuple, list):
+        return f"list of {_type(arguments[0])}"
+    if origin is dict:
+        return f"mapping of {_type(arguments[0])} to {_type(arguments[1])}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        kind = annotation.model_fields.get("kind")
+        return f"`{kind.default}`" if kind is not None else annotation.__name__
+    names = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path"}
+    return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(exclude_unset=True) or {}
+    return value
+
+
+def _cell(text: str) -> str:
+    return escape(" ".join(text.split())).replace("|", "\\|")

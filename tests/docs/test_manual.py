@@ -1,0 +1,48 @@
+"""The manual builds without a broken link, and its reference has every command and kind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.cli import COMMANDS
+from specdec_core.config.kinds import DRAFTERS, POLICIES
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_every_command_and_every_kind_has_its_section(site: Path) -> None:
+    commands = (site / "reference" / "commands.html").read_text()
+    for name in COMMANDS:
+        assert f"specdec {name}" in commands
+    configuration = (site / "reference" / "configuration.html").read_text()
+    for kind in (*DRAFTERS, *POLICIES):
+        assert f'<h3 id="{kind}' in configuration
+
+
+def test_the_readme_names_no_file_that_is_not_there() -> None:
+    import re
+
+    text = (ROOT / "README.md").read_text()
+    named = re.findall(r"\]\(([^)#:]+)[^)]*\)", text)
+    assert len(named) >= 15
+    assert [path for path in named if not (ROOT / path).exists()] == []
+    assert len(text.splitlines()) <= 150
