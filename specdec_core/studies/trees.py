@@ -56,7 +56,7 @@ class TreeComparison:
             drafter=TreeSettings(draft=self.draft, branching=self.proposed["branching"])
         )
 
-    def best(self, kind: str) -> dict[str, Any]:
+    def best(self, kind: str) -> dict[Hashable, Any]:
         """The fastest of a kind by replay."""
         rows = self.budgets[self.budgets["kind"] == kind]
         best: dict[Hashable, Any] = rows.iloc[rows["speedup"].argmax()].to_dict()
