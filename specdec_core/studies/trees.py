@@ -3,7 +3,7 @@ trying everything finds?"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -56,10 +56,10 @@ class TreeComparison:
             drafter=TreeSettings(draft=self.draft, branching=self.proposed["branching"])
         )
 
-    def best(self, kind: str) -> dict[str, Any]:
+    def best(self, kind: str) -> dict[Hashable, Any]:
         """The fastest of a kind by replay."""
         rows = self.budgets[self.budgets["kind"] == kind]
-        best: dict[str, Any] = rows.iloc[rows["speedup"].argmax()].to_dict()
+        best: dict[Hashable, Any] = rows.iloc[rows["speedup"].argmax()].to_dict()
         return best
 
 
