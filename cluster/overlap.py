@@ -19,7 +19,7 @@ from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, Placeme
 from specdec_core.drafting.pearl.drafter import PearlDrafter
 from specdec_core.drafting.pearl.link import Link, no_link
 from specdec_core.drafting.pearl.timeline import Span, Timeline
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import load_pair
 from specdec_core.studies.overlap import ONE, PEARL, TWO, Contestant, Overlap
 

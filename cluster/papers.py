@@ -28,7 +28,7 @@ from cluster.sweep.timing import InterleavedTimes, alone, start_bench
 from specdec_core.base.files import write_atomically
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
-from specdec_core.engine.engine import Request
+from specdec_core.engine import Request
 from specdec_core.models.pair import check_pair
 from specdec_core.prompts.prompt_sets import PromptSet, digest
 from specdec_core.search.folder import SweepFolder

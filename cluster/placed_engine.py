@@ -11,7 +11,7 @@ from cluster.sharded_target.sharded_pair import load_sharded
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement
 from specdec_core.drafting.pearl.link import Link, no_link
-from specdec_core.engine.engine import Engine
+from specdec_core.engine import Engine
 
 
 @contextmanager

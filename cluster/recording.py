@@ -26,7 +26,7 @@ from specdec_core.base.bundled import resolve_path
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import NoRoom, locked, needs_room
 from specdec_core.config import PairSpec, Sampling, Value
-from specdec_core.engine.engine import Request
+from specdec_core.engine import Request
 from specdec_core.models.fingerprints import fingerprints
 from specdec_core.models.pair import Pair, check_pair, load_pair
 from specdec_core.models.supported import context_length

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from specdec_core.config import PairSpec
 from specdec_core.models.pair import load_pair
+from specdec_core.models.runner import Batch
 from specdec_core.tokens.token_tree import Origin, TokenTree
 from specdec_core.tokens.verification import verify_greedy
 
@@ -21,13 +22,13 @@ while len(text) - prompt < 48:
     candidates: list[int] = []
     unread = text[draft.lengths[0] :]
     for _ in range(K):
-        draft.forward([0], [unread])
-        unread = [draft.choices()[0][-1]]
+        output = draft.forward(Batch([0], [unread]))
+        unread = output.choices()[0][-1:]
         candidates += unread
 
     # Verify: one forward of the target tells its own choice behind the text and each candidate.
-    target.forward([0], [[text[-1], *candidates]])
-    verdict = verify_greedy(TokenTree.chain(candidates, Origin.DRAFT), target.choices()[0])
+    output = target.forward(Batch([0], [[text[-1], *candidates]]))
+    verdict = verify_greedy(TokenTree.chain(candidates, Origin.DRAFT), output.choices()[0])
 
     # Accept: what both agree on, and the target's own token behind it.
     accepted = [candidates[node] for node in verdict.path]

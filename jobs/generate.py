@@ -24,7 +24,7 @@ from specdec_core.tokens.statistics import Generation
 from specdec_core.tokens.token_tree import Origin
 
 if TYPE_CHECKING:
-    from specdec_core.engine.engine import Engine
+    from specdec_core.engine import Engine
 
 DEFAULT = Configuration(drafter=DraftModelSettings())
 STYLES = {
@@ -81,7 +81,7 @@ def _engine(
     # torch, transformers and Ray take seconds to import
     with console.status(f"loading {pair.name}") as status:
         if placement is None:
-            from specdec_core.engine.engine import Engine
+            from specdec_core.engine import Engine
             from specdec_core.models.pair import load_pair
 
             engine = Engine(load_pair(pair), configuration)
@@ -104,7 +104,7 @@ def _complete(
     seed: int,
     stop: tuple[str, ...],
 ) -> None:
-    from specdec_core.engine.engine import Request
+    from specdec_core.engine import Request
     from specdec_core.tokens.detokenising import StreamDecoder
 
     request = Request("generate", engine.encode(prompt), max_new_tokens, seed=seed, stop=stop)

@@ -19,7 +19,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec, Placement, run_time
 from specdec_core.drafting.states import STATES, find_state, load_state
-from specdec_core.engine.engine import Engine
+from specdec_core.engine import Engine
 from specdec_core.models.pair import check_pair, load_pair
 
 # On a busy laptop the proxy takes longer to start than the 5 s that the controller grants it.

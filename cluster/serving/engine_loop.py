@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from specdec_core.engine.engine import Chunk, Engine, Request
+from specdec_core.engine import Chunk, Engine, Request
 
 logger = logging.getLogger(__name__)
 

@@ -46,7 +46,7 @@ from cluster.serving.openapi import (
 )
 from specdec_core.base.errors import UserError
 from specdec_core.drafting.states import load_state, save_state
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.tokens.statistics import Generation
 
 logger = logging.getLogger(__name__)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import torch
 from transformers import AutoConfig
 
-from cluster.placement import Placed, Placement, place
+from cluster.placement import Placed, place
 from cluster.sharded_target.sharded_runner import ShardedRunner
 from cluster.sharded_target.target_group import TargetGroup
 from specdec_core.base.bundled import resolve_path
-from specdec_core.config import PairSpec
+from specdec_core.config import PairSpec, Placement
 from specdec_core.models.pair import Pair, check_pair, load_drafts, load_skeleton, resolve_dtypes
 from specdec_core.models.runner import ModelRunner
 

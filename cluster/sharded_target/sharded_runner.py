@@ -104,9 +104,10 @@ class ShardedRunner(ModelRunner):
         calls = self._flush()
         self._before = [len(row.tokens) for row in self._rows]
         for batch in batches:
-            for n, (row, own) in enumerate(zip(batch.rows, batch.tokens, strict=True)):
-                self._rows[row].append(own, None if batch.parents is None else batch.parents[n])
-                self._lengths[row] += len(own)
+            for n, (number, tokens) in enumerate(zip(batch.rows, batch.tokens, strict=True)):
+                parents = None if batch.parents is None else batch.parents[n]
+                self._rows[number].append(tokens, parents)
+                self._lengths[number] += len(tokens)
         self._last = batches
         self._forwards += 1
         try:
@@ -188,7 +189,7 @@ class _Output(Output):
         self._tokens, self._fetch, self._device = tokens, fetch, device
 
     @cached_property
-    def logits(self) -> Tensor:
+    def logits(self) -> Tensor:  # type: ignore[override]  # fetched once, never assigned
         return self._fetch()
 
     @cached_property

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from specdec_core.config import Configuration
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch, ModelRunner
 from specdec_core.recordings.schema import (
@@ -127,12 +127,12 @@ class Recorder:
             active = {slot: [y] for slot, (_, y, _) in zip(slots, batch, strict=True)}
             step = 1
             while active:
-                output = runner.forward(Batch(list(active), list(active.values())))
-                assert output.hidden is not None  # it is watched
-                q = self._distributions(output.logits)
+                behind = runner.forward(Batch(list(active), list(active.values())))
+                assert behind.hidden is not None  # it is watched
+                q = self._distributions(behind.logits)
                 tokens = choice(q, [batch[slot - 1][0] + step for slot in active])
                 for row, (slot, token) in enumerate(zip(list(active), tokens, strict=True)):
-                    found[slot - 1].append((token, q[row], output.hidden[row]))
+                    found[slot - 1].append((token, q[row], behind.hidden[row]))
                     if token in ends or step == batch[slot - 1][2]:
                         del active[slot]
                     else:
@@ -189,8 +189,8 @@ def _forced(
     fed = [prompt[-1], *output[:-1]]
     for start in range(0, len(fed), _CHUNK):
         chunk = fed[start : start + _CHUNK]
-        output = runner.forward(Batch([0], [chunk]))
-        yield output.logits, None if output.hidden is None else output.hidden.float()
+        behind = runner.forward(Batch([0], [chunk]))
+        yield behind.logits, None if behind.hidden is None else behind.hidden.float()
 
 
 _Step = tuple[int, Tensor, Tensor]

@@ -29,7 +29,7 @@ from specdec_core.config import (
 from specdec_core.cost import Profile
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.drafter import Drafter
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.studies.regret import Course, Regret, best_arm, mean_tokens, regret

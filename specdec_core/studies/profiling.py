@@ -189,7 +189,7 @@ def _overheads(profile: Profile, pair: Pair, repeats: int = 3) -> dict[str, Any]
     A round's is what autoregressive rounds take beyond their forwards; a drafting step's is what
     remains of drafting rounds after all forwards and the rounds' overhead.
     """
-    from specdec_core.engine.engine import Engine, Request
+    from specdec_core.engine import Engine, Request
 
     prompt = min(64, pair.max_length // 2)
     tokens = min(32, pair.max_length // 2)

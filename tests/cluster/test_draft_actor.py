@@ -13,7 +13,7 @@ from cluster.placement import Placement, place
 from cluster.sweep.run import run_sweep
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.search.plan import Plan
 from specdec_core.tokens.statistics import Origin

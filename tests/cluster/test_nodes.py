@@ -15,7 +15,7 @@ from cluster.placed_engine import placed_engine
 from cluster.placement import Placement
 from cluster.session import QUIET, ray_session
 from specdec_core.config import Configuration, PairSpec, Sampling
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import load_pair
 from specdec_core.tokens.statistics import Origin
 

@@ -18,7 +18,7 @@ from cluster.recording import SHARD, RecordingPlan, _writing, run_recording
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import locked
 from specdec_core.config import PairSpec, Sampling
-from specdec_core.engine.engine import Request
+from specdec_core.engine import Request
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.find import find_recording
 from specdec_core.recordings.observer import RecordingObserver

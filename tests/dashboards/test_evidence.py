@@ -12,7 +12,7 @@ from dashboards.evidence import gather, oracle_distances, prefixes, trajectory
 from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.engine.engine import Engine
+from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording

@@ -12,7 +12,7 @@ import pytest
 
 from jobs.console import run
 from specdec_core.config import Sampling
-from specdec_core.engine.engine import Request
+from specdec_core.engine import Request
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import PromptSet, digest, load_prompts
 from specdec_core.recordings.find import finish

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from jobs import generate
 from jobs.console import run
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from jobs import plan_tree
 from specdec_core.config import Configuration, Sampling, load_yaml
 from specdec_core.cost import load_hardware
 from specdec_core.drafting.tree.settings import TreeSettings
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording

@@ -23,7 +23,7 @@ from jobs import serve
 from jobs.console import run
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 
 ROOT = Path(__file__).parents[2]

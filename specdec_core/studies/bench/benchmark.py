@@ -28,7 +28,7 @@ from specdec_core.config import (
     load_yaml,
     parse,
 )
-from specdec_core.engine.engine import Engine
+from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import Conversation, conversations
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet, digest

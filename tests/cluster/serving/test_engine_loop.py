@@ -12,7 +12,7 @@ from cluster.serving.http_app import CompletionService, build_app
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.tokens.statistics import Generation
 
 SPECULATIVE = Configuration(drafter=DraftModelSettings())

@@ -21,7 +21,7 @@ from specdec_core.drafting.states import save_state
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.drafting.tree.settings import TreeSettings
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch, ModelRunner, Output
 from specdec_core.studies.toy_pair import FAR, NEAR, exact_distribution, sample_counts, toy_pair

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.drafter import Outcome, SlotState
 from specdec_core.drafting.lookahead import LookaheadDrafter, LookaheadSettings, Window
-from specdec_core.engine.engine import Engine
+from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.token_tree import TokenTree
 from tests.specdec_core.drafting.proofs import (

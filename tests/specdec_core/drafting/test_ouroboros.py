@@ -10,7 +10,7 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.drafter import SlotState
 from specdec_core.drafting.ouroboros.settings import OuroborosSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Counts
 from specdec_core.tokens.token_tree import TokenTree

@@ -13,7 +13,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.drafter import Resources
 from specdec_core.drafting.retrieval import RetrievalDrafter, RetrievalSettings, most_frequent
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.studies.toy_pair import toy_pair
 from specdec_core.training.datastores.build import write_datastore

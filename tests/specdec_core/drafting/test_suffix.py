@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.automaton import ROOT, SuffixAutomaton
 from specdec_core.drafting.suffix import EarlierOutputs, SuffixDrafter, SuffixSettings
-from specdec_core.engine.engine import Engine
+from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
 from tests.specdec_core.drafting.proofs import (
     assert_exact,

@@ -6,7 +6,7 @@ import pytest
 
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.studies.drift import goodness_of_fit
 from specdec_core.studies.toy_pair import FAR, NEAR, exact_distribution, sample_counts, toy_pair

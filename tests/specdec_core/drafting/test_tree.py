@@ -13,7 +13,7 @@ from specdec_core.drafting.fork.settings import ForkSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.drafting.tree.settings import TreeSettings
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.coupling import SharedNoise

@@ -21,7 +21,7 @@ from specdec_core.drafting.policies.dynamic_confidence import (
     best_threshold,
 )
 from specdec_core.drafting.policies.heuristic import HeuristicSettings
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 
 Prompt = tuple[int, ...]

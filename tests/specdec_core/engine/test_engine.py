@@ -15,7 +15,7 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.heuristic import HeuristicSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair, check_pair, load_pair
 from specdec_core.models.supported import check_supported
 from specdec_core.tokens.statistics import Counts, Origin

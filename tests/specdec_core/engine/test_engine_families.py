@@ -28,7 +28,7 @@ from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.tree.settings import TreeSettings
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.packing import pack_linear_layers
 from specdec_core.models.pair import Pair, load_pair
 from tests.conftest import tiny_tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specdec_core.config import Configuration, Sampling, parse
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Counts
 

@@ -16,7 +16,7 @@ import torch
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from specdec_core.config import Configuration, PairSpec, parse
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.compiled import CompiledRunner
 from specdec_core.models.compiled import runner as compiled_runner
 from specdec_core.models.compiled.loading import load, unpacked

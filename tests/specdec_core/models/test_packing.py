@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from specdec_core.config import PairSpec
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.packing import PackedLinear, pack_linear_layers
 from specdec_core.models.pair import load_pair
 

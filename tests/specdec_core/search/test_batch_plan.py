@@ -8,7 +8,7 @@ from specdec_core.config import Configuration
 from specdec_core.cost import ForwardCost, Measurement, Profile
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.search.batch_plan import (
     agreement,

@@ -12,7 +12,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, parse
 from specdec_core.cost import Hardware
 from specdec_core.drafting.bandit.drafter import build_bandit
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording

@@ -8,7 +8,7 @@ import torch
 
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.studies.drift import Written, divergence, log_likelihoods, write
 from specdec_core.studies.exact_drift import exact_divergence, written_distribution

@@ -19,7 +19,7 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.drafting.tree.settings import TreeSettings
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.pair import Pair
 from specdec_core.studies.time_shares import FORWARDS, PARTS, beyond_forwards, sample_stacks, split

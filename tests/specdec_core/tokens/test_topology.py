@@ -11,7 +11,7 @@ from specdec_core.config import Configuration
 from specdec_core.drafting.fork.settings import ForkSettings
 from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.drafting.tree.settings import TreeSettings
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.token_tree import ROOT
 from specdec_core.tokens.topology import Topologies, behind, fork, k_configuration, static_tree

@@ -14,7 +14,7 @@ import pytest
 from specdec_core.base.wire import LinkLost
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.pearl.socket_link import WireLink, serve
-from specdec_core.engine.engine import Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Origin
 

@@ -10,7 +10,7 @@ import torch
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
-from specdec_core.engine.engine import Request
+from specdec_core.engine import Request
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.recordings.record import Recorder
