@@ -117,8 +117,8 @@ def drafting(pair: Pair, **settings: object) -> tuple[PostUseDrafter, SlotState]
     engine.drafter.observe = lambda sequence, outcome: seen.append(sequence)
     engine._admit()
     [active] = engine._active.values()
-    active.sequence.room = 7
-    return engine.drafter, active.sequence
+    active.state.room = 7
+    return engine.drafter, active.state
 
 
 def test_phrases_follow_the_last_anchors_as_far_as_there_is_room(tiny_pair: Pair) -> None:
