@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import islice
 from time import perf_counter
 from typing import Any
 
@@ -185,19 +186,25 @@ class _Output(Output):
         hidden: Tensor | None,
         device: torch.device,
     ) -> None:
-        self.counts, self.hidden = counts, hidden
+        super().__init__(counts)
         self._tokens, self._fetch, self._device = tokens, fetch, device
+        self._hidden = hidden
 
     @cached_property
-    def logits(self) -> Tensor:  # type: ignore[override]  # fetched once, never assigned
+    def logits(self) -> Tensor:
         return self._fetch()
+
+    @property
+    def hidden(self) -> Tensor | None:
+        return self._hidden
 
     @cached_property
     def chosen(self) -> Tensor:
         return torch.tensor(self._tokens, device=self._device)
 
-    def _on_host(self) -> list[int]:
-        return self._tokens
+    def choices(self) -> list[list[int]]:
+        flat = iter(self._tokens)
+        return [list(islice(flat, count)) for count in self.counts]
 
 
 class _Row:

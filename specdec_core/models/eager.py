@@ -13,7 +13,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 
 from specdec_core.models.attention import cache_dtype
 from specdec_core.models.cache import SlotCache
-from specdec_core.models.runner import Batch, ModelRunner, Output, select
+from specdec_core.models.runner import Batch, ModelRunner, Output, PaddedOutput
 from specdec_core.models.supported import check_supported, context_length
 from specdec_core.tokens.topology import Slices, Topologies
 
@@ -83,7 +83,7 @@ class EagerRunner(ModelRunner):
         self._hidden = inputs[0]
 
     def _forward(self, batch: Batch) -> Output:
-        rows, tokens, counts = batch.rows, batch.tokens, batch.counts
+        rows, tokens = batch.rows, batch.tokens
         width = max(self._least_width, *map(len, tokens))
         window = self.cache.open_window(rows, width)
         ids = torch.tensor([[*own, *[0] * (width - len(own))] for own in tokens])
@@ -97,11 +97,10 @@ class EagerRunner(ModelRunner):
             attention_mask=self._masks(slices, starts.to(self.device)),
             past_key_values=self.cache,
             use_cache=True,
-            **({} if any(counts) else self._last_only),
+            **({} if any(batch.counts) else self._last_only),
         ).logits
         self.cache.append(rows, map(len, tokens))
-        hidden = None if self._hidden is None else select(self._hidden, batch)
-        return Output(counts, select(logits, batch)[:, : self.vocab_size], hidden)
+        return PaddedOutput(batch, logits[..., : self.vocab_size], self._hidden)
 
     def _masks(self, slices: Slices, starts: Tensor) -> Tensor | dict[str, Tensor]:
         """Additive masks (rows, 1, width, end), by kind of layer where there are several: a query

@@ -63,54 +63,81 @@ class Batch:
         return list(map(len, self.tokens)) if self.wanted is None else list(self.wanted)
 
 
-class Output:
-    """What a forward says behind the n tokens whose logits were wanted, row after row.
+class Output(ABC):
+    """What a forward says behind the n tokens whose logits were wanted, row after row."""
 
-    `counts` says how many of them each row has. `logits` is (n, vocabulary). `hidden` (n,
-    dimension), where it is watched, is what the output layer read.
-    """
+    def __init__(self, counts: Sequence[int]) -> None:
+        self.counts = counts  # of those tokens, for each row
 
-    def __init__(
-        self,
-        counts: Sequence[int],
-        logits: Tensor,
-        hidden: Tensor | None = None,
-        chosen: Tensor | None = None,
-    ) -> None:
-        self.counts, self.logits, self.hidden = counts, logits, hidden
-        if chosen is not None:
-            self.chosen = chosen
+    @property
+    @abstractmethod
+    def logits(self) -> Tensor:
+        """(n, vocabulary)."""
 
-    @cached_property
+    @property
+    @abstractmethod
+    def hidden(self) -> Tensor | None:
+        """What the output layer read (n, dimension), where it is watched."""
+
+    @property
+    @abstractmethod
     def chosen(self) -> Tensor:
         """The most likely tokens (n,)."""
-        # Not argmax: on a CPU in bfloat16 it takes five times as long.
-        return self.logits.max(dim=-1).indices
+
+    @abstractmethod
+    def choices(self) -> list[list[int]]:
+        """The most likely tokens of each row, on the host. Waits for the device."""
 
     def of_row(self, row: int) -> Tensor:
         """The logits (count, vocabulary) of the batch's row number `row`."""
         first = sum(self.counts[:row])
         return self.logits[first : first + self.counts[row]]
 
+
+class PaddedOutput(Output):
+    """What a model says of a batch whose rows were padded to one width. `logits` (rows, width,
+    vocabulary), `hidden` (rows, width, dimension) and `chosen` (rows, width) begin with the batch's
+    tokens; the wanted ones among them are picked when they are first read."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        logits: Tensor,
+        hidden: Tensor | None = None,
+        chosen: Tensor | None = None,
+    ) -> None:
+        super().__init__(batch.counts)
+        ends = map(len, batch.tokens)
+        self._spans = [(end - count, end) for end, count in zip(ends, self.counts, strict=True)]
+        self._logits, self._hidden, self._chosen = logits, hidden, chosen
+
+    @cached_property
+    def logits(self) -> Tensor:
+        return self._wanted(self._logits)
+
+    @cached_property
+    def hidden(self) -> Tensor | None:
+        return None if self._hidden is None else self._wanted(self._hidden)
+
+    @cached_property
+    def chosen(self) -> Tensor:
+        # Not argmax: on a CPU in bfloat16 it takes five times as long.
+        chosen = self._chosen
+        return self.logits.max(dim=-1).indices if chosen is None else self._wanted(chosen)
+
     def choices(self) -> list[list[int]]:
-        """The most likely tokens of each row, on the host. Waits for the device."""
-        flat = iter(self._on_host())
+        if self._chosen is not None:
+            pairs = zip(self._chosen.tolist(), self._spans, strict=True)
+            return [row[first:end] for row, (first, end) in pairs]
+        flat = iter(self.chosen.tolist())
         return [list(islice(flat, count)) for count in self.counts]
 
-    def _on_host(self) -> list[int]:
-        return list(self.chosen.tolist())
-
-
-def select(states: Tensor, batch: Batch) -> Tensor:
-    """Of `states` (rows, width, …), whose rows begin with the tokens of `batch`, the wanted ones
-    (n, …), row after row."""
-    ends = list(map(len, batch.tokens))
-    spans = [(end - count, end) for end, count in zip(ends, batch.counts, strict=True)]
-    if len(set(spans)) == 1:
-        first, end = spans[0]
-        return states[:, first:end].flatten(0, 1)
-    rows = [row for row, span in enumerate(spans) for _ in range(*span)]
-    return states[rows, [place for span in spans for place in range(*span)]]
+    def _wanted(self, states: Tensor) -> Tensor:
+        if len(set(self._spans)) == 1:
+            first, end = self._spans[0]
+            return states[:, first:end].flatten(0, 1)
+        rows = [row for row, span in enumerate(self._spans) for _ in range(*span)]
+        return states[rows, [place for span in self._spans for place in range(*span)]]
 
 
 def chunks(rows: Sequence[int], tokens: Sequence[Sequence[int]], size: int) -> Iterator[Batch]:

@@ -14,7 +14,7 @@ from specdec_core.models.compiled.packages import Packages
 from specdec_core.models.compiled.static import Captured
 from specdec_core.models.compiled.step import Step
 from specdec_core.models.eager import EagerRunner
-from specdec_core.models.runner import Batch, ModelRunner, Output, compiled_chunk, select
+from specdec_core.models.runner import Batch, ModelRunner, Output, PaddedOutput, compiled_chunk
 
 
 class CompiledRunner(ModelRunner):
@@ -120,12 +120,7 @@ class CompiledRunner(ModelRunner):
             logits, chosen = logits[places], chosen[places]
             hidden = hidden[places] if self._watched else hidden
         self.cache.append(rows, map(len, tokens))
-        return Output(
-            batch.counts,
-            select(logits, batch),
-            select(hidden, batch) if self._watched else None,
-            select(chosen, batch),
-        )
+        return PaddedOutput(batch, logits, hidden if self._watched else None, chosen)
 
     @staticmethod
     def _sees(own: Tensor, places: list[int] | None, count: int) -> Tensor:
