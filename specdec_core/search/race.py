@@ -1,0 +1,133 @@
+"""Who decodes fastest, by times that are looked at while they come in.
+
+A lap times one prompt under everyone still in question, in turns. The intervals hold at every lap
+at once, so a race may stop, or drop who is shown to be slower, as soon as they allow it: they are
+confidence sequences for a mean of unknown variance (Wang and Ramdas, *Anytime-valid t-tests and
+confidence sequences for Gaussian means with unknown variance*, Sequential Analysis 2025, Thm. 4.9).
+The prompts are the sample: what is asked for is the speed on the traffic that they come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import exp, inf, log, sqrt
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from specdec_core.tokens.statistics import Ratio
+
+TIGHTEST = 24  # prompts at which the intervals are narrowest for what they promise
+DRAWS = 2000
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+def width(n: int, alpha: float) -> float:
+    """Half the width, in standard deviations (divided by n), of a 1 − alpha confidence sequence
+    after n values.
+
+    With q = (α²c² / (n + c²))^(1/n) it is √((1 − q)(n + c²) / (q(n + c²) − c²)), where that exists.
+    The prior's precision c² makes it narrowest at about :data:`TIGHTEST` values.
+    """
+    precision = TIGHTEST / (1 - 2 * log(alpha) + log(1 - 2 * log(alpha)))
+    known = n + precision
+    q = (alpha**2 * precision / known) ** (1 / n)
+    room = q * known - precision
+    return sqrt((1 - q) * known / room) if room > 0 else inf
+
+
+@dataclass(frozen=True)
+class Standing(Generic[Name]):
+    """How a race stands.
+
+    `loss` is how much longer than the fastest the champion is expected to take, `at_most` what that
+    can be at the most, with the race's confidence; both as shares of the fastest's time.
+    """
+
+    champion: Name
+    in_question: tuple[Name, ...]
+    loss: float
+    at_most: float
+
+
+class Race(Generic[Name]):
+    """Times of some contestants on the same prompts; `fallback`, one of them, wins only where no
+    other is shown to be faster than it.
+
+    The statements of all intervals hold together with probability `confidence`.
+    """
+
+    def __init__(
+        self, contestants: Sequence[Name], fallback: Name, confidence: float = 0.95
+    ) -> None:
+        self.contestants, self.fallback = tuple(contestants), fallback
+        pairs = max(len(list(combinations(self.contestants, 2))), 1)
+        self.alpha = (1 - confidence) / pairs
+        # Seconds of each repeat, by prompt, for as many tokens as the prompt's first output has.
+        self._times: dict[Name, dict[Hashable, list[float]]] = {c: {} for c in self.contestants}
+        self._lengths: dict[Hashable, int] = {}
+
+    def add(self, contestant: Name, prompt: Hashable, seconds: float, tokens: int) -> None:
+        """What decoding `tokens` tokens behind a prompt took."""
+        length = self._lengths.setdefault(prompt, max(tokens, 1))
+        times = self._times[contestant].setdefault(prompt, [])
+        times.append(seconds * length / max(tokens, 1))
+
+    def ratio(self, candidate: Name, baseline: Name) -> Ratio:
+        """How many times faster `candidate` is than `baseline` on the prompts that both decoded.
+
+        The ratio of summed times, r = Σy / Σx, has log r̂ − log r ≈ the mean of
+        ψ = y/ȳ − x/x̄ over prompts (the delta method), whose sequence gives the interval.
+        """
+        if candidate == baseline:
+            return Ratio(1.0, 1.0, 1.0)
+        prompts = [p for p in self._times[candidate] if p in self._times[baseline]]
+        if not prompts:
+            return Ratio(1.0, 0.0, inf)
+        x, y = (self._medians(who, prompts) for who in (candidate, baseline))
+        value = float(y.sum() / x.sum())
+        half = width(len(prompts), self.alpha)
+        if half == inf:
+            return Ratio(value, 0.0, inf)
+        half *= float((y / y.mean() - x / x.mean()).std())
+        return Ratio(value, value * exp(-half), value * exp(half))
+
+    @property
+    def in_question(self) -> tuple[Name, ...]:
+        """Those that no other one is shown to be faster than."""
+        return tuple(
+            slower
+            for slower in self.contestants
+            if all(self.ratio(c, slower).low <= 1 for c in self.contestants if c != slower)
+        )
+
+    def standing(self) -> Standing[Name]:
+        """Who would be chosen now, and what that may cost."""
+        question = self.in_question
+        losses = self._losses(question)
+        champion = min(question, key=losses.__getitem__)
+        if self.fallback in question:
+            champion = self.fallback
+        loss = losses[champion]
+        highest = max((self.ratio(c, champion).high for c in question), default=1.0)
+        return Standing(champion, question, loss, max(highest - 1.0, 0.0))
+
+    def _losses(self, question: Collection[Name]) -> Mapping[Name, float]:
+        """E[T_c / min T − 1] for each contestant in question, by the Bayesian bootstrap over the
+        prompts that all of them decoded (Rubin, 1981)."""
+        each = [set(self._times[c]) for c in question]
+        prompts = [p for p in self._lengths if all(p in known for known in each)]
+        if not prompts:
+            return dict.fromkeys(question, inf)
+        times = np.array([self._medians(c, prompts) for c in question])
+        weights = np.random.default_rng(0).dirichlet(np.ones(len(prompts)), DRAWS)
+        totals = weights @ times.T  # (draws, contestants)
+        losses = (totals / totals.min(axis=1, keepdims=True) - 1).mean(axis=0)
+        return dict(zip(question, map(float, losses), strict=True))
+
+    def _medians(self, contestant: Name, prompts: Sequence[Hashable]) -> np.ndarray:
+        times = self._times[contestant]
+        return np.array([np.median(times[prompt]) for prompt in prompts])

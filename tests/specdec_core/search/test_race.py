@@ -1,0 +1,89 @@
+"""A race keeps its promises while it is looked at, and its choice costs little."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from specdec_core.search import race as module
+from specdec_core.search.race import Race
+
+LAPS = 50
+
+
+def lap(rng: np.random.Generator, race: Race[str], prompt: int, means: dict[str, float]) -> None:
+    """One prompt under everyone: prompts differ threefold, and each contestant by prompt."""
+    size = rng.lognormal(0, 0.5)
+    for name, mean in means.items():
+        race.add(name, prompt, size * mean * rng.lognormal(-0.02, 0.2), 64)
+
+
+def ever_wrong(seed: int) -> bool:
+    """Whether, at any lap, two equally fast contestants seem to be told apart."""
+    rng = np.random.default_rng(seed)
+    race = Race(["a", "b"], "a")
+    for prompt in range(LAPS):
+        lap(rng, race, prompt, {"a": 1.0, "b": 1.0})
+        ratio = race.ratio("a", "b")
+        if ratio.low > 1 or ratio.high < 1:
+            return True
+    return False
+
+
+def test_intervals_hold_at_every_lap_at_once() -> None:
+    assert np.mean([ever_wrong(seed) for seed in range(150)]) <= 0.08
+
+
+def test_intervals_for_one_look_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixed = lambda prompts, alpha: np.inf if prompts < 6 else 1.96 / np.sqrt(prompts)  # noqa: E731
+    monkeypatch.setattr(module, "width", fixed)
+    assert np.mean([ever_wrong(seed) for seed in range(150)]) > 0.15
+
+
+def test_the_fallback_wins_only_where_nothing_is_shown_to_beat_it() -> None:
+    rng = np.random.default_rng(1)
+    race = Race(["alone", "one", "two"], "alone")
+    for prompt in range(3):
+        lap(rng, race, prompt, {"alone": 1.3, "one": 1.0, "two": 1.01})
+    assert race.standing().champion == "alone"
+    for prompt in range(3, 40):
+        lap(rng, race, prompt, {"alone": 1.3, "one": 1.0, "two": 1.01})
+    standing = race.standing()
+    assert standing.in_question == ("one", "two")
+    assert standing.champion in standing.in_question
+    assert 0 < standing.loss < standing.at_most < 0.2
+
+
+def test_who_is_slower_leaves_and_the_others_are_compared_on_what_they_share() -> None:
+    rng = np.random.default_rng(2)
+    race = Race(["fast", "near", "slow"], "slow")
+    for prompt in range(30):
+        question = race.in_question
+        means = {"fast": 1.0, "near": 1.05, "slow": 2.0}
+        lap(rng, race, prompt, {name: means[name] for name in question})
+    assert race.in_question == ("fast", "near")
+    assert race.ratio("fast", "slow").low > 1.2
+    assert len(race._times["slow"]) < 30
+
+
+def test_outputs_of_other_lengths_are_compared_for_as_many_tokens() -> None:
+    race = Race(["a", "b"], "a")
+    for prompt in range(10):
+        race.add("a", prompt, 1.0, 50)
+        race.add("b", prompt, 1.0, 100)
+    assert race.ratio("b", "a").value == pytest.approx(2.0)
+
+
+def test_the_choice_costs_as_little_as_it_says() -> None:
+    losses, said = [], []
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        means = {"alone": 2.0, **{f"c{n}": 1 + 0.02 * n for n in range(5)}}
+        race = Race(list(means), "alone")
+        for prompt in range(40):
+            lap(rng, race, prompt, {name: means[name] for name in race.in_question})
+        standing = race.standing()
+        losses.append(means[standing.champion] - 1)
+        said.append(standing.loss)
+        assert losses[-1] <= standing.at_most
+    assert np.mean(losses) <= 2 * np.mean(said) + 0.005
