@@ -271,11 +271,11 @@ class RecordedSignals(Signals):
         self.slots = self.tokens = range(len(trace))
 
     def measure(self, name: str) -> Tensor:
-        return torch.from_numpy(getattr(self.trace, name))
+        return _read_only(getattr(self.trace, name))
 
     @cached_property
     def hidden(self) -> Tensor:
-        return torch.from_numpy(self.trace.hidden)
+        return _read_only(self.trace.hidden)
 
     def top_probabilities(self, k: int) -> Tensor:
         recorded = self.trace.header.top_k
@@ -283,4 +283,11 @@ class RecordedSignals(Signals):
             raise UserError(
                 f"the head reads the {k} largest probabilities, the recording has {recorded}"
             )
-        return torch.from_numpy(self.trace.top_probs[:, :k].copy())
+        return _read_only(self.trace.top_probs[:, :k])
+
+
+def _read_only(values: np.ndarray) -> Tensor:
+    """`values` as a tensor on the same memory. Arrow's buffers are not writable, of which
+    `torch.from_numpy` warns; what reads signals writes to none."""
+    tensor: Tensor = torch.from_dlpack(values)
+    return tensor

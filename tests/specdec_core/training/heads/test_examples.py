@@ -19,7 +19,7 @@ from specdec_core.training.heads.examples import (
     acceptance,
     held_out_prompts,
     load_examples,
-    rows_behind,
+    rows_after,
 )
 
 PROMPTS = [tuple(range(5 + 3 * i, 20 + 3 * i)) for i in range(24)]
@@ -59,7 +59,7 @@ def test_the_row_behind_a_candidate_holds_the_state_of_the_candidate(
     recording: Recording, tiny_pair: Pair
 ) -> None:
     trace = recording.trace("draft")
-    candidates, behind = rows_behind(trace)
+    candidates, after = rows_after(trace)
     agrees = trace.draft_token[candidates] == trace.target_token[candidates]
     assert agrees.any()
     assert not agrees.all()
