@@ -20,7 +20,7 @@ from specdec_core.search.tree_plan import (
     StaticTrees,
     fastest,
     k_configurations,
-    of_branching,
+    uniform_tree,
 )
 from specdec_core.tokens.statistics import Counts
 
@@ -85,7 +85,7 @@ def compare_trees(
     name = replay.recording.draft_name(draft)
     acceptance = replay.track(name).acceptance(nodes)
     known = _Replayed(replay, profile, name, observer or Observer())
-    shapes = [of_branching(acceptance, b) for b in k_configurations(nodes, depth)]
+    shapes = [uniform_tree(acceptance, b) for b in k_configurations(nodes, depth)]
     planners = {
         PLANNED_K: KConfigurations(acceptance, nodes, depth),
         PLANNED: StaticTrees(acceptance, nodes, depth),
