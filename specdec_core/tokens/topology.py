@@ -33,7 +33,7 @@ def static_tree(children: Iterable[Sequence[int]]) -> list[int]:
     return parents
 
 
-def uniform_tree(branching: Iterable[int]) -> list[int]:
+def k_configuration(branching: Iterable[int]) -> list[int]:
     """The parents of a tree in which each node of level i has `branching[i]` children."""
     children, width = [], 1
     for count in branching:
@@ -44,7 +44,7 @@ def uniform_tree(branching: Iterable[int]) -> list[int]:
 
 def fork(width: int, depth: int) -> list[int]:
     """The parents of `width` chains of `depth` nodes, numbered level by level."""
-    return uniform_tree([width, *[1] * (depth - 1)])
+    return k_configuration([width, *[1] * (depth - 1)])
 
 
 def behind(count: int, parents: Iterable[int]) -> list[int]:

@@ -12,7 +12,7 @@ from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.growing import Growth
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
-from specdec_core.tokens.topology import uniform_tree
+from specdec_core.tokens.topology import k_configuration
 
 
 class TargetTreeDrafter(Drafter):
@@ -32,9 +32,9 @@ class TargetTreeDrafter(Drafter):
         self.settings = settings
         self.clock = resources.clock
         self.target_width = settings.target_width
-        self.shapes = [uniform_tree(settings.branching)]
+        self.shapes = [k_configuration(settings.branching)]
         self.context = DraftContext(resources.draft_runner(settings.draft))
-        self.context.runner.expect(uniform_tree(settings.branching[:-1]))  # leaves are not read
+        self.context.runner.expect(k_configuration(settings.branching[:-1]))  # leaves are not read
         self._cached: dict[int, dict[int, int]] = {}
 
     def open(self, sequences: Sequence[SlotState]) -> None:

@@ -20,7 +20,7 @@ from specdec_core.tokens.coupling import SharedNoise
 from specdec_core.tokens.sampling import warp
 from specdec_core.tokens.statistics import Origin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
-from specdec_core.tokens.topology import fork, static_tree, uniform_tree
+from specdec_core.tokens.topology import fork, k_configuration, static_tree
 
 PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 9, 17, 30, 1)]
 SHAPES = {
@@ -195,10 +195,10 @@ def test_requests_that_sample_differently_share_a_batch(tiny_pair: Pair, drafter
 def test_a_tree_costs_a_forward_a_level_and_is_cut_at_the_end(tiny_pair: Pair, shape: str) -> None:
     drafter = SHAPES[shape]
     levels = {
-        "4x2x2x1": uniform_tree((4, 2, 2, 1)),
-        "1x3": uniform_tree((1, 3)),
+        "4x2x2x1": k_configuration((4, 2, 2, 1)),
+        "1x3": k_configuration((1, 3)),
         "uneven": static_tree([(3,), (2, 0, 1), (1, 0, 2)]),
-        "replaced": uniform_tree((2, 2, 1)),
+        "replaced": k_configuration((2, 2, 1)),
         "fork": fork(3, 4),
     }[shape]
     watched = Watched(tiny_pair, drafter, Sampling())

@@ -14,7 +14,7 @@ from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.token_tree import ROOT
-from specdec_core.tokens.topology import Topologies, behind, fork, static_tree, uniform_tree
+from specdec_core.tokens.topology import Topologies, behind, fork, k_configuration, static_tree
 
 POSITIONS = 80
 
@@ -99,7 +99,7 @@ def test_a_slice_of_the_big_mask_is_the_mask_of_the_cut_tree(data: st.DataObject
     text's last token before them, as draft and target feed them."""
     branching = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     window = data.draw(st.sampled_from([None, 2, 5]))
-    whole = uniform_tree(branching)
+    whole = k_configuration(branching)
     if data.draw(st.booleans()):
         whole = behind(1, whole)
     known = new()
@@ -132,7 +132,7 @@ def test_a_chain_is_the_tree_of_width_one(rows: list[tuple[int, int]], window: i
 
 
 def test_shapes_are_numbered_level_by_level() -> None:
-    assert uniform_tree((2, 2)) == [ROOT, ROOT, 0, 0, 1, 1]
+    assert k_configuration((2, 2)) == [ROOT, ROOT, 0, 0, 1, 1]
     assert fork(2, 3) == [ROOT, ROOT, 0, 1, 2, 3]
     assert static_tree([(3,), (2, 0, 1)]) == [ROOT, ROOT, ROOT, 0, 0, 2]
     assert behind(1, fork(2, 2)) == [ROOT, 0, 0, 1, 2]
