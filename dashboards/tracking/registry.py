@@ -18,6 +18,7 @@ from dashboards.store import connect, runs_where, tracking_uri
 from dashboards.tracking.trial_runs import described, log_trial
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, parse
+from specdec_core.drafting.datastores.datastore import resolve_datastore
 from specdec_core.drafting.heads.storage import resolve_head
 from specdec_core.drafting.states import find_state
 from specdec_core.search.results import SweepResult, Trial
@@ -61,6 +62,8 @@ def _log_champion(
     }
     client.log_text(run_id, yaml.safe_dump(content, sort_keys=False), SOURCE)
     for place, path in _own_files(configuration).items():
+        if not path.exists():
+            raise UserError(f"{path}: missing; a champion is registered with the files it needs")
         log = client.log_artifacts if path.is_dir() else client.log_artifact
         log(run_id, str(path), f"{CHAMPION}/{place}")
 
@@ -148,8 +151,9 @@ def load_champion(name: str | None = None) -> tuple[PairSpec, Configuration, int
         content = yaml.safe_load(Path(file).read_text())
         pair = parse(PairSpec, content["pair"], SOURCE)
         configuration = parse(Configuration, content["configuration"], SOURCE)
+        copies = {Path(file.path).name for file in client.list_artifacts(version.run_id, CHAMPION)}
         for place, path in _own_files(configuration).items():
-            if not path.exists():  # made elsewhere: it came with the champion
+            if place in copies and not path.exists():  # made elsewhere: it came with the champion
                 files = client.download_artifacts(version.run_id, f"{CHAMPION}/{place}", scratch)
                 _put(Path(files), path)
     return pair, configuration, int(version.version)
@@ -171,12 +175,19 @@ def _put(files: Path, path: Path) -> None:
 
 
 def _own_files(configuration: Configuration) -> dict[str, Path]:
-    """What a configuration needs of the workspace, by the artifact that holds a copy: the heads
-    that it asks and the state that a bandit starts from; none of those that come with the program
-    or are given by their path."""
-    heads = dict.fromkeys(head for _, head in configuration.heads)
-    own = [h for h in heads if not h.startswith("bundled:") and os.sep not in h]
-    found = {f"head-{n}" if n > 1 else "head": resolve_head(h) for n, h in enumerate(own, start=1)}
-    named = [s for s in dict.fromkeys(configuration.states) if Path(s).suffix != ".json"]
-    found |= {f"state-{n}" if n > 1 else "state": find_state(s) for n, s in enumerate(named, 1)}
-    return found
+    """What a configuration needs of the workspace, by the artifact that holds a copy: its heads and
+    datastores and the state that a bandit starts from; none of those that come with the program or
+    are given by their path."""
+    heads = [h for _, h in configuration.heads if not h.startswith("bundled:") and os.sep not in h]
+    datastores = [name for name in configuration.datastores if os.sep not in name]
+    states = [name for name in configuration.states if Path(name).suffix != ".json"]
+    paths = {
+        "head": map(resolve_head, dict.fromkeys(heads)),
+        "datastore": map(resolve_datastore, dict.fromkeys(datastores)),
+        "state": map(find_state, dict.fromkeys(states)),
+    }
+    return {
+        f"{kind}-{number}" if number > 1 else kind: path
+        for kind, needed in paths.items()
+        for number, path in enumerate(needed, start=1)
+    }
