@@ -278,6 +278,6 @@ class Health(BaseModel):
     lossless: bool
     slots: int
     max_length: int
-    running: int  # requests that are waiting or being decoded
-    cancelled: int  # requests given up by their clients
+    running: int  # choices that are waiting or being decoded
+    cancelled: int  # HTTP requests given up by their clients
     arms: list[Arm] = []  # where a bandit with memory of all requests chooses who drafts
