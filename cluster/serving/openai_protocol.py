@@ -226,7 +226,7 @@ class SpecDec(BaseModel):
         )
 
 
-class Choice(BaseModel):
+class CompletionChoice(BaseModel):
     index: int
     text: str
     logprobs: None = None
@@ -241,7 +241,7 @@ class Completion(BaseModel):
     created: int
     model: str
     system_fingerprint: str  # the configuration's id
-    choices: list[Choice]
+    choices: list[CompletionChoice]
     usage: Usage | None = None
     specdec: SpecDec | None = None
 

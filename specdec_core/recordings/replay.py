@@ -31,7 +31,6 @@ from specdec_core.recordings.schema import Recording
 from specdec_core.recordings.track import Track
 from specdec_core.recordings.verified import verified
 from specdec_core.tokens.sampling import RandomStream
-from specdec_core.tokens.statistics import Counts
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 
 # draft, head -> the head
@@ -210,18 +209,9 @@ class Replay:
                 arm = configuration.by(tree.arm)
                 arms[tree.arm] = arm, profile.under(arm)
             arm, cost = arms[tree.arm]
-            counts = Counts(
-                requests=1,
-                n=1,
-                n_draft=tree.draft_forwards,
-                n_target=1,
-                n_discarded=0,
-                n_drafted=len(tree),
-                n_accepted=0,
-                n_target_tokens=1,
-                n_draft_tokens=tree.draft_tokens,
+            return cost.round_seconds(
+                len(tree), tree.draft_forwards, tree.draft_tokens, arm.draft, context
             )
-            return cost.estimate_seconds(counts, arm.draft, context)
 
         return seconds
 
