@@ -147,12 +147,12 @@ def _race(
     plan: BenchPlan, prompts: list[Prompt], pair: Pair, explicit: bool, name: str
 ) -> BenchResult:
     from dashboards.progress import RaceProgress
-    from specdec_core.studies.bench.benchmark import open_others, run_bench
+    from specdec_core.studies.bench.benchmark import open_peers, run_bench
 
     command = shlex.join(["specdec", "bench", *sys.argv[1 + sys.argv[1:2].count("bench") :]])
     with (
         RaceProgress(console) as progress,
-        open_others(pair, plan.peers, explicit, progress) as others,
+        open_peers(pair, plan.peers, explicit, progress) as others,
     ):
         return run_bench(plan, prompts, pair, others, name, command, progress)
 

@@ -68,7 +68,7 @@ def main(
     from specdec_core.drafting.pearl.timeline import Timeline
     from specdec_core.models.pair import check_pair
     from specdec_core.prompts.prompt_sets import load_prompts
-    from specdec_core.studies.overlap import beside, chains, under
+    from specdec_core.studies.overlap import asynchronous, chains, under
 
     placement = Placement.load(cluster)
     found = load_prompts(prompts, limit, check_pair(spec))
@@ -77,7 +77,7 @@ def main(
             spec,
             placement,
             [*under(sampling, chains(spec.drafts, asked, lookups))],
-            [*under(sampling, beside(spec.drafts, window, lookups))],
+            [*under(sampling, asynchronous(spec.drafts, window, lookups))],
             lambda bench: get(bench.requests.remote(found, max_new_tokens)),
             repeats,
             progress,

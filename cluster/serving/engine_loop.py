@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class EngineFailed(RuntimeError):
-    """A step of the engine raised; its requests are lost and its state is not to be trusted."""
+    """A step of the engine raised an error; its requests are lost and its state is undefined."""
 
 
 class Submission:
@@ -69,7 +69,7 @@ class EngineLoop:
             initializer=torch.set_num_threads,
             initargs=(engine.pair.spec.runner.threads,),
         )
-        self._stepping = False  # whether a step is queued; known to the engine's thread only
+        self._stepping = False  # whether a step is queued; used by the engine's thread only
 
     async def __aenter__(self) -> EngineLoop:
         self._loop = asyncio.get_running_loop()
@@ -107,7 +107,7 @@ class EngineLoop:
         return submission
 
     async def between_steps(self, call: Callable[[], T]) -> T:
-        """What `call` returns; it is made on the engine's thread, where nobody else is."""
+        """The result of `call`, run on the engine's thread between two steps."""
         return await self._loop.run_in_executor(self._thread, call)
 
     def drop(self, request_ids: Iterable[str]) -> bool:

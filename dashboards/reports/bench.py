@@ -367,7 +367,10 @@ def _row_metrics(result: BenchResult, row: Row, values: Mapping[str, Any]) -> di
     }
     parts, oracle = limits(result, row)
     if parts is not None:
-        metrics |= {"of_forwards": parts.of_forwards, "beside_forwards": parts.beside_share}
+        metrics |= {
+            "of_forwards": parts.of_forwards,
+            "beside_forwards": parts.beyond_forwards_share,
+        }
         metrics |= {f"{name}_ms": 1e3 * getattr(parts, name) for name in PARTS}
     if oracle is not None:
         metrics["of_oracle"] = oracle

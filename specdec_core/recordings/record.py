@@ -140,8 +140,10 @@ class Recorder:
                         active[slot] = [token]
                 step += 1
             for (t, _, _), steps in zip(batch, continuations, strict=True):
-                tokens, qs, states = zip(*steps, strict=True)
-                rows.add([t] * len(steps), 1, tokens, torch.stack(qs), torch.stack(states), None)
+                continuation, qs, states = zip(*steps, strict=True)
+                rows.add(
+                    [t] * len(steps), 1, continuation, torch.stack(qs), torch.stack(states), None
+                )
 
     def _examples(
         self,

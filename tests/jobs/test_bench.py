@@ -101,7 +101,7 @@ def test_a_peer_that_was_asked_for_must_be_there(
     files: dict[str, Path], tiny_pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from specdec_core.base.observer import Observer
-    from specdec_core.studies.bench.benchmark import open_others
+    from specdec_core.studies.bench.benchmark import open_peers
 
     class Told(Observer):
         said: str | None = None
@@ -110,10 +110,10 @@ def test_a_peer_that_was_asked_for_must_be_there(
             self.said = message
 
     monkeypatch.setattr("specdec_core.studies.peers.vllm.VENV", files["home"] / "nowhere")
-    with pytest.raises(UserError, match="make bench-peers"), open_others(tiny_pair, ["vllm"], True):
+    with pytest.raises(UserError, match="make bench-peers"), open_peers(tiny_pair, ["vllm"], True):
         pass
     told = Told()
-    with open_others(tiny_pair, ["vllm"], False, told) as others:
+    with open_peers(tiny_pair, ["vllm"], False, told) as others:
         assert others == []
     assert "make bench-peers" in told.said
 
