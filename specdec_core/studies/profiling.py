@@ -56,17 +56,7 @@ def profile_pair(
         contexts = [context for context in CONTEXTS if context <= room] or [max(room, 1)]
     most = math.inf if batches else max(_MOST_TOKENS, max(widths))
     batches = batches or BATCHES
-    for name, sizes in (("widths", widths), ("contexts", contexts), ("batches", batches)):
-        if min(sizes) < 1:
-            raise UserError(f"profile {name} must be at least 1 (got {min(sizes)})")
-    if max(contexts) > room:
-        raise UserError(
-            f"{max(widths)} tokens after a context of {max(contexts)} are more than the"
-            f" {pair.max_length} that the pair can hold"
-        )
-    if repeats < 1:
-        raise UserError(f"profile repeats must be at least 1 (got {repeats})")
-
+    _check_sizes(widths, contexts, batches, repeats, pair.max_length)
     runners = {_TARGET: pair.open_runner(None, max(batches))}
     runners |= {name: pair.open_runner(name, max(batches)) for name in pair.drafts}
     shapes = [
@@ -105,6 +95,24 @@ def profile_pair(
         threads=pair.spec.runner.threads,
     )
     return profile.model_copy(update=_overheads(profile, pair))
+
+
+def _check_sizes(
+    widths: Sequence[int],
+    contexts: Sequence[int],
+    batches: Sequence[int],
+    repeats: int,
+    max_length: int,
+) -> None:
+    sizes = {"widths": widths, "contexts": contexts, "batches": batches, "repeats": (repeats,)}
+    for name, values in sizes.items():
+        if min(values) < 1:
+            raise UserError(f"profile {name} must be at least 1 (got {min(values)})")
+    if max(widths) + max(contexts) > max_length:
+        raise UserError(
+            f"{max(widths)} tokens after a context of {max(contexts)} are more than the"
+            f" {max_length} that the pair can hold"
+        )
 
 
 def profile_chains(pair: Pair, batches: Sequence[int], observer: Observer | None = None) -> Profile:
