@@ -127,10 +127,10 @@ class Configuration(Value):
         return next((draft for draft in self.drafts if draft not in (None, *names)), None)
 
     @property
-    def beside(self) -> bool:
+    def asynchronous(self) -> bool:
         """Whether it drafts on a device of its own while the target verifies, so that also its
         counts depend on time."""
-        return any(part.beside for part in self.parts)
+        return any(part.asynchronous for part in self.parts)
 
     @property
     def drafts_itself(self) -> bool:
@@ -167,7 +167,7 @@ class Configuration(Value):
 
 
 def _runs_draft(drafter: DrafterSettings) -> bool:
-    if drafter.beside:
+    if drafter.asynchronous:
         return False
     return bool(drafter.drafts) or any(map(_runs_draft, drafter.parts))
 

@@ -116,7 +116,7 @@ class DrafterSettings(KindSettings):
         return 0
 
     @property
-    def beside(self) -> bool:
+    def asynchronous(self) -> bool:
         """Whether it drafts on a device of its own while the target verifies."""
         return False
 

@@ -47,7 +47,7 @@ class BanditSettings(DrafterSettings):
 
     def model_post_init(self, _: Any) -> None:
         # There is one draft beside the target, and it drafts in one way.
-        if sum(part.beside for part in self.walk()) > 1:
+        if sum(part.asynchronous for part in self.walk()) > 1:
             raise ValueError(f"{self.kind}: has more than one pearl; only one draft can draft on")
 
     @property
