@@ -32,7 +32,7 @@ from specdec_core.tokens.detokenising import StreamDecoder
 from specdec_core.tokens.sampling import RandomStream, distributions
 from specdec_core.tokens.statistics import Generation
 from specdec_core.tokens.token_tree import Origin, TokenTree
-from specdec_core.tokens.topology import behind
+from specdec_core.tokens.topology import after_text
 from specdec_core.tokens.verification import Verdict
 
 
@@ -89,7 +89,7 @@ class Engine:
             )
             self.drafter = resources.build(configuration.drafter)
             for shape in self.drafter.shapes:
-                self.target.expect(shape if self.drafter.target_width else behind(1, shape))
+                self.target.expect(shape if self.drafter.target_width else after_text(1, shape))
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The tokens of a prompt, with the special tokens its tokenizer puts first."""
@@ -212,7 +212,7 @@ class Engine:
         batch = Batch(
             [state.slot for state in states],
             [text + tree.tokens for text, tree in fed],
-            [behind(len(text), tree.parents) for text, tree in fed],
+            [after_text(len(text), tree.parents) for text, tree in fed],
             [min(len(text), 1) + len(tree) for text, tree in fed],
         )
         self._clock.feeds()

@@ -26,7 +26,7 @@ class Origin(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class RemoteDistribution:
     """The distribution that a candidate was drawn from, where another process has it: the
     candidate's own probability, and a way to get all of it."""
 
@@ -46,7 +46,7 @@ class TokenTree:
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
-    draft_probs: list[Tensor | Elsewhere | None] = field(default_factory=list)
+    draft_probs: list[Tensor | RemoteDistribution | None] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
     draft_forwards: int = 0  # forward passes of the draft model that it took
     draft_tokens: int = 0  # places at which these gave a distribution: one a forward in a chain
@@ -67,7 +67,7 @@ class TokenTree:
         token: int,
         parent: int,
         origin: Origin,
-        probs: Tensor | Elsewhere | None = None,
+        probs: Tensor | RemoteDistribution | None = None,
     ) -> int:
         """Append a node and return its number."""
         self.tokens.append(token)

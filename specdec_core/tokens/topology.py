@@ -47,7 +47,7 @@ def fork(width: int, depth: int) -> list[int]:
     return k_configuration([width, *[1] * (depth - 1)])
 
 
-def behind(count: int, parents: Iterable[int]) -> list[int]:
+def after_text(count: int, parents: Iterable[int]) -> list[int]:
     """The parents when the text's last `count` tokens are fed with the tree, as first nodes."""
     return [*range(ROOT, count - 1), *(parent + count for parent in parents)]
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specdec_core.tokens.sampling import RandomStream, draw
-from specdec_core.tokens.token_tree import ROOT, Elsewhere, TokenTree
+from specdec_core.tokens.token_tree import ROOT, RemoteDistribution, TokenTree
 
 
 @dataclass(slots=True)
@@ -99,9 +99,9 @@ def chances(tree: TokenTree, target_probs: Tensor) -> list[tuple[float, float]]:
     return list(zip(*torch.stack([p, torch.stack(q).to(p)]).tolist(), strict=True))
 
 
-def _chance(q: Tensor | Elsewhere | None, token: int) -> float:
+def _chance(q: Tensor | RemoteDistribution | None, token: int) -> float:
     """q(`token`)."""
-    if isinstance(q, Elsewhere):
+    if isinstance(q, RemoteDistribution):
         return q.probability
     return 1.0 if q is None else float(q[token])
 
@@ -115,13 +115,13 @@ def longest(starts: Sequence[int], verdicts: Sequence[Verdict]) -> Verdict:
     return Verdict([starts[best], *found.path], found.token, found.corrected, found.left)
 
 
-def residual(p: Tensor, token: int, q: Tensor | Elsewhere | None) -> Tensor:
+def residual(p: Tensor, token: int, q: Tensor | RemoteDistribution | None) -> Tensor:
     """norm(max(p − q, 0)) for a rejected `token` drawn from `q` (None: one-hot)."""
     if q is None:
         left = p.clone()
         left[token] = 0
     else:
-        q = q.fetch().to(p.device) if isinstance(q, Elsewhere) else q
+        q = q.fetch().to(p.device) if isinstance(q, RemoteDistribution) else q
         left = p.clone()
         left[: len(q)] -= q  # a draft model may lack the target's padding entries
         left.clamp_(min=0)

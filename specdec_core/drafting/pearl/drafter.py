@@ -44,7 +44,7 @@ from specdec_core.drafting.pearl.messages import (
 from specdec_core.drafting.pearl.pace import Pace
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.drafting.pearl.timeline import Timeline
-from specdec_core.tokens.token_tree import Elsewhere, Origin, TokenTree
+from specdec_core.tokens.token_tree import Origin, RemoteDistribution, TokenTree
 
 # The target waits at most this many times longer than expected.
 _PATIENCE = 4.0
@@ -359,7 +359,7 @@ class PearlDrafter(Drafter):
         source = None
         if node.chance is not None:
             fetch = partial(self._fetch, slot, slot.draft, parent, tree.tokens[:])
-            source = Elsewhere(node.chance, fetch)
+            source = RemoteDistribution(node.chance, fetch)
         tree.add(node.token, len(tree) - 1, Origin.DRAFT, source)
 
     def _fetch(self, slot: _Slot, draft: int, node: int, before: Sequence[int]) -> Tensor:

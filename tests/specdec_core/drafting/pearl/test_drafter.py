@@ -18,7 +18,7 @@ from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.statistics import Origin
-from specdec_core.tokens.token_tree import Elsewhere, TokenTree
+from specdec_core.tokens.token_tree import RemoteDistribution, TokenTree
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 from tests.specdec_core.tokens.test_lossless import counted, joint, p_value, toy_pair
 
@@ -303,7 +303,7 @@ def test_the_test_notices_wrong_probabilities(
         rightly(self, tree, *others)
         if bug == "certain" or tree.fed is not None:
             source = tree.draft_probs[-1]
-            tree.draft_probs[-1] = Elsewhere(0.5 * source.probability, source.fetch)
+            tree.draft_probs[-1] = RemoteDistribution(0.5 * source.probability, source.fetch)
 
     rightly = PearlDrafter._add
     monkeypatch.setattr(PearlDrafter, "_add", wrong)
