@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -20,7 +20,7 @@ _MARKS = "★=≈"  # before a number: the champion's, tied with it, estimated
 _INTERVAL = re.compile(r"(?s)(.+) \(([^()]*\d(?:–|…| to )[^()]*)\)$")
 _NUMBER = re.compile(rf"[{_MARKS} ]*[+−-]?[\d,.]+(e[+-]\d+)? ?(%|×|k|M)?( \(.*\)| of \d.*)?")
 
-Row = Mapping[str, Any]
+Row = Mapping[Any, Any]  # by column
 Cell = Callable[[Row], str]
 
 
@@ -59,7 +59,12 @@ def text(name: str) -> Cell:
     return lambda row: NONE if unknown(row[name]) else str(row[name])
 
 
-def number(name: str, form: str) -> Cell:
+def anything(name: Hashable) -> Cell:
+    """A column of values of any kind."""
+    return lambda row: plain(row[name])
+
+
+def number(name: Hashable, form: str) -> Cell:
     """A column by a format: :func:`as_number`."""
     return lambda row: as_number(row[name], form)
 
@@ -94,7 +99,7 @@ def table(rows: pd.DataFrame | Iterable[Row], columns: Mapping[Any, Cell]) -> pd
 
 def everything(frame: pd.DataFrame) -> pd.DataFrame:
     """The text of a table that needs no columns of its own."""
-    return table(frame, {name: (lambda row, name=name: plain(row[name])) for name in frame.columns})
+    return table(frame, {name: anything(name) for name in frame.columns})
 
 
 def split(cell: str) -> tuple[str, str]:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
 
 from dashboards.figures.heads import head_names
 from dashboards.look import evenly
-from dashboards.ranking import best_of, champion, draft_of, family, label, ranked
+from dashboards.ranking import best_of, champion, draft_of, family, label, policy_of, ranked
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PolicySettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -142,11 +143,12 @@ def learning_runs(
     them."""
     costs = result.profile
     ratio = costs.t_target() / costs.t_draft(draft) if draft in costs.drafts else 5.0
-    fixed = _policy(best_of(result, "fixed"), FixedSettings())
-    learning = _policy(best_of(result, "pre_cut"), PreCutSettings(target_cost=ratio))
+    fixed = _best_policy(result, "fixed", FixedSettings())
+    learning = _best_policy(result, "pre_cut", PreCutSettings(target_cost=ratio))
     runs: dict[str, pd.DataFrame] = {}
     families: dict[str, str] = {}
-    for name, policy in {fixed.label: fixed, "pre-cut, Q updated": learning}.items():
+    policies: dict[str, PolicySettings] = {fixed.label: fixed, "pre-cut, Q updated": learning}
+    for name, policy in policies.items():
         drafter = DraftModelSettings(draft=draft, policy=policy)
         configuration = Configuration(drafter=drafter, sampling=replay.header.sampling)
         if replay.can(configuration):
@@ -159,5 +161,11 @@ def learning_runs(
     return runs, families
 
 
-def _policy(trial: Trial | None, otherwise: PolicySettings) -> PolicySettings:
-    return trial.configuration.drafter.policy if trial else otherwise
+Settings = TypeVar("Settings", bound=PolicySettings)
+
+
+def _best_policy(result: SweepResult, family: str, otherwise: Settings) -> Settings:
+    """A sweep's fastest policy of a family; where it has none, `otherwise`, of the same kind."""
+    trial = best_of(result, family)
+    policy = policy_of(trial) if trial else None
+    return policy if isinstance(policy, type(otherwise)) else otherwise

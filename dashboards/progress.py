@@ -17,6 +17,7 @@ from rich.progress import (
     ProgressColumn,
     SpinnerColumn,
     Task,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -58,7 +59,7 @@ class ConsoleProgress(Observer):
             console=console,
             disable=not console.is_terminal,
         )
-        self.task: int | None = None
+        self.task: TaskID | None = None
         self.name, self.total, self.done = "", 0, 0
 
     def __enter__(self) -> Self:

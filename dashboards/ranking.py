@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from specdec_core.config import PolicySettings
 from specdec_core.drafting.policies.heuristic import HeuristicSettings
 from specdec_core.search.results import SweepResult, Timing, Trial
 
@@ -37,10 +38,16 @@ def speedup(result: SweepResult, trial: Trial) -> Speedup:
 def family(trial: Trial) -> str:
     """What is drawn alike: the configuration's family, a heuristic that lasts from one request to
     the next told apart from one that does not."""
-    policy = getattr(trial.configuration.drafter, "policy", None)
+    policy = policy_of(trial)
     if isinstance(policy, HeuristicSettings) and not policy.transient:
         return "lasting_heuristic"
     return trial.configuration.family
+
+
+def policy_of(trial: Trial) -> PolicySettings | None:
+    """The drafter's own length policy, not that of a drafter inside it; None without one."""
+    policy = getattr(trial.configuration.drafter, "policy", None)
+    return policy if isinstance(policy, PolicySettings) else None
 
 
 def drafting(result: SweepResult) -> list[Trial]:

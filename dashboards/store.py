@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import mlflow.data
 import pandas as pd
 from mlflow import MlflowClient
 from mlflow.data.code_dataset_source import CodeDatasetSource
+from mlflow.data.pandas_dataset import from_pandas
 from mlflow.entities import DatasetInput, InputTag, Metric, Param, Run
 from mlflow.exceptions import MlflowException
 
@@ -147,7 +147,7 @@ def log_prompts(
 ) -> None:
     """Log a prompt set as a dataset that a run used for `context`."""
     table = pd.DataFrame({"id": [p.id for p in prompts], "prompt": [p.text for p in prompts]})
-    dataset = mlflow.data.from_pandas(
+    dataset = from_pandas(
         table,
         source=CodeDatasetSource({"prompts": used.source}),
         name=Path(used.source).name,

@@ -92,9 +92,9 @@ def main(
     the physical limit this engine is. Run it on an otherwise idle machine."""
     spec, chosen = _chosen(config or [], target, draft)
     runner = given(compile=compile, threads=threads, target_dtype=dtype, draft_dtype=dtype)
-    pair = spec.model_dump(mode="json")
+    base = spec.model_dump(mode="json")
     asked = given(
-        pair={**pair, "runner": {**pair["runner"], **runner}},
+        pair={**base, "runner": {**base["runner"], **runner}},
         prompts=given(source=prompts, limit=limit) or None,
         max_new_tokens=max_new_tokens,
         repeats=repeats,
@@ -173,7 +173,7 @@ def _deliver(
     from specdec_core.studies.bench.spec_bench import write_answers
 
     def decode(tokens: list[int]) -> str:
-        return pair.tokenizer.decode(tokens, skip_special_tokens=True).strip()
+        return str(pair.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
 
     shown = report(result, answers)
     with atomic_folder(folder) as place:

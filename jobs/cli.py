@@ -56,7 +56,7 @@ class Jobs(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
-        return name, typer.main.get_command(command(name)), rest
+        return name, name and typer.main.get_command(command(name)), rest
 
 
 app = typer.Typer(cls=Jobs, add_completion=False, pretty_exceptions_enable=False)

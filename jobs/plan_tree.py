@@ -72,8 +72,8 @@ def main(
         origin(times, hardware),
     ]
     params = {"recording": recording.folder.name, "budget": budget, "depth": depth}
-    origin = Origin(name=folder.name, pair=header.pair.name, notes=notes, params=params)
-    deliver(report(comparisons, origin), folder, "trees", trees)
+    measured = Origin(name=folder.name, pair=header.pair.name, notes=notes, params=params)
+    deliver(report(comparisons, measured), folder, "trees", trees)
 
 
 if __name__ == "__main__":

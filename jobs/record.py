@@ -69,8 +69,8 @@ def main(
         plan = load_plan(config)
         base = {key: getattr(plan, key) for key in ("pair", "prompts", "max_new_tokens")}
         base["sampling"] = plan.sampling
-    sampling = given(temperature=temperature, top_k=top_k, top_p=top_p, coupling=coupling)
-    sampling = parse(Sampling, {**_dumped(base.get("sampling")), **sampling}, "sampling")
+    changes = given(temperature=temperature, top_k=top_k, top_p=top_p, coupling=coupling)
+    sampling = parse(Sampling, {**_dumped(base.get("sampling")), **changes}, "sampling")
 
     # Ray and torch take seconds to import.
     from cluster.recording import RecordingPlan

@@ -89,9 +89,13 @@ def main(
         times = times or profile_chains(pair, counts, progress)
         best = choose_by_batch(pair, times, tokens, counts, max_new_tokens, progress)
         plan = best.configuration
-        wanted = [plan, *best.chains(counts, fixed), choice and choice.configuration]
+        wanted = [
+            *([plan] if plan else []),
+            *best.chains(counts, fixed),
+            *([choice.configuration] if choice else []),
+        ]
         result = measure_throughput(
-            pair, filter(None, wanted), tokens, counts, repeats, queues, max_new_tokens, progress
+            pair, wanted, tokens, counts, repeats, queues, max_new_tokens, progress
         )
         by_context = None
         if contexts != NONE:

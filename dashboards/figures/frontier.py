@@ -166,7 +166,7 @@ def _traces(scene: _Scene, group: Group) -> list[go.Scatter]:
         lengths = go.Scatter(
             x=[t.metrics["discard_rate"] for t in ends],
             y=[t.metrics["verification_rate"] for t in ends],
-            text=[f"\u2002K={t.configuration.drafter.policy.max_tokens}" for t in ends],
+            text=[f"\u2002K={t.configuration.policies[0][1].max_tokens}" for t in ends],
             mode="text",
             textposition="middle right",
             textfont={"size": 11, "color": MUTED},

@@ -12,7 +12,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboards.look import base_figure, scaled
-from dashboards.ranking import draft_of
+from dashboards.ranking import draft_of, policy_of
+from specdec_core.config import PolicySettings
 from specdec_core.search.results import SweepResult
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def heads_frame(
             best = _fastest(name, card.draft, result)
         else:
             best = {
-                "threshold": found.policy.threshold,
+                "threshold": _threshold(found.policy),
                 "latency": found.latency,
                 "speedup": found.speedup,
             }
@@ -69,15 +70,22 @@ def heads_frame(
 def _fastest(head: str, draft: str, result: SweepResult | None) -> dict[str, float]:
     """Threshold, latency and speedup of the fastest configuration with `head`, as modelled."""
     best = {"threshold": np.nan, "latency": np.nan, "speedup": np.nan}
-    for trial in result.trials if result else []:
-        policy = getattr(trial.configuration.drafter, "policy", None)
+    if result is None:
+        return best
+    for trial in result.trials:
+        policy = policy_of(trial)
         speedup = trial.metrics.get("estimated_speedup", np.nan)
-        if getattr(policy, "head", None) != head or draft_of(result, trial) != draft:
+        if policy is None or head not in policy.heads or draft_of(result, trial) != draft:
             continue
         if not speedup <= best["speedup"]:  # NaN is slower than anything
             seconds = result.profile.autoregressive_seconds(1) / speedup
-            best = {"threshold": policy.threshold, "latency": seconds, "speedup": speedup}
+            best = {"threshold": _threshold(policy), "latency": seconds, "speedup": speedup}
     return best
+
+
+def _threshold(policy: PolicySettings) -> float:
+    """Every policy that reads a head has one."""
+    return float(getattr(policy, "threshold", np.nan))
 
 
 def short(head: str) -> str:
@@ -114,13 +122,13 @@ def heads_heatmap(frame: pd.DataFrame) -> go.Figure:
     """Modelled latency of the best threshold over D × w_rej (SpecDec++, Table 3), a panel for each
     draft; the evaluation KL where no latency is known. Takes :func:`heads_frame`."""
     grid = frame[frame["kind"] == "specdecpp"]
-    timed = grid["latency"].notna().any()
+    timed = bool(grid["latency"].notna().any())
     column, unit, scale = ("latency", "ms a token", 1e3) if timed else ("eval_kl", "nats", 1.0)
     drafts = list(dict.fromkeys(grid["draft"]))
     title = "Acceptance heads over depth and weight of rejections"
     known = grid.dropna(subset=[column])
     if len(known):
-        best = known.loc[known[column].idxmin()]
+        best = known.iloc[known[column].argmin()]
         title = f"The best head has w_rej = {best['w_rej']:g} and D = {best['depth']}: " + (
             f"{best['speedup']:.2f}× with h = {best['threshold']:g}"
             if timed

@@ -22,7 +22,7 @@ def length_errors(rounds: pd.DataFrame) -> go.Figure:
     that would have been accepted at most.
     """
     labels = rounds[["label", "family"]].drop_duplicates()
-    order = sorted(labels.itertuples(index=False), key=lambda row: family_order(row.family))
+    order = sorted(labels.to_numpy().tolist(), key=lambda row: family_order(row[1]))
     count = max(len(order), 1)
     distance = (rounds["drafted"] - rounds["oracle"]).abs().groupby(rounds["label"]).mean()
     title = "Draft length against the oracle's"

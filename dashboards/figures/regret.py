@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboards.look import ARM_COLOURS, DASHES, INK, MUTED, base_figure, evenly, legend_beside
-from specdec_core.studies.bandits import ArmComparison, Entrant
+from specdec_core.studies.bandits import ArmComparison, Entrant, settings_of
 from specdec_core.studies.regret import exp3_bound, hardness, ucb_bound
 
 MOST_POINTS = 600
@@ -29,8 +29,7 @@ class Bound(NamedTuple):
 def bound_of(comparison: ArmComparison, bandit: Entrant) -> Bound:
     """The paper's bound on a bandit's regret in rounds, with the arms' means as they are alone."""
     found = comparison.regret(bandit)
-    settings = bandit.configuration.drafter
-    if settings.rule == "ucb":
+    if settings_of(bandit.configuration).rule == "ucb":
         curve = ucb_bound(comparison.means, comparison.longest, found.tokens)
     else:
         best = found.spent - found.regret
@@ -84,8 +83,8 @@ def regret_curves(comparison: ArmComparison, timed: bool = False) -> go.Figure:
             continue
         bound = bound_of(comparison, bandit)
         if bound.constant > 0:
-            rule = bandit.configuration.drafter.rule
-            name = f"{bound.constant:.2g} × {BOUNDS[rule]} ({bandit.name})"
+            order = BOUNDS[settings_of(bandit.configuration).rule]
+            name = f"{bound.constant:.2g} × {order} ({bandit.name})"
             line = {"color": MUTED, "width": 1.6, "dash": dash}
             _line(fig, name, pick, bound.constant * bound.curve, unit, line, "bounds")
     fig.add_hline(y=0, line={"color": MUTED, "width": 1})
@@ -106,16 +105,17 @@ def arm_shares(comparison: ArmComparison, windows: int = 40) -> go.Figure:
     """The share of each arm in a bandit's rounds over time, one panel a bandit."""
     bandits, arms = comparison.of("bandit"), comparison.of("arm")
     frame = comparison.shares()
-    favourite = frame.loc[frame.groupby("bandit")["share"].idxmax()].set_index("bandit")
+    favourites = frame.loc[frame.groupby("bandit")["share"].idxmax()].set_index("bandit")
+    favourite = dict(favourites["arm"].items())
     first = bandits[0].name
     fig = make_subplots(
         rows=len(bandits), cols=1, shared_xaxes=True, vertical_spacing=0.25 / max(len(bandits), 2),
-        subplot_titles=[_panel(bandit.name, favourite) for bandit in bandits],
+        subplot_titles=[f"{bandit.name}: mostly {favourite[bandit.name]}" for bandit in bandits],
     )  # fmt: skip
     most = max(len(bandit.rounds) for bandit in bandits)
     base_figure(
-        f"{first} chooses {favourite.loc[first, 'arm']} in "
-        f"{favourite.loc[first, 'share']:.0%} of its rounds, more than any other arm",
+        f"{first} chooses {favourite[first]} in {favourites['share'][first]:.0%} of its rounds, "
+        "more than any other arm",
         "Share of each arm in the rounds, over stretches of equal length in the order of the "
         "rounds.",
         140 + 150 * len(bandits),
@@ -146,7 +146,7 @@ def regret_table(comparison: ArmComparison) -> pd.DataFrame:
     constant 1, and the constant that the curve needs."""
     rows = []
     for bandit in comparison.of("bandit"):
-        settings = bandit.configuration.drafter
+        settings = settings_of(bandit.configuration)
         bound = bound_of(comparison, bandit) if _counts_tokens(bandit) else None
         rows.append(
             {
@@ -163,7 +163,7 @@ def regret_table(comparison: ArmComparison) -> pd.DataFrame:
 
 
 def _counts_tokens(bandit: Entrant) -> bool:
-    return bandit.configuration.drafter.reward == "tokens"
+    return settings_of(bandit.configuration).reward == "tokens"
 
 
 def _explained(comparison: ArmComparison) -> str:
@@ -182,10 +182,6 @@ def _line(
         x=pick + 1, y=y[pick], mode="lines", name=name, line=line, legendgroup=group,
         hovertemplate=f"<b>{name}</b><br>%{{y:.3~f}} {unit} at round %{{x}}<extra></extra>",
     )  # fmt: skip
-
-
-def _panel(name: str, favourite: pd.DataFrame) -> str:
-    return f"{name}: mostly {favourite.loc[name, 'arm']}"
 
 
 def _signed(value: float, timed: bool) -> str:

@@ -97,23 +97,21 @@ def _speedup_titles(result: SweepResult, shown: Sequence[Trial], left_out: int) 
 
 def _bars(result: SweepResult, trials: Sequence[Trial], kind: str) -> list[go.Bar]:
     """A family's bars, those timed and those estimated."""
-    look, traces = style(kind), []
+    look, traces = style(kind), list[go.Bar]()
     for timed in (True, False):
         part = [t for t in trials if bool(speedup(result, t).timing) == timed]
         if not part:
             continue
         gains = [speedup(result, t) for t in part]
+        values = [gain.value for gain in gains]
+        ends = [(gain.timing.low, gain.timing.high) for gain in gains if gain.timing]
         bars = go.Bar(
-            orientation="h", y=[t.id for t in part], x=[gain.value for gain in gains],
+            orientation="h", y=[t.id for t in part], x=values,
             name=look.name, legendgroup=kind, showlegend=not traces,
             marker={
                 "color": look.colour, "opacity": 1.0 if timed else 0.38, "line": {"width": 0},
             },
-            error_x=intervals(
-                [gain.value for gain in gains],
-                [gain.timing.low for gain in gains],
-                [gain.timing.high for gain in gains],
-            ) if timed else None,
+            error_x=intervals(values, *zip(*ends, strict=True)) if timed else None,
             text=[hover(result, t) for t in part], textposition="none",
             hovertemplate="%{text}<extra></extra>",
         )  # fmt: skip

@@ -75,7 +75,7 @@ def entropy_by_outcome(tokens: Mapping[str, pd.DataFrame], bins: int = 40) -> go
                     "y": 1, "yanchor": "bottom", "showarrow": False, "xanchor": "center",
                 },
             )  # fmt: skip
-        auc_text = f", AUC {table.loc[draft, 'AUC']:.2f}"
+        auc_text = f", AUC {table['AUC'][draft]:.2f}"
         fig.update_yaxes(title_text=f"share, {draft}", tickformat=".0%", row=row, col=1)
         fig.update_xaxes(
             title_text=f"entropy of {draft} (nats){auc_text}", showticklabels=True, row=row, col=1

@@ -52,7 +52,7 @@ def tree_heatmap(frame: pd.DataFrame) -> go.Figure:
     drafts = list(dict.fromkeys(frame["draft"]))
     title = "Speed of tree configurations"
     if len(frame):
-        best = frame.loc[frame["speedup"].idxmax()]
+        best = frame.iloc[frame["speedup"].argmax()]
         shape, draft = _shape(best["branching"]), best["draft"]
         title = f"The fastest k-configuration is {shape} with {draft}: ≈ {best['speedup']:.2f}×"
     panels = [_panel(frame[frame["draft"] == draft]) for draft in drafts]

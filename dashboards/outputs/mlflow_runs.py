@@ -40,7 +40,7 @@ def log(
     """
     client = connect()
     experiment_id = experiment_id_of(client, report.origin.pair)
-    tags = run_tags(report.command, environment()) | report.run.tags
+    tags = {**run_tags(report.command, environment()), **report.run.tags}
     run_id = None
     if resume is not None:
         tags[FOLDER] = place_of(resume)

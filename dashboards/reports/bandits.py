@@ -51,8 +51,7 @@ def report(comparison: ArmComparison, origin: Origin) -> Report:
 def headline(table: pd.DataFrame) -> str:
     """How the fastest bandit compares with the best single arm."""
     bandits, arms = (table[table["kind"] == kind] for kind in ("bandit", "arm"))
-    best = bandits.loc[bandits["tokens_per_second"].idxmax()]
-    arm = arms.loc[arms["tokens_per_second"].idxmax()]
+    best, arm = (rows.iloc[rows["tokens_per_second"].argmax()] for rows in (bandits, arms))
     tied = best["low"] <= 1 <= best["high"]
     verdict = "tied with" if tied else "faster than" if best["low"] > 1 else "slower than"
     return (
@@ -71,7 +70,7 @@ def _methods(table: pd.DataFrame) -> Section:
         shown=cells.table(table, COLUMNS),
         brief=BRIEF,
         intervals=False,
-        marked=[int(table["tokens_per_second"].idxmax())],
+        marked=[int(table["tokens_per_second"].argmax())],
         ruled=[i for i, (own, after) in enumerate(itertools.pairwise(kinds)) if own != after],
     )
 

@@ -127,11 +127,14 @@ def _against_limits(result: BenchResult) -> Iterator[str]:
 
 
 def _unequal(result: BenchResult) -> Iterator[str]:
+    if (baseline := result.autoregressive(0.0)) is None:
+        return
     for row in result.unequal():
-        own = row.agreement(result.autoregressive(row.temperature))
+        agreement = row.agreement(baseline)
         yield (
-            f"NOT LOSSLESS: {own.compared - own.equal} of {own.compared} outputs of {row.name}"
-            f" differ from autoregressive decoding's in float32, first at token {own.first}"
+            f"NOT LOSSLESS: {agreement.compared - agreement.equal} of {agreement.compared} outputs"
+            f" of {row.name} differ from autoregressive decoding's in float32, first at token"
+            f" {agreement.first}"
         )
 
 
@@ -359,7 +362,7 @@ def _rows(result: BenchResult) -> Iterator[Run]:
         )
 
 
-def _row_metrics(result: BenchResult, row: Row, values: Mapping[str, Any]) -> dict[str, float]:
+def _row_metrics(result: BenchResult, row: Row, values: cells.Row) -> dict[str, float]:
     metrics = {
         name: float(value)
         for name, value in values.items()

@@ -48,9 +48,8 @@ def findings(result: Overlap) -> list[str]:
         f" {where}, {chain.configuration.label}"
         for chain, where in ((one, "one thread"), (two, "two threads"))
     ]
-    frame = result.frame().set_index(["where", "config_id"])
-    alone = frame.loc[(ONE, one.configuration.id)]
-    beside = frame.loc[(PEARL, pearl.configuration.id)]
+    rows = {(row["where"], row["config_id"]): row for row in result.frame().to_dict("records")}
+    alone, beside = rows[ONE, one.configuration.id], rows[PEARL, pearl.configuration.id]
     t_t, drafting = alone["target forward (ms)"], alone["draft forwards (ms)"]
     drafting += alone["policy (ms)"]
     bound = (t_t + drafting) / max(t_t, drafting)

@@ -12,11 +12,11 @@ import pandas as pd
 from dashboards import cells
 from dashboards.figures.papers import QUANTITIES, paper_figure
 from dashboards.sections import Origin, Report, Section, metric_name
-from specdec_core.config import DrafterSettings
+from specdec_core.config import Configuration, DrafterSettings
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.search.results import Timing
 from specdec_core.studies.papers.plan import Method, Quantity, Table
-from specdec_core.studies.papers.result import Measured, PapersResult
+from specdec_core.studies.papers.result import PapersResult
 
 LESS_IS_BETTER = ("discard_rate", "verification_rate")
 MOST_COLUMNS = 6  # on a console
@@ -66,54 +66,56 @@ def findings(result: PapersResult) -> list[str]:
     lines: list[str] = []
     for prompts in result.sets:
         timed = [
-            m
+            Timed(m.configuration, m.timing)
             for m in result.measured
             if m.prompts == prompts
             and m.timing is not None
+            and m.configuration.drafter is not None
             and m.configuration.sampling.greedy
             and m.configuration.lossless
         ]
-        drafting = [m for m in timed if m.configuration.drafter is not None]
-        if not drafting:
-            continue
-        best = _fastest(drafting)
-        timing = best.timing
-        assert timing is not None
-        ratio = cells.as_ratio(timing.speedup, timing.low, timing.high)
-        line = f"{prompts}: fastest is {name_of(result, best)}, {ratio}"
-        plain = [m for m in drafting if m.configuration.family == "fixed"]
-        if plain and (chain := _fastest(plain)) is not best:
-            ratio = best.timing.over(chain.timing)
-            line += (
-                f" autoregressive decoding and {cells.of_ratio(ratio)} the best plain chain "
-                f"({chain.configuration.label})"
-            )
-        else:
-            line += " autoregressive decoding"
-        lines.append(line + ".")
-        lines += _bandits(result, prompts, drafting)
+        if timed:
+            lines.append(_fastest_line(result, prompts, timed))
+            lines += _bandit_lines(result, prompts, timed)
     return lines + [line for key in result.tables() for line in _peaks(result, key)]
 
 
-def _bandits(result: PapersResult, prompts: str, drafting: Sequence[Measured]) -> Iterator[str]:
+class Timed(NamedTuple):
+    """A lossless configuration that drafts, timed with greedy decoding."""
+
+    configuration: Configuration
+    timing: Timing
+
+
+def _fastest_line(result: PapersResult, prompts: str, timed: Sequence[Timed]) -> str:
+    best = _fastest(timed)
+    speedup = cells.as_ratio(best.timing.speedup, best.timing.low, best.timing.high)
+    line = f"{prompts}: fastest is {name_of(result, prompts, best.configuration)}, {speedup}"
+    line += " autoregressive decoding"
+    chains = [each for each in timed if each.configuration.family == "fixed"]
+    if chains and (chain := _fastest(chains)) is not best:
+        ratio = best.timing.over(chain.timing)
+        line += f" and {cells.of_ratio(ratio)} the best plain chain ({chain.configuration.label})"
+    return line + "."
+
+
+def _bandit_lines(result: PapersResult, prompts: str, timed: Sequence[Timed]) -> Iterator[str]:
     """A line for all bandits over the same arms; none where an arm was not timed."""
-    timings = {m.configuration.drafter: m for m in drafting}
-    races: dict[tuple[DrafterSettings, ...], list[Measured]] = {}
-    for m in drafting:
-        drafter = m.configuration.drafter
-        if isinstance(drafter, BanditSettings) and all(arm in timings for arm in drafter.arms):
-            races.setdefault(drafter.arms, []).append(m)
+    by_drafter = {each.configuration.drafter: each for each in timed}
+    races: dict[tuple[DrafterSettings, ...], list[Timed]] = {}
+    for each in timed:
+        drafter = each.configuration.drafter
+        if isinstance(drafter, BanditSettings) and by_drafter.keys() >= set(drafter.arms):
+            races.setdefault(drafter.arms, []).append(each)
     for arms, bandits in races.items():
-        best = _fastest([timings[arm] for arm in arms])
-        assert best.timing is not None
+        best = _fastest([by_drafter[arm] for arm in arms])
         shown = []
-        for m in bandits:
-            assert m.timing is not None
-            ratio = m.timing.over(best.timing)
-            shown.append(
-                f"{name_of(result, m)} {cells.of_ratio(ratio)}{', a tie' if ratio.tied else ''}"
-            )
-        yield f"{prompts}: against the best arm, {name_of(result, best)}: {'; '.join(shown)}."
+        for bandit in bandits:
+            ratio = bandit.timing.over(best.timing)
+            name = name_of(result, prompts, bandit.configuration)
+            shown.append(f"{name} {cells.of_ratio(ratio)}{', a tie' if ratio.tied else ''}")
+        arm = name_of(result, prompts, best.configuration)
+        yield f"{prompts}: against the best arm, {arm}: {'; '.join(shown)}."
 
 
 def _peaks(result: PapersResult, key: str) -> Iterator[str]:
@@ -131,29 +133,25 @@ def _peaks(result: PapersResult, key: str) -> Iterator[str]:
                     f"{method.label} at {known[best]} ({cells.as_number(best, quantity.form)})"
                 )
         if shown:
-            values = "; ".join(shown)
-            yield f"{prompts}: {table.varied} of the highest {quantity.heading}: {values}."
+            best_values = "; ".join(shown)
+            yield f"{prompts}: {table.varied} of the highest {quantity.heading}: {best_values}."
 
 
-def _fastest(measured: Sequence[Measured]) -> Measured:
-    return max(measured, key=lambda m: m.timing.tokens_per_second if m.timing else 0.0)
+def _fastest(timed: Sequence[Timed]) -> Timed:
+    return max(timed, key=lambda each: each.timing.tokens_per_second)
 
 
-def name_of(result: PapersResult, measured: Measured) -> str:
-    """What the first table that has it calls a configuration, and its label; a bandit's lists all
-    of its arms and is left out."""
-    label = measured.configuration.label
+def name_of(result: PapersResult, prompts: str, configuration: Configuration) -> str:
+    """What the first table with these prompts calls a configuration, and its label; a bandit's
+    label lists all of its arms and is left out."""
+    label = configuration.label
     for key, table in result.tables().items():
-        if measured.prompts not in table.prompts:
+        if prompts not in table.prompts:
             continue
         for method in result.plan.methods(key):
-            if measured.configuration in method.configurations:
-                drafter = measured.configuration.drafter
-                return (
-                    method.name
-                    if isinstance(drafter, BanditSettings)
-                    else f"{method.name} ({label})"
-                )
+            if configuration in method.configurations:
+                bandit = isinstance(configuration.drafter, BanditSettings)
+                return method.name if bandit else f"{method.name} ({label})"
     return label
 
 

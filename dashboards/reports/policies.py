@@ -31,15 +31,21 @@ NOT_ADAPTIVE = (FIXED, ORACLE, "prompt_lookup", "autoregressive")
 def report(sets: list[Compared], origin: Origin) -> Report:
     """The best of each family on each recording, and how choices do on the other recordings."""
     best, transfers = best_of_families(sets), choices_elsewhere(sets)
-    elsewhere = transfers.groupby("draft", sort=False) if len(sets) > 1 else ()
     return Report(
         command="policies",
         title="Length policies compared by replay",
         origin=origin,
         findings=headlines(best),
         parts=[
-            *(_families(own, *at) for at, own in best.groupby(["recording", "draft"], sort=False)),
-            *(_transfers(own, draft) for draft, own in elsewhere),
+            *(
+                _families(rows, str(recording), str(draft))
+                for (recording, draft), rows in best.groupby(["recording", "draft"], sort=False)
+            ),
+            *(
+                _transfers(rows, str(draft))
+                for draft, rows in transfers.groupby("draft", sort=False)
+                if len(sets) > 1
+            ),
         ],
         frames={"configurations": everything(sets), "families": best, "transfer": transfers},
         run_name=f"policies on {origin.name}",

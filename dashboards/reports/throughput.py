@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pandas as pd
@@ -101,9 +100,9 @@ def paying(result: Throughput) -> list[str]:
 def beside_fixed(result: Throughput, plan: Configuration) -> list[str]:
     """At each number of slots, how the plan compares with the fastest of the others."""
     table, lines = result.table(), []
-    others = table[table["config_id"] != plan.id]
-    for slots, own in others.groupby("slots"):
-        best = own.loc[own["tokens_per_second"].idxmax()]
+    for slots in sorted(result.slots):
+        others = table[(table["slots"] == slots) & (table["config_id"] != plan.id)]
+        best = others.iloc[others["tokens_per_second"].argmax()]
         ratio = result.over(slots, plan.id, best["config_id"])
         verdict = "tied with" if ratio.tied else "faster than" if ratio.low > 1 else "slower than"
         lines.append(
@@ -138,7 +137,7 @@ def plan_section(choice: BatchChoice) -> Section:
 
 def contexts_section(table: pd.DataFrame) -> Section:
     """Milliseconds of forwards and rounds by context, and what 1,000 tokens more add."""
-    lines = {part: Line.fit(table["context"], table[part]) for part in PARTS}
+    lines = {part: Line.fit(table["context"].tolist(), table[part].tolist()) for part in PARTS}
     shown = cells.table(
         table,
         {
@@ -162,9 +161,7 @@ def contexts_section(table: pd.DataFrame) -> Section:
     )
 
 
-def _metrics(
-    result: Throughput, contexts: pd.DataFrame | None
-) -> dict[str, float | Mapping[int, float]]:
+def _metrics(result: Throughput, contexts: pd.DataFrame | None) -> dict[str, dict[int, float]]:
     """Those of a configuration by the number of slots, those of a round's parts by the context."""
     found: dict[str, dict[int, float]] = {}
     for row in result.table().to_dict("records"):

@@ -108,7 +108,7 @@ def _rows(comparison: TreeComparison) -> Iterator[dict[str, Any]]:
     for budget, rows in comparison.budgets.groupby("budget"):
         tried = rows.set_index("kind").loc[GRID, "speedup"]
         for _, same in rows.groupby(rows["branching"].map(str), sort=False):
-            row = same.iloc[0].to_dict()
+            row = {str(name): value for name, value in same.iloc[0].items()}
             kinds = [(kind, row["branching"]) for kind in same["kind"]]
             if shown.issuperset(kinds):
                 continue
@@ -118,7 +118,7 @@ def _rows(comparison: TreeComparison) -> Iterator[dict[str, Any]]:
 
 
 def _metrics(comparison: TreeComparison) -> Iterator[tuple[str, float]]:
-    kinds = {
+    kinds: dict[str, cells.Row] = {
         "grid": comparison.best(GRID),
         "planned": comparison.best(PLANNED),
         "proposed": comparison.proposed,

@@ -6,7 +6,7 @@ reached at the end either is told by the same command, whenever that is given ag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
@@ -42,8 +42,7 @@ class DeliveredRun(Observer):
     def __init__(self, observer: Observer | None = None) -> None:
         self.observer = observer or Observer()
         self.client: MlflowClient | None = None
-        self.experiment_id: str | None = None
-        self.run_id: str | None = None
+        self.experiment_id = self.run_id = ""  # until the run is begun
         self.finished = False
         self.delivery: Delivery | None = None
         self._earlier: dict[str, Run] = {}  # nested runs that there are, by their key
@@ -104,7 +103,7 @@ class DeliveredRun(Observer):
         reason = self.delivery.trouble or "no answer"
         return f"{tracking_uri()} cannot be reached, {left} entries wait ({reason})"
 
-    def _take_up(self, parent: Run | None, name: str, tags: Mapping[str, str]) -> bool:
+    def _take_up(self, parent: Run | None, name: str, tags: dict[str, str]) -> bool:
         """Go on in the run `parent`, or make it; returns whether it lacks its parameters."""
         if parent is not None:
             self._client.update_run(parent.info.run_id, "RUNNING")
@@ -122,13 +121,13 @@ class DeliveredRun(Observer):
         self._tried.add(value)
         return self._earlier.get(value)
 
-    def _nested(self, run_id: str | None, query: str = "") -> Iterator[Run]:
+    def _nested(self, run_id: str, query: str = "") -> Iterator[Run]:
         query = f"tags.`mlflow.parentRunId` = '{run_id}'{query}"
         return runs_where(self._client, self.experiment_id, query)
 
-    def _end(self, run_id: str | None, status: str) -> None:
+    def _end(self, run_id: str, status: str) -> None:
         """End a run, if it was begun, and those nested in it that are still open."""
-        if run_id is None:
+        if not run_id:
             return
         for run in list(self._nested(run_id, " and attributes.status = 'RUNNING'")):
             self._client.set_terminated(run.info.run_id, status)

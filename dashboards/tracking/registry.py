@@ -108,9 +108,8 @@ def _logged(result: SweepResult, trial: Trial, client: MlflowClient) -> str:
     query = (
         f"tags.`mlflow.parentRunId` = '{result.mlflow_run_id}' and tags.config_id = '{trial.id}'"
     )
-    return log_trial(
-        client, experiment, result, trial, next(runs_where(client, experiment, query), None)
-    )
+    run = next(runs_where(client, experiment, query), None)
+    return log_trial(client, experiment, result.mlflow_run_id, result, trial, run)
 
 
 def find_champion() -> tuple[PairSpec, Configuration, int] | None:
@@ -143,6 +142,8 @@ def load_champion(name: str | None = None) -> tuple[PairSpec, Configuration, int
         if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             raise none_yet from None
         raise
+    if not version.run_id:
+        raise UserError(f"{tracking_uri()}: version {version.version} of {name} belongs to no run")
     with tempfile.TemporaryDirectory() as scratch:
         file = client.download_artifacts(version.run_id, SOURCE, scratch)
         content = yaml.safe_load(Path(file).read_text())

@@ -66,8 +66,8 @@ class SweepRun(DeliveredRun, SweepObserver):
         """Create the parent run, or take it up again and log what is missing."""
         if self._connecting is not None:
             self._connecting.join()
-        self.delivery = Delivery()  # by one thread: a run is begun before what is in it
-        begin = partial(self._begin, result, prompts, folder)
+        self.delivery = delivery = Delivery()  # by one thread: a run is begun before what is in it
+        begin = partial(self._begin, delivery, result, prompts, folder)
         try:
             with needs_room(tracking_uri()):
                 begin()
@@ -81,7 +81,9 @@ class SweepRun(DeliveredRun, SweepObserver):
         if result.champion is not None:  # only the end of an earlier process was missing
             self.counted(result)
 
-    def _begin(self, result: SweepResult, prompts: Sequence[Prompt], folder: Path) -> None:
+    def _begin(
+        self, delivery: Delivery, result: SweepResult, prompts: Sequence[Prompt], folder: Path
+    ) -> None:
         self.client = self.client or connect(patient=True)
         self.result = result
         self.experiment_id = experiment_id_of(self.client, result.pair.name)
@@ -98,7 +100,7 @@ class SweepRun(DeliveredRun, SweepObserver):
             self._log_plan(result, prompts)
         result.mlflow_run_id = self.run_id
         if tracking_uri().startswith("http"):
-            self.delivery.employ(_SENDERS - 1)
+            delivery.employ(_SENDERS - 1)
 
     def trial_finished(self, trial: Trial) -> None:
         """Log a configuration as a finished nested run; the trial learns its id. Replayed ones wait
@@ -170,8 +172,9 @@ class SweepRun(DeliveredRun, SweepObserver):
                 self._client.update_run(self.logged[trial.id], name=name)
 
     def _log(self, trial: Trial) -> None:
+        run = self._begun(trial.id)
         self.logged[trial.id] = log_trial(
-            self._client, self.experiment_id, self.result, trial, self._begun(trial.id)
+            self._client, self.experiment_id, self.run_id, self.result, trial, run
         )
 
     def _connect(self) -> None:

@@ -14,15 +14,16 @@ from specdec_core.search.results import SweepResult, Trial, by_estimate
 def log_trial(
     client: MlflowClient,
     experiment_id: str,
+    parent_id: str,
     result: SweepResult,
     trial: Trial,
     run: Run | None = None,
 ) -> str:
-    """A configuration as a finished nested run of its sweep's; the trial learns its id, which is
-    returned. `run` is the one that was begun earlier, if any."""
+    """Log a configuration as a finished run nested in its sweep's, `parent_id`; sets the trial's
+    `mlflow_run_id` and returns it. `run` is the one that was begun earlier, if any."""
     configuration = trial.configuration
     tags = {
-        "mlflow.parentRunId": result.mlflow_run_id,
+        "mlflow.parentRunId": parent_id,
         "config_id": trial.id,
         "family": configuration.family,
         "lossless": str(configuration.lossless).lower(),
