@@ -29,7 +29,7 @@ def unknown(value: Any) -> bool:
 
 
 def as_number(value: float | None, form: str) -> str:
-    """A number by a format, as `.2f`, with a unit behind it, as `.2f×`; a dash if unknown."""
+    """A number in a format such as `.2f` or, with a unit, `.2f×`; a dash if unknown."""
     if unknown(value):
         return NONE
     spec, unit = (form[:-1], form[-1]) if form.endswith("×") else (form, "")
@@ -48,7 +48,7 @@ def of_ratio(ratio: Ratio) -> str:
 
 
 def plain(value: Any) -> str:
-    """A value of any kind."""
+    """A value of any kind as text."""
     if isinstance(value, float):
         return NONE if math.isnan(value) else f"{value:.3f}" if value % 1 else f"{value:g}"
     return NONE if value is None else str(value)
@@ -80,14 +80,14 @@ def milliseconds(name: str) -> Cell:
 
 
 def ratio(name: str, low: str, high: str) -> Cell:
-    """A column of ratios and those of their intervals' ends."""
+    """A column of ratios, with the columns of their intervals' ends."""
     return lambda row: as_ratio(row[name], row[low], row[high])
 
 
 def interval(name: str, form: str) -> Cell:
-    """A column with those of its interval's ends, `<name>_low` and `<name>_high`."""
-    own, low, high = (number(name + end, form) for end in ("", "_low", "_high"))
-    return lambda row: NONE if unknown(row[name]) else f"{own(row)} ({low(row)} to {high(row)})"
+    """A column with its interval, from the columns `<name>_low` and `<name>_high`."""
+    value, low, high = (number(name + end, form) for end in ("", "_low", "_high"))
+    return lambda row: NONE if unknown(row[name]) else f"{value(row)} ({low(row)} to {high(row)})"
 
 
 def table(rows: pd.DataFrame | Iterable[Row], columns: Mapping[Any, Cell]) -> pd.DataFrame:
@@ -98,14 +98,14 @@ def table(rows: pd.DataFrame | Iterable[Row], columns: Mapping[Any, Cell]) -> pd
 
 
 def everything(frame: pd.DataFrame) -> pd.DataFrame:
-    """The text of a table that needs no columns of its own."""
+    """The text of a whole table, every column as it is."""
     return table(frame, {name: anything(name) for name in frame.columns})
 
 
 def split(cell: str) -> tuple[str, str]:
     """A cell's value and its interval; empty for a cell without one."""
-    found = _INTERVAL.fullmatch(cell)
-    return (found[1], found[2]) if found else (cell, "")
+    match = _INTERVAL.fullmatch(cell)
+    return (match[1], match[2]) if match else (cell, "")
 
 
 def is_estimate(cell: str) -> bool:

@@ -29,7 +29,7 @@ COMMANDS = {
     "serve": "Serve the champion over HTTP, OpenAI-compatible.",
     "generate": "Complete a prompt and show where the tokens came from.",
     "bench": "Time this engine against transformers and vLLM.",
-    "scale": "Measure how counting scales over nodes, and what holds it up.",
+    "scale": "Measure how counting scales over nodes, and what limits it.",
     "train-pair": "Train the bundled pair from the standard library's source.",
 }
 

@@ -50,7 +50,7 @@ def main(
         Option(help="Share of target tokens in the heads' training examples; 0, no examples."),
     ] = None,
     continuations: Annotated[
-        bool, Option(help="Record what is drafted behind disagreements; replay needs it.")
+        bool, Option(help="Record what is drafted after a disagreement; replay needs it.")
     ] = True,
     name: Annotated[str | None, Option(help="Name of the recording's folder.")] = None,
     out: Annotated[

@@ -35,10 +35,9 @@ def heads_frame(
     result: SweepResult | None = None,
     judged: Mapping[str, Modelled] | None = None,
 ) -> pd.DataFrame:
-    """One row a head: what it is, how it fits, and its best threshold and modelled latency, where
-    `judged` has it (:func:`specdec_core.training.heads.evaluation.evaluate`) or `result`
-    configurations with
-    it.
+    """One row a head: what it is, how it fits, and its best threshold and modelled latency: from
+    `judged` (:func:`specdec_core.training.heads.evaluation.evaluate`), else from the
+    configurations of `result` that read it.
 
     Columns head, kind, draft, w_rej, depth, train_kl, eval_kl (nats; of another loss for other
     kinds), auc, threshold, latency (s a token), speedup; NaN where unknown.
@@ -53,14 +52,14 @@ def heads_frame(
             "depth": card.depth,
             **{key: card.metrics.get(key, np.nan) for key in ("train_kl", "eval_kl", "auc")},
         }
-        found = (judged or {}).get(name)
-        if found is None:
+        modelled = (judged or {}).get(name)
+        if modelled is None:
             best = _fastest(name, card.draft, result)
         else:
             best = {
-                "threshold": _threshold(found.policy),
-                "latency": found.latency,
-                "speedup": found.speedup,
+                "threshold": _threshold(modelled.policy),
+                "latency": modelled.latency,
+                "speedup": modelled.speedup,
             }
         rows.append(row | best)
     frame = pd.DataFrame(rows)
@@ -89,7 +88,7 @@ def _threshold(policy: PolicySettings) -> float:
 
 
 def short(head: str) -> str:
-    """A head's name without the folders it lies in."""
+    """A head's name without its folders."""
     return Path(head).name.removeprefix("bundled:")
 
 
@@ -148,9 +147,9 @@ def heads_heatmap(frame: pd.DataFrame) -> go.Figure:
     )
     values = grid[column] * scale
     for i, draft in enumerate(drafts, start=1):
-        own = grid[grid["draft"] == draft].assign(value=values)
-        pivot = own.pivot_table("value", "w_rej", "depth", sort=True)
-        cells = own.drop_duplicates(["w_rej", "depth"]).set_index(["w_rej", "depth"], drop=False)
+        heads = grid[grid["draft"] == draft].assign(value=values)
+        pivot = heads.pivot_table("value", "w_rej", "depth", sort=True)
+        cells = heads.drop_duplicates(["w_rej", "depth"]).set_index(["w_rej", "depth"], drop=False)
         text, hover = [], []
         for weight in pivot.index:
             row = [cells.loc[(weight, depth)] if (weight, depth) in cells.index else None

@@ -28,15 +28,15 @@ class Bound(NamedTuple):
 
 def bound_of(comparison: ArmComparison, bandit: Entrant) -> Bound:
     """The paper's bound on a bandit's regret in rounds, with the arms' means as they are alone."""
-    found = comparison.regret(bandit)
+    loss = comparison.regret(bandit)
     if settings_of(bandit.configuration).rule == "ucb":
-        curve = ucb_bound(comparison.means, comparison.longest, found.tokens)
+        curve = ucb_bound(comparison.means, comparison.longest, loss.tokens)
     else:
-        best = found.spent - found.regret
+        best = loss.spent - loss.regret
         curve = exp3_bound(len(comparison.means), comparison.longest, np.maximum(best, 0))
-    # Of a round or two there is nothing to say: log E[len] begins at 0.
+    # The first rounds say nothing: log E[len] begins at 0.
     later = curve > curve[-1] / 4
-    constant = float(np.max(found.regret[later] / curve[later], initial=0.0))
+    constant = float(np.max(loss.regret[later] / curve[later], initial=0.0))
     return Bound(curve, max(constant, 0.0))
 
 
@@ -44,9 +44,8 @@ def regret_curves(comparison: ArmComparison, timed: bool = False) -> go.Figure:
     """Cumulative regret of each bandit, and of each arm alone, against the best arm in hindsight
     over the rounds: in rounds (stopping-time regret) or in seconds.
 
-    In rounds only bandits that are rewarded in tokens are drawn, if there are any, and with each
-    the paper's bound, as low as it goes: its order with the least constant that holds for the
-    curve.
+    In rounds, only bandits that are rewarded in tokens are drawn, if there are any. Each comes with
+    the paper's bound, its order times the least constant that keeps it above the curve.
     """
     best = comparison.best(timed)
     unit = "s" if timed else "rounds"
@@ -68,17 +67,17 @@ def regret_curves(comparison: ArmComparison, timed: bool = False) -> go.Figure:
     longest = max(len(comparison.regret(b).tokens) for b in bandits)
     for arm in comparison.of("arm"):
         if arm is not best:
-            found = comparison.regret(arm, timed)
-            pick = evenly(min(len(found.regret), longest), MOST_POINTS)
+            loss = comparison.regret(arm, timed)
+            pick = evenly(min(len(loss.regret), longest), MOST_POINTS)
             _line(
-                fig, arm.name, pick, found.regret, unit,
+                fig, arm.name, pick, loss.regret, unit,
                 {"color": colours[arm.name], "width": 1.2}, "arms",
             )  # fmt: skip
     for bandit, dash in zip(bandits, cycle(DASHES), strict=False):
-        found = comparison.regret(bandit, timed)
-        pick = evenly(len(found.regret), MOST_POINTS)
+        loss = comparison.regret(bandit, timed)
+        pick = evenly(len(loss.regret), MOST_POINTS)
         line = {"color": INK, "width": 2.6, "dash": dash}
-        _line(fig, bandit.name, pick, found.regret, unit, line, "bandits")
+        _line(fig, bandit.name, pick, loss.regret, unit, line, "bandits")
         if timed or not _counts_tokens(bandit):
             continue
         bound = bound_of(comparison, bandit)
@@ -88,7 +87,7 @@ def regret_curves(comparison: ArmComparison, timed: bool = False) -> go.Figure:
             line = {"color": MUTED, "width": 1.6, "dash": dash}
             _line(fig, name, pick, bound.constant * bound.curve, unit, line, "bounds")
     fig.add_hline(y=0, line={"color": MUTED, "width": 1})
-    # Arms that are far worse would press everything else flat.
+    # The axis fits the bandits: far worse arms would flatten everything else.
     ends = [comparison.regret(b, timed).regret for b in bandits]
     high = max(float(max(curve.max() for curve in ends)), 1e-9)
     low = min(float(min(curve.min() for curve in ends)), 0.0)
@@ -142,8 +141,8 @@ def arm_shares(comparison: ArmComparison, windows: int = 40) -> go.Figure:
 
 
 def regret_table(comparison: ArmComparison) -> pd.DataFrame:
-    """What belongs to the figure of regrets: each bandit's, the paper's order at its end with the
-    constant 1, and the constant that the curve needs."""
+    """The table below the figure of regrets: each bandit's regret, the paper's order at its last
+    round with the constant 1, and the constant that the curve needs."""
     rows = []
     for bandit in comparison.of("bandit"):
         settings = settings_of(bandit.configuration)

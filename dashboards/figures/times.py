@@ -113,11 +113,11 @@ def regression_table(generations: pd.DataFrame) -> pd.DataFrame:
     and family, and one for all families of a draft. Settings whose generations are too alike to
     tell the two times apart are left out."""
     rows = []
-    for draft, own in generations.groupby("draft", sort=False, dropna=False):
-        families = own.groupby("family", sort=False)
+    for draft, of_draft in generations.groupby("draft", sort=False, dropna=False):
+        families = of_draft.groupby("family", sort=False)
         settings = [(style(str(kind)).name, part) for kind, part in families]
         if len(settings) > 1 and isinstance(draft, str):
-            settings.append(("all", own))
+            settings.append(("all", of_draft))
         for name, part in settings:
             try:
                 times = regress_forward_times(part[[*PASSES, SECONDS]].itertuples(index=False))
@@ -147,10 +147,10 @@ def time_regression(generations: pd.DataFrame, most: int = 600) -> go.Figure:
     """
     fits: dict[str, ForwardTimes] = {}
     predicted = pd.Series(np.nan, index=generations.index)
-    for draft, own in generations.groupby("draft", sort=False, dropna=False):
+    for draft, of_draft in generations.groupby("draft", sort=False, dropna=False):
         # t_target of wide and of single-token forwards differ: they are fitted apart
-        fitted = [own] if isinstance(draft, str) else [p for _, p in own.groupby("family")]
-        for part in fitted:
+        families = [part for _, part in of_draft.groupby("family")]
+        for part in [of_draft] if isinstance(draft, str) else families:
             try:
                 times = regress_forward_times(part[[*PASSES, SECONDS]].itertuples(index=False))
             except ValueError:

@@ -10,6 +10,7 @@ import pandas as pd
 
 from dashboards import cells
 from dashboards.figures.regret import arm_shares, regret_curves, regret_table
+from dashboards.reports.sentences import sentences
 from dashboards.sections import Origin, Report, Section
 from specdec_core.studies.bandits import ArmComparison
 
@@ -42,6 +43,7 @@ def report(comparison: ArmComparison, origin: Origin) -> Report:
             Section.drawn("regret", regret_curves(comparison), regret_table(comparison)),
             Section.drawn("regret_seconds", regret_curves(comparison, timed=True)),
             Section.drawn("arms", arm_shares(comparison)),
+            sentences((entrant.name, entrant.configuration) for entrant in comparison.entrants),
         ],
         metrics=_metrics(table, shares),
         tags={"counted": "replay" if comparison.modelled else "live"},
@@ -71,7 +73,7 @@ def _methods(table: pd.DataFrame) -> Section:
         brief=BRIEF,
         intervals=False,
         marked=[int(table["tokens_per_second"].argmax())],
-        ruled=[i for i, (own, after) in enumerate(itertools.pairwise(kinds)) if own != after],
+        ruled=[i for i, (kind, after) in enumerate(itertools.pairwise(kinds)) if kind != after],
     )
 
 
@@ -90,18 +92,18 @@ def _shares(shares: pd.DataFrame) -> Section:
 
 
 def _metrics(table: pd.DataFrame, shares: pd.DataFrame) -> dict[str, float]:
-    found = {
+    metrics = {
         f"{_name(row['name'])}.{key}": value
         for row in table.to_dict("records")
         for key, value in row.items()
         if isinstance(value, float) and not math.isnan(value)
     }
-    return found | {
+    return metrics | {
         f"{_name(row['bandit'])}.share.{_name(row['arm'])}": row["share"]
         for row in shares.to_dict("records")
     }
 
 
 def _name(label: str) -> str:
-    """As earlier runs have it in their metrics' names."""
+    """A label in a metric's name, as in earlier runs."""
     return re.sub(r"[^\w.-]", "_", label, flags=re.ASCII)

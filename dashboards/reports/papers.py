@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import pandas as pd
 
 from dashboards import cells
 from dashboards.figures.papers import QUANTITIES, paper_figure
+from dashboards.reports.sentences import sentences, tooltip
 from dashboards.sections import Origin, Report, Section, metric_name
 from specdec_core.config import Configuration, DrafterSettings
 from specdec_core.drafting.bandit.settings import BanditSettings
@@ -31,7 +33,7 @@ def report(result: PapersResult) -> Report:
     """Every table that has a prompt set left, and what they say."""
     methods = [m for key in result.tables() for m in result.plan.methods(key)]
     lossy = dict.fromkeys(method.name for method in methods if not method.lossless)
-    sets = result.sets.items()
+    sets = result.sets
     return Report(
         command="papers",
         title="The papers' tables in our terms",
@@ -41,7 +43,7 @@ def report(result: PapersResult) -> Report:
             notes=notes(result),
             params={
                 "pair": result.pair.model_dump(mode="json"),
-                "prompts": {n: {"source": own.source, "count": own.count} for n, own in sets},
+                "prompts": {n: {"source": s.source, "count": s.count} for n, s in sets.items()},
                 "max_new_tokens": result.plan.max_new_tokens,
                 "repeats": result.plan.repeats,
             },
@@ -49,11 +51,11 @@ def report(result: PapersResult) -> Report:
             facts=result.environment,
         ),
         findings=findings(result),
-        parts=tables(result),
+        parts=[*tables(result), sentences(_named(result), "What the methods do", on_console=False)],
         metrics=dict(_metrics(result)),
         tags={
             "lossy": ", ".join(lossy) or "none",
-            **{f"prompts.{name}": own.digest for name, own in sets},
+            **{f"prompts.{name}": prompts.digest for name, prompts in sets.items()},
             **result.environment,
         },
     )
@@ -172,7 +174,7 @@ def notes(result: PapersResult) -> list[str]:
         + ("s" if runner.threads != 1 else "")
         + ".",
         "Prompts: "
-        + "; ".join(f"{name}: {own.count} of {own.source}" for name, own in result.sets.items())
+        + "; ".join(f"{name}: {s.count} of {s.source}" for name, s in result.sets.items())
         + f"; at most {plan.max_new_tokens} new tokens.",
         f"Every prompt is decoded by all configurations in turn, {times} where a time is "
         "shown; a ratio is autoregressive time over the method's, per prompt the median of the "
@@ -198,6 +200,14 @@ def notes(result: PapersResult) -> list[str]:
             f"in {runner.target_dtype} near-ties flip."
         )
     return lines
+
+
+def _named(result: PapersResult) -> Iterator[tuple[str, Configuration]]:
+    """The methods of all tables; one that varies a number is shown with its first value."""
+    for key, table in result.tables().items():
+        value = f" at {table.varied} = {table.values[0]}" if table.varied else ""
+        for method in result.plan.methods(key):
+            yield f"{method.label}{value}", method.configurations[0]
 
 
 # The tables
@@ -252,18 +262,19 @@ def _table(result: PapersResult, key: str) -> Section:
         frame=result.frame(key),
         shown=shown,
         best=best,
+        tooltips=[tooltip(method.configurations[0]) for method in methods],
         brief=_brief(shown.columns),
         intervals=False,
     )
 
 
 def _grouped(headings: Sequence[tuple[str, ...]]) -> pd.Index:
-    """Columns below their prompt sets, where headings name one and more."""
+    """Columns grouped by prompt set, where the headings name several."""
     if any(len(heading) < 2 for heading in headings[1:]):
         return pd.Index([" ".join(heading) for heading in headings])
     (first,), *others = headings
     return pd.MultiIndex.from_tuples(
-        [("", first), *((own[0], " ".join(own[1:])) for own in others)]
+        [("", first), *((group, " ".join(rest)) for group, *rest in others)]
     )
 
 
@@ -288,7 +299,7 @@ def _leader(methods: Sequence[Method], column: Column, values: Sequence[float]) 
     if len(known) < 2:
         return None
     choose = min if column.quantity in LESS_IS_BETTER else max
-    return choose(known, key=lambda own: own[0])[1]
+    return choose(known, key=itemgetter(0))[1]
 
 
 def _cell(
@@ -311,8 +322,8 @@ def _cell(
 
 
 def _timing(result: PapersResult, method: Method, column: Column) -> Timing | None:
-    found = result.find(column.prompts, method.configurations[column.number])
-    return found.timing if found is not None else None
+    measured = result.find(column.prompts, method.configurations[column.number])
+    return measured.timing if measured is not None else None
 
 
 def _heading(result: PapersResult, table: Table, column: Column) -> tuple[str, ...]:
@@ -327,12 +338,11 @@ def _heading(result: PapersResult, table: Table, column: Column) -> tuple[str, .
 
 
 def _caption(result: PapersResult, table: Table) -> str:
-    """Whose table it is, on what, and what its columns say."""
+    """The paper, the prompts, and what the columns mean."""
     temperatures = ", ".join(f"{t:g}" for t in table.temperatures)
     sets = ", ".join(f"{name} ({result.sets[name].count})" for name in result.sets_of(table))
-    columns = "; ".join(
-        f"{QUANTITIES[own].heading}: {QUANTITIES[own].meaning}" for own in table.columns
-    )
+    looks = [QUANTITIES[quantity] for quantity in table.columns]
+    columns = "; ".join(f"{look.heading}: {look.meaning}" for look in looks)
     drafts = [*result.pair.drafts]
     draft = "" if table.each_draft or not drafts else f", draft {drafts[0]}"
     return f"{table.paper}. {sets} prompts, temperature {temperatures}{draft}. {columns}."

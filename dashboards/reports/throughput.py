@@ -8,6 +8,7 @@ import pandas as pd
 
 from dashboards import cells
 from dashboards.figures.throughput import context_figure, throughput_figure
+from dashboards.reports.sentences import sentences
 from dashboards.sections import Origin, Report, Section, metric_name
 from specdec_core.config import Configuration
 from specdec_core.studies.batch_choice import BatchChoice
@@ -41,7 +42,7 @@ def report(
 ) -> Report:
     """`contexts` are :func:`specdec_core.studies.long_context.measure_contexts`'s, if measured."""
     plan = choice.configuration
-    lines = [*paying(result), *(beside_fixed(result, plan) if plan is not None else ())]
+    lines = [*paying(result), *(against_others(result, plan) if plan is not None else ())]
     if plan is None:
         lines.append("best: draft nothing, at every number of slots")
     else:
@@ -55,6 +56,7 @@ def report(
             throughput_section(result),
             plan_section(choice),
             *([contexts_section(contexts)] if contexts is not None else []),
+            sentences((result.labels[c.id], c) for c in result.configurations),
         ],
         frames={"runs": result.frame()},
         metrics=_metrics(result, contexts),
@@ -81,7 +83,7 @@ def throughput_section(result: Throughput) -> Section:
 
 
 def paying(result: Throughput) -> list[str]:
-    """For each configuration, from how many slots on it is not faster for certain."""
+    """For each configuration, the number of slots from which on it is not certainly faster."""
     table, lines = result.table(), []
     for configuration in result.configurations[1:]:
         end = stops_paying(table, configuration.id)
@@ -97,7 +99,7 @@ def paying(result: Throughput) -> list[str]:
     return lines
 
 
-def beside_fixed(result: Throughput, plan: Configuration) -> list[str]:
+def against_others(result: Throughput, plan: Configuration) -> list[str]:
     """At each number of slots, how the plan compares with the fastest of the others."""
     table, lines = result.table(), []
     for slots in sorted(result.slots):
@@ -162,17 +164,17 @@ def contexts_section(table: pd.DataFrame) -> Section:
 
 
 def _metrics(result: Throughput, contexts: pd.DataFrame | None) -> dict[str, dict[int, float]]:
-    """Those of a configuration by the number of slots, those of a round's parts by the context."""
-    found: dict[str, dict[int, float]] = {}
+    """A configuration's metrics by the number of slots, those of a round's parts by the context."""
+    metrics: dict[str, dict[int, float]] = {}
     for row in result.table().to_dict("records"):
         for name in METRICS:
-            by_slots = found.setdefault(f"{metric_name(row['configuration'])}.{name}", {})
+            by_slots = metrics.setdefault(f"{metric_name(row['configuration'])}.{name}", {})
             by_slots[int(row["slots"])] = row[name]
     for row in [] if contexts is None else contexts.to_dict("records"):
         for part in PARTS:
-            by_context = found.setdefault(f"context.{part}_ms", {})
+            by_context = metrics.setdefault(f"context.{part}_ms", {})
             by_context[int(row["context"])] = 1e3 * row[part]
-    return found
+    return metrics
 
 
 def _slots(count: int) -> str:
