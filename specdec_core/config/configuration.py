@@ -72,9 +72,8 @@ class Configuration(Value):
         if self.sampling.greedy:
             return drafted
         clauses = [f"Sampled at temperature {self.sampling.temperature:g}"]
-        clauses += (
-            [f"from the {self.sampling.top_k} likeliest tokens"] if self.sampling.top_k else []
-        )
+        top_k = self.sampling.top_k
+        clauses += [f"from the {top_k} likeliest tokens"] if top_k else []
         clauses += [f"top-p {self.sampling.top_p:g}"] if self.sampling.top_p < 1 else []
         clauses += ["draft and target with the same noise"] * (self.sampling.coupling == "gumbel")
         return f"{drafted} {', '.join(clauses)}."
