@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from html import escape
@@ -24,6 +25,11 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         if mark in markdown:
             markdown = markdown.replace(mark, make())
     return markdown
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Drop the roles, as in ``:class:`Engine```, of docstrings."""
+    return re.sub(r":(?:class|mod|func|meth|attr):(?=<code>)", "", html)
 
 
 # Commands
@@ -88,7 +94,7 @@ def keys() -> str:
 
 def _model(model: type[BaseModel]) -> str:
     """What a model is for and a row for each of its keys."""
-    text = " ".join((model.__doc__ or "").split()).replace(":class:", "")
+    text = " ".join((model.__doc__ or "").split()).replace("*", "\\*")
     lines = [text, "", "| key | value | default | |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
         if name == "kind":

@@ -87,7 +87,7 @@ def _counted(plan: ResolvedPlan, task: Task, observer: SweepObserver) -> list[Co
     """The configurations to count, once each. Asynchronous drafting is only timed, and so is
     autoregressive decoding, unless another machine's times are used."""
     configurations = plan.configurations or ()
-    distinct = {c.id: c for c in configurations if not c.beside and c != plan.autoregressive}
+    distinct = {c.id: c for c in configurations if not c.asynchronous and c != plan.autoregressive}
     if plan.hardware is not None:
         distinct[plan.autoregressive.id] = plan.autoregressive
     oracles = [c for c in distinct.values() if c.family == ORACLE and not task.replays(c)]

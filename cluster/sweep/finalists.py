@@ -64,7 +64,7 @@ def _finalists(
     if kept_out := sorted(lossy - set(plan.allow_lossy)):
         names = ", ".join(kept_out)
         observer.warned(f"{names}: lossy, so counted but never the best (allow_lossy: [{names}])")
-    asynchronous = [c for c in plan.configurations or () if c.beside]
+    asynchronous = [c for c in plan.configurations or () if c.asynchronous]
     return [*(trial.configuration for trial in chosen), *asynchronous]
 
 
@@ -156,10 +156,10 @@ def choose_champion(
     equals = [c for c in contestants if tied(fastest, c)]
     if baseline in equals:
         champion = baseline
-    elif fastest.beside:
+    elif fastest.asynchronous:
         champion = fastest
     else:
-        counted = [c for c in equals if not c.beside]
+        counted = [c for c in equals if not c.asynchronous]
         champion = max(counted, key=lambda c: result.trial(c.id).metrics[METRIC])
     timed: list[Timing] = [t for t in (result.autoregressive, *result.timings) if t is not None]
     for timing in timed:

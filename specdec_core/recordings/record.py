@@ -140,10 +140,8 @@ class Recorder:
                         active[slot] = [token]
                 step += 1
             for (t, _, _), steps in zip(batch, continuations, strict=True):
-                continuation, qs, states = zip(*steps, strict=True)
-                rows.add(
-                    [t] * len(steps), 1, continuation, torch.stack(qs), torch.stack(states), None
-                )
+                drawn, qs, states = zip(*steps, strict=True)
+                rows.add([t] * len(steps), 1, drawn, torch.stack(qs), torch.stack(states), None)
 
     def _examples(
         self,

@@ -154,7 +154,7 @@ class Track:
         accepted = np.minimum(drafted, self.agreeing)
         return Drafts(drafted, accepted, drafted, drafted, drafted)
 
-    def asked(self, policy: LengthPolicy, start: int, most: int) -> int:
+    def drafted_by(self, policy: LengthPolicy, start: int, most: int) -> int:
         """Candidates, at most `most`, that a policy drafts from a start when it decides after each
         of them, as in the engine."""
         if type(policy).go_on is LengthPolicy.go_on:
@@ -240,7 +240,7 @@ class Track:
             position, length = 0, left[first]
             while position < length:
                 start = first + position
-                drafted = self.asked(policy, start, min(policy.limit(0), bounds[start]))
+                drafted = self.drafted_by(policy, start, min(policy.limit(0), bounds[start]))
                 accepted = min(drafted, agreeing[start])
                 generated = min(accepted + 1, left[start])
                 rounds.add_chain(number, position, drafted, accepted, generated)

@@ -139,7 +139,7 @@ class ResolvedPlan(SweepSettings):
         sweep cannot try."""
         for configuration in self.samples:
             self._check(configuration, source)
-            if configuration.beside:
+            if configuration.asynchronous:
                 self._check_asynchronous(source)
         if self.hardware is not None:
             self.hardware.profile(list(self.pair.drafts))

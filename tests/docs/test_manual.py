@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,9 +39,12 @@ def test_every_command_and_every_kind_has_its_section(site: Path) -> None:
         assert f'<h3 id="{kind}' in configuration
 
 
-def test_the_readme_names_no_file_that_is_not_there() -> None:
-    import re
+def test_no_page_shows_the_markup_of_docstrings(site: Path) -> None:
+    roles = re.compile(r":(class|mod|func|meth):")
+    assert [page.name for page in site.rglob("*.html") if roles.search(page.read_text())] == []
 
+
+def test_the_readme_names_no_file_that_is_not_there() -> None:
     text = (ROOT / "README.md").read_text()
     named = re.findall(r"\]\(([^)#:]+)[^)]*\)", text)
     assert len(named) >= 15

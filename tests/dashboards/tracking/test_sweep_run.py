@@ -304,7 +304,7 @@ def test_a_champion_registered_without_its_datastore_is_loaded(
     with pytest.raises(UserError, match=r"datastores/mine: missing"):
         register(result, trial.id)
     with monkeypatch.context() as before:
-        before.setattr(registry, "_own_files", lambda _: {})
+        before.setattr(registry, "_workspace_files", lambda _: {})
         register(result, trial.id)
     assert load_champion()[1] == trial.configuration
     assert not (home / "datastores").exists()

@@ -190,6 +190,8 @@ def test_the_page_has_every_table_the_findings_and_what_differs(
     for line in (*findings(result), *notes(result), "- PLD is prompt lookup."):
         assert line in page
     assert "Other models than the paper's." in page
+    for method in PLAN.methods("methods"):
+        assert f"- {method.label}: {method.configurations[0].sentence}" in page
     html = (tmp_path / "papers.html").read_text()
     assert html.count("data-plot=") >= 2
     assert "<b>0.500</b>" in html

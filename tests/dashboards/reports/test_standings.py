@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dashboards.outputs.console import table
-from dashboards.reports.standings import sentences, standings
+from dashboards.reports.standings import standings, timed_sentences
 from specdec_core.search.results import SweepResult
 
 
@@ -46,7 +46,7 @@ def test_sentences_are_of_those_timed_and_begin_with_the_champion(
     swept: tuple[SweepResult, Path],
 ) -> None:
     result = swept[0]
-    lines = sentences(result).lines
+    lines = timed_sentences(result).lines
     best = result.champion_trial.configuration
     assert lines[0] == f"{result.labels[best.id]}: {best.sentence}"
     assert [line.partition(":")[0] for line in lines[1:]] == [
