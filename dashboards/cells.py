@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import pandas as pd
@@ -100,6 +101,16 @@ def table(rows: pd.DataFrame | Iterable[Row], columns: Mapping[Any, Cell]) -> pd
 def everything(frame: pd.DataFrame) -> pd.DataFrame:
     """The text of a whole table, every column as it is."""
     return table(frame, {name: anything(name) for name in frame.columns})
+
+
+def verdict(ratio: Ratio) -> str:
+    """How one speed compares with another, in words; tied where the interval includes 1."""
+    return "tied with" if ratio.tied else "faster than" if ratio.low > 1 else "slower than"
+
+
+def group_ends(values: Iterable[Any]) -> list[int]:
+    """The rows after which a column's value changes."""
+    return [row for row, (value, following) in enumerate(pairwise(values)) if value != following]
 
 
 def split(cell: str) -> tuple[str, str]:

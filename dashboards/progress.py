@@ -136,7 +136,7 @@ class SweepProgress(ConsoleProgress, SweepObserver):
 class RecordingProgress(ConsoleProgress, RecordingObserver):
     """A recording: its steps are prompts. At the end it says how fast it was."""
 
-    columns = (TextColumn("left"), TimeRemainingColumn())
+    columns = RaceProgress.columns
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)

@@ -105,12 +105,10 @@ def main(
     files = [times.save(folder / "profile.json")]
     if plan is not None:
         files.append(write_atomically(folder / "plan.yaml", plan.to_yaml()))
-    runner = pair.spec.runner
     notes = [
         f"{len(loaded)} prompts of {prompts}, {max_new_tokens} new tokens, queues of 3 requests for"
         f" each slot, {queues} queues, {repeats} repeats",
-        f"{runner.device}, target {runner.target_dtype}, draft {runner.draft_dtype}, threads"
-        f" {runner.threads}",
+        _machine(pair.spec),
     ]
     params = {
         "prompts": prompts,
@@ -125,6 +123,14 @@ def main(
     if plan is not None:
         console.print("\nto paste (a configuration whose K follows the batch):\n")
         console.print(plan.to_yaml(), markup=False)
+
+
+def _machine(pair: PairSpec) -> str:
+    runner = pair.runner
+    return (
+        f"{runner.device}, target {runner.target_dtype}, draft {runner.draft_dtype}, threads"
+        f" {runner.threads}"
+    )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 
@@ -13,6 +12,7 @@ from dashboards.figures.regret import arm_shares, regret_curves, regret_table
 from dashboards.reports.sentences import sentences
 from dashboards.sections import Origin, Report, Section
 from specdec_core.studies.bandits import ArmComparison
+from specdec_core.tokens.statistics import Ratio
 
 COLUMNS = {
     "method": cells.text("name"),
@@ -54,16 +54,14 @@ def headline(table: pd.DataFrame) -> str:
     """How the fastest bandit compares with the best single arm."""
     bandits, arms = (table[table["kind"] == kind] for kind in ("bandit", "arm"))
     best, arm = (rows.iloc[rows["tokens_per_second"].argmax()] for rows in (bandits, arms))
-    tied = best["low"] <= 1 <= best["high"]
-    verdict = "tied with" if tied else "faster than" if best["low"] > 1 else "slower than"
+    ratio = Ratio(best["over_best"], best["low"], best["high"])
     return (
-        f"{best['name']} is {verdict} the best single arm, {arm['name']}: "
-        f"{cells.as_ratio(best['over_best'], best['low'], best['high'])} its tokens a second"
+        f"{best['name']} is {cells.verdict(ratio)} the best single arm, {arm['name']}: "
+        f"{cells.of_ratio(ratio)} its tokens a second"
     )
 
 
 def _methods(table: pd.DataFrame) -> Section:
-    kinds = list(table["kind"])
     return Section(
         key="table",
         title="Each bandit, each of its arms alone",
@@ -73,7 +71,7 @@ def _methods(table: pd.DataFrame) -> Section:
         brief=BRIEF,
         intervals=False,
         marked=[int(table["tokens_per_second"].argmax())],
-        ruled=[i for i, (kind, after) in enumerate(itertools.pairwise(kinds)) if kind != after],
+        ruled=cells.group_ends(table["kind"]),
     )
 
 

@@ -66,7 +66,6 @@ def report(
 def throughput_section(result: Throughput) -> Section:
     """Tokens a second and speedups by slots; the fastest at each number of slots is marked."""
     table = result.table()
-    slots = list(table["slots"])
     return Section(
         key="throughput",
         title="Throughput by batch size",
@@ -78,7 +77,7 @@ def throughput_section(result: Throughput) -> Section:
         shown=cells.table(table, COLUMNS),
         figure=throughput_figure(table, "Throughput by batch size"),
         marked=tuple(table.groupby("slots")["tokens_per_second"].idxmax()),
-        ruled=[n for n, after in enumerate(slots[1:]) if after != slots[n]],
+        ruled=cells.group_ends(table["slots"]),
     )
 
 
@@ -106,10 +105,9 @@ def against_others(result: Throughput, plan: Configuration) -> list[str]:
         others = table[(table["slots"] == slots) & (table["config_id"] != plan.id)]
         best = others.iloc[others["tokens_per_second"].argmax()]
         ratio = result.over(slots, plan.id, best["config_id"])
-        verdict = "tied with" if ratio.tied else "faster than" if ratio.low > 1 else "slower than"
         lines.append(
-            f"{_slots(slots)}: {result.labels[plan.id]} is {verdict} the fastest other,"
-            f" {best['configuration']}: {cells.of_ratio(ratio)}"
+            f"{_slots(slots)}: {result.labels[plan.id]} is {cells.verdict(ratio)} the fastest"
+            f" other, {best['configuration']}: {cells.of_ratio(ratio)}"
         )
     return lines
 

@@ -90,14 +90,13 @@ def _acceptance(comparisons: Sequence[TreeComparison]) -> Section:
 
 def _budgets(comparison: TreeComparison) -> Section:
     rows = list(_rows(comparison))
-    budgets = [row["budget"] for row in rows]
     fastest = max(row["speedup"] for row in rows)
     return Section(
         key=f"budget {comparison.draft}",
         title=f"The best trees by budget, {comparison.draft}",
         shown=cells.table(rows, COLUMNS),
         marked=[n for n, row in enumerate(rows) if row["speedup"] == fastest],
-        ruled=[n for n, after in enumerate(budgets[1:]) if after != budgets[n]],
+        ruled=cells.group_ends(row["budget"] for row in rows),
     )
 
 

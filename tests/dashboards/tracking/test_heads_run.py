@@ -28,17 +28,17 @@ PARAMS = {"recordings": ["training"], "settings": SETTINGS.model_dump()}
 
 @pytest.fixture(scope="module")
 def heads(tmp_path_factory: pytest.TempPathFactory) -> list[Finished]:
-    root, found = tmp_path_factory.mktemp("heads"), []
+    root, heads = tmp_path_factory.mktemp("heads"), []
     for spec in (HeadSpec(depth=0), HeadSpec(depth=1)):
         training = HeadTraining(spec, learnable(), SETTINGS)
         while not training.done:
             training.epoch()
         trained = training.result()
         folder = root / f"small-{spec.label}"
-        found.append(
+        heads.append(
             Finished(folder.name, folder, save_head(trained.weights, trained.card, folder))
         )
-    return found
+    return heads
 
 
 @pytest.fixture

@@ -63,9 +63,9 @@ def runs(result: SweepResult) -> tuple[list[Run], list[Run]]:
     """Parent and nested runs of the pair's experiment."""
     client = MlflowClient(tracking_uri())
     experiment = client.get_experiment_by_name(result.pair.name)
-    found = client.search_runs([experiment.experiment_id])
-    nested = [run for run in found if "mlflow.parentRunId" in run.data.tags]
-    return [run for run in found if run not in nested], nested
+    runs = client.search_runs([experiment.experiment_id])
+    nested = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
+    return [run for run in runs if run not in nested], nested
 
 
 def log(result: SweepResult, folder: Path) -> int | None:
@@ -107,7 +107,7 @@ def test_runs_of_one_label_are_told_apart_by_their_ids(
         for n in (2, 3)
     ]
     first = result.trials[-1]
-    twins = [first.model_copy(update={"configuration": own}) for own in hybrids]
+    twins = [first.model_copy(update={"configuration": hybrid}) for hybrid in hybrids]
     with SweepRun() as tracking:
         tracking.begun(result, PROMPTS, folder)
         for trial in twins:  # the first comes before anything is known of the second
@@ -116,8 +116,8 @@ def test_runs_of_one_label_are_told_apart_by_their_ids(
         tracking.finish(result, folder)
     _, nested = runs(result)
     names = {run.data.tags["config_id"]: run.info.run_name for run in nested}
-    for own in hybrids:
-        assert names[own.id] == f"suffix else suffix ({own.id[:4]})"
+    for hybrid in hybrids:
+        assert names[hybrid.id] == f"suffix else suffix ({hybrid.id[:4]})"
 
 
 def test_the_parent_has_files_prompts_and_the_champions_figures(
@@ -347,11 +347,11 @@ def test_champions_with_heads_and_learned_states_are_registered_under_their_pair
         (other, Configuration(drafter=learning)),
     ]
     for pair, configuration in champions:
-        own = result.model_copy(update={"pair": pair}, deep=True)
-        trial = own.champion_trial
+        renamed = result.model_copy(update={"pair": pair}, deep=True)
+        trial = renamed.champion_trial
         trial.configuration = configuration
-        own.champion = trial.id
-        log(own, folder)
+        renamed.champion = trial.id
+        log(renamed, folder)
     models = MlflowClient(tracking_uri()).search_registered_models()
     assert {model.name for model in models} == {pair.name for pair, _ in champions}
     for pair, configuration in champions:
