@@ -14,7 +14,7 @@ from cluster.session import get, start_actor
 from specdec_core.base.errors import UserError
 from specdec_core.base.wire import LinkLost
 from specdec_core.config import PairSpec
-from specdec_core.drafting.pearl.socket_link import WireLink, serve
+from specdec_core.drafting.pearl.socket_link import SocketLink, serve
 from specdec_core.models.pair import Pair, load_drafts, load_skeleton, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -54,14 +54,14 @@ class PlacedDraft:
     types resolved. Made, and used, in the engine's process."""
 
     def __init__(self, placed: Placed, spec: PairSpec) -> None:
-        self.link = WireLink()
+        self.link = SocketLink()
         options = placed.options("draft") | {"max_restarts": -1, "max_task_retries": -1}
         self.actor = start_actor(Draft, spec, **options)
         self.pid: int = get(self.actor.pid.remote())
         host = ray.util.get_node_ip_address()
         self._served: ray.ObjectRef = self.actor.serve.remote(host, self.link.port, self.link.key)
 
-    def wait(self) -> WireLink:
+    def wait(self) -> SocketLink:
         """The link, once the draft has loaded its models and come.
 
         Raises:

@@ -42,7 +42,7 @@ class Overlapping(Bench):
     def warm_up(self, configurations: Sequence[Configuration], request: Request) -> None:
         """Also wait for the draft to have its graphs: until then decoding is autoregressive."""
         for configuration in configurations:
-            if configuration.beside:
+            if configuration.asynchronous:
                 self.engine.configure(configuration)
                 drafter = self.engine.drafter
                 if drafter is None or not drafter.prepare(LOADING):

@@ -31,7 +31,7 @@ def placed_engine(
         pair = load_sharded(spec, placed, drafts=configuration.drafts_itself)
         stack.callback(pair.group.close)
         open_link: Callable[[], Link] = no_link
-        if configuration.beside:
+        if configuration.asynchronous:
             draft = PlacedDraft(placed, pair.spec)
             stack.callback(draft.close)
             open_link = draft.wait
@@ -46,7 +46,7 @@ def check_models(
 ) -> None:
     """Check that the pair has the draft that the configuration names, and `placement` a device for
     it where it asks for one. Raises :class:`UserError`."""
-    if configuration.beside and (placement is None or not placement.draft.devices):
+    if configuration.asynchronous and (placement is None or not placement.draft.devices):
         raise UserError(
             f"{configuration.label} drafts on a device of its own: say which, with --cluster and a"
             " placement that has one for the draft"

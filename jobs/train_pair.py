@@ -22,7 +22,8 @@ from jobs.console import console, point, run
 from specdec_core.base.errors import UserError
 from specdec_core.config import load_yaml, parse
 from specdec_core.training.bundled_pair.card import write_card
-from specdec_core.training.bundled_pair.training import SMOKE, Settings, train_pair
+from specdec_core.training.bundled_pair.recipe import train_pair
+from specdec_core.training.bundled_pair.settings import SMOKE, Settings
 
 SECONDS_BETWEEN_METRICS = 5.0
 

@@ -26,8 +26,8 @@ from cluster.serving.openai_protocol import (
     MAX_BODY_BYTES,
     ApiError,
     Arm,
-    Choice,
     Completion,
+    CompletionChoice,
     CompletionRequest,
     Health,
     ModelCard,
@@ -194,7 +194,7 @@ class CompletionService:
         echoed = self.echoed(body)
         return self.completion(
             choices=[
-                Choice(index=i, text=echoed[i] + g.text, finish_reason=g.finish_reason)
+                CompletionChoice(index=i, text=echoed[i] + g.text, finish_reason=g.finish_reason)
                 for i, g in enumerate(generations)
             ],
             usage=Usage.of(generations),
@@ -207,7 +207,7 @@ class CompletionService:
         answer = self.completion(choices=[])
         generations: list[Generation] = []
 
-        def event(choices: list[Choice], **fields: Any) -> str:
+        def event(choices: list[CompletionChoice], **fields: Any) -> str:
             part = answer.model_copy(update={"choices": choices, **fields})
             return f"data: {part.model_dump_json()}\n\n"
 
@@ -215,9 +215,9 @@ class CompletionService:
             try:
                 for index, text in enumerate(self.echoed(body)):
                     if text:
-                        yield event([Choice(index=index, text=text)])
+                        yield event([CompletionChoice(index=index, text=text)])
                 async for index, chunk in submission:
-                    choice = Choice(index=index, text=chunk.text)
+                    choice = CompletionChoice(index=index, text=chunk.text)
                     fields = {}
                     if chunk.finished:
                         choice.finish_reason = chunk.finished.finish_reason

@@ -226,7 +226,7 @@ class SpecDec(BaseModel):
         )
 
 
-class Choice(BaseModel):
+class CompletionChoice(BaseModel):
     index: int
     text: str
     logprobs: None = None
@@ -241,7 +241,7 @@ class Completion(BaseModel):
     created: int
     model: str
     system_fingerprint: str  # the configuration's id
-    choices: list[Choice]
+    choices: list[CompletionChoice]
     usage: Usage | None = None
     specdec: SpecDec | None = None
 
@@ -278,6 +278,6 @@ class Health(BaseModel):
     lossless: bool
     slots: int
     max_length: int
-    running: int  # requests that are waiting or being decoded
-    cancelled: int  # requests given up by their clients
+    running: int  # choices that are waiting or being decoded
+    cancelled: int  # HTTP requests given up by their clients
     arms: list[Arm] = []  # where a bandit with memory of all requests chooses who drafts

@@ -60,7 +60,7 @@ def count_all(
         if plan.hardware is not None and plan.autoregressive.id not in done:
             tuning.each([[plan.autoregressive]], needs)
     else:
-        counted = [c for c in known if not c.beside]
+        counted = [c for c in known if not c.asynchronous]
         replayable, others = split(_wanted(plan, counted, task, tell), task.replay)
         pending = [c for c in replayable if c.id not in done]
         if replayable:

@@ -62,7 +62,7 @@ def _finalists(plan: ResolvedPlan, result: SweepResult, tell: SweepObserver) -> 
     if kept_out := sorted(lossy - set(plan.allow_lossy)):
         names = ", ".join(kept_out)
         tell.warned(f"{names}: lossy, so counted but never the best (allow_lossy: [{names}])")
-    beside = [c for c in plan.configurations or () if c.beside]
+    beside = [c for c in plan.configurations or () if c.asynchronous]
     return [*(trial.configuration for trial in chosen), *beside]
 
 
@@ -153,10 +153,10 @@ def choose_champion(
     equals = [c for c in contestants if tied(fastest, c)]
     if baseline in equals:
         champion = baseline
-    elif fastest.beside:
+    elif fastest.asynchronous:
         champion = fastest
     else:
-        counted = [c for c in equals if not c.beside]
+        counted = [c for c in equals if not c.asynchronous]
         champion = max(counted, key=lambda c: result.trial(c.id).metrics[METRIC])
     timed: list[Timing] = [t for t in (result.autoregressive, *result.timings) if t is not None]
     for timing in timed:

@@ -40,9 +40,9 @@ from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import ResolvedPlan
 from specdec_core.search.replaying import (
-    asked_recording,
     open_replay,
     recorded_oracles,
+    recording_of,
     with_types_of,
 )
 from specdec_core.search.results import SweepResult, Trial, by_estimate
@@ -76,7 +76,7 @@ def run_sweep(
     if (result := folder.result()) is not None:
         tell.begun(result, prompts, folder.path)
         return result, folder
-    asked = asked_recording(plan, home, prompt_set.digest)
+    asked = recording_of(plan, home, prompt_set.digest)
     pair = _pair_of(plan, folder, asked)
     tell.stage("connecting to Ray, loading the pair")
     with ray_session():
@@ -139,7 +139,7 @@ class _Sweep:
 
     def begin(self, identity: str, prompt_set: PromptSet) -> None:
         """Write down what this sweep is, with what forwards cost."""
-        self.folder.begin(self.plan.asked, identity)
+        self.folder.begin(self.plan.given, identity)
         self.folder.save_pair(self.pair)
         self.profile = self._profile()
         self.folder.save_profile(self.profile)

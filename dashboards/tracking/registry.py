@@ -19,6 +19,7 @@ from dashboards.store import connect, runs_where, tracking_uri
 from dashboards.tracking.trial_runs import log_trial
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, parse
+from specdec_core.drafting.datastores.datastore import resolve_datastore
 from specdec_core.drafting.heads.storage import resolve_head
 from specdec_core.drafting.states import find_state
 from specdec_core.search.results import SweepResult, Trial
@@ -62,6 +63,8 @@ def _log_champion(
     }
     client.log_text(run_id, yaml.safe_dump(content, sort_keys=False), SOURCE)
     for place, path in _workspace_files(configuration).items():
+        if not path.exists():
+            raise UserError(f"{path}: missing; a champion is registered with the files it needs")
         log = client.log_artifacts if path.is_dir() else client.log_artifact
         log(run_id, str(path), f"{CHAMPION}/{place}")
 
@@ -150,8 +153,9 @@ def load_champion(name: str | None = None) -> tuple[PairSpec, Configuration, int
         content = yaml.safe_load(Path(file).read_text())
         pair = parse(PairSpec, content["pair"], SOURCE)
         configuration = parse(Configuration, content["configuration"], SOURCE)
+        copies = {Path(file.path).name for file in client.list_artifacts(version.run_id, CHAMPION)}
         for place, path in _workspace_files(configuration).items():
-            if not path.exists():  # made on another machine; the champion brings a copy
+            if place in copies and not path.exists():  # made elsewhere: it came with the champion
                 files = client.download_artifacts(version.run_id, f"{CHAMPION}/{place}", scratch)
                 _copy(Path(files), path)
     return pair, configuration, int(version.version)
@@ -173,16 +177,19 @@ def _copy(files: Path, path: Path) -> None:
 
 
 def _workspace_files(configuration: Configuration) -> dict[str, Path]:
-    """The heads that a configuration reads and the states that its bandits start from, by the
-    artifact that holds a copy. Bundled heads, and what is given by a path, are not copied."""
-    heads = dict.fromkeys(head for _, head in configuration.heads)
-    named = [head for head in heads if not head.startswith("bundled:") and os.sep not in head]
-    states = [s for s in dict.fromkeys(configuration.states) if Path(s).suffix != ".json"]
-    return {
-        **{_numbered("head", n): resolve_head(head) for n, head in enumerate(named, start=1)},
-        **{_numbered("state", n): find_state(state) for n, state in enumerate(states, start=1)},
+    """What a configuration needs of the workspace, by the artifact that holds a copy: its heads and
+    datastores and the state that a bandit starts from; none of those that come with the program or
+    are given by their path."""
+    heads = [h for _, h in configuration.heads if not h.startswith("bundled:") and os.sep not in h]
+    datastores = [name for name in configuration.datastores if os.sep not in name]
+    states = [name for name in configuration.states if Path(name).suffix != ".json"]
+    paths = {
+        "head": map(resolve_head, dict.fromkeys(heads)),
+        "datastore": map(resolve_datastore, dict.fromkeys(datastores)),
+        "state": map(find_state, dict.fromkeys(states)),
     }
-
-
-def _numbered(name: str, number: int) -> str:
-    return f"{name}-{number}" if number > 1 else name
+    return {
+        f"{kind}-{number}" if number > 1 else kind: path
+        for kind, needed in paths.items()
+        for number, path in enumerate(needed, start=1)
+    }

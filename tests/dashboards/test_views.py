@@ -26,8 +26,8 @@ from specdec_core.search.results import SweepResult
 from specdec_core.studies.bench.result import BenchResult
 from specdec_core.training.heads.training import HeadTraining
 from tests.dashboards import browser
-from tests.dashboards.test_delivery import server
-from tests.dashboards.test_heads import SETTINGS
+from tests.dashboards.tracking.test_delivery import server
+from tests.dashboards.tracking.test_heads_run import SETTINGS
 from tests.specdec_core.drafting.heads.examples import learnable
 
 KIND = "mlflow.experimentKind"

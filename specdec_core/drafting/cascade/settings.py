@@ -1,4 +1,4 @@
-"""What there is to say of a chain that a lookup speeds up."""
+"""The settings of a chain that a lookup speeds up."""
 
 from __future__ import annotations
 

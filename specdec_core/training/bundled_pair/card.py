@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from specdec_core.training.bundled_pair.training import Settings
+from specdec_core.training.bundled_pair.settings import Settings
 
 
 def _alignment_table(alignment: dict[str, dict[str, dict[str, float]]]) -> list[str]:
@@ -44,7 +44,7 @@ def write_card(
 ) -> None:
     """Write the card to `path` (README.md of the weights).
 
-    `facts` and `results` are what `training.facts` and `training.evaluate` return.
+    `facts` and `results` are what `recipe.train_pair` returns.
     """
     models = facts["models"]
     target, drafts = models["target"], {name: models[name] for name in settings.drafts}

@@ -97,7 +97,7 @@ def configuration(drafter: dict[str, Any] | None, **sampling: Any) -> Configurat
             "Copies what followed the longest suffix seen before, at least 2 tokens long, up to 10"
             " tokens. In the same tree the small draft model drafts 12 tokens a round. Meanwhile"
             " the target verifies, on another device, up to 12 tokens at once (PEARL). Its draft"
-            " goes on with what is looked up behind it.",
+            " goes on with what is looked up after it.",
         ),
         (
             {"kind": "tree", "draft": "small", "branching": [3, 1, 1, 1]},

@@ -19,7 +19,7 @@ from specdec_core.drafting.heads.card import HeadSpec, TrainingSettings
 from specdec_core.drafting.heads.storage import save_head
 from specdec_core.training.heads.finished import Finished
 from specdec_core.training.heads.training import HeadTraining
-from tests.dashboards.test_delivery import server
+from tests.dashboards.tracking.test_delivery import server
 from tests.specdec_core.drafting.heads.examples import learnable
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, batch_size=256, epochs=3)

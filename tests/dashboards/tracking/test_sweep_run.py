@@ -12,6 +12,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from dashboards.store import tracking_uri
+from dashboards.tracking import registry
 from dashboards.tracking.registry import load_champion, register
 from dashboards.tracking.sweep_run import SweepRun
 from specdec_core.base.errors import UserError
@@ -22,6 +23,7 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.hybrid import HybridSettings
 from specdec_core.drafting.policies.decision import DecisionSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.retrieval import RetrievalSettings
 from specdec_core.drafting.states import save_state
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.prompts.prompt_sets import Prompt
@@ -265,6 +267,47 @@ def test_a_champions_head_comes_with_it(home: Path, result: SweepResult, folder:
     assert load_champion()[1] == trial.configuration
     assert (head / "head.json").read_text() == "a card"
     assert (head / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_a_champions_datastores_come_with_it_unless_they_are_given_by_path(
+    home: Path, result: SweepResult, folder: Path
+) -> None:
+    log(result, folder)
+    elsewhere = home / "elsewhere" / "theirs"
+    stores = [home / "datastores" / "mine", home / "datastores" / "other", elsewhere]
+    for store in stores:
+        store.mkdir(parents=True)
+        (store / "datastore.json").write_text(store.name)
+        (store / "tokens.npy").write_bytes(b"tokens")
+    lookup = RetrievalSettings(datastore="mine")
+    arms = [RetrievalSettings(datastore="other"), RetrievalSettings(datastore=str(elsewhere))]
+    trial = next(t for t in result.trials if t.mlflow_run_id)
+    trial.configuration = Configuration(
+        drafter=HybridSettings(lookup=lookup, otherwise=BanditSettings(arms=arms))
+    )
+    register(result, trial.id)
+    for store in stores:
+        shutil.rmtree(store)
+    assert load_champion()[1] == trial.configuration
+    for store in stores[:2]:
+        assert (store / "datastore.json").read_text() == store.name
+        assert (store / "tokens.npy").read_bytes() == b"tokens"
+    assert not elsewhere.exists()
+
+
+def test_a_champion_registered_without_its_datastore_is_loaded(
+    home: Path, result: SweepResult, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log(result, folder)
+    trial = next(t for t in result.trials if t.mlflow_run_id)
+    trial.configuration = Configuration(drafter=RetrievalSettings(datastore="mine"))
+    with pytest.raises(UserError, match=r"datastores/mine: missing"):
+        register(result, trial.id)
+    with monkeypatch.context() as before:
+        before.setattr(registry, "_workspace_files", lambda _: {})
+        register(result, trial.id)
+    assert load_champion()[1] == trial.configuration
+    assert not (home / "datastores").exists()
 
 
 def test_a_champions_arms_come_with_their_heads_and_what_was_learned(
