@@ -38,7 +38,7 @@ class CascadeSettings(ChainSettings):
 
     @property
     def name(self) -> str:
-        return "cascade"
+        return f"cascade {self.draft_name}"
 
     @property
     def parts(self) -> tuple[DrafterSettings, ...]:
