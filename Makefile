@@ -6,7 +6,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 
 PEERS := .venv-peers
 
-.PHONY: demo test test-long lint docs clean bench-peers
+.PHONY: demo test test-long lint docs gpu clean bench-peers
 
 demo: $(VENV)/.run
 	$(BIN)/specdec demo
@@ -26,6 +26,15 @@ lint: $(VENV)/.dev
 # The manual, made again whenever a page or the code changes.
 docs: $(VENV)/.dev
 	$(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
+
+# What a GPU may do differently: families, losslessness, captured graphs, and one benchmark. Models run
+# on the GPU where torch sees one. GPU_PYTHON names a Python that has all it needs; unset, the virtual
+# environment is made.
+GPU_TESTS := tests/specdec_core/engine tests/specdec_core/models tests/specdec_core/tokens
+
+gpu: $(if $(GPU_PYTHON),,$(VENV)/.dev)
+	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest $(GPU_TESTS)
+	$(or $(GPU_PYTHON),$(BIN)/python) -m jobs.bench --peers none --quick --compile
 
 bench-peers: $(PEERS)/.made
 

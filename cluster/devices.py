@@ -23,11 +23,11 @@ _held: list[IO[bytes]] = []  # a lock lasts as long as its open file
 
 @cache
 def claim_device() -> torch.device:
-    """This process's own device, called when an actor starts; asked again, the same one.
+    """The device of this process alone; called when an actor starts, and the same every time.
 
-    On a GPU it is the one that Ray made visible. Else it is a core that no other such process of
-    this machine has, on whatever Ray node: the process is pinned to it, with one torch thread. A
-    core is free again when its process has ended, however it ended. Where Ray was told of more
+    On a GPU node it is the GPU that Ray made visible. Else it is a core that no other such process
+    on this machine has, whatever its Ray node: the process is pinned to it, with one torch thread.
+    A core is free again when its process has ended, however that happened. Where Ray was given more
     CPUs than there are cores, the process shares them all, after a warning.
     """
     import ray
@@ -55,15 +55,15 @@ def claim_core() -> int | None:
             break
         time.sleep(0.1)
     logger.warning(
-        "all %d cores have an actor of their own already: one more shares them (Ray was told of"
-        " more CPUs than this machine has cores)",
+        "all %d cores have an actor each already: one more shares them (Ray was given more CPUs"
+        " than this machine has cores)",
         len(cores),
     )
     return None
 
 
 def _lock(core: int) -> bool:
-    """Whether this process has got the lock of that core, which it keeps until it ends."""
+    """Whether this process got the lock of that core, which it keeps until it ends."""
     path = Path(tempfile.gettempdir()) / f"specdec-core-{core}.lock"
     # Another user of the machine may have made the file: it can be read then, not written.
     if not path.exists():

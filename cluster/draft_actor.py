@@ -14,12 +14,12 @@ from cluster.session import get, start_actor
 from specdec_core.base.errors import UserError
 from specdec_core.base.wire import LinkLost
 from specdec_core.config import PairSpec
-from specdec_core.drafting.pearl.socket_link import WireLink, serve
+from specdec_core.drafting.pearl.socket_link import SocketLink, serve
 from specdec_core.models.pair import Pair, load_drafts, load_skeleton, load_tokenizer
 
 logger = logging.getLogger(__name__)
-LOADING = 600.0  # seconds that a draft may take to come
-ENDING = 5.0  # seconds that it may take to notice that it is not needed any more
+LOADING = 600.0  # seconds that a draft may take to connect
+ENDING = 5.0  # seconds that it may take to end by itself
 
 
 class Draft:
@@ -37,8 +37,8 @@ class Draft:
         return os.getpid()
 
     def serve(self, host: str, port: int, key: bytes) -> None:
-        """Draft for the engine at that address until it is gone. What goes wrong is logged, and
-        the draft comes to its engine anew, as it would if its process had died."""
+        """Draft for the engine at that address until it is gone. Errors are logged, and the draft
+        connects to its engine anew, as it would if its process had died."""
         while True:
             try:
                 return serve(host, port, key, self.pair)
@@ -54,15 +54,15 @@ class PlacedDraft:
     types resolved. Made, and used, in the engine's process."""
 
     def __init__(self, placed: Placed, spec: PairSpec) -> None:
-        self.link = WireLink()
+        self.link = SocketLink()
         options = placed.options("draft") | {"max_restarts": -1, "max_task_retries": -1}
         self.actor = start_actor(Draft, spec, **options)
         self.pid: int = get(self.actor.pid.remote())
         host = ray.util.get_node_ip_address()
         self._served: ray.ObjectRef = self.actor.serve.remote(host, self.link.port, self.link.key)
 
-    def wait(self) -> WireLink:
-        """The link, once the draft has loaded its models and come.
+    def wait(self) -> SocketLink:
+        """The link, once the draft has loaded its models and connected.
 
         Raises:
             UserError: it could not.
@@ -78,7 +78,7 @@ class PlacedDraft:
         return self.link
 
     def close(self) -> None:
-        # Without its engine it ends by itself. Of a call that is cut off Ray would tell the user.
+        # Without its engine the draft ends by itself. Ray would report a call that is cut off.
         self.link.close()
         ray.wait([self._served], timeout=ENDING)
         ray.kill(self.actor)

@@ -1,7 +1,7 @@
-"""Heads trained side by side: the grid of kinds, depths and weights as Ray Tune trials.
+"""Heads trained in parallel: the grid of kinds, depths and weights as Ray Tune trials.
 
 A head that is in the output folder with the digest of this training is finished and is not trained
-again. The examples lie once in Ray's object store, for all trials of a node.
+again. The examples are in Ray's object store, once for all trials of a node.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Entry:
 
     @property
     def config(self) -> dict[str, str]:
-        """What its trial reads."""
+        """The trial's `config["entry"]`."""
         return {
             "label": self.label,
             "spec": self.spec.model_dump_json(),
@@ -51,7 +51,7 @@ class Entry:
         }
 
     def finished(self) -> Finished | None:
-        """What the folder holds of this very training."""
+        """The head in the folder, if it is of this very training."""
         try:
             card = load_card(self.folder)
         except UserError:
@@ -111,19 +111,19 @@ def train_heads(
         for spec in specs
         for rate in rates
     ]
-    tell = together(HeadObserver, observers)
+    observer = together(HeadObserver, observers)
     done = {e.label: head for e in entries if (head := e.finished()) is not None}
-    tell.stage("training heads", len(entries), done=len(done))
+    observer.stage("training heads", len(entries), done=len(done))
     for head in done.values():
-        tell.head_finished(head)
+        observer.head_finished(head)
     pending = {e.label: e for e in entries if e.label not in done}
     if pending:
-        record = _Record(pending, done, tell)
+        record = _Record(pending, done, observer)
         for _ in range(ATTEMPTS):
             if left := {label: e for label, e in pending.items() if label not in done}:
                 _run(left, examples, device, record)
         for label in pending.keys() - done.keys():
-            tell.warned(f"{label} failed: {record.errors.get(label, 'its worker was lost')}")
+            observer.warned(f"{label} failed: {record.errors.get(label, 'its worker was lost')}")
         if not done:
             raise RuntimeError(f"no head could be trained: {record.errors}")
     heads: dict[str, Finished] = {}
@@ -145,7 +145,7 @@ def _chosen(name: str, head: Finished, out: Path) -> Finished:
 
 
 def head_name(spec: HeadSpec, examples: Examples) -> str:
-    """`small-specdecpp-d3-w6`; sampled recordings name their temperature behind the draft."""
+    """`small-specdecpp-d3-w6`; sampled recordings name their temperature after the draft."""
     sampling = examples.sampling
     tempered = "" if sampling.greedy else f"-T{sampling.temperature:g}"
     return f"{examples.draft}{tempered}-{spec.label}"
@@ -181,7 +181,7 @@ def _run(
         if device == "auto":
             device = "cuda" if needs["GPU"] else "cpu"
         trial = tune.with_parameters(HeadTrial, examples=dict(examples), device=device)
-        # The longest first: none is left over for one process at the end.
+        # The longest first, so that none is left over for one process at the end.
         longest = sorted(pending.values(), key=lambda e: (e.spec.kind, e.spec.depth), reverse=True)
         tune.Tuner(
             tune.with_resources(trial, needs),
@@ -194,7 +194,7 @@ def _run(
             ),
             run_config=tune.RunConfig(
                 name="heads",
-                storage_path=scratch,  # the output folder says what is done
+                storage_path=scratch,  # finished heads are in the output folder
                 callbacks=[record],
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                 failure_config=tune.FailureConfig(max_failures=1),
@@ -204,12 +204,12 @@ def _run(
 
 
 class _Record(tune.Callback):
-    """Writes each head down as it finishes."""
+    """Saves each head as it finishes."""
 
     def __init__(
-        self, pending: Mapping[str, Entry], done: dict[str, Finished], tell: HeadObserver
+        self, pending: Mapping[str, Entry], done: dict[str, Finished], observer: HeadObserver
     ) -> None:
-        self.pending, self.done, self.tell = pending, done, tell
+        self.pending, self.done, self.observer = pending, done, observer
         self.errors: dict[str, str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -226,8 +226,8 @@ class _Record(tune.Callback):
         card = HeadCard.model_validate_json(result.pop("card"))
         card = save_head(weights, card, entry.folder)
         self.done[entry.label] = Finished(entry.label, entry.folder, card)
-        self.tell.head_finished(self.done[entry.label])
-        self.tell.step()
+        self.observer.head_finished(self.done[entry.label])
+        self.observer.step()
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         cause = trial.get_error() if hasattr(trial, "get_error") else None

@@ -1,4 +1,4 @@
-"""Ray nodes played on this machine, each with its own scheduler and object store."""
+"""Ray nodes simulated on this machine, each with a scheduler and an object store."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from specdec_core.base.observer import Observer
 NODE, IDLE, HEAD, DECODING = 140, 125, 1200, 700
 NODES_NICE = 10  # niceness of the nodes
 OBJECTS = 80 << 20  # bytes of a node's object store, the least that Ray takes
-# What many nodes on one machine do without: looks at its state, one for each of them, and processes
-# that are started before their use is known.
+# Many nodes on one machine do without monitoring it, each for itself, and without processes that
+# are started in advance.
 LIGHT = {
     "RAY_enable_metrics_collection": "0",
     "RAY_enable_worker_prestart": "0",
@@ -37,11 +37,11 @@ LIGHT = {
 def check_memory(nodes: int, slots: int, idle: bool) -> None:
     """Raises :class:`UserError` unless so many nodes fit into the free memory of this machine."""
     needed = HEAD + nodes * (NODE + slots * (IDLE if idle else DECODING))
-    there = available()
-    if needed > there:
+    free = available()
+    if needed > free:
         raise UserError(
             f"--nodes {nodes}: with {slots} slots each they take about {needed / 1024:.1f} GiB of"
-            f" memory and {there / 1024:.1f} GiB are free; give fewer"
+            f" memory and {free / 1024:.1f} GiB are free; give fewer"
         )
 
 
@@ -54,28 +54,28 @@ def local_nodes(nodes: int, slots: int, observer: Observer) -> Iterator[None]:
     for name, value in {**QUIET, **LIGHT}.items():
         os.environ.setdefault(name, value)
     observer.stage(f"starting {nodes} nodes", nodes)
-    found = Cluster(
+    cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
     )
     try:
         for _ in range(nodes):
-            found.add_node(wait=False, num_cpus=slots, object_store_memory=OBJECTS)
+            cluster.add_node(wait=False, num_cpus=slots, object_store_memory=OBJECTS)
             observer.step()
-        found.wait_for_nodes(timeout=60 + 10 * nodes)
-        for node in found.worker_nodes:
+        cluster.wait_for_nodes(timeout=60 + 10 * nodes)
+        for node in cluster.worker_nodes:
             for process in chain.from_iterable(node.all_processes.values()):
                 _give_way(process.process.pid)
-        os.environ["RAY_ADDRESS"] = found.address
+        os.environ["RAY_ADDRESS"] = cluster.address
         with ray_session():
             yield
     finally:
         os.environ.pop("RAY_ADDRESS", None)
-        found.shutdown()
+        cluster.shutdown()
 
 
 def _give_way(pid: int) -> None:
-    """Let this process's driver go before another process, all that it has started and all that
-    it will: on a cluster the two share no cores."""
+    """Lower the priority of a process and its children below this driver's: on a real cluster they
+    share no cores."""
     with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
         for thread in Path(f"/proc/{pid}/task").iterdir():
             os.setpriority(os.PRIO_PROCESS, int(thread.name), NODES_NICE)

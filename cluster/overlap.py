@@ -1,4 +1,4 @@
-"""What drafting beside the target gains: PEARL against the chains of one process, in turns."""
+"""Measuring asynchronous drafting: PEARL against the chains of one process, in turns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from specdec_core.studies.overlap import ONE, PEARL, TWO, Contestant, Overlap
 
 
 class Overlapping(Bench):
-    """The target on the devices that are placed for it, and the draft on its own."""
+    """A bench with the target on the devices placed for it, and the draft on another."""
 
     def __init__(self, spec: PairSpec, placed: Placed) -> None:
         if placed.placement.target.devices == 1:
@@ -33,16 +33,16 @@ class Overlapping(Bench):
             self.pair = load_pair(spec)
         else:
             self.pair = load_sharded(spec, placed)
-        beside = placed.placement.draft.devices
-        open_link: Callable[[], Link]
-        open_link = PlacedDraft(placed, self.pair.spec).wait if beside else no_link
+        open_link: Callable[[], Link] = no_link
+        if placed.placement.draft.devices:
+            open_link = PlacedDraft(placed, self.pair.spec).wait
         self.engine = Engine(self.pair, open_link=open_link)
         self.drafters = {}
 
     def warm_up(self, configurations: Sequence[Configuration], request: Request) -> None:
         """Also wait for the draft to have its graphs: until then decoding is autoregressive."""
         for configuration in configurations:
-            if configuration.beside:
+            if configuration.asynchronous:
                 self.engine.configure(configuration)
                 drafter = self.engine.drafter
                 if drafter is None or not drafter.prepare(LOADING):
@@ -50,7 +50,7 @@ class Overlapping(Bench):
         super().warm_up(configurations, request)
 
     def record(self, configuration: Configuration, request: Request) -> list[Span]:
-        """Who did what when while `request` was decoded."""
+        """The spans of draft and target while `request` was decoded."""
         self.decode(configuration, request)
         timeline = self._drafter.timeline = Timeline()
         self.decode(configuration, request)
@@ -59,7 +59,7 @@ class Overlapping(Bench):
 
     @property
     def _drafter(self) -> PearlDrafter:
-        """The engine's, of a configuration that is PEARL itself."""
+        """The engine's drafter, of a PEARL configuration."""
         assert isinstance(self.engine.drafter, PearlDrafter)
         return self.engine.drafter
 
@@ -73,8 +73,8 @@ def compare_overlap(
     repeats: int,
     observer: Observer | None = None,
 ) -> Overlap:
-    """Time `chains` in a process of one thread, on the target's own core, and in one of two, and
-    `overlapping` configurations on the devices of `placement`, request by request in turns. Ray
+    """Time `chains` in a process of one thread, on the target's core, and in one of two threads,
+    and `overlapping` configurations on the devices of `placement`, request by request in turns. Ray
     must be running."""
     observer = observer or Observer()
     observer.stage("loading the pair, three times")
@@ -83,51 +83,62 @@ def compare_overlap(
         here = on_node(get(pearl.node.remote()))
         one = ray.remote(**here)(Bench).remote(resolved)
         two_threads = resolved.runner.model_copy(update={"threads": 2})
-        # One core is as good as another only where nobody else uses them.
+        # Cores are equal only where nothing else uses them.
         get(one.stay_on.remote(get(pearl.cores.remote())))
         two = ray.remote(**here)(Bench).remote(resolved.model_copy(update={"runner": two_threads}))
-        everybody = [
-            Contestant(ONE, one, AUTOREGRESSIVE.model_copy(update={"sampling": chains[0].sampling}))
+        baseline = AUTOREGRESSIVE.model_copy(update={"sampling": chains[0].sampling})
+        tried = {
+            (ONE, one): [baseline, *chains],
+            (TWO, two): chains,
+            (PEARL, pearl): overlapping,
+        }
+        contestants = [
+            Contestant(name, bench, configuration)
+            for (name, bench), configurations in tried.items()
+            for configuration in configurations
         ]
-        for name, bench, own in (
-            (ONE, one, chains),
-            (TWO, two, chains),
-            (PEARL, pearl, overlapping),
-        ):
-            everybody += [Contestant(name, bench, configuration) for configuration in own]
-        asked = requests(one)
-        for name, bench in ((ONE, one), (TWO, two), (PEARL, pearl)):
+        decoded = requests(one)
+        for (name, bench), configurations in tried.items():
             observer.stage(f"warming up: {name}")
-            own = [c.configuration for c in everybody if c.bench is bench]
-            for request in asked[:2]:
-                get(bench.warm_up.remote(own, request))
-        observer.stage("in turns", repeats * len(asked) * len(everybody))
+            for request in decoded[:2]:
+                get(bench.warm_up.remote(configurations, request))
+        observer.stage("in turns", repeats * len(decoded) * len(contestants))
         for repeat in range(repeats):
-            for bench in (one, two, pearl):
+            for _, bench in tried:
                 get(bench.forget.remote())
-            for contestant in everybody:
-                contestant.seconds.append([])
-            for number, request in enumerate(asked):
-                shift = (repeat * len(asked) + number) % len(everybody)
-                for contestant in [*everybody[shift:], *everybody[:shift]]:
-                    taken = contestant.bench.decode.remote(contestant.configuration, request)
-                    seconds, generation = get(taken)
-                    contestant.seconds[repeat].append(seconds)
-                    if repeat == 0:
-                        contestant.generations.append(generation)
-                    observer.step()
-        spans = get(pearl.record.remote(overlapping[0], asked[0]))
+            _take_turns(contestants, decoded, repeat, observer)
+        spans = get(pearl.record.remote(overlapping[0], decoded[0]))
         for bench in (one, two):
             ray.kill(bench)
-    return Overlap(resolved, everybody, spans)
+    return Overlap(resolved, contestants, spans)
+
+
+def _take_turns(
+    contestants: Sequence[Contestant],
+    requests: Sequence[Request],
+    repeat: int,
+    observer: Observer,
+) -> None:
+    """One repeat: all contestants decode a request before the next, each time another one first."""
+    for contestant in contestants:
+        contestant.seconds.append([])
+    for number, request in enumerate(requests):
+        shift = (repeat * len(requests) + number) % len(contestants)
+        for contestant in [*contestants[shift:], *contestants[:shift]]:
+            decoding = contestant.bench.decode.remote(contestant.configuration, request)
+            seconds, generation = get(decoding)
+            contestant.seconds[repeat].append(seconds)
+            if repeat == 0:
+                contestant.generations.append(generation)
+            observer.step()
 
 
 @contextmanager
 def placed_bench(
     spec: PairSpec, placement: Placement
 ) -> Iterator[tuple[ray.actor.ActorHandle, float]]:
-    """A measuring process on the devices of `placement`, loaded, and how many CPU cores of its
-    node these take."""
+    """A loaded bench on the devices of `placement`, and how many CPU cores of its node these
+    take."""
     placed = place(placement)
     try:
         # A target on several devices has a process on each; this one then needs none.

@@ -1,12 +1,11 @@
-"""The papers' tables measured: every configuration of them live, in one process, in turns.
+"""Measuring the papers' tables: every configuration live, in one process, in turns.
 
-A prompt is decoded by every configuration before the next prompt comes, so what the machine does
-meanwhile meets all alike. A block is one repeat of one prompt set; it is written when it is
-complete, and a run that was interrupted goes on with the next one. Whatever learns begins every
-block anew.
+All configurations decode a prompt before the next one comes, so that the machine's load falls on
+all alike. A block is one repeat of one prompt set. It is written when it is complete, and an
+interrupted run resumes with the next. Policies and drafters that learn start every block anew.
 
-    papers/<name>/plan.yaml            what was asked for, and its digest
-                  pair.json            the pair with the data types that were found best
+    papers/<name>/plan.yaml            the plan as it was given, and its digest
+                  pair.json            the pair with concrete data types
                   blocks/<set>-<repeat>.json
                   papers.json          the result
                   finished             written last
@@ -42,7 +41,7 @@ _TIMES = TypeAdapter(InterleavedTimes)
 
 @dataclass(frozen=True)
 class PapersFolder(SweepFolder):
-    """Where the blocks and the result lie."""
+    """The folder of the blocks and the result."""
 
     def papers(self) -> PapersResult | None:
         return PapersResult.load(self.path) if (self.path / "papers.json").exists() else None
@@ -63,57 +62,55 @@ def run_papers(
     home: Path,
     name: str | None = None,
     fresh: bool = False,
-    tell: Observer | None = None,
+    observer: Observer | None = None,
 ) -> tuple[PapersResult, PapersFolder]:
-    """Measure what `plan` asks for in `<home>/papers/<name>`, or go on where an interrupted run
-    stopped. The caller marks the folder finished once it has dealt with the result.
+    """Measure `plan` in `<home>/papers/<name>`, or resume an interrupted run there. The caller
+    marks the folder finished once it has used the result.
 
     Raises :class:`UserError` for bad input, before anything is written.
     """
-    tell = tell or Observer()
+    observer = observer or Observer()
     plan.check()
     tokenizer = check_pair(plan.pair)
-    prompts = load_sets(plan, tokenizer, home, tell)
+    prompts = load_sets(plan, tokenizer, home, observer)
     sets = {
-        key: PromptSet(source=source, count=len(own), digest=digest(own))
-        for key, (source, own) in prompts.items()
+        key: PromptSet(source=source, count=len(loaded), digest=digest(loaded))
+        for key, (source, loaded) in prompts.items()
     }
-    identity = plan.digest({key: own.digest for key, own in sets.items()})
+    identity = plan.digest({key: prompt_set.digest for key, prompt_set in sets.items()})
     folder = PapersFolder.claim(
         home / "papers", name or f"{plan.pair.name}-{identity[:8]}", identity, fresh
     )
     if (result := folder.papers()) is not None:
         return result, folder
-    plan = with_datastores(plan, tokenizer, tell)
+    plan = with_datastores(plan, tokenizer, observer)
     work = plan.work(list(sets))
-    tell.stage("connecting to Ray, loading the pair")
+    observer.stage("connecting to Ray, loading the pair")
     with ray_session():
         runner = plan.pair.runner
         gpus = resources(runner.threads, runner.device)["GPU"]
         bench = start_bench(folder.pair() or plan.pair, gpus)
         requests = {
-            key: get(bench.requests.remote(own, plan.max_new_tokens))
-            for key, (_, own) in prompts.items()
+            key: get(bench.requests.remote(loaded, plan.max_new_tokens))
+            for key, (_, loaded) in prompts.items()
             if key in work
         }
         pair = get(bench.spec.remote())
-        distinct = list(dict.fromkeys(c for own in work.values() for c in own))
-        tell.stage(f"warming {len(distinct)} configurations up")
+        distinct = list(dict.fromkeys(c for timed in work.values() for c in timed))
+        observer.stage(f"warming {len(distinct)} configurations up")
         get(bench.warm_up.remote(distinct, next(iter(requests.values()))[0]))
         with folder.lock():
             folder.begin(plan.model_dump(mode="json"), identity)
             folder.save_pair(pair)
-            with alone(bench, gpus, tell):
-                _measure(plan, bench, work, requests, folder, tell)
+            with alone(bench, gpus, observer):
+                _measure(plan, bench, work, requests, folder, observer)
             result = PapersResult(
                 name=folder.name,
                 started=datetime.now(UTC),
                 plan=plan,
                 pair=pair,
-                sets={key: own for key, own in sets.items() if key in work},
-                measured=[
-                    measured for key, own in work.items() for measured in _read(folder, key, own)
-                ],
+                sets={key: sets[key] for key in sets if key in work},
+                measured=[m for key, timed in work.items() for m in _read(folder, key, timed)],
                 environment=get(bench.environment.remote()),
             )
             result.save(folder.path)
@@ -127,38 +124,39 @@ def _measure(
     work: Mapping[str, Mapping[Configuration, int]],
     requests: Mapping[str, Sequence[Request]],
     folder: PapersFolder,
-    tell: Observer,
+    observer: Observer,
 ) -> None:
     """Decode every block that is not on disk."""
     blocks = [(key, repeat) for repeat in range(plan.repeats) for key in work]
     missing = [block for block in blocks if not folder.block(*block).exists()]
     done = sum(len(requests[key]) for key, repeat in blocks if (key, repeat) not in missing)
-    tell.stage("decoding", sum(len(requests[key]) for key, _ in blocks), done)
+    observer.stage("decoding", sum(len(requests[key]) for key, _ in blocks), done)
     for key, repeat in missing:
-        # Counts do not change with the repeat: what is not timed is decoded once.
+        # Counts do not change with the repeat: untimed configurations are decoded once.
         taken = [c for c, times in work[key].items() if repeat < max(times, 1)]
         watch = InterleavedTimes(turns=repeat * len(requests[key]))
         get(bench.forget.remote())
         for request in requests[key] if taken else ():
             watch.take(bench, taken, request, 0)
-            tell.step()
+            observer.step()
         if repeat:
             watch.generations.clear()  # as in the first repeat
-        for generation in (g for own in watch.generations.values() for g in own):
-            generation.token_seconds = []
+        for generations in watch.generations.values():
+            for generation in generations:
+                generation.token_seconds = []
         folder.save_block(key, repeat, watch)
 
 
 def _read(folder: PapersFolder, key: str, work: Mapping[Configuration, int]) -> list[Measured]:
-    """What the blocks of a prompt set say."""
+    """The measurements in the blocks of a prompt set."""
     first = folder.load_block(key, 0)
     blocks = [first]
     while folder.block(key, len(blocks)).exists():
         blocks.append(folder.load_block(key, len(blocks)))
     watch = InterleavedTimes(generations=first.generations)
     for configuration, times in work.items():
-        own = blocks[: max(times, 1)]
-        watch.seconds[configuration.id] = [block.seconds[configuration.id][0] for block in own]
+        decoded = blocks[: max(times, 1)]
+        watch.seconds[configuration.id] = [block.seconds[configuration.id][0] for block in decoded]
     return [
         Measured.of(
             key,

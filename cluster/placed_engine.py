@@ -1,4 +1,4 @@
-"""An engine whose models are on devices placed for them; it needs none itself."""
+"""An engine whose models are on devices placed for them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from specdec_core.engine import Engine
 def placed_engine(
     spec: PairSpec, configuration: Configuration, slots: int, placement: Placement
 ) -> Iterator[Engine]:
-    """The target on the devices of `placement`, and the draft on its own for configurations that
-    draft beside it. The devices are given back at the end.
+    """An engine with the target on the devices of `placement` and, for asynchronous drafting, the
+    draft on another. The devices are released at the end.
 
     Raises:
         UserError: the pair, the placement or both together are wrong.
@@ -31,7 +31,7 @@ def placed_engine(
         pair = load_sharded(spec, placed, drafts=configuration.drafts_itself)
         stack.callback(pair.group.close)
         open_link: Callable[[], Link] = no_link
-        if configuration.beside:
+        if configuration.asynchronous:
             draft = PlacedDraft(placed, pair.spec)
             stack.callback(draft.close)
             open_link = draft.wait
@@ -44,9 +44,9 @@ def placed_engine(
 def check_models(
     spec: PairSpec, configuration: Configuration, placement: Placement | None = None
 ) -> None:
-    """Check that the pair has the draft that the configuration names, and `placement` a device for
-    it where it asks for one. Raises :class:`UserError`."""
-    if configuration.beside and (placement is None or not placement.draft.devices):
+    """Check that the pair has the configuration's drafts, and `placement` a device for asynchronous
+    drafting. Raises :class:`UserError`."""
+    if configuration.asynchronous and (placement is None or not placement.draft.devices):
         raise UserError(
             f"{configuration.label} drafts on a device of its own: say which, with --cluster and a"
             " placement that has one for the draft"
@@ -54,5 +54,5 @@ def check_models(
     known = ", ".join(spec.drafts) or "none"
     for draft in configuration.drafts:
         if not spec.drafts or draft not in (None, *spec.drafts):
-            wanted = "a draft" if draft is None else f"draft {draft!r}"
-            raise UserError(f"the configuration needs {wanted}, the pair's drafts are: {known}")
+            needed = "a draft" if draft is None else f"draft {draft!r}"
+            raise UserError(f"the configuration needs {needed}, the pair's drafts are: {known}")

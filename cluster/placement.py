@@ -1,4 +1,4 @@
-"""Which devices the draft and the target get: from a small file to Ray placement groups."""
+"""Reserving devices for draft and target: from a small file to Ray placement groups."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from specdec_core.base.errors import UserError
 from specdec_core.config import Placement
 
-# Ray makes a group in milliseconds where its resources are free; somebody may be just leaving.
+# Ray makes a group in milliseconds where its resources are free; others may be about to end.
 WAIT = 20.0
 
 
@@ -21,7 +21,7 @@ WAIT = 20.0
 class Placed:
     """Devices reserved for a placement, until :meth:`remove`.
 
-    `bundles` says for the draft, and for each rank of the target, which bundle of which group.
+    `bundles` holds the group and bundle of the draft and of each rank of the target.
     """
 
     placement: Placement
@@ -30,7 +30,7 @@ class Placed:
     bundles: dict[tuple[str, int], tuple[PlacementGroup, int]] = field(default_factory=dict)
 
     def options(self, role: Literal["draft", "target"], rank: int = 0) -> dict[str, Any]:
-        """For `ActorClass.options(...)`: the one actor that may run on this device."""
+        """Options of the one actor that may run on this device, for `ActorClass.options(...)`."""
         try:
             group, bundle = self.bundles[role, rank]
         except KeyError:
@@ -43,12 +43,12 @@ class Placed:
             ),
         }
         if self.kind == "CPU":
-            # Ray may leave GPUs visible to an actor that asked for none.
+            # Ray may leave GPUs visible to an actor that has none.
             options["runtime_env"] = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
         return options
 
     def remove(self) -> None:
-        """Give the devices back; actors on them end."""
+        """Release the devices; actors on them end."""
         for group in self.groups:
             remove_placement_group(group)
         self.groups, self.bundles = [], {}
@@ -58,23 +58,23 @@ def place(placement: Placement, wait: float = WAIT) -> Placed:
     """Reserve devices on the connected cluster, waiting up to `wait` seconds for busy ones.
 
     Raises:
-        UserError: what is asked for, and what the cluster has.
+        UserError: the cluster lacks the devices.
     """
     kind = _kind(placement)
     nodes = {node["NodeID"]: int(node["Resources"].get(kind, 0)) for node in _alive()}
-    asked = _asked(placement, kind)
+    needed = _needed(placement, kind)
     target, draft = placement.target.devices, placement.draft.devices
     has = _has(nodes, kind)
     if sum(nodes.values()) < target + draft:
-        raise UserError(f"{asked}, but the cluster has {has}")
+        raise UserError(f"{needed}, but the cluster has {has}")
     most = max(nodes.values())
     if placement.strategy == "strict_pack" and most < target:
         raise UserError(
-            f"{asked}, the target's in one node (strategy: strict_pack), but the cluster has {has};"
-            " `strategy: pack` may use several nodes"
+            f"{needed}, the target's in one node (strategy: strict_pack), but the cluster has"
+            f" {has}; `strategy: pack` may use several nodes"
         )
     deadline = time.monotonic() + wait
-    # Near each other if possible: what draft and target tell each other then stays in the node.
+    # On one node if possible: messages between draft and target then stay in it.
     if most >= target + draft and (
         placed := _reserve(placement, kind, [("STRICT_PACK", target + draft)], deadline, wait / 2)
     ):
@@ -84,7 +84,7 @@ def place(placement: Placement, wait: float = WAIT) -> Placed:
     if placed := _reserve(placement, kind, parts, deadline, wait):
         return placed
     free = int(ray.available_resources().get(kind, 0))
-    raise UserError(f"{asked}, but of {has} only {free} were free within {wait:g} s")
+    raise UserError(f"{needed}, but of {has} only {free} were free within {wait:g} s")
 
 
 def _reserve(
@@ -94,8 +94,8 @@ def _reserve(
     deadline: float,
     wait: float,
 ) -> Placed | None:
-    """Groups of (strategy, devices), the target's bundles first; None if they are not to be had
-    within `wait` seconds and before the deadline."""
+    """Groups of (strategy, devices), the target's bundles first; None if they are not free within
+    `wait` seconds and before the deadline."""
     placed = Placed(placement, kind)
     bundle = {"CPU": 1.0, "GPU": 1.0} if kind == "GPU" else {"CPU": 1.0}
     deadline = min(deadline, time.monotonic() + wait)
@@ -127,14 +127,14 @@ def _has_nodes(kind: str) -> str:
     return _has({n["NodeID"]: int(n["Resources"].get(kind, 0)) for n in _alive()}, kind)
 
 
-def _asked(placement: Placement, kind: str) -> str:
-    """What a placement asks for, in words."""
+def _needed(placement: Placement, kind: str) -> str:
+    """The devices of a placement, in words."""
     parts = f"draft {placement.draft.devices}, target {placement.target.devices}"
     return f"{placement.draft.devices + placement.target.devices} {_name(kind)} needed ({parts})"
 
 
 def _has(nodes: dict[str, int], kind: str) -> str:
-    """What the cluster has, in words."""
+    """The devices of the cluster, in words."""
     counts = sorted(nodes.values(), reverse=True)
     where = "on one node" if len(counts) == 1 else f"on {len(counts)} nodes of {counts}"
     return f"{sum(counts)} {_name(kind)} {where}"

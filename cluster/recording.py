@@ -1,7 +1,7 @@
-"""A recording made by all of the cluster: prompts in shards of a few, each recorded by one actor.
+"""Recording on all of the cluster: prompts in shards of a few, each recorded by one actor.
 
-Actors hand their shards back through Ray's object store and the driver writes them, so nodes need
-no common disk. A shard that is on disk is not recorded again. An actor that dies is started again,
+Actors return their shards through Ray's object store and the driver writes them, so nodes need no
+common disk. A shard that is on disk is not recorded again. An actor that dies is started again,
 and so is its shard.
 """
 
@@ -68,22 +68,22 @@ class RecordingPlan(Value):
     top_k: PositiveInt = Header.model_fields["top_k"].default
     mixing: float = Field(default=Header.model_fields["mixing"].default, ge=0, lt=1)
 
-    def name(self, own: Mapping[str, str], prompts: PromptSet) -> str:
-        """The pair's name, and a digest of all that a recording depends on: weights, prompts,
-        settings."""
+    def name(self, fingerprints: Mapping[str, str], prompts: PromptSet) -> str:
+        """The pair's name, and a digest of everything that a recording depends on: weights,
+        prompts, settings."""
         runner = self.pair.runner
         settings = self.model_dump(mode="json", exclude={"pair", "prompts"})
         types = [runner.device, runner.target_dtype, runner.draft_dtype]
-        content = json.dumps([settings, types, dict(own), prompts.digest], sort_keys=True)
+        content = json.dumps([settings, types, dict(fingerprints), prompts.digest], sort_keys=True)
         return f"{self.pair.name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
     def header(
-        self, pair: PairSpec, own: dict[str, str], prompts: PromptSet, eos: Sequence[int]
+        self, pair: PairSpec, fingerprints: dict[str, str], prompts: PromptSet, eos: Sequence[int]
     ) -> Header:
-        """What a recording by this plan says of itself."""
+        """The header of a recording by this plan."""
         return Header(
             pair=pair,
-            fingerprints=own,
+            fingerprints=fingerprints,
             eos_token_ids=tuple(sorted(eos)),
             prompts=prompts,
             **self.model_dump(exclude={"pair", "prompts"}),
@@ -95,16 +95,16 @@ def run_recording(
     home: Path,
     name: str | None = None,
     out: Path | None = None,
-    tell: RecordingObserver | None = None,
+    observer: RecordingObserver | None = None,
 ) -> Recording:
-    """Record `plan` in `out`, else in `<home>/traces/<name>`, or go on where an interrupted
-    recording stopped. The name comes from the weights, the prompts and the settings unless given,
-    so the same call finds what it had begun. Prompts of the same text are recorded once.
+    """Record `plan` in `out`, or else in `<home>/traces/<name>`, or resume an interrupted recording
+    there. The default name depends on weights, prompts and settings, so the same call resumes its
+    recording. Prompts of the same text are recorded once.
 
     Raises :class:`UserError` for bad input, before anything is written, and for a folder that
     cannot be written.
     """
-    tell = tell or RecordingObserver()
+    observer = observer or RecordingObserver()
     if not plan.pair.drafts:
         raise UserError(f"{plan.pair.name}: no draft model to record in this pair; give a --draft")
     if name is not None and (name == ".." or Path(name).name != name):
@@ -112,9 +112,9 @@ def run_recording(
     tokenizer = check_pair(plan.pair)
     prompts = load_prompts(plan.prompts.source, plan.prompts.limit, tokenizer)
     prompt_set = PromptSet(source=plan.prompts.source, count=len(prompts), digest=digest(prompts))
-    own = _fingerprints(plan.pair)
-    folder = out or home / "traces" / (name or plan.name(own, prompt_set))
-    header = _begun(folder, plan, own, prompt_set)
+    prints = _fingerprints(plan.pair)
+    folder = out or home / "traces" / (name or plan.name(prints, prompt_set))
+    header = _begun(folder, plan, prints, prompt_set)
     batches = _batches(prompts, tokenizer, plan.max_new_tokens)
     if header is not None and finished(folder) and not _missing(folder, header, batches):
         return Recording(folder, header)
@@ -122,7 +122,7 @@ def run_recording(
     with ExitStack() as held:
         with _writing(folder):
             held.enter_context(locked(folder, "recording"))
-        tell.stage("connecting to Ray, loading the pair")
+        observer.stage("connecting to Ray, loading the pair")
         held.enter_context(ray_session())
         check_nodes(plan.pair)
         needs = resources(plan.pair.runner.threads, plan.pair.runner.device)
@@ -131,27 +131,27 @@ def run_recording(
         spec, eos = get(first.describe.remote(spec))
         with _writing(folder):
             if header is None:
-                header = plan.header(spec, own, prompt_set, eos)
+                header = plan.header(spec, prints, prompt_set, eos)
                 save_header(header, folder)
-            _clear(folder, header, batches, tell)
+            _clear(folder, header, batches, observer)
         missing = _missing(folder, header, batches)
         total = sum(map(len, batches.values()))
-        tell.stage("recording", total, total - sum(map(len, missing.values())))
+        observer.stage("recording", total, total - sum(map(len, missing.values())))
         for number, shard in _record(first, needs, spec, header, missing):
             with _writing(folder):
                 write_shard(shard, folder, number)
             written = shard[PROMPTS]["output"].combine_chunks()
-            tell.recorded(len(written), len(written.flatten()))
+            observer.recorded(len(written), len(written.flatten()))
         with _writing(folder):
             finish(folder)
     return Recording(folder, header)
 
 
-# What there is to do
+# What is to be recorded
 
 
 def _fingerprints(spec: PairSpec) -> dict[str, str]:
-    """The digest of each model's weights; a hub's are here once they were loaded."""
+    """The digest of each model's weights; a hub's are on disk once they were loaded."""
     try:
         return fingerprints(spec)
     except UserError:
@@ -161,7 +161,7 @@ def _fingerprints(spec: PairSpec) -> dict[str, str]:
 
 
 def _begun(
-    folder: Path, plan: RecordingPlan, own: dict[str, str], prompts: PromptSet
+    folder: Path, plan: RecordingPlan, prints: dict[str, str], prompts: PromptSet
 ) -> Header | None:
     """The header of the recording in `folder`, if one was begun there; raises
     :class:`UserError` where that is another recording."""
@@ -170,19 +170,19 @@ def _begun(
             raise UserError(f"{folder}: holds other files; a recording needs a folder of its own")
         return None
     header = Recording.open(folder).header
-    wanted = plan.header(_with_types_of(header.pair, plan.pair), own, prompts, header.eos_token_ids)
+    pair = _with_types_of(header.pair, plan.pair)
+    planned = plan.header(pair, prints, prompts, header.eos_token_ids)
     differing = [
         field
         for field in Header.model_fields
-        if field not in ("pair", "prompts") and getattr(header, field) != getattr(wanted, field)
+        if field not in ("pair", "prompts") and getattr(header, field) != getattr(planned, field)
     ]
     if list(header.pair.drafts) != list(plan.pair.drafts):
         differing.append("drafts")
     if header.prompts.digest != prompts.digest:
         differing.append("prompts")
     for field in ("device", "target_dtype", "draft_dtype"):
-        asked = getattr(plan.pair.runner, field)
-        if asked not in ("auto", getattr(header.pair.runner, field)):
+        if getattr(plan.pair.runner, field) not in ("auto", getattr(header.pair.runner, field)):
             differing.append(field)
     if differing:
         raise UserError(
@@ -191,18 +191,18 @@ def _begun(
     return header
 
 
-def _with_types_of(recorded: PairSpec, asked: PairSpec) -> PairSpec:
-    """`asked` with the device and data types that a recording was begun with."""
+def _with_types_of(recorded: PairSpec, planned: PairSpec) -> PairSpec:
+    """`planned` with the device and data types of a recording."""
     types = {name: getattr(recorded.runner, name) for name in ("target_dtype", "draft_dtype")}
     types["device"] = recorded.runner.device
-    return asked.model_copy(update={"runner": asked.runner.model_copy(update=types)})
+    return planned.model_copy(update={"runner": planned.runner.model_copy(update=types)})
 
 
 def _batches(prompts: Sequence[Prompt], tokenizer: Any, max_new_tokens: int) -> dict[int, Batch]:
-    """The shards by number. Of prompts with the same text the first one counts."""
+    """The shards by number. Of prompts with the same text the first is recorded."""
     first = {prompt.text: number for number, prompt in reversed(list(enumerate(prompts)))}
     chosen = [
-        # As every other job numbers its requests, so that sampled outputs are the same.
+        # Seeds as in every other job, so that sampled outputs are the same.
         (n, Request(prompts[n].id, tuple(tokenizer(text)["input_ids"]), max_new_tokens, seed=n))
         for text, n in sorted(first.items(), key=lambda item: item[1])
     ]
@@ -227,11 +227,11 @@ def _check_fit(spec: PairSpec, batches: dict[int, Batch]) -> None:
 
 def _missing(folder: Path, header: Header, batches: dict[int, Batch]) -> dict[int, Batch]:
     """The shards that are not whole on disk."""
-    there = set(shards(folder))
+    on_disk = set(shards(folder))
     return {
         number: batch
         for number, batch in batches.items()
-        if number not in there or not _whole(folder, number, header, batch)
+        if number not in on_disk or not _whole(folder, number, header, batch)
     }
 
 
@@ -244,8 +244,8 @@ def _whole(folder: Path, number: int, header: Header, batch: Batch) -> bool:
 
     try:
         table = read_table(shard_file(folder, PROMPTS, number), ["prompt", "tokens", "output"])
-        found = zip(table["prompt"].to_pylist(), table["tokens"].to_pylist(), strict=True)
-        if list(found) != [(n, list(request.tokens)) for n, request in batch]:
+        rows = zip(table["prompt"].to_pylist(), table["tokens"].to_pylist(), strict=True)
+        if list(rows) != [(n, list(request.tokens)) for n, request in batch]:
             return False
         lengths = [len(output) for output in table["output"].to_pylist()]
         expected = np.repeat([n for n, _ in batch], lengths)
@@ -263,14 +263,16 @@ def _whole(folder: Path, number: int, header: Header, batch: Batch) -> bool:
 
 
 def _clear(
-    folder: Path, header: Header, batches: dict[int, Batch], tell: RecordingObserver
+    folder: Path, header: Header, batches: dict[int, Batch], observer: RecordingObserver
 ) -> None:
-    """Remove what killed processes left, and shards that are broken or not of this recording."""
+    """Remove leftovers of killed processes, and shards that are broken or of another recording."""
     for leftover in folder.rglob(".shard-*"):
         leftover.unlink()
     for number in shards(folder):
         if number not in batches or not _whole(folder, number, header, batches[number]):
-            tell.warned(f"shard {number} is broken or of another recording; it is recorded again")
+            observer.warned(
+                f"shard {number} is broken or of another recording; it is recorded again"
+            )
             (folder / FINISHED).unlink(missing_ok=True)
             for part in (PROMPTS, *(p for d in header.pair.drafts for p in _parts(d))):
                 shard_file(folder, part, number).unlink(missing_ok=True)
@@ -282,7 +284,7 @@ def _parts(draft: str) -> tuple[str, str]:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Say in one line why a folder cannot be written."""
+    """Errors of writing to `folder` become a :class:`UserError`."""
     try:
         with needs_room(folder):
             yield
@@ -313,7 +315,7 @@ class RecordingWorker:
         return self.load(spec).fingerprints
 
     def describe(self, spec: PairSpec) -> tuple[PairSpec, frozenset[int]]:
-        """The pair with the device and data types found best here, and its end tokens."""
+        """The pair with concrete device and data types, and its end tokens."""
         pair = self.load(spec)
         return pair.spec, pair.eos_token_ids
 
@@ -346,12 +348,12 @@ def _record(
     batches: dict[int, Batch],
 ) -> Iterator[tuple[int, Shard]]:
     """Record shards with as many actors as the cluster has room for, `first` among them; yields
-    them as they are done. An actor gets work once it has loaded the pair: one that finds no room
-    on a busy cluster keeps nobody waiting."""
+    them as they finish. An actor gets work once it has loaded the pair, so that one without room on
+    a busy cluster holds nothing up."""
     pending = deque(batches.items())
     workers = [first]
     workers += [_start_worker(needs) for _ in range(min(room(needs), len(pending)) - 1)]
-    # What is under way: reference -> (actor, shard's number; None while it is loading)
+    # Calls under way: reference -> (actor, number of the shard; None while it loads the pair)
     under_way: dict[ray.ObjectRef, tuple[ray.actor.ActorHandle, int | None]]
     under_way = {worker.ready.remote(spec): (worker, None) for worker in workers}
     left = len(pending)

@@ -1,4 +1,4 @@
-"""Count configurations on nodes of this machine, and note what that takes."""
+"""Count configurations on simulated nodes of this machine, and measure the cost."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def count_on_nodes(
     logged: SweepObserver,
     waiting: Callable[[], int],
 ) -> Scaled:
-    """Count `trials` configurations on `nodes` nodes that run `slots` trials at a time, each of
-    which sleeps `idle` seconds or, unset, decodes `prompts` held-out prompts with the bundled pair.
-    `logged` writes them to MLflow; `waiting` says how many of its entries are not there yet."""
+    """Count `trials` configurations on `nodes` nodes that run `slots` trials at a time. A trial
+    sleeps `idle` seconds or, unset, decodes `prompts` held-out prompts with the bundled pair.
+    `logged` writes them to MLflow; `waiting` returns how many entries it has not delivered yet."""
     plan, profile = _plan(trials, prompts)
     task, trial = _task(plan, profile, idle)
     result = _result(plan, profile, prompts)
@@ -52,11 +52,11 @@ def count_on_nodes(
         with folder.lock(), MemoryWatch() as memory:
             logged.begun(result, [], folder.path)
             finished: list[float] = []
-            everybody = together(SweepObserver, [_Clock(finished), logged, progress])
-            clock, driver, own = time.perf_counter(), time.process_time(), time.thread_time()
-            count_all(plan, task, {"CPU": 1}, result, folder, everybody, trial)
+            observer = together(SweepObserver, [_Clock(finished), logged, progress])
+            clock, driver, thread = time.perf_counter(), time.process_time(), time.thread_time()
+            count_all(plan, task, {"CPU": 1}, result, folder, observer, trial)
             counting = time.perf_counter() - clock
-            driver, own = time.process_time() - driver, time.thread_time() - own
+            driver, thread = time.process_time() - driver, time.thread_time() - thread
             behind = waiting()
             clock = time.perf_counter()
             logged.counted(result)
@@ -71,7 +71,7 @@ def count_on_nodes(
         counting=counting,
         finished=finished,
         driver=driver,
-        main_thread=own,
+        main_thread=thread,
         behind=behind,
         delivering=delivering,
         free=free,
@@ -90,7 +90,7 @@ class _Clock(SweepObserver):
 
 
 def _plan(trials: int, prompts: int) -> tuple[ResolvedPlan, Profile]:
-    """Confidence thresholds, all different, and forward times that nobody measured."""
+    """Confidence thresholds, all different, and made-up forward times."""
     thresholds = [round((i + 1) / (trials + 1), 6) for i in range(trials)]
     policy = {"kind": "confidence", "threshold": thresholds}
     drafter = {"kind": "draft_model", "draft": "small", "policy": policy}
@@ -102,14 +102,14 @@ def _plan(trials: int, prompts: int) -> tuple[ResolvedPlan, Profile]:
 
 
 def _task(plan: ResolvedPlan, profile: Profile, idle: float | None) -> tuple[Any, type]:
-    """What a trial does: sleep, or decode the prompts."""
+    """The task and class of trials that sleep, or decode the prompts."""
     if idle is not None:
         return IdleTask(idle), IdleTrial
     tokenizer = check_pair(plan.pair)
-    found = load_prompts(plan.prompts.source, plan.prompts.limit, tokenizer)
+    prompts = load_prompts(plan.prompts.source, plan.prompts.limit, tokenizer)
     requests = tuple(
         Request(p.id, tuple(tokenizer(p.text)["input_ids"]), plan.max_new_tokens, seed=i)
-        for i, p in enumerate(found)
+        for i, p in enumerate(prompts)
     )
     return Task(plan.pair, profile, requests, len(requests)), CountTrial
 

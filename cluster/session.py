@@ -1,4 +1,4 @@
-"""One way to be connected to Ray: the cluster that is there, or a quiet local one."""
+"""Connecting to Ray: an existing cluster, or a quiet local one."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ QUIET = {
     "RAY_AIR_NEW_OUTPUT": "0",  # Tune's older console output, which verbose=0 silences altogether
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "TUNE_GLOBAL_CHECKPOINT_S": "86400",  # our folders say what is done
-    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # they are told in one line, or mended
-    # Ctrl-C ends a sweep at once: what is finished is on disk, Tune has nothing to save.
+    "TUNE_GLOBAL_CHECKPOINT_S": "86400",  # finished work is in our folders
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # reported in one line, or tried again
+    # Ctrl-C ends a sweep at once: finished work is on disk, Tune has nothing to save.
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # models may be given as relative folders
-    "RAY_worker_niceness": "0",  # else 15, and times are those of a process that others displace
+    "RAY_worker_niceness": "0",  # else 15, and other processes would disturb the times
     "TOKENIZERS_PARALLELISM": "false",
 }
 
 
 @contextmanager
 def ray_session() -> Iterator[None]:
-    """Connect to the cluster that `RAY_ADDRESS` names (set inside a Ray job), else start a local
-    one and stop it at the end. A connection that is already there is used and left alone."""
+    """Connect to the cluster that `RAY_ADDRESS` names (set inside a Ray job), or else start a local
+    one and stop it at the end. An existing connection is used and left open."""
     for name in ("ray.tune", "ray.train", "ray.data"):
-        # What they log as errors is told in one line where it is dealt with.
+        # Their errors are reported in one line where they are handled.
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if ray.is_initialized():
         yield
@@ -50,7 +50,7 @@ def ray_session() -> Iterator[None]:
     if address == "local":
         options: dict[str, Any] = {"num_cpus": os.cpu_count(), "include_dashboard": False}
     else:
-        options = {"runtime_env": {"env_vars": _handed_on()}}
+        options = {"runtime_env": {"env_vars": _inherited_variables()}}
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
@@ -65,17 +65,17 @@ def ray_session() -> Iterator[None]:
         ray.shutdown()
 
 
-def _handed_on() -> dict[str, str]:
-    """What workers on a cluster's nodes read of this process's environment, where heads and
-    datastores are, unless their job tells them already. A local cluster's have all of it."""
+def _inherited_variables() -> dict[str, str]:
+    """The variables of this process's environment that workers on a cluster's nodes need to find
+    heads and datastores, unless the Ray job sets them. A local cluster's workers have all."""
     job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
-    told = job.get("runtime_env", {}).get("env_vars", {})
-    return {n: os.environ[n] for n in ("SPECDEC_HOME",) if n in os.environ and n not in told}
+    of_job = job.get("runtime_env", {}).get("env_vars", {})
+    return {n: os.environ[n] for n in ("SPECDEC_HOME",) if n in os.environ and n not in of_job}
 
 
-def start_actor(kind: Any, *given: Any, **options: Any) -> ray.actor.ActorHandle:
-    """An actor of the class `kind`, made of what is `given`, with Ray's `options`."""
-    return ray.remote(kind).options(**options).remote(*given)
+def start_actor(kind: Any, *arguments: Any, **options: Any) -> ray.actor.ActorHandle:
+    """An actor of the class `kind`, made with `arguments`, with Ray's `options`."""
+    return ray.remote(kind).options(**options).remote(*arguments)
 
 
 def get(references: Any) -> Any:
@@ -89,8 +89,8 @@ def get(references: Any) -> Any:
 
 
 def resources(threads: int, device: str) -> dict[str, float]:
-    """What a process that decodes asks of the cluster: its threads, and a GPU where there are any
-    and it may use one. Raises :class:`UserError` for more threads than any cluster node has."""
+    """The resources of a process that decodes: its threads, and a GPU if the cluster has one and
+    `device` allows it. Raises :class:`UserError` for more threads than any cluster node has."""
     has_gpu = device != "cpu" and ray.cluster_resources().get("GPU", 0) >= 1
     most = max(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])
     if threads > most:
@@ -99,7 +99,7 @@ def resources(threads: int, device: str) -> dict[str, float]:
 
 
 def room(needs: dict[str, float]) -> int:
-    """How many processes with these needs all nodes can hold."""
+    """How many processes with these needs fit on all nodes."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return sum(
         min(int(node.get(kind, 0) // amount) for kind, amount in needs.items() if amount)
@@ -108,16 +108,17 @@ def room(needs: dict[str, float]) -> int:
 
 
 def check_nodes(pair: PairSpec) -> None:
-    """Raises :class:`UserError` where a node that may get work does not have a folder of `pair`'s:
-    models given by their folders have to be on all nodes, at the same place."""
+    """Raises :class:`UserError` where a node that may get work lacks a folder of `pair`: models
+    given by folder must be on all nodes, at the same path."""
     models = [pair.target, *pair.drafts.values()]
     folders = [model for model in models if Path(model).expanduser().is_dir()]
     here = ray.get_runtime_context().get_node_id()
     nodes = [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) >= 1]
     others = {n["NodeID"]: n["NodeManagerAddress"] for n in nodes if n["NodeID"] != here}
-    asked = others if folders else {}
-    looks = [_missing.options(**on_node(node)).remote(folders) for node in asked]
-    for address, missing in zip(others.values(), get(looks), strict=False):
+    if not folders:
+        return
+    checks = [_missing.options(**on_node(node)).remote(folders) for node in others]
+    for address, missing in zip(others.values(), get(checks), strict=True):
         if missing:
             raise UserError(
                 f"{missing[0]}: not on the cluster's node {address}; give a hub id, or put the "
@@ -126,7 +127,7 @@ def check_nodes(pair: PairSpec) -> None:
 
 
 def on_node(node: str) -> dict[str, Any]:
-    """For `.options(...)`: on that node, beside whatever it does."""
+    """Options of a task or actor on that node that takes no CPU, for `.options(...)`."""
     return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import pandas as pd
@@ -20,7 +21,7 @@ _MARKS = "★=≈"  # before a number: the champion's, tied with it, estimated
 _INTERVAL = re.compile(r"(?s)(.+) \(([^()]*\d(?:–|…| to )[^()]*)\)$")
 _NUMBER = re.compile(rf"[{_MARKS} ]*[+−-]?[\d,.]+(e[+-]\d+)? ?(%|×|k|M)?( \(.*\)| of \d.*)?")
 
-Row = Mapping[str, Any]
+Row = Mapping[Any, Any]  # by column
 Cell = Callable[[Row], str]
 
 
@@ -29,7 +30,7 @@ def unknown(value: Any) -> bool:
 
 
 def as_number(value: float | None, form: str) -> str:
-    """A number by a format, as `.2f`, with a unit behind it, as `.2f×`; a dash if unknown."""
+    """A number in a format such as `.2f` or, with a unit, `.2f×`; a dash if unknown."""
     if unknown(value):
         return NONE
     spec, unit = (form[:-1], form[-1]) if form.endswith("×") else (form, "")
@@ -48,7 +49,7 @@ def of_ratio(ratio: Ratio) -> str:
 
 
 def plain(value: Any) -> str:
-    """A value of any kind."""
+    """A value of any kind as text."""
     if isinstance(value, float):
         return NONE if math.isnan(value) else f"{value:.3f}" if value % 1 else f"{value:g}"
     return NONE if value is None else str(value)
@@ -59,7 +60,12 @@ def text(name: str) -> Cell:
     return lambda row: NONE if unknown(row[name]) else str(row[name])
 
 
-def number(name: str, form: str) -> Cell:
+def anything(name: Hashable) -> Cell:
+    """A column of values of any kind."""
+    return lambda row: plain(row[name])
+
+
+def number(name: Hashable, form: str) -> Cell:
     """A column by a format: :func:`as_number`."""
     return lambda row: as_number(row[name], form)
 
@@ -75,14 +81,14 @@ def milliseconds(name: str) -> Cell:
 
 
 def ratio(name: str, low: str, high: str) -> Cell:
-    """A column of ratios and those of their intervals' ends."""
+    """A column of ratios, with the columns of their intervals' ends."""
     return lambda row: as_ratio(row[name], row[low], row[high])
 
 
 def interval(name: str, form: str) -> Cell:
-    """A column with those of its interval's ends, `<name>_low` and `<name>_high`."""
-    own, low, high = (number(name + end, form) for end in ("", "_low", "_high"))
-    return lambda row: NONE if unknown(row[name]) else f"{own(row)} ({low(row)} to {high(row)})"
+    """A column with its interval, from the columns `<name>_low` and `<name>_high`."""
+    value, low, high = (number(name + end, form) for end in ("", "_low", "_high"))
+    return lambda row: NONE if unknown(row[name]) else f"{value(row)} ({low(row)} to {high(row)})"
 
 
 def table(rows: pd.DataFrame | Iterable[Row], columns: Mapping[Any, Cell]) -> pd.DataFrame:
@@ -93,14 +99,24 @@ def table(rows: pd.DataFrame | Iterable[Row], columns: Mapping[Any, Cell]) -> pd
 
 
 def everything(frame: pd.DataFrame) -> pd.DataFrame:
-    """The text of a table that needs no columns of its own."""
-    return table(frame, {name: (lambda row, name=name: plain(row[name])) for name in frame.columns})
+    """The text of a whole table, every column as it is."""
+    return table(frame, {name: anything(name) for name in frame.columns})
+
+
+def verdict(ratio: Ratio) -> str:
+    """How one speed compares with another, in words; tied where the interval includes 1."""
+    return "tied with" if ratio.tied else "faster than" if ratio.low > 1 else "slower than"
+
+
+def group_ends(values: Iterable[Any]) -> list[int]:
+    """The rows after which a column's value changes."""
+    return [row for row, (value, following) in enumerate(pairwise(values)) if value != following]
 
 
 def split(cell: str) -> tuple[str, str]:
     """A cell's value and its interval; empty for a cell without one."""
-    found = _INTERVAL.fullmatch(cell)
-    return (found[1], found[2]) if found else (cell, "")
+    match = _INTERVAL.fullmatch(cell)
+    return (match[1], match[2]) if match else (cell, "")
 
 
 def is_estimate(cell: str) -> bool:

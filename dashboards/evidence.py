@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
 
 from dashboards.figures.heads import head_names
 from dashboards.look import evenly
-from dashboards.ranking import best_of, champion, draft_of, family, label, ranked
+from dashboards.ranking import best_of, champion, draft_of, family, label, policy_of, ranked
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PolicySettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -25,14 +26,14 @@ from specdec_core.recordings.schema import Recording
 from specdec_core.recordings.track import Track
 from specdec_core.search.results import SweepResult, Trial
 
-MOST_STARTS = 40_000  # of drafts, whose prefixes are looked at
+MOST_STARTS = 40_000  # positions from which drafts are followed
 LONGEST_PREFIX = 10
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The tables, by draft, by round and by configuration; empty where a recording that cannot be
-    replayed does not tell."""
+    """The tables by draft, by round and by configuration. Those that need a replay are empty where
+    the recording cannot be replayed."""
 
     recording: Recording
     draft: str  # the champion's, or the first recorded
@@ -105,7 +106,7 @@ def oracle_distances(result: SweepResult, replay: Replay) -> pd.DataFrame:
         track = replay.track(draft)
         try:
             rounds = replay.run(trial.configuration)
-        except UserError:  # a head that is gone since: the other policies are still worth a look
+        except UserError:  # a head that is gone; the other policies can still be shown
             continue
         starts = np.flatnonzero(track.position == 0)[rounds.prompt] + rounds.position
         frame = pd.DataFrame({
@@ -127,8 +128,8 @@ def _best_of_each(result: SweepResult, replay: Replay) -> list[Trial]:
     return list(best.values())
 
 
-class _Initialised(PreCutPolicy):
-    """Pre-cut that goes by its first Q-table for good."""
+class _FrozenPreCut(PreCutPolicy):
+    """Pre-cut that keeps its initial Q-table."""
 
     def observe(self, slot: int, outcome: PolicyOutcome) -> None:
         """Nothing is learned."""
@@ -137,27 +138,34 @@ class _Initialised(PreCutPolicy):
 def learning_runs(
     result: SweepResult, replay: Replay, draft: str
 ) -> tuple[dict[str, pd.DataFrame], dict[str, str]]:
-    """Rounds of a fixed K, of Pre-cut as it learns and of Pre-cut that never does (Q_init), with
-    `draft`, by name; and the families' names. The sweep's best of both families, where it has
-    them."""
+    """Rounds of three policies of `draft`, by name: fixed K, Pre-cut as it learns, and Pre-cut with
+    its initial table (Q_init); and each policy's family. Their settings are those of the sweep's
+    best of the family, where it has one."""
     costs = result.profile
     ratio = costs.t_target() / costs.t_draft(draft) if draft in costs.drafts else 5.0
-    fixed = _policy(best_of(result, "fixed"), FixedSettings())
-    learning = _policy(best_of(result, "pre_cut"), PreCutSettings(target_cost=ratio))
+    fixed = _best_policy(result, "fixed", FixedSettings())
+    learning = _best_policy(result, "pre_cut", PreCutSettings(target_cost=ratio))
     runs: dict[str, pd.DataFrame] = {}
     families: dict[str, str] = {}
-    for name, policy in {fixed.label: fixed, "pre-cut, Q updated": learning}.items():
+    policies: dict[str, PolicySettings] = {fixed.label: fixed, "pre-cut, Q updated": learning}
+    for name, policy in policies.items():
         drafter = DraftModelSettings(draft=draft, policy=policy)
         configuration = Configuration(drafter=drafter, sampling=replay.header.sampling)
         if replay.can(configuration):
             runs[name] = replay.run(configuration).frame()
             families[name] = policy.kind
     if "pre-cut, Q updated" in runs:
-        still = _Initialised(learning.model_copy(update={"exploration": 0.0}))
-        runs["pre-cut, Q_init"] = replay.track(draft).walk(still).frame()
+        frozen = _FrozenPreCut(learning.model_copy(update={"exploration": 0.0}))
+        runs["pre-cut, Q_init"] = replay.track(draft).walk(frozen).frame()
         families["pre-cut, Q_init"] = learning.kind
     return runs, families
 
 
-def _policy(trial: Trial | None, otherwise: PolicySettings) -> PolicySettings:
-    return trial.configuration.drafter.policy if trial else otherwise
+Settings = TypeVar("Settings", bound=PolicySettings)
+
+
+def _best_policy(result: SweepResult, family: str, otherwise: Settings) -> Settings:
+    """A sweep's fastest policy of a family; where it has none, `otherwise`, of the same kind."""
+    trial = best_of(result, family)
+    policy = policy_of(trial) if trial else None
+    return policy if isinstance(policy, type(otherwise)) else otherwise

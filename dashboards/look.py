@@ -38,7 +38,7 @@ STYLES = {
     "ucb": Style("UCBSpec", "#fca8e4", "hexagon"),
     "autoregressive": Style("autoregressive", "#8a8f98", "x"),
 }
-# share the colour of the family that they vary: no more colours than these can be told apart
+# Variants share the colour of their family: more colours than these could not be told apart.
 VARIANTS = {
     "lasting_heuristic": STYLES["heuristic"]._replace(name="lasting heuristic", symbol="square-x"),
     "by_batch": STYLES["fixed"]._replace(name="K by batch", symbol="circle-dot"),
@@ -58,7 +58,7 @@ VARIANTS = {
     "exp3_time": STYLES["ucb"]._replace(name="EXP3Spec by time", symbol="diamond-x"),
     "oracle": Style("oracle", MUTED, "star"),
 }
-# for families that have no style of their own yet
+# Of families that are not listed above.
 OTHER_COLOURS = ["#29b6d8", "#e56fae", "#8a7a00", "#8c4a2f", "#5560c0"]
 OTHER_SYMBOLS = ["asterisk-open", "hash-open", "y-up-open", "y-down-open", "diamond-x-open"]
 GRID = "rgba(128,134,145,0.22)"
@@ -86,13 +86,13 @@ def style(family: str) -> Style:
 
 
 def family_order(family: str) -> tuple[int, str]:
-    """Sorts families as they are listed above, unknown ones behind."""
+    """Sorts families as they are listed above, unknown ones last."""
     known = list(STYLES | VARIANTS)
     return (known.index(family) if family in known else len(known), family)
 
 
 def evenly(count: int, most: int) -> np.ndarray:
-    """Indices of `count` things to draw: all, or `most` of them, evenly spread."""
+    """Indices of the items to draw, of `count`: all, or `most` of them, evenly spread."""
     if count <= most:
         return np.arange(count)
     return np.linspace(0, count - 1, most).astype(int)
@@ -120,13 +120,13 @@ def scaled(fig: go.Figure, colours: Sequence[Sequence[Any]], title: str) -> go.F
 
 
 def legend_beside(fig: go.Figure, **changes: Any) -> go.Figure:
-    """The legend beside the figure, not above it: names are long and may be many."""
+    """Put the legend beside the figure instead of above it, where names are long or many."""
     legend = {"orientation": "v", "x": 1.02, "y": 1, "yanchor": "top", "tracegroupgap": 0}
     return fig.update_layout(legend=legend | changes)
 
 
 def base_figure(title: str, subtitle: str, height: int, fig: go.Figure | None = None) -> go.Figure:
-    """An empty figure in the house's look. The report shows title and subtitle as HTML."""
+    """An empty figure in the common look. The report shows title and subtitle as HTML."""
     fig = fig or go.Figure()
     axis = {
         "gridcolor": GRID, "zeroline": False, "linecolor": GRID, "automargin": True,

@@ -17,6 +17,7 @@ from rich.progress import (
     ProgressColumn,
     SpinnerColumn,
     Task,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -58,7 +59,7 @@ class ConsoleProgress(Observer):
             console=console,
             disable=not console.is_terminal,
         )
-        self.task: int | None = None
+        self.task: TaskID | None = None
         self.name, self.total, self.done = "", 0, 0
 
     def __enter__(self) -> Self:
@@ -100,7 +101,7 @@ class ConsoleProgress(Observer):
             self.console.print(f"{line}, {detail}" if detail else line)
 
     def _complete(self) -> None:
-        """The stage before this one is over."""
+        """Show the current stage as done."""
         if self.task is not None:
             task = self.progress.tasks[self.task]
             total = task.total or 1
@@ -111,7 +112,7 @@ class ConsoleProgress(Observer):
 
 
 class RaceProgress(ConsoleProgress):
-    """The same with the time that is left: the steps of a race are alike."""
+    """Also shows the time left: all steps of a race take about as long."""
 
     columns = (TextColumn("left"), TimeRemainingColumn())
 
@@ -135,7 +136,7 @@ class SweepProgress(ConsoleProgress, SweepObserver):
 class RecordingProgress(ConsoleProgress, RecordingObserver):
     """A recording: its steps are prompts. At the end it says how fast it was."""
 
-    columns = (TextColumn("left"), TimeRemainingColumn())
+    columns = RaceProgress.columns
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)

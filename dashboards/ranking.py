@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from specdec_core.config import PolicySettings
 from specdec_core.drafting.policies.heuristic import HeuristicSettings
 from specdec_core.search.results import SweepResult, Timing, Trial
 
@@ -25,8 +26,8 @@ class Speedup:
 
 def speedup(result: SweepResult, trial: Trial) -> Speedup:
     """Measured where the configuration was timed, estimated elsewhere; NaN when neither."""
-    own = trial.id  # a hash
-    timing = next((t for t in result.timings if t.config_id == own), None)
+    config_id = trial.id  # computed once: it is a hash
+    timing = next((t for t in result.timings if t.config_id == config_id), None)
     if timing is not None:
         return Speedup(timing.speedup, timing)
     if trial.configuration.drafter is None:
@@ -35,16 +36,22 @@ def speedup(result: SweepResult, trial: Trial) -> Speedup:
 
 
 def family(trial: Trial) -> str:
-    """What is drawn alike: the configuration's family, a heuristic that lasts from one request to
-    the next told apart from one that does not."""
-    policy = getattr(trial.configuration.drafter, "policy", None)
+    """The family by which figures colour a configuration. A heuristic that keeps its length from
+    one request to the next is a family by itself."""
+    policy = policy_of(trial)
     if isinstance(policy, HeuristicSettings) and not policy.transient:
         return "lasting_heuristic"
     return trial.configuration.family
 
 
+def policy_of(trial: Trial) -> PolicySettings | None:
+    """The drafter's own length policy, not that of a drafter inside it; None without one."""
+    policy = getattr(trial.configuration.drafter, "policy", None)
+    return policy if isinstance(policy, PolicySettings) else None
+
+
 def drafting(result: SweepResult) -> list[Trial]:
-    """Trials that draft and can be run; the oracle, which only a replay knows, is none of them."""
+    """Trials that draft, without the oracle, which only a replay can follow."""
     return [
         t
         for t in result.trials
@@ -73,7 +80,7 @@ def champion(result: SweepResult) -> Trial | None:
 
 
 def label(result: SweepResult, trial: Trial) -> str:
-    """What the configuration is called, which no other of the sweep is."""
+    """The configuration's label, unique in the sweep."""
     return result.labels.get(trial.id, trial.configuration.without_sampling)
 
 
@@ -88,8 +95,8 @@ def draft_of(result: SweepResult, trial: Trial) -> str | None:
 
 
 def headliners(result: SweepResult) -> list[Trial]:
-    """Two to look at first: the champion and the best fixed K, or, where that is the champion,
-    the best of another family."""
+    """The two most important trials: the champion and the best fixed K, or, where that is the
+    champion, the best of another family."""
     order = ranked(result)
     best = champion(result) or next((t for t in order if t.configuration.lossless), None)
     if best is None:
@@ -108,8 +115,8 @@ def leaders(result: SweepResult) -> list[Trial]:
 
 
 def contenders(result: SweepResult, count: int = 8) -> list[Trial]:
-    """The headliners, the fastest of the other families, and the next fastest: what is worth
-    comparing in detail."""
+    """The trials worth comparing in detail: the headliners, the fastest of the other families, and
+    the next fastest."""
     order = [*headliners(result), *leaders(result), *ranked(result)]
     return list({t.id: t for t in order}.values())[:count]
 

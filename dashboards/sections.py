@@ -70,7 +70,7 @@ class Section:
         )
 
     def alone(self) -> Section:
-        """The section's figure, with its table, where no report is around it."""
+        """The figure and its table under the figure's title, to be shown outside a report."""
         assert self.figure is not None
         title = self.figure.layout.title
         return replace(self, title=title.text, note=title.subtitle.text, part="", lines=())
@@ -78,7 +78,7 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run of MLflow's: what can be compared there. A metric is a number, or a number by step."""
+    """A run in MLflow. A metric is a number, or a number by step."""
 
     name: str
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -88,14 +88,14 @@ class Run:
 
 
 def metric_name(*parts: str) -> str:
-    """A metric's name of its parts, which hold letters, digits, _ and - alone."""
+    """A metric's name, joined of parts in which only letters, digits, _ and - are kept."""
     return ".".join(map(plain_name, parts))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a result comes from: the name of its folder, the pair, and how it was measured, in
-    words and as parameters."""
+    """Where a result comes from: its folder's name, the pair, and how it was measured, in words and
+    as parameters."""
 
     name: str
     pair: str
@@ -123,7 +123,7 @@ class Report:
 
     @property
     def about(self) -> str:
-        """What it is a report of: a line above the title."""
+        """The line above the title: command, date and pair."""
         started = self.origin.started
         when = [f"{started:%-d %B %Y, %H:%M}"] if started else []
         whole = [f"specdec {self.command} {self.origin.name}", *when, self.origin.pair]
@@ -131,8 +131,8 @@ class Report:
 
     @property
     def sections(self) -> list[Section]:
-        """What came out, the parts, and how it was measured; without a date, the last is short
-        enough for a console."""
+        """The findings, the parts, and how it was measured. A console shows the last one too where
+        it has no date and is short."""
         origin = self.origin
         first = Section(key="findings", title="What came out", lines=self.findings)
         last = Section(
@@ -150,7 +150,7 @@ class Report:
 
     @property
     def run(self) -> Run:
-        """What there is to compare in MLflow."""
+        """The report as a run in MLflow."""
         return Run(
             name=self.run_name or f"{self.command} {self.origin.name}",
             params=self.origin.params,

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import mlflow.data
 import pandas as pd
 from mlflow import MlflowClient
 from mlflow.data.code_dataset_source import CodeDatasetSource
+from mlflow.data.pandas_dataset import from_pandas
 from mlflow.entities import DatasetInput, InputTag, Metric, Param, Run
 from mlflow.exceptions import MlflowException
 
@@ -41,10 +41,10 @@ def tracking_uri() -> str:
 
 def connect(patient: bool = False) -> MlflowClient:
     """A client of the tracking store, which is created where it is missing. Raises
-    :class:`UserError` when it cannot be used; where `patient`, not when it may be had later."""
+    :class:`UserError` when it cannot be used; if `patient`, not when it may come back later."""
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # It logs whole tracebacks of errors that come out all the same and are told in a line.
+    # It logs tracebacks of errors that are raised as well and shown in one line.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
@@ -64,7 +64,7 @@ def unreachable(error: BaseException) -> bool:
     """Whether the store may take later what it did not take now."""
     if isinstance(error, MlflowException):
         return error.error_code in _LATER
-    return isinstance(error, OSError)  # among them those of requests
+    return isinstance(error, OSError)  # requests' errors among them
 
 
 def experiment_id_of(client: MlflowClient, name: str) -> str:
@@ -74,8 +74,9 @@ def experiment_id_of(client: MlflowClient, name: str) -> str:
         location = None
         if not os.environ.get("MLFLOW_TRACKING_URI"):
             location = (workspace() / "mlartifacts" / name).as_uri()
-        made = client.create_experiment(name, artifact_location=location)
-        experiment = client.get_experiment(made)
+        experiment = client.get_experiment(
+            client.create_experiment(name, artifact_location=location)
+        )
     if experiment.lifecycle_stage == "deleted":
         client.restore_experiment(experiment.experiment_id)
     present(client, experiment)
@@ -92,7 +93,7 @@ def runs_where(client: MlflowClient, experiment_id: str, query: str) -> Iterator
 
 
 def run_tags(command: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Of a run that `specdec <command>` makes: git commit, hardware and library versions."""
+    """The tags of a run of `specdec <command>`: git commit, hardware and library versions."""
     tags = {
         **environment,
         "mlflow.user": user_name(),
@@ -133,7 +134,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def host() -> str:
-    """This machine, as :func:`place_of` names it."""
+    """The beginning of what :func:`place_of` returns on this machine."""
     return f"{platform.node()}:"
 
 
@@ -143,15 +144,19 @@ def place_of(folder: Path) -> str:
 
 
 def log_prompts(
-    client: MlflowClient, run_id: str, used: PromptSet, prompts: Sequence[Prompt], context: str
+    client: MlflowClient,
+    run_id: str,
+    prompt_set: PromptSet,
+    prompts: Sequence[Prompt],
+    context: str,
 ) -> None:
     """Log a prompt set as a dataset that a run used for `context`."""
     table = pd.DataFrame({"id": [p.id for p in prompts], "prompt": [p.text for p in prompts]})
-    dataset = mlflow.data.from_pandas(
+    dataset = from_pandas(
         table,
-        source=CodeDatasetSource({"prompts": used.source}),
-        name=Path(used.source).name,
-        digest=used.digest[:36],  # as long as the store allows
+        source=CodeDatasetSource({"prompts": prompt_set.source}),
+        name=Path(prompt_set.source).name,
+        digest=prompt_set.digest[:36],  # as long as the store allows
     )
     tag = InputTag("mlflow.data.context", context)
     client.log_inputs(run_id, [DatasetInput(dataset._to_mlflow_entity(), [tag])])

@@ -26,7 +26,7 @@ class View:
     ascending: bool = False
 
     def saved(self, title: str) -> str:
-        """What MLflow keeps of it, in a tag of the experiment."""
+        """The view as MLflow keeps it, in a tag of the experiment."""
         widths = {column: max(96, 7 * len(column)) for column in self.columns}  # pixels
         state = {
             "searchFilter": self.runs,
@@ -83,7 +83,7 @@ VIEWS = {
 def present(
     client: MlflowClient, experiment: Experiment, views: Mapping[str, View] = VIEWS
 ) -> None:
-    """Set those of an experiment's tags that it lacks; what it has may be somebody's choice."""
+    """Set the tags that an experiment lacks. A tag that it has may be a user's choice."""
     pages = {view: runs_page(experiment.experiment_id, view) for view in views}
     pages["all runs"] = runs_page(experiment.experiment_id)
     links = ", ".join(f"[{title}]({page})" for title, page in pages.items())

@@ -1,4 +1,4 @@
-"""Pages of the manual that are made from the code: every configuration key, every command."""
+"""The manual's pages that are generated from the code: every configuration key, every command."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def commands() -> str:
     return "\n".join(_command(name, typer.main.get_command(command(name))) for name in COMMANDS)
 
 
-def _command(name: str, found: Any) -> str:
-    lines = [f"## specdec {name}", "", " ".join((found.help or "").split()), ""]
-    rows = [row for parameter in found.params for row in _option(parameter)]
+def _command(name: str, program: Any) -> str:
+    lines = [f"## specdec {name}", "", " ".join((program.help or "").split()), ""]
+    rows = [row for parameter in program.params for row in _option(parameter)]
     if rows:
         lines += ["| option | value | | default |", "|---|---|---|---|", *rows, ""]
     return "\n".join(lines)
@@ -67,7 +67,7 @@ def _option(parameter: Any) -> Iterator[str]:
 
 
 def _relative(value: Any) -> Any:
-    """A path of this checkout without the place it lies at."""
+    """A path in this checkout, relative to it."""
     if isinstance(value, Path) and value.is_relative_to(ROOT):
         return value.relative_to(ROOT)
     return value
@@ -114,7 +114,7 @@ def _limit(rule: Any) -> str:
 
 
 def _type(annotation: Any) -> str:
-    """A type as a reader of YAML thinks of it."""
+    """A type in the words of somebody who writes YAML."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         limits = ", ".join(filter(None, map(_limit, getattr(annotation, "__metadata__", ()))))

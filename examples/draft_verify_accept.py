@@ -18,7 +18,7 @@ for runner in (target, draft):
     runner.prefill([0], [text[:-1]])
 
 while len(text) - prompt < 48:
-    # Draft: the small model goes on with the text, a token a forward.
+    # Draft: the small model continues the text, one token a forward.
     candidates: list[int] = []
     unread = text[draft.lengths[0] :]
     for _ in range(K):
@@ -26,15 +26,15 @@ while len(text) - prompt < 48:
         unread = output.choices()[0][-1:]
         candidates += unread
 
-    # Verify: one forward of the target tells its own choice behind the text and each candidate.
+    # Verify: one forward gives the target's choice after the text and after each candidate.
     output = target.forward(Batch([0], [[text[-1], *candidates]]))
     verdict = verify_greedy(TokenTree.chain(candidates, Origin.DRAFT), output.choices()[0])
 
-    # Accept: what both agree on, and the target's own token behind it.
+    # Accept: the candidates on which both agree, and the target's own token after them.
     accepted = [candidates[node] for node in verdict.path]
-    held = len(text) + len(accepted)
-    target.truncate(0, held)
-    draft.truncate(0, min(held, draft.lengths[0]))
+    committed = len(text) + len(accepted)
+    target.truncate(0, committed)
+    draft.truncate(0, min(committed, draft.lengths[0]))
     text += [*accepted, verdict.token]
     rounds += 1
 

@@ -1,4 +1,4 @@
-"""A length policy of one's own, in an engine: stop where the draft model wavers.
+"""A length policy of your own: stop where the draft model wavers between two tokens.
 
 `docs/guides/add-a-policy.md` goes on from here, with replay and a sweep.
 """
@@ -15,7 +15,7 @@ from specdec_core.models.pair import load_pair
 
 
 class MarginSettings(PolicySettings):
-    """Stop behind a token whose two largest draft probabilities are closer than `threshold`."""
+    """Stop after a token whose two largest draft probabilities are closer than `threshold`."""
 
     kind: Literal["margin"] = "margin"
     threshold: float = 0.3

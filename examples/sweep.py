@@ -1,4 +1,4 @@
-"""A sweep from Python: what `specdec sweep` does, with the result at hand."""
+"""A sweep from Python: what `specdec sweep` does, with the result as a value."""
 
 from __future__ import annotations
 

@@ -26,11 +26,11 @@ BANDITS = Path(__file__).with_name("sweeps") / "bandits.yaml"
 
 def main(
     config: Annotated[
-        Path, Option(help="YAML with arms and bandits; pair and sampling too, if wanted.")
+        Path, Option(help="YAML with arms and bandits, and optionally pair and sampling.")
     ] = BANDITS,
     prompts: Annotated[
         list[str] | None,
-        Option(help="Prompts: JSONL file, hub id or bundled:<name>; of several, one in turn."),
+        Option(help="Prompts: JSONL file, hub id or bundled:<name>; repeatable, they take turns."),
     ] = None,
     limit: Limit = 16,
     max_new_tokens: Tokens = 128,
@@ -42,7 +42,7 @@ def main(
     hardware: Hardware = None,
     profile: ProfileFile = None,
     learned: Annotated[
-        str | None, Option(help="Earlier result, a name, whose bandits to go on with.")
+        str | None, Option(help="Name of an earlier result whose bandits go on learning.")
     ] = None,
     name: Name = None,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from jobs.choice import read_choice
+from jobs.choice import read_config
 from jobs.console import (
     console,
     errors,
@@ -50,9 +50,8 @@ def main(
     config: Annotated[
         list[Path] | None,
         Option(
-            help="YAML with `pair` and `configuration` (or the beginning of an id)"
-            " to add as a row; repeatable. Left out, the"
-            " champion, where there is one."
+            help="YAML with `pair` and `configuration` (or the beginning of an id) to add as a row;"
+            " repeatable; unset, the champion, if there is one."
         ),
     ] = None,
     rows: Annotated[Path, Option(help="YAML with this engine's other rows.")] = ROWS,
@@ -67,7 +66,7 @@ def main(
     ] = None,
     peers: Annotated[
         list[str] | None,
-        Option(help="transformers, vllm or none; repeatable. Left out, all that are here."),
+        Option(help="transformers, vllm or none; repeatable; unset, all that are installed."),
     ] = None,
     compile: Annotated[
         bool | None,
@@ -76,25 +75,25 @@ def main(
             help="Compiled graphs for this engine, made at the first start; unset, as in the pair.",
         ),
     ] = None,
-    threads: Annotated[int | None, Option(min=1, help="CPU threads, of everybody.")] = None,
+    threads: Annotated[int | None, Option(min=1, help="CPU threads of every contestant.")] = None,
     dtype: DType = None,
     baseline: Annotated[
         Path | None,
-        Option(help="Answer file of Spec-Bench that its tasks' speedups are against."),
+        Option(help="Spec-Bench answer file to compare its tasks' speeds with."),
     ] = None,
     quick: Annotated[
         bool, Option("--quick", help="A first look: 4 prompts, 32 new tokens, once.")
     ] = False,
     name: Name = None,
 ) -> None:
-    """Decode the same prompts with this engine, transformers and vLLM, in turns, and say who is
-    how much faster, whether everybody writes what the model alone would write, and how far from
-    the physical limit this engine is. Run it on an otherwise idle machine."""
+    """Decode the same prompts with this engine, transformers and vLLM, in turns. Report who is how
+    much faster, whether all write what the model alone would write, and how close this engine
+    comes to the physical limit. Run it on an otherwise idle machine."""
     spec, chosen = _chosen(config or [], target, draft)
     runner = given(compile=compile, threads=threads, target_dtype=dtype, draft_dtype=dtype)
-    pair = spec.model_dump(mode="json")
-    asked = given(
-        pair={**pair, "runner": {**pair["runner"], **runner}},
+    base = spec.model_dump(mode="json")
+    options = given(
+        pair={**base, "runner": {**base["runner"], **runner}},
         prompts=given(source=prompts, limit=limit) or None,
         max_new_tokens=max_new_tokens,
         repeats=repeats,
@@ -104,12 +103,12 @@ def main(
     )
     from specdec_core.studies.bench.benchmark import load_bench_plan
 
-    plan = load_bench_plan(rows, **_merged(QUICK if quick else {}, asked))
+    plan = load_bench_plan(rows, **_merged(QUICK if quick else {}, options))
     folder = _folder(name, plan)
-    pair, found, answers = _load(plan, baseline)
+    pair, loaded, answers = _load(plan, baseline)
     with interruptible("nothing was written"):
-        result = _race(plan, found, pair, peers is not None, folder.name)
-    _deliver(result, pair, found, answers, folder)
+        result = _race(plan, loaded, pair, peers is not None, folder.name)
+    _deliver(result, pair, loaded, answers, folder)
     if unequal := result.unequal():
         errors.print(
             f"[red]not lossless:[/red] in float32 {len(unequal)} of our rows wrote something else"
@@ -119,7 +118,7 @@ def main(
 
 
 def _folder(name: str | None, plan: BenchPlan) -> Path:
-    """Where the result will be; it is not there yet."""
+    """The folder of the result. Raises :class:`UserError` where it exists."""
     check_name(name)
     name = name or f"{plan.pair.name}-{datetime.now():%Y%m%d-%H%M%S}"
     folder = workspace() / "bench" / name
@@ -147,12 +146,12 @@ def _race(
     plan: BenchPlan, prompts: list[Prompt], pair: Pair, explicit: bool, name: str
 ) -> BenchResult:
     from dashboards.progress import RaceProgress
-    from specdec_core.studies.bench.benchmark import open_others, run_bench
+    from specdec_core.studies.bench.benchmark import open_peers, run_bench
 
     command = shlex.join(["specdec", "bench", *sys.argv[1 + sys.argv[1:2].count("bench") :]])
     with (
         RaceProgress(console) as progress,
-        open_others(pair, plan.peers, explicit, progress) as others,
+        open_peers(pair, plan.peers, explicit, progress) as others,
     ):
         return run_bench(plan, prompts, pair, others, name, command, progress)
 
@@ -164,7 +163,7 @@ def _deliver(
     answers: list[dict[str, Any]] | None,
     folder: Path,
 ) -> None:
-    """Write everything at once, log it and show it."""
+    """Write the result whole or not at all, log it and show it."""
     from dashboards.outputs.console import show
     from dashboards.outputs.files import write
     from dashboards.outputs.mlflow_runs import log
@@ -173,7 +172,7 @@ def _deliver(
     from specdec_core.studies.bench.spec_bench import write_answers
 
     def decode(tokens: list[int]) -> str:
-        return pair.tokenizer.decode(tokens, skip_special_tokens=True).strip()
+        return str(pair.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
 
     shown = report(result, answers)
     with atomic_folder(folder) as place:
@@ -189,10 +188,10 @@ def _deliver(
 def _chosen(
     config: list[Path], target: str | None, draft: list[str] | None
 ) -> tuple[PairSpec, list[Configuration]]:
-    """The pair, and the configurations given for it: those of the files, else the champion, if
-    there is one and no other pair was asked for."""
+    """The pair, and the configurations to add for it: those of the files, else the champion, if
+    there is one and the options name no other pair."""
     if config:
-        choices = [read_choice(path)[0] for path in config]
+        choices = [read_config(path)[0] for path in config]
         spec = choices[0].pair
         for path, choice in zip(config, choices, strict=True):
             if choice.pair != spec:
@@ -219,10 +218,10 @@ def _peers(names: list[str] | None) -> list[str] | None:
         return None
     from specdec_core.studies.peers.choose import NAMES
 
-    for own in names:
-        if own not in (*NAMES, NOBODY):
-            raise UserError(f"--peers {own}: expected {', '.join(NAMES)} or {NOBODY}")
-    return [own for own in NAMES if own in names]
+    for name in names:
+        if name not in (*NAMES, NOBODY):
+            raise UserError(f"--peers {name}: expected {', '.join(NAMES)} or {NOBODY}")
+    return [name for name in NAMES if name in names]
 
 
 def _merged(under: dict, over: dict) -> dict:

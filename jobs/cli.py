@@ -29,7 +29,7 @@ COMMANDS = {
     "serve": "Serve the champion over HTTP, OpenAI-compatible.",
     "generate": "Complete a prompt and show where the tokens came from.",
     "bench": "Time this engine against transformers and vLLM.",
-    "scale": "Measure how counting scales over nodes, and what holds it up.",
+    "scale": "Measure how counting scales over nodes, and what limits it.",
     "train-pair": "Train the bundled pair from the standard library's source.",
 }
 
@@ -56,7 +56,7 @@ class Jobs(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
-        return name, typer.main.get_command(command(name)), rest
+        return name, name and typer.main.get_command(command(name)), rest
 
 
 app = typer.Typer(cls=Jobs, add_completion=False, pretty_exceptions_enable=False)

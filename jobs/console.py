@@ -1,4 +1,4 @@
-"""What every command shares: the console, and bad input as one line with exit code 2."""
+"""What all commands share: the console, and bad input as one line with exit code 2."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from specdec_core.base.errors import UserError
 
 if TYPE_CHECKING:
     from dashboards.sections import Report
+    from specdec_core.config import Configuration
 
 # Names may hold colons; `bundled:x:` is no emoji.
 console = Console(highlight=False, emoji=False)
@@ -50,7 +51,7 @@ def run(command: Callable[..., None] | typer.Typer) -> None:
 
 @contextmanager
 def interruptible(after: str = "the same command resumes") -> Iterator[None]:
-    """End with a word and the usual exit codes when interrupted or terminated."""
+    """When interrupted or terminated, print a line and exit with the usual code."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         yield
@@ -60,12 +61,18 @@ def interruptible(after: str = "the same command resumes") -> Iterator[None]:
 
 
 def point(what: str, where: object) -> None:
-    """Say where something is, or which command to give next."""
+    """Print where something is, or the next command."""
     console.print(f"{what:<9} {where}", markup=False, soft_wrap=True)
 
 
+def print_configuration(configuration: Configuration, source: str, before: str = "") -> None:
+    """Print what decodes: its label, where it comes from, and what it does in a sentence."""
+    console.print(f"{before}{escape(configuration.label)}  [dim]({escape(source)})[/dim]")
+    console.print(f"[dim]{escape(configuration.sentence)}[/dim]", soft_wrap=True)
+
+
 def print_runs_page(experiment: str, view: str | None = None) -> None:
-    """Say where MLflow shows an experiment's runs, and how to start what shows them."""
+    """Print the address of an experiment's runs in MLflow, and how to start its server."""
     from dashboards.store import connect, experiment_id_of, tracking_uri
     from dashboards.views import runs_page
 

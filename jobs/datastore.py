@@ -58,25 +58,26 @@ def main(
     from specdec_core.recordings.find import open_named
     from specdec_core.training.datastores.build import write_datastore
 
-    recordings = [open_named(own, workspace()) for own in recording or []]
+    recordings = [open_named(folder_or_name, workspace()) for folder_or_name in recording or []]
     if target is None:
         target = recordings[0].header.pair.target if recordings else PairSpec().target
     tokenizer = load_tokenizer(target)
-    for own in recordings:
-        if tokenizer_digest(load_tokenizer(own.header.pair.target)) != tokenizer_digest(tokenizer):
-            raise UserError(f"{own.folder}: recorded with another tokenizer than {target}'s")
+    for recorded in recordings:
+        recorded_with = load_tokenizer(recorded.header.pair.target)
+        if tokenizer_digest(recorded_with) != tokenizer_digest(tokenizer):
+            raise UserError(f"{recorded.folder}: recorded with another tokenizer than {target}'s")
 
-    sources = [*(source or []), *(str(own.folder) for own in recordings)]
+    sources = [*(source or []), *(str(recorded.folder) for recorded in recordings)]
     start = time.perf_counter()
     with CorpusProgress(console) as progress:
         progress.stage("reading")
-        found = documents(source or [], recordings, tokenizer, progress)
-        card = write_datastore(found, sources, tokenizer, folder)
+        texts = documents(source or [], recordings, tokenizer, progress)
+        card = write_datastore(texts, sources, tokenizer, folder)
     show(name, folder, card, time.perf_counter() - start)
 
 
 def folder_of(name: str) -> Path:
-    """Where the datastore `name` belongs."""
+    """The folder of the datastore `name`."""
     from specdec_core.drafting.datastores.datastore import resolve_datastore
 
     if not name or name in (".", ".."):
@@ -100,7 +101,7 @@ def documents(
 
 
 def show(name: str, folder: Path, card: DatastoreCard, seconds: float) -> None:
-    """What was built and how it is used."""
+    """Print what was built and how to use it."""
     size = sum(file.stat().st_size for file in folder.iterdir()) / 2**20
     console.print(
         f"{card.documents:,} documents, {card.tokens:,} tokens, {size:.1f} MiB, built in "

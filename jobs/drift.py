@@ -21,10 +21,10 @@ def main(
     texts: Annotated[int, Option(min=1, help="Texts written for each prompt.")] = 4,
     max_new_tokens: Annotated[int, Option(min=1, help="Tokens of a text.")] = 64,
     temperature: Annotated[float, Option(help="Of sampling and of scoring.")] = 0.7,
-    widths: Annotated[str, Option(help="Tokens of the target's own to begin with.")] = "1,2,3,4",
-    branching: Annotated[
-        str, Option(help="Children of a node at each level behind these.")
-    ] = "4,2,1,1",
+    widths: Annotated[
+        str, Option(help="Tokens that the target draws to begin a tree.")
+    ] = "1,2,3,4",
+    branching: Annotated[str, Option(help="Children of a node at each further level.")] = "4,2,1,1",
     toy_samples: Annotated[
         int, Option(min=0, help="Texts sampled from the toy pair; 0 leaves it out.")
     ] = 20_000,
@@ -40,7 +40,7 @@ def main(
         raise UserError(
             f"--temperature {temperature:g}: expected more than 0, greedy output has no likelihood"
         )
-    asked, shape = sizes(widths, "--widths"), sizes(branching, "--branching")
+    chosen_widths, shape = sizes(widths, "--widths"), sizes(branching, "--branching")
     spec = drafting_pair(target, draft)
 
     # torch and MLflow take seconds to import.
@@ -52,24 +52,26 @@ def main(
     from specdec_core.studies.drift_by_width import on_texts, on_toy_pair, target_tree
 
     sampling = Sampling(temperature=temperature)
-    trees = [target_tree(d, (width, *shape), sampling) for d in spec.drafts for width in asked]
+    trees = [
+        target_tree(d, (width, *shape), sampling) for d in spec.drafts for width in chosen_widths
+    ]
     with console.status(f"loading {spec.name}"):
         pair = load_pair(spec)
-    found = load_prompts(prompts, limit, pair.tokenizer)
-    tokens = [tuple(pair.tokenizer(prompt.text)["input_ids"]) for prompt in found]
+    loaded = load_prompts(prompts, limit, pair.tokenizer)
+    tokens = [tuple(pair.tokenizer(prompt.text)["input_ids"]) for prompt in loaded]
     with ConsoleProgress(console) as progress:
-        toy = on_toy_pair(asked, toy_samples, toy_length, progress)
+        toy = on_toy_pair(chosen_widths, toy_samples, toy_length, progress)
         scored = on_texts(pair, trees, sampling, tokens, texts, max_new_tokens, progress)
 
     notes = [
-        f"trees of W×{'×'.join(map(str, shape))}, W tokens of the target's own first; "
+        f"trees of W×{'×'.join(map(str, shape))}, begun with W tokens that the target draws; "
         "W = 1 is lossless",
-        f"{len(found)} prompts of {prompts}, {texts} texts each, temperature {temperature:g}",
+        f"{len(loaded)} prompts of {prompts}, {texts} texts each, temperature {temperature:g}",
         *([f"toy pair: {toy_samples:,} texts of {toy_length} tokens each"] if len(toy) else []),
     ]
     params = {
         "prompts": prompts,
-        "prompts_digest": digest(found),
+        "prompts_digest": digest(loaded),
         "texts": texts,
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
-from jobs.choice import Choice, choose
-from jobs.console import console, run
+from jobs.choice import PairConfiguration, choose
+from jobs.console import console, print_configuration, run
 from jobs.options import Config, Placed, Tokens
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement, Temperature, parse
@@ -43,7 +43,7 @@ MEANING = {
     Origin.RETRIEVAL: "found in the datastore, accepted",
     Origin.TARGET: "drawn by the target to begin a tree",
     Origin.CORRECTION: "the target's, in place of a rejected token",
-    Origin.BONUS: "the target's own, where nothing was rejected",
+    Origin.BONUS: "the target's own, after a draft accepted whole",
 }
 
 
@@ -77,7 +77,7 @@ def main(
 def _engine(
     pair: PairSpec, configuration: Configuration, placement: Placement | None
 ) -> Iterator[Engine]:
-    """With the models in this process or, where `placement` says some, on devices of a cluster."""
+    """An engine with its models in this process, or on a cluster's devices where placed."""
     # torch, transformers and Ray take seconds to import
     with console.status(f"loading {pair.name}") as status:
         if placement is None:
@@ -108,11 +108,12 @@ def _complete(
     from specdec_core.tokens.detokenising import StreamDecoder
 
     request = Request("generate", engine.encode(prompt), max_new_tokens, seed=seed, stop=stop)
-    # The engine's chunks hold tokens of several origins; this decoder tells their texts apart.
+    # A chunk of the engine holds tokens of several origins; this decoder splits its text.
     decoder = StreamDecoder(engine.pair.tokenizer, request.stop, request.tokens)
     chunks = engine.stream(request)
     first = next(chunks)  # a bad request is refused before anything is shown
-    console.print(f"{escape(engine.configuration.label)}  [dim]({escape(source)})[/dim]\n")
+    print_configuration(engine.configuration, source)
+    console.print()
     _show(prompt, "dim")
     for chunk in chain([first], chunks):
         for token, origin in zip(chunk.tokens, chunk.origins, strict=True):
@@ -123,14 +124,14 @@ def _complete(
             _show_counts(chunk.finished)
 
 
-def _choose(config: Path | None) -> tuple[Choice, str]:
+def _choose(config: Path | None) -> tuple[PairConfiguration, str]:
     try:
         return choose(config)
     except UserError as error:
         if config is not None:
             raise
         console.print(f"[dim]{escape(str(error))}[/]", soft_wrap=True)
-        return Choice(configuration=DEFAULT), "default"
+        return PairConfiguration(configuration=DEFAULT), "default"
 
 
 def _show(text: str, style: str) -> None:

@@ -1,4 +1,4 @@
-"""Options that commands share, and what is read from them."""
+"""Options that commands share, and how their values are read."""
 
 from __future__ import annotations
 
@@ -69,18 +69,19 @@ def parse_drafts(specs: list[str] | None) -> dict[str, str]:
     return drafts
 
 
-def asked_drafts(target: str | None, drafts: list[str] | None) -> dict[str, str] | None:
-    """The drafts that the options name. Another target has none of the default ones."""
+def named_drafts(target: str | None, drafts: list[str] | None) -> dict[str, str] | None:
+    """The drafts that the options name; none for another target without any, and None, for the
+    default ones, where they name neither."""
     return parse_drafts(drafts) if drafts or target is not None else None
 
 
 def chosen_pair(base: PairSpec, target: str | None, drafts: list[str] | None) -> PairSpec:
     """`base` with what the options name."""
-    return base.model_copy(update=given(target=target, drafts=asked_drafts(target, drafts)))
+    return base.model_copy(update=given(target=target, drafts=named_drafts(target, drafts)))
 
 
 def drafting_pair(target: str | None, drafts: list[str] | None) -> PairSpec:
-    """The default pair with what the options name; it has a draft model."""
+    """The default pair with what the options name. Raises :class:`UserError` without a draft."""
     return with_draft(chosen_pair(PairSpec(), target, drafts))
 
 
@@ -102,21 +103,21 @@ def numbers(text: str, option: str, kind: type[Number]) -> tuple[Number, ...]:
 def sizes(text: str, option: str) -> tuple[int, ...]:
     """Positive whole numbers separated by commas."""
     try:
-        found = tuple(int(part) for part in text.split(","))
+        values = tuple(int(part) for part in text.split(","))
     except ValueError:
-        found = ()
-    if not found or min(found) < 1:
+        values = ()
+    if not values or min(values) < 1:
         raise UserError(f"{option} {text}: expected positive numbers as 1,2,4")
-    return found
+    return values
 
 
 def check_name(name: str | None) -> None:
-    """Raises :class:`UserError` for a name that is no folder's."""
+    """Raises :class:`UserError` for a name that cannot be a folder's."""
     if name is not None and (name in ("", "..") or Path(name).name != name):
         raise UserError(f"--name {name}: expected a folder's name, not a path")
 
 
 def check_times(hardware: Path | None, profile: Path | None) -> None:
-    """Raises :class:`UserError` where both give forward times."""
+    """Raises :class:`UserError` where both options give forward times."""
     if hardware is not None and profile is not None:
         raise UserError("--hardware and --profile both give forward times: give one")

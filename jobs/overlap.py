@@ -44,19 +44,20 @@ def main(
     compile: Annotated[bool, Option("--compile/--no-compile", help="Run compiled graphs.")] = True,
     dtype: DType = None,
     lookups: Annotated[
-        bool, Option("--lookups", help="Also chains that lookups speed up, on either side.")
+        bool,
+        Option("--lookups", help="Also time drafts that lookups speed up, with PEARL and without."),
     ] = False,
     name: Name = None,
 ) -> None:
-    """Decode the same prompts with chains of each K in a process of one thread and in one of two,
-    and with the draft on a device of its own, in turns; and draw what draft and target do when.
-    Run it on an otherwise idle machine."""
+    """Decode the same prompts in turns: with chains of each K in a process of one thread and in one
+    of two, and with the draft on a device of its own (PEARL). Draw when the draft and the target
+    work and wait. Run it on an otherwise idle machine."""
     check_name(name)
     spec = drafting_pair(target, draft)
     types = given(compile=compile, target_dtype=dtype, draft_dtype=dtype)
     spec = spec.model_copy(update={"runner": spec.runner.model_copy(update=types)})
     sampling = Sampling(temperature=parse(Temperature, temperature, "--temperature"))
-    asked = sizes(lengths, "--lengths")
+    chosen_lengths = sizes(lengths, "--lengths")
 
     # Ray, torch and MLflow take seconds to import.
     from cluster.overlap import compare_overlap
@@ -68,17 +69,17 @@ def main(
     from specdec_core.drafting.pearl.timeline import Timeline
     from specdec_core.models.pair import check_pair
     from specdec_core.prompts.prompt_sets import load_prompts
-    from specdec_core.studies.overlap import beside, chains, under
+    from specdec_core.studies.overlap import asynchronous, chains, under
 
     placement = Placement.load(cluster)
-    found = load_prompts(prompts, limit, check_pair(spec))
+    loaded = load_prompts(prompts, limit, check_pair(spec))
     with ConsoleProgress(console) as progress, ray_session():
         result = compare_overlap(
             spec,
             placement,
-            [*under(sampling, chains(spec.drafts, asked, lookups))],
-            [*under(sampling, beside(spec.drafts, window, lookups))],
-            lambda bench: get(bench.requests.remote(found, max_new_tokens)),
+            [*under(sampling, chains(spec.drafts, chosen_lengths, lookups))],
+            [*under(sampling, asynchronous(spec.drafts, window, lookups))],
+            lambda bench: get(bench.requests.remote(loaded, max_new_tokens)),
             repeats,
             progress,
         )
@@ -88,7 +89,7 @@ def main(
     trace = write_atomically(folder / "trace.json", json.dumps(timeline.chrome_trace()))
     runner = result.spec.runner
     note = (
-        f"{len(found)} prompts of {prompts}, {max_new_tokens} new tokens, {repeats} repeats in"
+        f"{len(loaded)} prompts of {prompts}, {max_new_tokens} new tokens, {repeats} repeats in"
         f" turns; {runner.device}, target {runner.target_dtype}, draft {runner.draft_dtype}"
     )
     params = {"prompts": prompts, "max_new_tokens": max_new_tokens, "repeats": repeats}

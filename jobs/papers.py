@@ -15,8 +15,8 @@ from jobs.options import (
     MaybeTokens,
     Name,
     Target,
-    asked_drafts,
     given,
+    named_drafts,
 )
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
@@ -52,13 +52,13 @@ def main(
     """
     from specdec_core.studies.papers.plan import load_paper_plan
 
-    asked = given(limit=limit, max_new_tokens=max_new_tokens, repeats=repeats)
+    options = given(limit=limit, max_new_tokens=max_new_tokens, repeats=repeats)
     plan = load_paper_plan(
         config,
         only=table or (),
         sources=parse_sources(prompts),
-        pair=given(target=target, drafts=asked_drafts(target, draft)),
-        **{**(QUICK if quick else {}), **asked},
+        pair=given(target=target, drafts=named_drafts(target, draft)),
+        **{**(QUICK if quick else {}), **options},
     )
 
     # Ray, torch and MLflow take seconds to import.
@@ -85,13 +85,13 @@ def main(
 
 def parse_sources(options: list[str] | None) -> dict[str, str]:
     """`NAME=source` options as sources by prompt set."""
-    found = {}
+    sources = {}
     for option in options or ():
         name, separator, source = option.partition("=")
         if not separator or not name or not source:
             raise UserError(f"--prompts {option}: expected NAME=source")
-        found[name] = source
-    return found
+        sources[name] = source
+    return sources
 
 
 if __name__ == "__main__":

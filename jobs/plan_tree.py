@@ -55,16 +55,16 @@ def main(
             f"{recording.folder}: recorded with temperature {header.sampling.temperature:g}; ranks "
             "tell what a tree would do in greedy decoding only"
         )
-    drafts = dict.fromkeys(recording.draft_name(own) for own in draft or header.pair.drafts)
+    drafts = dict.fromkeys(recording.draft_name(name) for name in draft or header.pair.drafts)
     with ConsoleProgress(console) as progress:
         times = forward_times(header.pair, [], hardware, profile, progress)
         replay = Replay(recording, hidden=False)
-        comparisons = [compare_trees(replay, times, own, budget, depth, progress) for own in drafts]
+        comparisons = [compare_trees(replay, times, d, budget, depth, progress) for d in drafts]
 
     folder = workspace() / "trees" / (name or f"{recording.folder.name}-{budget}")
     trees = [
-        write_atomically(folder / f"{own.draft}.yaml", own.configuration.to_yaml())
-        for own in comparisons
+        write_atomically(folder / f"{each.draft}.yaml", each.configuration.to_yaml())
+        for each in comparisons
     ]
     notes = [
         f"{header.prompts.count} prompts of {header.prompts.source}, {header.max_new_tokens} new "
@@ -72,8 +72,8 @@ def main(
         origin(times, hardware),
     ]
     params = {"recording": recording.folder.name, "budget": budget, "depth": depth}
-    origin = Origin(name=folder.name, pair=header.pair.name, notes=notes, params=params)
-    deliver(report(comparisons, origin), folder, "trees", trees)
+    measured = Origin(name=folder.name, pair=header.pair.name, notes=notes, params=params)
+    deliver(report(comparisons, measured), folder, "trees", trees)
 
 
 if __name__ == "__main__":

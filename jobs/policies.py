@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -25,8 +26,8 @@ def main(
     profile: ProfileFile = None,
     name: Name = None,
 ) -> None:
-    """Replay more than a thousand length policies on recordings of a pair, and show the best of
-    each family, the oracle, and how what is chosen on one recording does on another.
+    """Replay more than a thousand length policies on recordings of a pair. Show the best of each
+    family, the oracle, and how well a choice made on one recording does on another.
 
     Times are modelled: counts of forwards times a profile's seconds (SpecDec++, Eq. 3.1).
     """
@@ -43,12 +44,12 @@ def main(
     from specdec_core.studies.policies import open_recordings, replay_search, searched
 
     recordings = open_recordings(traces, workspace())
-    searches = {label: searched(search, own) for label, own in recordings.items()}
-    replays = {label: Replay(own) for label, own in recordings.items()}
+    searches = {label: searched(search, recording) for label, recording in recordings.items()}
+    replays = {label: Replay(recording) for label, recording in recordings.items()}
     pair = next(iter(recordings.values())).header.pair
     with ConsoleProgress(console) as progress:
-        wanted = [configuration for own in searches.values() for configuration in own]
-        times = forward_times(pair, wanted, hardware, profile, progress)
+        configurations = [*chain.from_iterable(searches.values())]
+        times = forward_times(pair, configurations, hardware, profile, progress)
         started = time.perf_counter()
         sets = [
             replay_search(label, replays[label], searches[label], times, progress)

@@ -38,8 +38,8 @@ def main(
         plan = load_plan(config)
         spec, settings = plan.pair, plan.profile.model_dump(exclude_none=True)
     spec = chosen_pair(spec, target, draft)
-    asked = {"widths": widths, "contexts": contexts, "batches": batches}
-    settings |= {name: sizes(text, f"--{name}") for name, text in given(**asked).items()}
+    lists = {"widths": widths, "contexts": contexts, "batches": batches}
+    settings |= {name: sizes(text, f"--{name}") for name, text in given(**lists).items()}
     settings |= given(repeats=repeats)
 
     with console.status(f"loading {spec.name}"):

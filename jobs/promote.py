@@ -33,6 +33,7 @@ def main(
         f"champion of {result.pair.name}: [bold]{trial.configuration.label}[/bold] ({trial.id}), "
         f"version {version}"
     )
+    console.print(trial.configuration.sentence, style="dim", markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

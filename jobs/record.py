@@ -50,7 +50,7 @@ def main(
         Option(help="Share of target tokens in the heads' training examples; 0, no examples."),
     ] = None,
     continuations: Annotated[
-        bool, Option(help="Record what is drafted behind disagreements; replay needs it.")
+        bool, Option(help="Record what is drafted after a disagreement; replay needs it.")
     ] = True,
     name: Annotated[str | None, Option(help="Name of the recording's folder.")] = None,
     out: Annotated[
@@ -69,8 +69,8 @@ def main(
         plan = load_plan(config)
         base = {key: getattr(plan, key) for key in ("pair", "prompts", "max_new_tokens")}
         base["sampling"] = plan.sampling
-    sampling = given(temperature=temperature, top_k=top_k, top_p=top_p, coupling=coupling)
-    sampling = parse(Sampling, {**_dumped(base.get("sampling")), **sampling}, "sampling")
+    changes = given(temperature=temperature, top_k=top_k, top_p=top_p, coupling=coupling)
+    sampling = parse(Sampling, {**_dumped(base.get("sampling")), **changes}, "sampling")
 
     # Ray and torch take seconds to import.
     from cluster.recording import RecordingPlan

@@ -24,9 +24,9 @@ def main(
     ] = None,
     prompts: Annotated[int, Option(min=1, help="Held-out prompts that a trial decodes.")] = 4,
 ) -> None:
-    """Count configurations by the way of every sweep (Tune, folder, MLflow) on 1, 2, … nodes of
-    this machine, and show trials a second, the driver's memory, MLflow's rate, and what holds the
-    rest up. Run it on an otherwise idle machine."""
+    """Count configurations as a sweep does (Tune, folder, MLflow) on 1, 2, … nodes of this machine.
+    Show trials a second, the driver's memory, MLflow's rate, and the bottleneck. Run it on an
+    otherwise idle machine."""
     counts = sizes(nodes, "--nodes")
 
     # Ray and MLflow take seconds to import.
@@ -38,15 +38,15 @@ def main(
     from dashboards.tracking.sweep_run import SweepRun
 
     check_memory(max(counts), slots, idle is not None)
-    found = []
+    results = []
     for count in counts:
         with scratch_workspace(), SweepProgress(console) as progress, SweepRun(progress) as logged:
-            found.append(
+            results.append(
                 count_on_nodes(
                     count, slots, trials, idle, prompts, progress, logged, logged.waiting
                 )
             )
-    show(console, [section(found)])
+    show(console, [section(results)])
 
 
 if __name__ == "__main__":

@@ -12,24 +12,24 @@ from rich.markup import escape
 from typer import Option
 
 from jobs.choice import choose
-from jobs.console import console, run
+from jobs.console import console, print_configuration, run
 from jobs.options import Config, Placed
-from specdec_core.config import Placement, Value, parse
+from specdec_core.config import Configuration, Placement, Value, parse
 
 if TYPE_CHECKING:
     from ray.serve import Application
 
 
 class Arguments(Value):
-    """What a Serve config file may say of the application in `args`."""
+    """The application's `args` in a Serve config file; each is the command's option."""
 
-    config: Path | None = None  # as of the command; the champion when left out
+    config: Path | None = None
     slots: PositiveInt = 4
-    cluster: Path | None = None  # as of the command
+    cluster: Path | None = None
 
 
 def application(args: dict[str, Any]) -> Application:
-    """The same for Serve config files, as `import_path: jobs.serve:application`. Raises
+    """The application for Serve config files: `import_path: jobs.serve:application`. Raises
     :class:`UserError` as the command does."""
     given = parse(Arguments, args, "args")
     choice, _ = choose(given.config)
@@ -64,16 +64,16 @@ def main(
             )
             with server as url:
                 status.stop()
-                _announce(url, choice.pair.name, choice.configuration.label, source)
-                signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray took it
+                _announce(url, choice.pair.name, choice.configuration, source)
+                signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray replaced it
                 signal.pause()
     except KeyboardInterrupt:
         console.print("stopped")
 
 
-def _announce(url: str, model: str, label: str, source: str) -> None:
+def _announce(url: str, model: str, configuration: Configuration, source: str) -> None:
     body = json.dumps({"model": model, "prompt": "def main(", "max_tokens": 64, "stream": True})
-    console.print(f"[green]ready[/green]  {url}  {escape(label)}  [dim]({escape(source)})[/dim]")
+    print_configuration(configuration, source, f"[green]ready[/green]  {url}  ")
     console.print(
         f"\n  curl -N {url}/v1/completions -H 'Content-Type: application/json' \\\n"
         f"    -d '{escape(body)}'\n\nCtrl-C stops the server.",

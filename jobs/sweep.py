@@ -15,8 +15,8 @@ from jobs.options import (
     MaybeTokens,
     Name,
     Target,
-    asked_drafts,
     given,
+    named_drafts,
 )
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
@@ -54,7 +54,7 @@ def main(
     ] = None,
     allow_lossy: Annotated[
         list[str] | None,
-        Option(help="Lossy method that may be the best all the same; repeatable."),
+        Option(help="Lossy method that may become champion; repeatable."),
     ] = None,
     name: Name = None,
     fresh: Fresh = False,
@@ -72,7 +72,7 @@ def main(
         max_new_tokens=max_new_tokens,
         trials=trials,
         prompts=given(source=prompts, limit=limit) or None,
-        pair=given(target=target, drafts=asked_drafts(target, draft)) or None,
+        pair=given(target=target, drafts=named_drafts(target, draft)) or None,
         traces=traces,
         replay=False if no_replay else None,
         hardware=None if hardware is None else str(hardware),
@@ -83,11 +83,11 @@ def main(
     with interruptible():
         result, version, report = sweep(plan, name, fresh)
     champion = result.champion_trial
-    found = f"{result.labels[champion.id]} ({champion.id})"
+    best = f"{result.labels[champion.id]} ({champion.id})"
     if result.hardware is None:
-        point("champion", f"{found}, version {version} of {result.pair.name}")
+        point("champion", f"{best}, version {version} of {result.pair.name}")
     else:
-        point("best", f"{found}, estimated for {result.hardware}: not timed and not registered")
+        point("best", f"{best}, estimated for {result.hardware}: not timed and not registered")
     point("report", report)
     print_runs_page(result.pair.name, "sweeps")
     if result.hardware is None:
@@ -104,7 +104,7 @@ def sweep(
     from dashboards.outputs.console import show
     from dashboards.outputs.files import write_page
     from dashboards.progress import SweepProgress
-    from dashboards.reports.standings import sentences, standings
+    from dashboards.reports.standings import standings, timed_sentences
     from dashboards.reports.sweep import of_folder
     from dashboards.tracking.sweep_run import SweepRun
 
@@ -113,7 +113,7 @@ def sweep(
         with progress:
             result, folder = run_sweep(plan, workspace(), name, fresh, [tracking, progress])
         page = write_page(of_folder(result, folder.path), folder.path)
-        show(console, [standings(result), sentences(result)])
+        show(console, [standings(result), timed_sentences(result)])
         if result.replay is not None:
             point("replayed", replay_line(result.replay))
         with console.status("writing to MLflow"):
@@ -123,7 +123,7 @@ def sweep(
 
 
 def replay_line(replay: ReplaySummary) -> str:
-    """How many configurations a recording told, how fast, and what that saved."""
+    """How many configurations were replayed, how fast, and how many forwards that saved."""
     line = f"{replay.configurations:,} configurations"
     if replay.per_second:
         line += f", {replay.per_second:,.0f} a second"

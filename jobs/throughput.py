@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from jobs.choice import read_choice
+from jobs.choice import read_config
 from jobs.console import console, deliver, run
 from jobs.options import (
     Drafts,
@@ -32,7 +32,7 @@ def main(
         Path | None,
         Option(
             help="YAML with `pair` and `configuration`, or the beginning of a configuration's id;"
-            " it is measured beside the others."
+            " it is measured with the others."
         ),
     ] = None,
     target: Target = None,
@@ -42,7 +42,7 @@ def main(
     max_new_tokens: Annotated[int, Option(min=2, help="New tokens for each prompt.")] = 64,
     slots: Annotated[str, Option(help="Requests decoded together, as 1,4,16.")] = "1,2,4,8,16",
     lengths: Annotated[
-        str | None, Option(help="K of fixed chains to measure; unset, those that the plan names.")
+        str | None, Option(help="K of fixed chains to measure; unset, those of the plan.")
     ] = None,
     queues: Annotated[int, Option(min=1, help="Queues for each number of slots.")] = 2,
     repeats: Annotated[int, Option(min=1, help="Times each queue is decoded.")] = 3,
@@ -63,8 +63,8 @@ def main(
         raise UserError("--config names the pair: give no --target and no --draft")
     counts = sizes(slots, "--slots")
     fixed = sizes(lengths, "--lengths") if lengths is not None else None
-    asked = sizes(contexts, "--contexts") if contexts not in (None, NONE) else None
-    choice = read_choice(config)[0] if config is not None else None
+    chosen_contexts = sizes(contexts, "--contexts") if contexts not in (None, NONE) else None
+    choice = read_config(config)[0] if config is not None else None
     spec = with_draft(choice.pair if choice else chosen_pair(PairSpec(), target, draft))
 
     # torch and MLflow take seconds to import.
@@ -83,34 +83,36 @@ def main(
     times = Profile.load(profile) if profile is not None else None
     with console.status(f"loading {spec.name}"):
         pair = load_pair(spec)
-    found = load_prompts(prompts, limit, pair.tokenizer)
-    tokens = [tuple(pair.tokenizer(prompt.text)["input_ids"]) for prompt in found]
+    loaded = load_prompts(prompts, limit, pair.tokenizer)
+    tokens = [tuple(pair.tokenizer(prompt.text)["input_ids"]) for prompt in loaded]
     with ConsoleProgress(console) as progress:
         times = times or profile_chains(pair, counts, progress)
         best = choose_by_batch(pair, times, tokens, counts, max_new_tokens, progress)
         plan = best.configuration
-        wanted = [plan, *best.chains(counts, fixed), choice and choice.configuration]
+        wanted = [
+            *([plan] if plan else []),
+            *best.chains(counts, fixed),
+            *([choice.configuration] if choice else []),
+        ]
         result = measure_throughput(
-            pair, filter(None, wanted), tokens, counts, repeats, queues, max_new_tokens, progress
+            pair, wanted, tokens, counts, repeats, queues, max_new_tokens, progress
         )
         by_context = None
         if contexts != NONE:
-            by_context = at_contexts(pair, tokens, asked, best.draft, progress)
+            by_context = at_contexts(pair, tokens, chosen_contexts, best.draft, progress)
 
     folder = workspace() / "throughput" / (name or spec.name)
     files = [times.save(folder / "profile.json")]
     if plan is not None:
         files.append(write_atomically(folder / "plan.yaml", plan.to_yaml()))
-    runner = pair.spec.runner
     notes = [
-        f"{len(found)} prompts of {prompts}, {max_new_tokens} new tokens, queues of 3 requests for"
+        f"{len(loaded)} prompts of {prompts}, {max_new_tokens} new tokens, queues of 3 requests for"
         f" each slot, {queues} queues, {repeats} repeats",
-        f"{runner.device}, target {runner.target_dtype}, draft {runner.draft_dtype}, threads"
-        f" {runner.threads}",
+        _machine(pair.spec),
     ]
     params = {
         "prompts": prompts,
-        "prompts_digest": digest(found),
+        "prompts_digest": digest(loaded),
         "max_new_tokens": max_new_tokens,
         "slots": slots,
         "queues": queues,
@@ -121,6 +123,14 @@ def main(
     if plan is not None:
         console.print("\nto paste (a configuration whose K follows the batch):\n")
         console.print(plan.to_yaml(), markup=False)
+
+
+def _machine(pair: PairSpec) -> str:
+    runner = pair.runner
+    return (
+        f"{runner.device}, target {runner.target_dtype}, draft {runner.draft_dtype}, threads"
+        f" {runner.threads}"
+    )
 
 
 if __name__ == "__main__":

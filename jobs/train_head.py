@@ -83,14 +83,14 @@ def main(
     out = (out or workspace() / "heads").absolute()
     undelivered: list[Undelivered] = []
     with interruptible():
-        # Before any training, because what cannot judge rules cannot judge heads.
+        # Before any training: a recording that cannot judge rules cannot judge heads either.
         rules: dict[str, dict[str, Modelled]] = {}
         if judge is not None:
             with ConsoleProgress(console) as judging:
                 rules = {name: judge_rules(judge, name, profile, judging) for name in drafts}
         with ray_session():
             for name in drafts:
-                with _noted(undelivered):
+                with _collected(undelivered):
                     known = rules.get(name, {})
                     train(
                         recordings, name, specs, settings, rates, source, out, judge, profile, known
@@ -140,16 +140,16 @@ def train(
         show(console, [fits(heads)])
         if judge is not None:
             with ConsoleProgress(console) as judging:
-                own = judge_heads(judge, draft, heads, profile, judging)
-            tracking.judged = {**rules, **own}
+                judged = judge_heads(judge, draft, heads, profile, judging)
+            tracking.judged = {**rules, **judged}
             show(console, [thresholds(tracking.judged)])
         with console.status("writing to MLflow"):
             tracking.finish(out)
 
 
 @contextmanager
-def _noted(undelivered: list[Undelivered]) -> Iterator[None]:
-    """Go on with the next draft's heads where the tracking server did not take this one's."""
+def _collected(undelivered: list[Undelivered]) -> Iterator[None]:
+    """Keep the error of a draft's heads that the tracking server did not take, for the end."""
     from dashboards.tracking.delivered_run import Undelivered
 
     try:

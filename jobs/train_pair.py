@@ -1,7 +1,6 @@
 """Train the bundled pair again: `python -m jobs.train_pair`.
 
-Every finished phase and the latest checkpoint are found again in `--work`, so a job that was
-stopped goes on where it was.
+Finished phases and the latest checkpoint are kept in `--work`: a stopped job goes on from there.
 """
 
 from __future__ import annotations
@@ -23,12 +22,13 @@ from jobs.console import console, point, run
 from specdec_core.base.errors import UserError
 from specdec_core.config import load_yaml, parse
 from specdec_core.training.bundled_pair.card import write_card
-from specdec_core.training.bundled_pair.training import SMOKE, Settings, train_pair
+from specdec_core.training.bundled_pair.recipe import train_pair
+from specdec_core.training.bundled_pair.settings import SMOKE, Settings
 
 SECONDS_BETWEEN_METRICS = 5.0
 
 
-class Watch:
+class PhaseProgress:
     """Shows a phase's progress and logs its figures to the active MLflow run."""
 
     def __init__(self, progress: Progress) -> None:
@@ -80,12 +80,12 @@ def main(
     with mlflow.start_run(), shown as progress:
         flat = {k: v for k, v in settings.model_dump().items() if not isinstance(v, dict)}
         mlflow.log_params(flat)
-        trained = train_pair(settings, work, out, Watch(progress))
+        trained = train_pair(settings, work, out, PhaseProgress(progress))
         card = out / "weights" / "README.md"
         write_card(settings, trained["facts"], trained["results"], card)
         for split, drafts in trained["results"]["alignment"].items():
-            for name, found in drafts.items():
-                mlflow.log_metrics({f"{split}.{name}.{key}": value for key, value in found.items()})
+            for name, row in drafts.items():
+                mlflow.log_metrics({f"{split}.{name}.{key}": value for key, value in row.items()})
         mlflow.log_dict(trained, "pair.json")
         mlflow.log_artifact(str(card))
     show(console, [section(trained["results"])])

@@ -14,7 +14,7 @@ from specdec_core.prompts.conversation import conversations
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 from specdec_core.studies.bench.benchmark import profiled
 from specdec_core.studies.bench.limits import ForwardClock, oracle_limits, widths_of
-from specdec_core.studies.bench.race import Other, Own, race
+from specdec_core.studies.bench.race import EngineContestant, PeerContestant, race
 from specdec_core.studies.bench.result import BenchResult, Row
 from specdec_core.studies.peers.choose import peers_of
 
@@ -44,9 +44,9 @@ def bench_result(tiny_pair: Pair, bench_prompts: list[Prompt]) -> BenchResult:
     for peer in peers:
         peer.open()
     contestants = [
-        Own(engine, AUTOREGRESSIVE, "specdec"),
-        Own(engine, CHAIN, "specdec"),
-        *(Other(peer, "transformers", not n) for n, peer in enumerate(peers)),
+        EngineContestant(engine, AUTOREGRESSIVE, "specdec"),
+        EngineContestant(engine, CHAIN, "specdec"),
+        *(PeerContestant(peer, "transformers", not n) for n, peer in enumerate(peers)),
     ]
 
     def between(rows: list[Row]) -> None:

@@ -69,16 +69,16 @@ class CompletionServer:
 def check_servable(
     spec: PairSpec, configuration: Configuration, placement: Placement | None = None
 ) -> None:
-    """Check, before anything is started, that the pair can be loaded and has the draft that the
-    configuration names, and a device for it where it asks for one. Raises :class:`UserError`."""
+    """Check, before anything is started, that the pair can be loaded, has the configuration's
+    drafts and, for asynchronous drafting, a device for them. Raises :class:`UserError`."""
     check_pair(spec)
     check_models(spec, configuration, placement)
 
 
 def learned_state(spec: PairSpec, configuration: Configuration) -> Path | None:
-    """Where what is learned while serving is kept: one file of the workspace for each pair and
+    """The file of the state learned while serving: one in the workspace for each pair and
     configuration. None where nothing is learned across requests. Raises :class:`UserError` when
-    what is there, or what the configuration starts from, is no state of its drafter."""
+    that file, or one that the configuration starts from, is no state of its drafter."""
     drafter = configuration.drafter
     if drafter is None or not drafter.keeps_state:
         return None
@@ -89,8 +89,8 @@ def learned_state(spec: PairSpec, configuration: Configuration) -> Path | None:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises :class:`UserError` when nothing can listen there, for instance because something
-    already does (Ray Serve itself would share the port without a word)."""
+    """Raises :class:`UserError` when the port cannot be used, for instance because it is taken (Ray
+    Serve itself would share it silently)."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -111,9 +111,9 @@ def application(
     model: str | None = None,
     placement: Placement | None = None,
 ) -> serve.Application:
-    """What Ray Serve runs, for the cluster that this process is connected to. `slots` requests are
-    decoded together; `model` is the name that clients give, the pair's when unset; `placement` says
-    on which devices the models are, otherwise the replica has them.
+    """The Ray Serve application, for the cluster that this process is connected to. `slots`
+    requests are decoded together; `model` is the name that clients give, the pair's when unset;
+    `placement` sets the models' devices, otherwise the replica has them.
 
     Raises :class:`UserError` where the pair or the configuration cannot be used.
     """
@@ -151,7 +151,7 @@ def serving(
     placement: Placement | None = None,
 ) -> Iterator[str]:
     """Serve while the block runs; yields the base URL once requests are answered. A bandit over
-    drafters goes on adapting meanwhile, and from where it was when it was served last.
+    drafters keeps learning, from its state when it was served last.
 
     Args:
         spec: the pair; every replica loads it.

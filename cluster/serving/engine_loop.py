@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
 
+from specdec_core.base.errors import UserError
 from specdec_core.engine import Chunk, Engine, Request
 
 logger = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ T = TypeVar("T")
 
 
 class EngineFailed(RuntimeError):
-    """A step of the engine raised; its requests are lost and its state is not to be trusted."""
+    """A step of the engine raised an error; its requests are lost and its state is undefined."""
 
 
 class Submission:
@@ -47,9 +48,8 @@ class Submission:
             yield self._indices[chunk.request_id], chunk
 
     def close(self) -> None:
-        """Cancel what is not finished."""
-        for request_id in self._indices:
-            self._loop.cancel(request_id)
+        """Cancel the requests that are not finished; together they count as one."""
+        self._loop.cancelled += self._loop.drop(self._indices)
 
     __del__ = close
 
@@ -60,7 +60,7 @@ class EngineLoop:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.failure: EngineFailed | None = None
-        self.cancelled = 0  # requests given up by their clients
+        self.cancelled = 0  # submissions given up by their clients
         self._chunks: dict[str, asyncio.Queue[Chunk | EngineFailed]] = {}  # of unfinished requests
         self._thread = ThreadPoolExecutor(
             max_workers=1,
@@ -69,7 +69,7 @@ class EngineLoop:
             initializer=torch.set_num_threads,
             initargs=(engine.pair.spec.runner.threads,),
         )
-        self._stepping = False  # whether a step is queued; known to the engine's thread only
+        self._stepping = False  # whether a step is queued; used by the engine's thread only
 
     async def __aenter__(self) -> EngineLoop:
         self._loop = asyncio.get_running_loop()
@@ -98,20 +98,24 @@ class EngineLoop:
             for request in requests:
                 self._chunks[request.id] = submission.chunks
                 await self._loop.run_in_executor(self._thread, self._add, request)
+        except UserError:
+            self.drop(request.id for request in requests)
+            raise
         except BaseException:
             submission.close()
             raise
         return submission
 
     async def between_steps(self, call: Callable[[], T]) -> T:
-        """What `call` returns; it is made on the engine's thread, where nobody else is."""
+        """The result of `call`, run on the engine's thread between two steps."""
         return await self._loop.run_in_executor(self._thread, call)
 
-    def cancel(self, request_id: str) -> None:
-        """Drop a request; nothing happens for one that is finished."""
-        if self._chunks.pop(request_id, None) is not None:
-            self.cancelled += 1
-            self._thread.submit(self.engine.cancel, request_id)
+    def drop(self, request_ids: Iterable[str]) -> bool:
+        """Take requests out of the engine; whether any of them was unfinished."""
+        unfinished = [name for name in request_ids if self._chunks.pop(name, None) is not None]
+        for name in unfinished:
+            self._thread.submit(self.engine.cancel, name)
+        return bool(unfinished)
 
     # On the engine's thread. Steps follow each other without waiting for the event loop; what
     # was submitted during a step comes before the next one.

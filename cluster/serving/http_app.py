@@ -26,8 +26,8 @@ from cluster.serving.openai_protocol import (
     MAX_BODY_BYTES,
     ApiError,
     Arm,
-    Choice,
     Completion,
+    CompletionChoice,
     CompletionRequest,
     Health,
     ModelCard,
@@ -58,8 +58,8 @@ KEEP_SECONDS = 60  # between copies of what was learned while serving
 class CompletionService:
     """Answers completion requests under one model name.
 
-    A bandit with memory of all requests goes on learning from them. Where `learned` is given it
-    starts from that file, if it is there, and leaves there what it has learned.
+    A bandit with memory of all requests learns from them. With `learned`, it starts from that file,
+    if it exists, and saves its state there.
     """
 
     def __init__(self, engine: Engine, model: str, learned: Path | None = None) -> None:
@@ -72,7 +72,7 @@ class CompletionService:
         self._kept = self.state()  # what the file has
 
     def state(self) -> dict[str, Any] | None:
-        """What the drafter has learned that serves later requests."""
+        """The drafter's state that lasts over requests."""
         return None if self.engine.drafter is None else self.engine.drafter.state()
 
     def keep_learned(self) -> None:
@@ -87,7 +87,7 @@ class CompletionService:
         self._kept = state
 
     async def keep_learning(self) -> None:
-        """Save it again and again, so that little is lost however the server ends."""
+        """Save it periodically, so that little is lost however the server ends."""
         while True:
             await asyncio.sleep(KEEP_SECONDS)
             await self.loop.between_steps(self.keep_learned)
@@ -111,7 +111,7 @@ class CompletionService:
         return health
 
     def limits(self) -> dict[str, dict[str, Any]]:
-        """What the schemas of a request's parts say for what is served here."""
+        """The limits in the schemas of a request's parts, for the served pair."""
         most = self.engine.max_length - 1
         return {
             "ModelName": {"enum": [self.model]},
@@ -168,7 +168,7 @@ class CompletionService:
             raise ApiError(str(error), param="prompt") from None
 
     def echoed(self, body: CompletionRequest) -> list[str]:
-        """What each choice's text starts with."""
+        """The beginning of each choice's text."""
         if not body.echo:
             return [""] * len(body.prompts)
         decode = self.engine.pair.tokenizer.decode
@@ -194,7 +194,7 @@ class CompletionService:
         echoed = self.echoed(body)
         return self.completion(
             choices=[
-                Choice(index=i, text=echoed[i] + g.text, finish_reason=g.finish_reason)
+                CompletionChoice(index=i, text=echoed[i] + g.text, finish_reason=g.finish_reason)
                 for i, g in enumerate(generations)
             ],
             usage=Usage.of(generations),
@@ -203,11 +203,11 @@ class CompletionService:
 
     async def events(self, body: CompletionRequest, submission: Submission) -> AsyncIterator[str]:
         """The answer as server-sent events, the choices' chunks as they come. The last chunk of
-        text carries `specdec`; usage follows if it was asked for."""
+        text carries `specdec`; usage follows if requested."""
         answer = self.completion(choices=[])
         generations: list[Generation] = []
 
-        def event(choices: list[Choice], **fields: Any) -> str:
+        def event(choices: list[CompletionChoice], **fields: Any) -> str:
             part = answer.model_copy(update={"choices": choices, **fields})
             return f"data: {part.model_dump_json()}\n\n"
 
@@ -215,9 +215,9 @@ class CompletionService:
             try:
                 for index, text in enumerate(self.echoed(body)):
                     if text:
-                        yield event([Choice(index=index, text=text)])
+                        yield event([CompletionChoice(index=index, text=text)])
                 async for index, chunk in submission:
-                    choice = Choice(index=index, text=chunk.text)
+                    choice = CompletionChoice(index=index, text=chunk.text)
                     fields = {}
                     if chunk.finished:
                         choice.finish_reason = chunk.finished.finish_reason

@@ -1,8 +1,8 @@
 """The part of OpenAI's completions protocol that is served, as values.
 
 `/v1/completions` as in the openai client 3.52, with two keys of vLLM's (`top_k`, `ignore_eos`) and
-one object of our own in the answer: `specdec`, the counts of speculative decoding. What is not
-supported is refused by name; nothing is silently ignored but `user`.
+one additional object in the answer: `specdec`, the counts of speculative decoding. Unsupported keys
+are refused by name; only `user` is silently ignored.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ class CompletionRequest(BaseModel):
 
     def sampling(self, default: Sampling) -> Sampling:
         """The configuration's sampling, with what this request asks for."""
-        asked = {key: getattr(self, key) for key in ("temperature", "top_p", "top_k")}
-        return default.model_copy(update={k: v for k, v in asked.items() if v is not None})
+        given = {key: getattr(self, key) for key in ("temperature", "top_p", "top_k")}
+        return default.model_copy(update={k: v for k, v in given.items() if v is not None})
 
 
 def refusal(error: ValidationError) -> ApiError:
@@ -226,7 +226,7 @@ class SpecDec(BaseModel):
         )
 
 
-class Choice(BaseModel):
+class CompletionChoice(BaseModel):
     index: int
     text: str
     logprobs: None = None
@@ -241,7 +241,7 @@ class Completion(BaseModel):
     created: int
     model: str
     system_fingerprint: str  # the configuration's id
-    choices: list[Choice]
+    choices: list[CompletionChoice]
     usage: Usage | None = None
     specdec: SpecDec | None = None
 
@@ -259,7 +259,7 @@ class ModelList(BaseModel):
 
 
 class Arm(BaseModel):
-    """What a bandit knows of one of its arms; null where nothing is known."""
+    """A bandit's statistics of one of its arms; null where it has none."""
 
     arm: str
     rounds: int
@@ -278,6 +278,6 @@ class Health(BaseModel):
     lossless: bool
     slots: int
     max_length: int
-    running: int  # requests that are waiting or being decoded
-    cancelled: int  # requests given up by their clients
+    running: int  # choices that are waiting or being decoded
+    cancelled: int  # HTTP requests given up by their clients
     arms: list[Arm] = []  # where a bandit with memory of all requests chooses who drafts

@@ -1,5 +1,5 @@
-"""What `/openapi.json` says that FastAPI does not know: the body of a completion request, which its
-route reads itself, and the answers that no route gives."""
+"""The parts of `/openapi.json` that FastAPI does not generate: the body of a completion request,
+which its route reads itself, and the answers that no route gives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REF = "#/components/schemas/{model}"
 
 
 def refer(name: str) -> dict[str, str]:
-    """The schema of this name, wherever it is asked for."""
+    """A reference to the schema of this name."""
     return {"$ref": _REF.format(model=name)}
 
 

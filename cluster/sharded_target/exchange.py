@@ -16,8 +16,8 @@ from torch import Tensor
 
 from specdec_core.base.wire import PATIENCE, LinkLost, Listener, Wire, connect
 
-COMING = 60.0  # seconds that other ranks may take to connect, once all addresses are known
-SMALL = 32 << 10  # bytes that a socket buffers, whether or not the other end reads
+COMING = 60.0  # seconds that other ranks may take to connect, once all have their addresses
+SMALL = 32 << 10  # bytes that a socket buffers even if the other end does not read
 
 
 class Exchange(Protocol):
@@ -96,10 +96,10 @@ class SocketExchange:
         if tensor.nbytes <= SMALL:
             for other in self._wires:
                 self.send(tensor, other)
-            tensor.copy_(reduce(torch.add, self._everybodys(tensor)))
+            tensor.copy_(reduce(torch.add, self._of_all_ranks(tensor)))
         # Through the first rank: two ranks that both send more than is buffered would wait forever.
         elif self.rank == 0:
-            tensor.copy_(reduce(torch.add, self._everybodys(tensor)))
+            tensor.copy_(reduce(torch.add, self._of_all_ranks(tensor)))
             for other in self._wires:
                 self.send(tensor, other)
         else:
@@ -108,7 +108,7 @@ class SocketExchange:
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         if self.rank == 0:
-            return self._everybodys(tensor)
+            return self._of_all_ranks(tensor)
         self.send(tensor, 0)
         return []
 
@@ -118,10 +118,10 @@ class SocketExchange:
     def receive(self, into: Tensor, by: int) -> None:
         into.copy_(self._next(by, into))
 
-    def _everybodys(self, own: Tensor) -> list[Tensor]:
+    def _of_all_ranks(self, tensor: Tensor) -> list[Tensor]:
         """All ranks' tensors in the same order, so that all sums are equal to the last bit."""
         ranks = range(self.parts)
-        return [own if rank == self.rank else self._next(rank, own) for rank in ranks]
+        return [tensor if rank == self.rank else self._next(rank, tensor) for rank in ranks]
 
     def _next(self, by: int, like: Tensor) -> Tensor:
         arrived = self._arrived[by]

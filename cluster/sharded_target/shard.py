@@ -1,4 +1,4 @@
-"""A shard: the actor on one of the target's devices, with its part of the weights and caches."""
+"""A shard: the actor on one of the target's devices, with a part of the weights and caches."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ShardFacts:
 
 class Shard:
     """Rank `rank` of `parts`. Every rank gets the same calls in the same order. A single part runs
-    the whole model, packed or compiled, as an engine's own process does.
+    the whole model, packed or compiled, as the engine's process would.
     """
 
     def __init__(self, spec: PairSpec, split: str, rank: int, parts: int) -> None:
@@ -76,7 +76,7 @@ class Shard:
         self._store: dist.TCPStore | None = None
 
     def address(self) -> tuple[str, int]:
-        """Where the ranks meet; only rank 0 is asked."""
+        """The address at which the ranks meet, opened by rank 0."""
         host = ray.util.get_node_ip_address()
         self._store = dist.TCPStore(host, 0, self.parts, is_master=True, wait_for_workers=False)
         return host, self._store.port
@@ -97,14 +97,14 @@ class Shard:
             if spec.runner.pack and self.device.type == "cpu":
                 pack_linear_layers(self.model)
             self._open = lambda slots: EagerRunner(self.model, slots, spec.runner.max_length)
-        own = _weights(self.model)
+        weights = _weights(self.model)
         return ShardFacts(
             rank=self.rank,
             node=ray.get_runtime_context().get_node_id(),
             pid=os.getpid(),
             device=str(self.device),
-            parameters=sum(p.numel() for p in own),
-            weight_bytes=sum(p.numel() * p.element_size() for p in own),
+            parameters=sum(p.numel() for p in weights),
+            weight_bytes=sum(p.numel() * p.element_size() for p in weights),
         )
 
     def _join(self, address: tuple[str, int]) -> Exchange:
@@ -121,8 +121,9 @@ class Shard:
             world_size=self.parts,
             device_id=self.device if gpu else None,
         )
-        own = self.rank, self.parts
-        return NcclExchange(*own) if gpu else SocketExchange(host, *own)
+        if gpu:
+            return NcclExchange(self.rank, self.parts)
+        return SocketExchange(host, self.rank, self.parts)
 
     def serve(self, host: str, port: int, key: bytes) -> None:
         """Serve the calls of the group at that address until it is gone. The rank that has the
@@ -148,7 +149,7 @@ class Shard:
     def alive(self) -> bool:
         return True
 
-    # The calls that a runner gets: the operations of :class:`ModelRunner`.
+    # A runner's calls: the operations of :class:`ModelRunner`.
 
     def open(self, number: int, slots: int) -> None:
         self.runners[number] = self._open(slots)
@@ -160,9 +161,9 @@ class Shard:
     def expect(self, number: int, parents: Sequence[int]) -> None:
         self.runners[number].expect(parents)
 
-    def watch_hidden(self, number: int, wanted: bool) -> None:
+    def watch_hidden(self, number: int, watch: bool) -> None:
         if self.answers:
-            self.runners[number].watch_hidden(wanted)
+            self.runners[number].watch_hidden(watch)
 
     def truncate(self, number: int, row: int, length: int) -> None:
         self.runners[number].truncate(row, length)
@@ -176,8 +177,7 @@ class Shard:
     def forward(
         self, number: int, batch: Batch, logits: bool
     ) -> tuple[list[int], Packed | None, Packed | None] | None:
-        """The most likely tokens (n,), the logits if they are asked for, and hidden states if they
-        are watched."""
+        """The most likely tokens (n,), the logits if requested, and hidden states if watched."""
         output = self.outputs[number] = self.runners[number].forward(batch)
         if not self.answers:
             return None
@@ -185,7 +185,7 @@ class Shard:
         return output.chosen.tolist(), self.logits(number) if logits else None, hidden
 
     def logits(self, number: int) -> Packed | None:
-        """Of the last forward."""
+        """Logits of the last forward."""
         return pack(self.outputs[number].logits) if self.answers else None
 
 
@@ -218,6 +218,6 @@ def _interface(address: str) -> str | None:
     """The network interface with this address; gloo would take the one that the host's name
     resolves to."""
     for name, addresses in psutil.net_if_addrs().items():
-        if address in (own.address for own in addresses):
+        if address in (entry.address for entry in addresses):
             return name
     return None

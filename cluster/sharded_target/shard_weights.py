@@ -1,8 +1,8 @@
 """A part of a model: some heads of every layer, or some whole layers. Only the part is loaded.
 
 Heads are split by transformers' own tensor parallelism. Layers are split for any decoder whose
-layers are one list: each process has the model's own code, with the layers that are elsewhere
-passed over, and hands the hidden states on. An :class:`Exchange` connects the parts.
+layers are one list: each process runs the model's code with placeholders for the layers of other
+ranks, and sends the hidden states on. An :class:`Exchange` connects the parts.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def check_split(config: Any, name: str, split: str, parts: int) -> None:
         )
 
 
-def own_layers(layers: int, rank: int, parts: int) -> range:
+def layers_of(layers: int, rank: int, parts: int) -> range:
     """The layers of one rank: consecutive, as many as the others' or one more."""
     return range(layers * rank // parts, layers * (rank + 1) // parts)
 
@@ -71,7 +71,7 @@ def _lighten(model: PreTrainedModel, exchange: Exchange) -> None:
     """Follow transformers' plan without its hooks: these wrap every call of a layer in distributed
     tensors, which takes longer than a small product."""
     lighter: dict[str, Callable[[Any], nn.Module]] = {
-        "colwise": _own_columns,
+        "colwise": _local_columns,
         "rowwise": lambda linear: _SummedLinear(linear, exchange),
         "colwise_gather_output": lambda linear: _GatheredLinear(linear, exchange),
         "embedding_rowwise": lambda embedding: _SummedEmbedding(embedding, exchange),
@@ -83,11 +83,11 @@ def _lighten(model: PreTrainedModel, exchange: Exchange) -> None:
             for key, value in module.named_parameters(recurse=False):
                 local = value.to_local() if isinstance(value, DTensor) else value
                 module._parameters[key] = nn.Parameter(local.detach(), requires_grad=False)
-            del module.forward  # the hook; below it is the class's own
+            del module.forward  # the hook, which hides the class's method
             model.set_submodule(name, lighter[style](module))
 
 
-def _own_columns(linear: nn.Linear) -> nn.Linear:
+def _local_columns(linear: nn.Linear) -> nn.Linear:
     """Some of the outputs: an ordinary layer."""
     linear.out_features, linear.in_features = linear.weight.shape
     return linear
@@ -101,17 +101,17 @@ class _SummedLinear(nn.Module):
         self.exchange = exchange
         self.bias = linear.bias  # added once, to the sum
         linear.register_parameter("bias", None)
-        self.own = _own_columns(linear)
+        self.local = _local_columns(linear)
 
     def forward(self, x: Tensor) -> Tensor:
-        product = self.own(x)
+        product = self.local(x)
         self.exchange.sum(product)
         return product if self.bias is None else product + self.bias
 
 
 class _GatheredLinear(nn.Module):
     """The output layer, of which each rank has some tokens. The first rank returns all logits, the
-    others their own."""
+    others those of their tokens."""
 
     def __init__(self, linear: nn.Linear, exchange: Exchange) -> None:
         super().__init__()
@@ -119,12 +119,12 @@ class _GatheredLinear(nn.Module):
         size = -(-linear.out_features // exchange.parts)  # the last ranks may have fewer
         self.missing = size - linear.weight.shape[0]
         self.vocab_size = linear.out_features
-        self.own = _own_columns(linear)
+        self.local = _local_columns(linear)
 
     def forward(self, x: Tensor) -> Tensor:
-        own = nn.functional.pad(self.own(x), (0, self.missing))
-        pieces = self.exchange.gather(own)
-        return torch.cat(pieces, dim=-1)[..., : self.vocab_size] if pieces else own
+        logits = nn.functional.pad(self.local(x), (0, self.missing))
+        pieces = self.exchange.gather(logits)
+        return torch.cat(pieces, dim=-1)[..., : self.vocab_size] if pieces else logits
 
 
 class _SummedEmbedding(nn.Module):
@@ -139,10 +139,10 @@ class _SummedEmbedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         place = tokens - self.start
         elsewhere = (place < 0) | (place >= self.weight.shape[0])
-        own = nn.functional.embedding(place.masked_fill(elsewhere, 0), self.weight)
-        own = own.masked_fill(elsewhere[..., None], 0)
-        self.exchange.sum(own)
-        return own
+        embedded = nn.functional.embedding(place.masked_fill(elsewhere, 0), self.weight)
+        embedded = embedded.masked_fill(elsewhere[..., None], 0)
+        self.exchange.sum(embedded)
+        return embedded
 
 
 def load_layers(path: str, dtype: torch.dtype | str, exchange: Exchange) -> PreTrainedModel:
@@ -165,8 +165,8 @@ def load_layers(path: str, dtype: torch.dtype | str, exchange: Exchange) -> PreT
 
 
 class _Passed:
-    """What a placeholder for a layer returns: `like` has the shape of hidden states. Some models
-    take the first element of what a layer returns; that is this object again."""
+    """The output of a placeholder for a layer: `like` has the shape of hidden states. Some models
+    take the first element of a layer's output; that is this object again."""
 
     def __init__(self, like: Tensor) -> None:
         self.like = like
@@ -180,7 +180,7 @@ class _Elsewhere(nn.Module):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        # A model's loop over its layers may read attributes, as the kind of attention.
+        # A model's loop over its layers may read attributes, such as the kind of attention.
         plain = {k: v for k, v in vars(layer).items() if isinstance(v, str | int | None)}
         vars(self).update({k: v for k, v in plain.items() if not k.startswith("_")})
 
@@ -215,11 +215,11 @@ def _layer_list(model: PreTrainedModel) -> nn.ModuleList:
 
 
 def _leave_out(model: PreTrainedModel, rank: int, parts: int) -> None:
-    """Replace what other ranks have by placeholders."""
+    """Replace the parts of other ranks by placeholders."""
     layers = _layer_list(model)
-    own, first, last = own_layers(len(layers), rank, parts), rank == 0, rank == parts - 1
+    local, first, last = layers_of(len(layers), rank, parts), rank == 0, rank == parts - 1
     for number, layer in enumerate(layers):
-        if number not in own:
+        if number not in local:
             layers[number] = _Elsewhere(layer)
     tied = model.config.get_text_config(decoder=True).tie_word_embeddings
     if not first and not (last and tied):
@@ -230,9 +230,9 @@ def _leave_out(model: PreTrainedModel, rank: int, parts: int) -> None:
 
 
 def _connect(model: PreTrainedModel, exchange: Exchange) -> None:
-    """Receive hidden states in front of this rank's first layer, and send them behind its last."""
+    """Receive hidden states before this rank's first layer, and send them after its last."""
     layers, rank, parts = _layer_list(model), exchange.rank, exchange.parts
-    own = own_layers(len(layers), rank, parts)
+    local = layers_of(len(layers), rank, parts)
 
     def receive(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         hidden = torch.empty_like(args[0].like).contiguous()
@@ -245,9 +245,9 @@ def _connect(model: PreTrainedModel, exchange: Exchange) -> None:
         raise _HandedOn
 
     if rank > 0:
-        layers[own[0]].register_forward_pre_hook(receive)
+        layers[local[0]].register_forward_pre_hook(receive)
     if rank < parts - 1:
-        layers[own[-1]].register_forward_hook(send)
+        layers[local[-1]].register_forward_hook(send)
         whole = model.forward
 
         size = model.config.get_text_config(decoder=True).vocab_size

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedModel
 
 from cluster.placement import Placed, place
 from cluster.sharded_target.sharded_runner import ShardedRunner
@@ -34,7 +34,7 @@ class ShardedPair(Pair):
 @contextmanager
 def sharded_pair(spec: PairSpec, placement: Placement) -> Iterator[ShardedPair]:
     """The pair with its drafts in this process and its target on devices of the connected cluster,
-    which are placed for it and given back at the end.
+    which are reserved for it and released at the end.
 
     Raises:
         UserError: the pair, the placement or both together are wrong.
@@ -56,13 +56,17 @@ def load_sharded(spec: PairSpec, placed: Placed, drafts: bool = True) -> Sharded
     torch.set_num_threads(spec.runner.threads)
     tokenizer = check_pair(spec)
     if placed.kind == "GPU" and spec.runner.target_dtype == "auto":
-        # The checkpoint's own, wherever the drafts are.
+        # The checkpoint's data type, wherever the drafts are.
         dtype = AutoConfig.from_pretrained(resolve_path(spec.target)).dtype or torch.float32
         runner = spec.runner.model_copy(update={"target_dtype": str(dtype).removeprefix("torch.")})
         spec = spec.model_copy(update={"runner": runner})
     spec = resolve_dtypes(spec)
-    own = load_drafts(spec) if drafts else {n: load_skeleton(m) for n, m in spec.drafts.items()}
-    pair = ShardedPair(spec, tokenizer, load_skeleton(spec.target), own)
+    load = load_drafts if drafts else _skeletons
+    pair = ShardedPair(spec, tokenizer, load_skeleton(spec.target), load(spec))
     runner = spec.runner.model_copy(update={"max_length": pair.max_length})
     pair.group = TargetGroup(placed, spec.model_copy(update={"runner": runner}))
     return pair
+
+
+def _skeletons(spec: PairSpec) -> dict[str, PreTrainedModel]:
+    return {name: load_skeleton(model) for name, model in spec.drafts.items()}

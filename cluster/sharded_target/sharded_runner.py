@@ -38,7 +38,7 @@ class ShardedRunner(ModelRunner):
         self.group, self.slots = group, slots
         self.vocab_size, self.max_length = vocab_size, runner.max_length
         self.prefill_chunk = compiled_chunk(vocab_size) if runner.compile else PREFILL_CHUNK
-        self.device = torch.device(device)  # where outputs are wanted
+        self.device = torch.device(device)  # of the outputs
         self._lengths = [0] * slots  # as the caller sees them
         # Calls that are sent with the next forward.
         self._queue: list[tuple[str, tuple[Any, ...]]] = [("open", (slots,))]
@@ -55,10 +55,10 @@ class ShardedRunner(ModelRunner):
     def lengths(self) -> list[int]:
         return self._lengths
 
-    def watch_hidden(self, wanted: bool) -> None:
-        if wanted != self._watched:
-            self._watched = wanted
-            self._queue.append(("watch_hidden", (wanted,)))
+    def watch_hidden(self, watch: bool) -> None:
+        if watch != self._watched:
+            self._watched = watch
+            self._queue.append(("watch_hidden", (watch,)))
 
     def expect(self, parents: Sequence[int]) -> None:
         shape = tuple(parents)
@@ -142,7 +142,7 @@ class ShardedRunner(ModelRunner):
         return self._number, name, arguments
 
     def _flush(self) -> list[Call]:
-        """The queued calls; `_rows` are brought to where these will bring the shards."""
+        """The queued calls; applies them to `_rows`, as the shards will."""
         calls = [self._call(name, arguments) for name, arguments in self._queue]
         for name, arguments in self._queue:
             if name == "truncate":
@@ -159,7 +159,7 @@ class ShardedRunner(ModelRunner):
         return calls
 
     def restore(self) -> None:
-        """Fill new shards with what the lost ones held, by computing it again. Calls that were
+        """Fill new shards with the rows of the lost ones, by computing them again. Calls that were
         queued since stay queued. Raises :class:`ShardLost`."""
         if self._queue and self._queue[0][0] == "open":
             return
@@ -171,8 +171,8 @@ class ShardedRunner(ModelRunner):
         batches = list(chunks(range(self.slots), texts, self.prefill_chunk))
         trees = [(n, tree, parents) for n, (_, tree, parents) in enumerate(held) if tree]
         batches += [Batch([n], [tree], [parents], [0]) for n, tree, parents in trees]
-        asked = [self._call(*call) for call in calls] + self._calls([*batches, *self._last])
-        self._answer = self.group.ask(asked)
+        forwards = self._calls([*batches, *self._last])
+        self._answer = self.group.ask([*(self._call(*call) for call in calls), *forwards])
 
 
 class _Output(Output):
@@ -241,7 +241,7 @@ class _Row:
         self.parents[start:] = [places.get(parent, parent) for parent in parents]
 
     def parts(self, length: int) -> tuple[list[int], list[int], list[int]]:
-        """The first `length` tokens as a text, the tokens of a tree behind it, and the tree's
+        """The first `length` tokens as a text, the tokens of a tree after it, and the tree's
         parents."""
         forks = [parent for place, parent in enumerate(self.parents[:length]) if parent < place - 1]
         start = min(forks, default=length - 1) + 1

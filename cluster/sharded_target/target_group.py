@@ -1,4 +1,4 @@
-"""The target's shards as one: started together, asked together, restarted when one is lost."""
+"""The target's shards as a group: started, called and, when one is lost, restarted together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 START_LIMIT = 120.0  # seconds that Ray may take to start the processes
 ATTEMPTS = 3  # at restarting a group, before its loss is an error
-# Seconds to wait, after a shard has failed, for the news that another one is gone.
+# Seconds to wait, after a shard has failed, for the report that another is gone.
 GRACE = 1.0
 
 
@@ -36,7 +36,7 @@ class ShardLost(Exception):
 
 
 class Restorable(Protocol):
-    """Whoever has rows in the shards."""
+    """A runner with rows in the shards."""
 
     def restore(self) -> None:
         """Fill new shards with them. Raises :class:`ShardLost`."""
@@ -46,8 +46,8 @@ class Restorable(Protocol):
 class TargetGroup:
     """The target of `spec` (data types resolved), with a part on each device placed for it.
 
-    Every shard has a socket of its own. `facts` say what each rank holds; `rebuilt` counts the
-    restarts after a shard was lost.
+    Every shard has its own socket. `facts` describe each rank's part; `rebuilt` counts the restarts
+    after a shard was lost.
 
     Raises:
         UserError: the model cannot be split like this.
@@ -86,7 +86,7 @@ class TargetGroup:
         """
         if self._lost:
             raise ShardLost
-        self._lost = True  # until all is known to be well
+        self._lost = True  # until there is an answer
         message = dumps([*self._closed, *calls])
         self._closed.clear()
         try:
@@ -112,8 +112,8 @@ class TargetGroup:
                     elif not failed:
                         self._lost = False
                         return answer
-        # Where all have refused alike they are still in step; else some hang, or did what others
-        # did not, and only a new group is to be trusted.
+        # If all have failed alike, they are still in step. Otherwise some hang, or have done what
+        # others have not, and the group must be restarted.
         self._lost = len(failed) < self.parts
         raise next(iter(failed.values()))
 
@@ -141,18 +141,18 @@ class TargetGroup:
         self._lost = False
         self._wires: dict[int, Wire] = {}
         self._poll = select.poll()
-        own = self.spec, self.split
+        arguments = [(self.spec, self.split, rank, self.parts) for rank in range(self.parts)]
         self._shards = [
-            start_actor(Shard, *own, rank, self.parts, **self.placed.options("target", rank))
-            for rank in range(self.parts)
+            start_actor(Shard, *given, **self.placed.options("target", rank))
+            for rank, given in enumerate(arguments)
         ]
         try:
             ray.get([shard.alive.remote() for shard in self._shards], timeout=START_LIMIT)
         except GetTimeoutError:
             self._stop()
             raise UserError(
-                f"the target's {self.parts} devices were not to be had within {START_LIMIT:g} s:"
-                " has a node left the cluster?"
+                f"the target's {self.parts} devices did not start within {START_LIMIT:g} s: has a"
+                " node left the cluster?"
             ) from None
         address = get(self._shards[0].address.remote()) if self.parts > 1 else None
         self.facts = get([shard.load.remote(address) for shard in self._shards])

@@ -1,4 +1,4 @@
-"""Counting: what every configuration of a sweep drafts, verifies and discards, by Ray Tune."""
+"""Counting what every configuration of a sweep drafts, verifies and discards, with Ray Tune."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from specdec_core.search.results import METRIC, ORACLE, ReplaySummary, SweepResu
 from specdec_core.search.round_tables import Rounds
 from specdec_core.search.space import Search, Suggester
 
-GROUP = 64  # configurations that a Tune trial replays: fewer take longer to start than to replay
-ATTEMPTS = 3  # at a configuration whose trial was lost with its process or node
+GROUP = 64  # configurations that a Tune trial replays: with fewer, starting it takes longer
+ATTEMPTS = 3  # to count a configuration whose trial was lost with its process or node
 
 
 def count_all(
@@ -40,36 +40,34 @@ def count_all(
     needs: dict[str, float],
     result: SweepResult,
     folder: SweepFolder,
-    tell: SweepObserver,
+    observer: SweepObserver,
     trial: type[CountTrial] = CountTrial,
 ) -> None:
-    """Count every configuration that `folder` does not hold yet; fills `result.trials` and
-    `.replay`. A `trial` of another class may do so in another way."""
+    """Count every configuration that `folder` does not hold yet, in trials of the class `trial`;
+    fills `result.trials` and `.replay`."""
     done = {trial.id for trial in result.trials}
-    record = _Record(result, folder, tell)
+    record = _Record(result, folder, observer)
     tuning = _Tuning(plan, task, trial, record)
-    known = plan.configurations
     started, before = time.perf_counter(), _replayed(result)
-    if known is None:
-        search_alg, told = _optuna(plan, folder)
+    if plan.configurations is None:
+        search_alg, finished = _optuna(plan, folder)
         total = plan.trials or 0
-        tell.stage("counting", total, done=len(done - {plan.autoregressive.id}))
-        if total > told:
-            tuning.run(needs, {}, search_alg=search_alg, num_samples=total - told)
+        observer.stage("counting", total, done=len(done - {plan.autoregressive.id}))
+        if total > finished:
+            tuning.run(needs, {}, search_alg=search_alg, num_samples=total - finished)
         replay_seconds = time.perf_counter() - started
         if plan.hardware is not None and plan.autoregressive.id not in done:
             tuning.each([[plan.autoregressive]], needs)
     else:
-        counted = [c for c in known if not c.beside]
-        replayable, others = split(_wanted(plan, counted, task, tell), task.replay)
+        replayable, others = split(_counted(plan, task, observer), task.replay)
         pending = [c for c in replayable if c.id not in done]
         if replayable:
-            tell.stage("replaying", len(replayable), done=len(replayable) - len(pending))
+            observer.stage("replaying", len(replayable), done=len(replayable) - len(pending))
             tuning.each(_groups(pending), {"CPU": 1})
         replay_seconds = time.perf_counter() - started
         if others or not replayable:
             pending = [c for c in others if c.id not in done]
-            tell.stage("counting", len(others), done=len(others) - len(pending))
+            observer.stage("counting", len(others), done=len(others) - len(pending))
             tuning.each([[c] for c in pending], needs)
     if task.replay is not None:
         result.replay = _summary(task, result, replay_seconds, before)
@@ -78,29 +76,29 @@ def count_all(
 
 
 def _groups(configurations: Sequence[Configuration]) -> list[Sequence[Configuration]]:
-    """As many for every process, slow kinds spread evenly."""
+    """Groups of equal size for all processes, slow kinds spread evenly."""
     processes = int(ray.cluster_resources()["CPU"])
     size = max(1, min(GROUP, math.ceil(len(configurations) / (4 * processes))))
     number = math.ceil(len(configurations) / size)
     return [configurations[i::number] for i in range(number)]
 
 
-def _wanted(
-    plan: ResolvedPlan, known: Sequence[Configuration], task: Task, tell: SweepObserver
-) -> list[Configuration]:
-    """What to count, once each. Autoregressive decoding is counted where it is timed."""
-    wanted = {c.id: c for c in known if c != plan.autoregressive}
+def _counted(plan: ResolvedPlan, task: Task, observer: SweepObserver) -> list[Configuration]:
+    """The configurations to count, once each. Asynchronous drafting is only timed, and so is
+    autoregressive decoding, unless another machine's times are used."""
+    configurations = plan.configurations or ()
+    distinct = {c.id: c for c in configurations if not c.asynchronous and c != plan.autoregressive}
     if plan.hardware is not None:
-        wanted[plan.autoregressive.id] = plan.autoregressive
-    oracles = [c for c in wanted.values() if c.family == ORACLE and not task.replays(c)]
+        distinct[plan.autoregressive.id] = plan.autoregressive
+    oracles = [c for c in distinct.values() if c.family == ORACLE and not task.replays(c)]
     if oracles:
-        tell.warned(f"{oracles[0].label} left out: only a replay of a recording can follow it")
-    return [c for c in wanted.values() if c not in oracles]
+        observer.warned(f"{oracles[0].label} left out: only a replay of a recording can follow it")
+    return [c for c in distinct.values() if c not in oracles]
 
 
 @dataclass(frozen=True)
 class _Tuning:
-    """How a sweep's trials are run."""
+    """Runs a sweep's trials."""
 
     plan: ResolvedPlan
     task: Task
@@ -116,8 +114,8 @@ class _Tuning:
             self.run(needs, {"configurations": tune.grid_search(trials)})
 
     def run(self, needs: dict[str, float], space: dict[str, Any], **tuning: Any) -> None:
-        """Run trials, and again those that were lost: Tune itself tries a trial once more, but not
-        one whose kept actor was gone before it began."""
+        """Run trials, and again those that were lost: Tune retries a trial once, but not one whose
+        reused actor was gone before it began."""
         self._fit(needs, space, **tuning)
         for _ in range(ATTEMPTS - 1):
             if lost := self.record.take_lost():
@@ -133,7 +131,7 @@ class _Tuning:
                 time_attr=PROMPTS_DONE,
                 max_t=len(self.task.requests),
                 grace_period=self.task.chunk,
-                reduction_factor=2,  # a few prompts are noisy: let the better half go on
+                reduction_factor=2,  # a few prompts are noisy: the better half continues
             )
         trial = tune.with_parameters(self.trial, task=self.task)
         with (
@@ -153,7 +151,7 @@ class _Tuning:
                 ),
                 run_config=tune.RunConfig(
                     name="counts",
-                    # Tune's own state is not kept: the sweep's folder says what is done.
+                    # Tune's state is not kept: finished trials are in the sweep's folder.
                     storage_path=scratch,
                     stop=Gathering(room(needs)),
                     callbacks=[self.record],
@@ -165,12 +163,11 @@ class _Tuning:
 
 
 class _Record(tune.Callback):
-    """Writes each configuration down as its trial finishes. What goes wrong in doing so ends the
-    sweep."""
+    """Saves each configuration's counts as its trial finishes. Errors in doing so end the sweep."""
 
-    def __init__(self, result: SweepResult, folder: SweepFolder, tell: SweepObserver) -> None:
-        self.result, self.folder, self.tell = result, folder, tell
-        self.known = {trial.id for trial in result.trials}
+    def __init__(self, result: SweepResult, folder: SweepFolder, observer: SweepObserver) -> None:
+        self.result, self.folder, self.observer = result, folder, observer
+        self.saved = {trial.id for trial in result.trials}
         self.rounds: dict[str, list[Rounds]] = {}
         self.lost: list[Configuration] = []
         self.error: str | None = None
@@ -192,12 +189,12 @@ class _Record(tune.Callback):
 
     def _finished(self, result: dict[str, Any], rounds: Rounds | None) -> None:
         for finished in counted(result):
-            if finished.id not in self.known:  # Optuna may propose the same one twice
-                self.known.add(finished.id)
-                self.tell.trial_finished(finished)
+            if finished.id not in self.saved:  # Optuna may propose the same one twice
+                self.saved.add(finished.id)
+                self.observer.trial_finished(finished)
                 self.folder.add_trial(finished, rounds)
                 self.result.trials.append(finished)
-            self.tell.step()
+            self.observer.step()
         for label, reason in result.get("failed", ()):
             self.failed(label, reason)
 
@@ -214,14 +211,14 @@ class _Record(tune.Callback):
             self.failed(configuration.label, reason)
 
     def take_lost(self) -> list[Configuration]:
-        """What was being counted by processes that ended; each is told once."""
+        """The configurations whose processes were lost since the last call."""
         lost, self.lost = self.lost, []
         return lost
 
     def failed(self, label: str, reason: str) -> None:
         self.error = reason
-        self.tell.warned(f"{label} failed: {reason}")
-        self.tell.step()
+        self.observer.warned(f"{label} failed: {reason}")
+        self.observer.step()
 
 
 def _replayed(result: SweepResult) -> int:
@@ -237,14 +234,14 @@ def _summary(task: Task, result: SweepResult, seconds: float, before: int) -> Re
         configurations=len(counts),
         seconds=seconds,
         per_second=(len(counts) - before) / seconds,
-        n_draft=sum(own["n_draft"] for own in counts),
-        n_target=sum(own["n_target"] for own in counts),
+        n_draft=sum(of_trial["n_draft"] for of_trial in counts),
+        n_target=sum(of_trial["n_target"] for of_trial in counts),
     )
 
 
 @dataclass(frozen=True)
 class _Suggest:
-    """What Optuna proposes, as the configuration that a trial reads."""
+    """Optuna's proposals as the `config` of a trial."""
 
     search: Search
 
@@ -253,22 +250,22 @@ class _Suggest:
 
 
 def _optuna(plan: ResolvedPlan, folder: SweepFolder) -> tuple[Searcher, int]:
-    """The searcher, and how many trials it has been told of before."""
+    """The searcher, and how many trials it has finished before."""
     import optuna
     from ray.tune.search.optuna import OptunaSearch
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     storage = optuna.storages.RDBStorage(f"sqlite:///{folder.path / 'optuna.db'}")
-    told = 0
+    finished = 0
     if optuna.get_all_study_names(storage):
         study = optuna.load_study(study_name=None, storage=storage)
-        told = sum(trial.state.is_finished() for trial in study.trials)
+        finished = sum(trial.state.is_finished() for trial in study.trials)
     searcher = OptunaSearch(
         _Suggest(plan.space),
         metric=METRIC,
         mode="max",
         # Resumed with the same seed it would draw the same points again.
-        sampler=optuna.samplers.TPESampler(seed=plan.seed + told),
+        sampler=optuna.samplers.TPESampler(seed=plan.seed + finished),
         storage=storage,
     )
-    return searcher, told
+    return searcher, finished

@@ -1,7 +1,7 @@
-"""Trials that do nothing, to see how many of them a driver keeps up with.
+"""Trials that do nothing, to measure how many of them a driver keeps up with.
 
-They come by the way of real ones (Tune, the sweep's folder, MLflow) and leave as much behind, but
-load no model: their processes are small and start quickly.
+They take the way of real ones (Tune, the sweep's folder, MLflow) and write as much, but load no
+model: their processes are small and start quickly.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ _METRICS = ("verification_rate", "discard_rate", "mat", "acceptance_rate", "esti
 
 @dataclass(frozen=True)
 class IdleTask:
-    """What :class:`cluster.sweep.counting.count_all` asks a task for, and how long a trial
-    takes."""
+    """The part of a task that :func:`cluster.sweep.counting.count_all` uses, and a trial's time."""
 
     seconds: float
     requests: range = range(PROMPTS)

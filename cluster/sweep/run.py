@@ -40,9 +40,9 @@ from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import ResolvedPlan
 from specdec_core.search.replaying import (
-    asked_recording,
     open_replay,
     recorded_oracles,
+    recording_of,
     with_types_of,
 )
 from specdec_core.search.results import SweepResult, Trial, by_estimate
@@ -57,15 +57,15 @@ def run_sweep(
     fresh: bool = False,
     observers: Sequence[SweepObserver] = (),
 ) -> tuple[SweepResult, SweepFolder]:
-    """Run `plan` in `<home>/sweeps/<name>`, or go on where an interrupted run of it stopped.
+    """Run `plan` in `<home>/sweeps/<name>`, or resume an interrupted run of it there.
 
-    The name comes from the plan and the prompts, so the same call finds what it had begun; a
+    The default name depends on the plan and the prompts, so the same call resumes its sweep. A
     finished sweep is run anew under the next name, and `fresh` leaves an unfinished one alone. The
-    caller marks the folder finished once it has dealt with the result.
+    caller marks the folder finished once it has used the result.
 
     Raises :class:`UserError` for bad input, before anything is written.
     """
-    tell = together(SweepObserver, observers)
+    observer = together(SweepObserver, observers)
     tokenizer = check_pair(plan.pair)
     check_datastores(plan.samples, tokenizer)
     prompts = load_prompts(plan.prompts.source, plan.prompts.limit, tokenizer)
@@ -74,27 +74,27 @@ def run_sweep(
     name = name or f"{plan.pair.name}-{identity[:8]}"
     folder = SweepFolder.claim(home / "sweeps", name, identity, fresh)
     if (result := folder.result()) is not None:
-        tell.begun(result, prompts, folder.path)
+        observer.begun(result, prompts, folder.path)
         return result, folder
-    asked = asked_recording(plan, home, prompt_set.digest)
-    pair = _pair_of(plan, folder, asked)
-    tell.stage("connecting to Ray, loading the pair")
+    recording = recording_of(plan, home, prompt_set.digest)
+    pair = _pair_of(plan, folder, recording)
+    observer.stage("connecting to Ray, loading the pair")
     with ray_session():
-        sweep = _Sweep(plan, folder, tell, pair)
-        sweep.load(home, prompts, prompt_set, asked)
+        sweep = _Sweep(plan, folder, observer, pair)
+        sweep.load(home, prompts, prompt_set, recording)
         with folder.lock():
             sweep.begin(identity, prompt_set)
-            tell.begun(sweep.result, prompts, folder.path)
+            observer.begun(sweep.result, prompts, folder.path)
             sweep.count()
             timed = sweep.choose()
             sweep.write(timed)
     return sweep.result, folder
 
 
-def _pair_of(plan: ResolvedPlan, folder: SweepFolder, asked: Recording | None) -> PairSpec:
-    """The pair in the data types that the sweep began in, else in the recording's."""
-    pair = folder.pair() or with_types_of(asked, plan.pair)
-    if with_types_of(asked, pair) != pair:
+def _pair_of(plan: ResolvedPlan, folder: SweepFolder, recording: Recording | None) -> PairSpec:
+    """The pair in the data types that the sweep began in, or else in the recording's."""
+    pair = folder.pair() or with_types_of(recording, plan.pair)
+    if with_types_of(recording, pair) != pair:
         raise UserError(
             f"{folder.path}: began in other data types than {plan.traces} was recorded in; give "
             "--fresh to start beside it"
@@ -103,7 +103,7 @@ def _pair_of(plan: ResolvedPlan, folder: SweepFolder, asked: Recording | None) -
 
 
 class _Sweep:
-    """A sweep under way: what its stages hand on to each other."""
+    """A running sweep and the values that its stages share."""
 
     result: SweepResult
     profile: Profile
@@ -111,12 +111,12 @@ class _Sweep:
     replay: Replay | None
 
     def __init__(
-        self, plan: ResolvedPlan, folder: SweepFolder, tell: SweepObserver, pair: PairSpec
+        self, plan: ResolvedPlan, folder: SweepFolder, observer: SweepObserver, pair: PairSpec
     ) -> None:
-        self.plan, self.folder, self.tell, self.pair = plan, folder, tell, pair
+        self.plan, self.folder, self.observer, self.pair = plan, folder, observer, pair
         check_nodes(plan.pair)
         if plan.cluster is not None:
-            place(plan.cluster).remove()  # said now, not when everything has been counted
+            place(plan.cluster).remove()  # fails now, not after everything has been counted
         self.needs = resources(plan.pair.runner.threads, plan.pair.runner.device)
         self.bench = start_bench(pair, self.needs["GPU"])
         self.node: str = get(self.bench.node.remote())
@@ -126,20 +126,20 @@ class _Sweep:
         home: Path,
         prompts: Sequence[Prompt],
         prompt_set: PromptSet,
-        asked: Recording | None,
+        recording: Recording | None,
     ) -> None:
-        """The prompts' tokens, the pair's data types, and what a recording knows of them."""
+        """Load the prompts' tokens, the pair's data types, and a recording of them."""
         self.requests = get(self.bench.requests.remote(prompts, self.plan.max_new_tokens))
         self.pair = get(self.bench.spec.remote())
         fingerprints = get(self.bench.fingerprints.remote())
         count = len(self.requests)
         self.replay = open_replay(
-            self.plan, home, self.pair, fingerprints, asked, prompt_set.digest, count
+            self.plan, home, self.pair, fingerprints, recording, prompt_set.digest, count
         )
 
     def begin(self, identity: str, prompt_set: PromptSet) -> None:
-        """Write down what this sweep is, with what forwards cost."""
-        self.folder.begin(self.plan.asked, identity)
+        """Write the plan, the pair and the profile; make the result."""
+        self.folder.begin(self.plan.given, identity)
         self.folder.save_pair(self.pair)
         self.profile = self._profile()
         self.folder.save_profile(self.profile)
@@ -156,35 +156,35 @@ class _Sweep:
         )
 
     def _profile(self) -> Profile:
-        """Another machine's forward times, else this one's, measured once."""
+        """Another machine's forward times, or else this one's, measured once."""
         if self.plan.hardware is not None:
             return self.plan.hardware.profile(list(self.pair.drafts))
-        if (known := self.folder.profile()) is not None:
-            return known
-        with alone(self.bench, self.needs["GPU"], self.tell):
-            self.tell.stage("profiling forwards")
+        if (profile := self.folder.profile()) is not None:
+            return profile
+        with alone(self.bench, self.needs["GPU"], self.observer):
+            self.observer.stage("profiling forwards")
             options = self.plan.profile.model_dump(exclude_none=True)
             return get(self.bench.profile.remote(self.plan.samples, **options))
 
     @cached_property
     def task(self) -> Task:
-        """What all trials share."""
+        """The task that all trials share."""
         count = len(self.requests)
         chunk = math.ceil(count / CHUNKS) if self.plan.early_stopping else count
         return Task(self.pair, self.profile, self.requests, chunk, self.replay)
 
     def count(self) -> None:
         """Count every configuration, in parallel."""
-        if self.needs["GPU"]:  # idle meanwhile, the bench would keep it from the trials
+        if self.needs["GPU"]:  # which the idle bench would keep from the trials
             ray.kill(self.bench)
-        count_all(self.plan, self.task, self.needs, self.result, self.folder, self.tell)
-        self.tell.counted(self.result)
+        count_all(self.plan, self.task, self.needs, self.result, self.folder, self.observer)
+        self.observer.counted(self.result)
         if self.replay is not None:
             self.result.oracles = recorded_oracles(self.replay, self.profile)
 
     def choose(self) -> dict[str, pd.DataFrame]:
-        """The champion: by times taken alone, or for another machine by estimate. Returns the
-        rounds of replayed finalists that were decoded to be timed."""
+        """Choose the champion: by times taken alone, or for another machine by estimate. Returns
+        the rounds of replayed finalists, which were decoded to be timed."""
         if self.plan.hardware is not None:
             may_win = [t for t in self.result.trials if t.may_win(self.plan.allow_lossy)]
             self.result.champion = by_estimate(may_win)[0].id
@@ -192,15 +192,14 @@ class _Sweep:
             return {}
         with self._timing_bench() as bench:
             timed = time_finalists(
-                self.plan, bench, self.requests, self.result, self.folder, self.tell
+                self.plan, bench, self.requests, self.result, self.folder, self.observer
             )
         ray.kill(bench)
         return timed
 
     @contextmanager
     def _timing_bench(self) -> Iterator[ray.actor.ActorHandle]:
-        """Where the finalists are timed, with nothing beside them: the plan's devices, or the
-        bench's node."""
+        """The bench that times the finalists, alone on the plan's devices or on its node."""
         gpus = self.needs["GPU"]
         bench: ray.actor.ActorHandle | None = self.bench
         if gpus or self.plan.cluster or lost(self.bench):
@@ -208,24 +207,24 @@ class _Sweep:
             bench = None
         if self.plan.cluster is None:
             bench = bench or start_bench(self.pair, gpus, self.node)
-            with alone(bench, gpus, self.tell):
+            with alone(bench, gpus, self.observer):
                 yield bench
             return
         with (
             placed_bench(self.pair, self.plan.cluster) as (bench, held),
-            alone(bench, gpus, self.tell, held),
+            alone(bench, gpus, self.observer, held),
         ):
             yield bench
 
     def write(self, timed: Mapping[str, pd.DataFrame]) -> None:
-        """The result, and the rounds of what is worth a look."""
+        """Write the result, and the rounds of notable trials."""
         notable = [t for t in self.result.notable() if t.replayed and t.id not in timed]
         self.folder.save_rounds([*timed.values(), *_replayed_rounds(self.task, notable)])
         self.result.save(self.folder.path)
 
 
 def _replayed_rounds(task: Task, trials: Iterable[Trial]) -> list[pd.DataFrame]:
-    """The rounds of replayed trials, where their recording is still there."""
+    """The rounds of replayed trials, if their recording is still there."""
     if task.replay is None:
         return []
     return [

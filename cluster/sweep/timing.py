@@ -1,6 +1,6 @@
 """One process that measures alone: forward times, finalists against each other, the oracle.
 
-Times depend on load, so nothing else of a sweep runs while these are taken.
+Times depend on load, so nothing else of a sweep runs meanwhile.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from specdec_core.studies.profiling import measure_policies, profile_pair
 from specdec_core.tokens.statistics import Generation, Ratio, paired_ratio
 
 WARM_UP_TOKENS = 8
-AT_ONCE = 5.0  # seconds in which a node that nobody uses is to be had
-ALONE_SECONDS = 600.0  # that a measurement waits for others to leave its node
+AT_ONCE = 5.0  # seconds in which an unused node can be reserved
+ALONE_SECONDS = 600.0  # that a measurement waits for other work to leave its node
 
 
 class Bench:
@@ -63,12 +63,12 @@ class Bench:
             os.sched_setaffinity(int(thread), cores)
 
     def spec(self) -> PairSpec:
-        """The pair with its device and data types as they were found best here."""
+        """The pair with concrete device and data types."""
         return self.pair.spec
 
     def requests(self, prompts: Sequence[Prompt], max_new_tokens: int) -> tuple[Request, ...]:
         """Encode the prompts; raises :class:`UserError` for one that the pair cannot take."""
-        found = []
+        requests = []
         for seed, prompt in enumerate(prompts):
             tokens = self.engine.encode(prompt.text)
             request = Request(prompt.id, tokens, max_new_tokens, seed=seed)
@@ -77,8 +77,8 @@ class Bench:
             except UserError as error:
                 raise UserError(f"prompt {prompt.id}: {error}") from None
             self.engine.cancel(request.id)
-            found.append(request)
-        return tuple(found)
+            requests.append(request)
+        return tuple(requests)
 
     def fingerprints(self) -> dict[str, str]:
         """The digest of each model's weights."""
@@ -89,7 +89,7 @@ class Bench:
         return environment()
 
     def profile(self, configurations: Sequence[Configuration], **options: Any) -> Profile:
-        """Measure what forwards cost, and what the policies of `configurations` add to them."""
+        """Measure the cost of forwards, and of the policies of `configurations`."""
         profile = profile_pair(self.pair, **options)
         policies = measure_policies(self.pair, configurations)
         return profile.model_copy(update={"policies": policies})
@@ -104,12 +104,12 @@ class Bench:
         gc.freeze()
 
     def forget(self) -> None:
-        """What policies have learned from earlier requests."""
+        """Drop everything that drafters and policies have learned from earlier requests."""
         self.drafters.clear()
 
     def decode(self, configuration: Configuration, request: Request) -> tuple[float, Generation]:
-        """One request, alone, and the seconds that it took. A policy that learns goes on from what
-        the configuration's earlier requests have taught it."""
+        """Decode one request alone; returns its seconds and generation. A drafter keeps what it has
+        learned from the configuration's earlier requests."""
         self.engine.configure(configuration)
         self.engine.drafter = self.drafters.setdefault(configuration.id, self.engine.drafter)
         start = perf_counter()
@@ -119,8 +119,8 @@ class Bench:
     def oracles(
         self, profile: Profile, requests: Sequence[Request], outputs: Sequence[Sequence[int]]
     ) -> list[OraclePoint]:
-        """The oracle of each draft (SpecDec++, Thm 4.1) on the target's own greedy `outputs`: one
-        teacher-forced pass finds the positions where the draft would have been rejected."""
+        """The oracle of each draft (SpecDec++, Thm 4.1) on the target's greedy `outputs`: one
+        teacher-forced pass gives the positions where the draft would be rejected."""
         device = self.pair.target.device
         trajectories = [
             Trajectory(torch.tensor([*request.tokens, *output], device=device), len(request.tokens))
@@ -139,8 +139,8 @@ class Bench:
 
 
 def start_bench(spec: PairSpec, gpus: float, node: str | None = None) -> ray.actor.ActorHandle:
-    """The bench, loaded, on `node` if that is still there. It asks for no CPU: it is idle while
-    trials hold them, and :func:`alone` keeps them for it when it is not."""
+    """A loaded bench, on `node` if that is still there. It reserves no CPU: it is idle while trials
+    run, and :func:`alone` reserves its node while it measures."""
     node = node or (None if gpus else _bench_node(spec.runner.threads))
     where = NodeAffinitySchedulingStrategy(node, soft=True) if node else "DEFAULT"
     actor = start_actor(Bench, spec, num_cpus=0, num_gpus=gpus, scheduling_strategy=where)
@@ -158,10 +158,10 @@ def lost(bench: ray.actor.ActorHandle) -> bool:
 
 
 def _bench_node(threads: int) -> str | None:
-    """A node with as many cores, the driver's if it has them: a head often has none to give."""
-    fits = {n["NodeID"] for n in _nodes() if n["Resources"].get("CPU", 0) >= threads}
-    own = ray.get_runtime_context().get_node_id()
-    return own if own in fits else min(fits, default=None)
+    """A node with as many cores, preferably the driver's; a head often has none for workers."""
+    fitting = {n["NodeID"] for n in _nodes() if n["Resources"].get("CPU", 0) >= threads}
+    here = ray.get_runtime_context().get_node_id()
+    return here if here in fitting else min(fitting, default=None)
 
 
 def _nodes() -> list[dict[str, Any]]:
@@ -170,26 +170,26 @@ def _nodes() -> list[dict[str, Any]]:
 
 @contextmanager
 def alone(
-    bench: ray.actor.ActorHandle, gpus: float, tell: Observer, held: float = 0
+    bench: ray.actor.ActorHandle, gpus: float, observer: Observer, held: float = 0
 ) -> Iterator[None]:
-    """Keep every core of the bench's node, but the `held` that are the caller's, while the block
-    measures, so that nothing else runs there that asks Ray for one: another sweep's trials, a
-    recording, a training. Waits for what is there, ten minutes at most, and says so. A bench on a
-    GPU has that to itself already."""
-    node = get(bench.node.remote())
-    (own,) = (n for n in _nodes() if n["NodeID"] == node)
-    cores = own["Resources"].get("CPU", 0) - held
+    """Reserve every core of the bench's node, except the caller's `held`, while the block measures,
+    so that no other work of Ray runs there: another sweep's trials, a recording, a training. Waits
+    for running work, ten minutes at most, and reports it. A bench on a GPU has that to itself
+    already."""
+    node_id = get(bench.node.remote())
+    (node,) = (n for n in _nodes() if n["NodeID"] == node_id)
+    cores = node["Resources"].get("CPU", 0) - held
     if gpus or cores <= 0:
         yield
         return
-    where = [{"ray.io/node-id": node}]
+    where = [{"ray.io/node-id": node_id}]
     hold = placement_group([{"CPU": cores}], bundle_label_selector=where)
     try:
         if not hold.wait(AT_ONCE):
-            address = own["NodeManagerAddress"]
-            tell.stage(f"waiting for others to leave {address}")
+            address = node["NodeManagerAddress"]
+            observer.stage(f"waiting for others to leave {address}")
             if not hold.wait(ALONE_SECONDS):
-                tell.warned(f"times are taken beside other work on {address}")
+                observer.warned(f"times are taken beside other work on {address}")
         yield
     finally:
         remove_placement_group(hold)
@@ -205,7 +205,7 @@ class InterleavedTimes:
     turns: int = 0
 
     def outputs(self, configuration: Configuration) -> list[list[int]]:
-        """What `configuration` wrote: tokens [prompt][position]."""
+        """The outputs of `configuration`: tokens [prompt][position]."""
         return [generation.tokens for generation in self.generations[configuration.id]]
 
     def take(
@@ -216,7 +216,7 @@ class InterleavedTimes:
         repeat: int,
     ) -> None:
         """Time `request` under every configuration, one after the other. Each turn begins with
-        another one, so that none always runs on a machine that another has just warmed."""
+        another one, so that none always runs after the same."""
         shift = self.turns % len(configurations)
         self.turns += 1
         for configuration in [*configurations[shift:], *configurations[:shift]]:
@@ -229,7 +229,7 @@ class InterleavedTimes:
                 self.generations.setdefault(configuration.id, []).append(generation)
 
     def timing(self, configuration: Configuration, baseline: Configuration) -> Timing:
-        """What was measured of `configuration`, as a speedup over `baseline`."""
+        """The timing of `configuration`, as a speedup over `baseline`."""
         outputs = self.outputs(configuration)
         seconds = np.array(self.seconds[configuration.id])
         tokens = [len(output) for output in outputs]
@@ -254,7 +254,7 @@ class InterleavedTimes:
 
     def compare(self, baseline: Configuration, candidate: Configuration) -> Ratio:
         """How many times faster `candidate` is. Where outputs differ in length (sampling, or a
-        near-tie that flipped), times are those of as many tokens as the baseline wrote."""
+        flipped near-tie), its times are scaled to the baseline's number of tokens."""
         ours, theirs = (
             np.array([max(len(output), 1) for output in self.outputs(c)])
             for c in (candidate, baseline)

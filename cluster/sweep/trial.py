@@ -1,7 +1,7 @@
-"""A Tune trial: what do some configurations draft, verify and discard on the prompts?
+"""A Tune trial: counts what some configurations draft, verify and discard on the prompts.
 
-Counts do not depend on load, so trials run side by side. The actor keeps the loaded pair, or the
-recording, and is used for one trial after another.
+Counts do not depend on load, so trials run in parallel. The actor keeps the loaded pair, or the
+recording, and runs one trial after another.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _TRIALS = TypeAdapter(list[Trial])
 
 @dataclass(frozen=True)
 class Task:
-    """What all trials of a sweep share. `chunk` is how many prompts are decoded between two
-    looks of the scheduler; `replay` holds the same prompts."""
+    """The work that all trials of a sweep share. `chunk` is the number of prompts between two looks
+    of the scheduler; `replay` holds the same prompts."""
 
     pair: PairSpec
     profile: Profile
@@ -43,12 +43,12 @@ class Task:
     replay: Replay | None = None
 
     def replays(self, configuration: Configuration) -> bool:
-        """Whether a recording tells what decoding by `configuration` would show."""
+        """Whether `configuration` can be replayed."""
         return self.replay is not None and self.replay.can(configuration)
 
 
 def group(configurations: Sequence[Configuration]) -> str:
-    """What `config["configurations"]` of a trial holds: all that replay can do, or only one."""
+    """The `config["configurations"]` of a trial: several to replay, or one to decode."""
     return _CONFIGURATIONS.dump_json(list(configurations)).decode()
 
 
@@ -58,7 +58,7 @@ def grouped(config: dict[str, Any]) -> list[Configuration]:
 
 
 def counted(result: dict[str, Any]) -> list[Trial]:
-    """What a trial's last result says of its configurations."""
+    """The configurations' documents in a trial's last result."""
     return _TRIALS.validate_json(result["trials"])
 
 
@@ -132,7 +132,7 @@ def assess(configuration: Configuration, generations: list[Generation], profile:
 
 
 def replayed(replay: Replay, configuration: Configuration, profile: Profile) -> Trial:
-    """The same from a recording. Raises :class:`UserError` for what it does not tell."""
+    """The same from a recording. Raises :class:`UserError` where it cannot be replayed."""
     counts = replay.run(configuration).counts
     return Trial.of(configuration, counts, profile, context_of(replay), replayed=True)
 

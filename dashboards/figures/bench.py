@@ -29,12 +29,12 @@ class Bar(NamedTuple):
 def bars(result: BenchResult, temperature: float) -> list[Bar]:
     """The contestants at a temperature, the fastest first."""
     baseline = result.autoregressive(temperature)
-    found = []
-    for row in result.at(temperature):
-        ratio = over(row, baseline or row)
-        own = (ratio.value, ratio.low, ratio.high)
-        found.append(Bar(row.name, row.group, *own, row.tokens_per_second))
-    return sorted(found, key=lambda bar: -bar.ratio)
+    ratios = ((row, over(row, baseline or row)) for row in result.at(temperature))
+    unsorted = (
+        Bar(row.name, row.group, ratio.value, ratio.low, ratio.high, row.tokens_per_second)
+        for row, ratio in ratios
+    )
+    return sorted(unsorted, key=lambda bar: -bar.ratio)
 
 
 def colour(group: str, groups: Sequence[str]) -> str:
@@ -48,15 +48,19 @@ def bench_figure(result: BenchResult, temperature: float) -> go.Figure:
     title = f"Speed at temperature {temperature:g}"
     fig = base_figure(title, SUBTITLE, 150 + 26 * len(shown))
     for group in result.groups:
-        own = [bar for bar in shown if bar.group == group]
+        members = [bar for bar in shown if bar.group == group]
         fig.add_bar(
             orientation="h",
-            y=[bar.name for bar in own],
-            x=[bar.ratio for bar in own],
-            error_x=intervals(*zip(*((bar.ratio, bar.low, bar.high) for bar in own), strict=True)),
+            y=[bar.name for bar in members],
+            x=[bar.ratio for bar in members],
+            error_x=intervals(
+                [bar.ratio for bar in members],
+                [bar.low for bar in members],
+                [bar.high for bar in members],
+            ),
             name=group,
             marker={"color": colour(group, result.groups), "line": {"width": 0}},
-            customdata=[bar.tokens_per_second for bar in own],
+            customdata=[bar.tokens_per_second for bar in members],
             hovertemplate="<b>%{y}</b><br>%{x:.2f}×, %{customdata:.0f} tokens/s<extra></extra>",
         )  # fmt: skip
     order = [bar.name for bar in reversed(shown)]

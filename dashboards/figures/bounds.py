@@ -88,11 +88,11 @@ def ratio_of_entropies(
     fit = RatioFit.of(entropy, cross)
     edges = np.linspace(1, max(float(np.quantile(gamma, 0.95)), 2 * c + 1.2), bins + 1)
     share = np.histogram(gamma, edges)[0] / len(gamma)
-    holds, said = float(np.mean(gamma <= 2 * c + 1)), float(fit.reliability(c))
+    holds, fitted = float(np.mean(gamma <= 2 * c + 1)), float(fit.reliability(c))
     fig = base_figure(
         f"With c = {c:g} SVIP's bound is below Pinsker's at {holds:.0%} of {draft}'s tokens",
         f"γ = H(q, p) / H(q) at every position of the target's output, and 1 + Gamma(α, β) fitted "
-        f"to it (α = {fit.shape:.2f}, β = {fit.rate:.2f}; by the fit {said:.0%}). Left of the "
+        f"to it (α = {fit.shape:.2f}, β = {fit.rate:.2f}; by the fit {fitted:.0%}). Left of the "
         f"dashed line, 2c + 1, the approximation is on the safe side. "
         f"{np.mean(gamma > edges[-1]):.0%} of the tokens lie farther right.",
         420,

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import plotly.graph_objects as go
 
 from dashboards.look import DRAFT_COLOURS, MUTED, OTHER_COLOURS, TARGET_COLOUR, base_figure
-from specdec_core.studies.time_shares import Stack, sample_stacks
+from specdec_core.studies.time_shares import Stack
 
-# What is narrower than this share of the whole could not be read.
+# Functions with less than this share of the time are left out: they would be too narrow to read.
 LEAST = 0.002
 
-# Whose functions they are, by the beginning of their module's name; the first that fits counts.
-OWNERS = {
+# Colours by the beginning of the module's name; the first that fits counts.
+COLOURS = {
     "specdec_core.models.runner": TARGET_COLOUR,
     "specdec_core.models.compiled": TARGET_COLOUR,
     "torch": DRAFT_COLOURS[0],
@@ -25,22 +25,16 @@ OWNERS = {
 }
 
 
-def flame_graph(run: Callable[[], object], what: str = "decoding") -> go.Figure:
-    """Call `run` and draw where its time went."""
-    return draw_stacks(sample_stacks(run), what)
-
-
 def draw_stacks(stacks: Mapping[Stack, float], what: str = "decoding") -> go.Figure:
-    """The figure of what :func:`specdec_core.studies.time_shares.sample_stacks` saw. A click on a
-    function
-    shows it alone."""
+    """The seconds of stacks that :func:`specdec_core.studies.time_shares.sample_stacks` saw. A
+    click on a function shows it alone."""
     total = sum(stacks.values())
     seconds: dict[Stack, float] = defaultdict(float)
-    for stack, own in stacks.items():
+    for stack, elapsed in stacks.items():
         for depth in range(len(stack) + 1):
-            seconds[stack[:depth]] += own
+            seconds[stack[:depth]] += elapsed
     # Callers come before those they call, as plotly wants them.
-    shown = sorted((s for s, own in seconds.items() if own >= LEAST * total), key=len)
+    shown = sorted((s for s, elapsed in seconds.items() if elapsed >= LEAST * total), key=len)
     fig = base_figure(
         f"Where the time of {what} goes, function by function",
         f"{total:.2f} s, looked at every millisecond. As wide as a function is the share of the "
@@ -75,4 +69,4 @@ def _label(stack: Stack) -> str:
 
 def _colour(stack: Stack) -> str:
     module = stack[-1] if stack else ""
-    return next((colour for owner, colour in OWNERS.items() if module.startswith(owner)), MUTED)
+    return next((colour for prefix, colour in COLOURS.items() if module.startswith(prefix)), MUTED)

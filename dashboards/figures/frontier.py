@@ -36,7 +36,8 @@ def pareto(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def thin(trials: Sequence[Trial], view: View, most: int = 150, cells: int = 36) -> list[Trial]:
-    """Few enough trials to draw: all, or one of each family in each cell of a grid over `view`."""
+    """The trials to draw: all, or, of more than `most`, one of each family in each cell of a grid
+    over `view`."""
     if len(trials) <= most:
         return list(trials)
     kept: dict[tuple[str, int, int], Trial] = {}
@@ -57,10 +58,10 @@ class _Scene:
     result: SweepResult
     groups: dict[Group, list[Trial]]  # in the order of the legend
     fronts: dict[Group, list[Trial]]
-    behind: set[str]  # ids of what is drawn behind the fronts
-    left_out: int  # of what lies there
+    dominated: set[str]  # ids of the drawn trials that are on no front
+    left_out: int  # how many more are not drawn
     leading: str | None  # the draft whose groups are drawn first
-    crowded: bool  # other drafts wait in the legend
+    crowded: bool  # the other drafts are hidden until clicked in the legend
     view: View
 
     @classmethod
@@ -68,29 +69,29 @@ class _Scene:
         best, drafts = champion(result), list(result.pair.drafts)
         leading = (draft_of(result, best) if best else None) or next(iter(drafts), None)
         trials = ranked(result)
-        found: dict[Group, list[Trial]] = {}
+        members: dict[Group, list[Trial]] = {}
         for trial in trials:
-            found.setdefault((family(trial), draft_of(result, trial)), []).append(trial)
+            members.setdefault((family(trial), draft_of(result, trial)), []).append(trial)
 
         def place(group: Group) -> tuple[int, tuple[int, str]]:
             kind, draft = group
             number = drafts.index(draft) if draft in drafts else len(drafts)
             return number - len(drafts) * (draft == leading), family_order(kind)
 
-        groups = {group: found[group] for group in sorted(found, key=place)}
+        groups = {group: members[group] for group in sorted(members, key=place)}
         crowded = len(groups) > CROWD
         first = [t for t in trials if not crowded or draft_of(result, t) in (leading, None)]
         view = _view(result, first)
-        fronts = {group: pareto(members) for group, members in groups.items()}
+        fronts = {group: pareto(trials) for group, trials in groups.items()}
         on_front = {trial.id for front in fronts.values() for trial in front}
-        behind = [t for t in trials if t.id not in on_front]
-        shown = {t.id for t in thin(behind, view)}
-        left_out = len(behind) - len(shown)
+        dominated = [t for t in trials if t.id not in on_front]
+        shown = {t.id for t in thin(dominated, view)}
+        left_out = len(dominated) - len(shown)
         return cls(result, groups, fronts, shown, left_out, leading, crowded, view)
 
     @property
     def several(self) -> bool:
-        """Whether names say the draft."""
+        """Whether there are several drafts, so that names have to say which."""
         return len(self.result.pair.drafts) > 1
 
     def visible(self, draft: str | None) -> bool | str:
@@ -102,8 +103,8 @@ def frontier(result: SweepResult) -> go.Figure:
 
     One trace a family and draft, its Pareto frontier connected; the oracle of each draft
     (Theorem 4.1) at discard rate 0; behind them lines of equal latency (Eq. 5.1). Points behind
-    the frontiers are faint, and thinned where there are hundreds. With many families, drafts
-    other than the champion's wait in the legend.
+    the frontiers are faint, and thinned where there are hundreds. With many families, the traces
+    of drafts other than the champion's are hidden until clicked in the legend.
     """
     scene, best = _Scene.of(result), champion(result)
     # room for the speedups of the grey lines, and for a long legend
@@ -151,13 +152,13 @@ def _subtitle(scene: _Scene) -> str:
 
 
 def _traces(scene: _Scene, group: Group) -> list[go.Scatter]:
-    """A group's front, what lies behind it, and, of fixed K, the K at the front's ends."""
+    """A group's front, the trials behind it, and, of fixed K, the K at the front's ends."""
     kind, draft = group
     front = scene.fronts[group]
-    rest = [t for t in scene.groups[group] if t.id in scene.behind]
+    rest = [t for t in scene.groups[group] if t.id in scene.dominated]
     look = style(kind)
     name = f"{look.name} · {draft}" if draft and scene.several else look.name
-    faint = 0.4 if len(scene.behind) < 40 else 0.22
+    faint = 0.4 if len(scene.dominated) < 40 else 0.22
     traces = [_points(scene, front, name, group, 10 if len(front) < 25 else 7, joined=True)]
     if rest:
         traces.append(_points(scene, rest, name, group, 7, opacity=faint))
@@ -166,7 +167,7 @@ def _traces(scene: _Scene, group: Group) -> list[go.Scatter]:
         lengths = go.Scatter(
             x=[t.metrics["discard_rate"] for t in ends],
             y=[t.metrics["verification_rate"] for t in ends],
-            text=[f"\u2002K={t.configuration.drafter.policy.max_tokens}" for t in ends],
+            text=[f"\u2002K={t.configuration.policies[0][1].max_tokens}" for t in ends],
             mode="text",
             textposition="middle right",
             textfont={"size": 11, "color": MUTED},

@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 from dashboards.look import DASHED, INK, OTHER_COLOURS, base_figure, legend_beside, style
 from specdec_core.drafting.heads.card import HeadCard
 
-MOST_SHOWN = 6  # heads; the others wait in the legend
+MOST_SHOWN = 6  # heads; the others are hidden until clicked in the legend
 
 
 def reliability_diagram(cards: Mapping[str, HeadCard]) -> go.Figure:

@@ -12,7 +12,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboards.look import base_figure, scaled
-from dashboards.ranking import draft_of
+from dashboards.ranking import draft_of, policy_of
+from specdec_core.config import PolicySettings
 from specdec_core.search.results import SweepResult
 
 if TYPE_CHECKING:
@@ -34,10 +35,9 @@ def heads_frame(
     result: SweepResult | None = None,
     judged: Mapping[str, Modelled] | None = None,
 ) -> pd.DataFrame:
-    """One row a head: what it is, how it fits, and its best threshold and modelled latency, where
-    `judged` has it (:func:`specdec_core.training.heads.evaluation.evaluate`) or `result`
-    configurations with
-    it.
+    """One row a head: what it is, how it fits, and its best threshold and modelled latency: from
+    `judged` (:func:`specdec_core.training.heads.evaluation.evaluate`), else from the
+    configurations of `result` that read it.
 
     Columns head, kind, draft, w_rej, depth, train_kl, eval_kl (nats; of another loss for other
     kinds), auc, threshold, latency (s a token), speedup; NaN where unknown.
@@ -52,14 +52,14 @@ def heads_frame(
             "depth": card.depth,
             **{key: card.metrics.get(key, np.nan) for key in ("train_kl", "eval_kl", "auc")},
         }
-        found = (judged or {}).get(name)
-        if found is None:
+        modelled = (judged or {}).get(name)
+        if modelled is None:
             best = _fastest(name, card.draft, result)
         else:
             best = {
-                "threshold": found.policy.threshold,
-                "latency": found.latency,
-                "speedup": found.speedup,
+                "threshold": _threshold(modelled.policy),
+                "latency": modelled.latency,
+                "speedup": modelled.speedup,
             }
         rows.append(row | best)
     frame = pd.DataFrame(rows)
@@ -69,19 +69,26 @@ def heads_frame(
 def _fastest(head: str, draft: str, result: SweepResult | None) -> dict[str, float]:
     """Threshold, latency and speedup of the fastest configuration with `head`, as modelled."""
     best = {"threshold": np.nan, "latency": np.nan, "speedup": np.nan}
-    for trial in result.trials if result else []:
-        policy = getattr(trial.configuration.drafter, "policy", None)
+    if result is None:
+        return best
+    for trial in result.trials:
+        policy = policy_of(trial)
         speedup = trial.metrics.get("estimated_speedup", np.nan)
-        if getattr(policy, "head", None) != head or draft_of(result, trial) != draft:
+        if policy is None or head not in policy.heads or draft_of(result, trial) != draft:
             continue
         if not speedup <= best["speedup"]:  # NaN is slower than anything
             seconds = result.profile.autoregressive_seconds(1) / speedup
-            best = {"threshold": policy.threshold, "latency": seconds, "speedup": speedup}
+            best = {"threshold": _threshold(policy), "latency": seconds, "speedup": speedup}
     return best
 
 
+def _threshold(policy: PolicySettings) -> float:
+    """Every policy that reads a head has one."""
+    return float(getattr(policy, "threshold", np.nan))
+
+
 def short(head: str) -> str:
-    """A head's name without the folders it lies in."""
+    """A head's name without its folders."""
     return Path(head).name.removeprefix("bundled:")
 
 
@@ -114,13 +121,13 @@ def heads_heatmap(frame: pd.DataFrame) -> go.Figure:
     """Modelled latency of the best threshold over D × w_rej (SpecDec++, Table 3), a panel for each
     draft; the evaluation KL where no latency is known. Takes :func:`heads_frame`."""
     grid = frame[frame["kind"] == "specdecpp"]
-    timed = grid["latency"].notna().any()
+    timed = bool(grid["latency"].notna().any())
     column, unit, scale = ("latency", "ms a token", 1e3) if timed else ("eval_kl", "nats", 1.0)
     drafts = list(dict.fromkeys(grid["draft"]))
     title = "Acceptance heads over depth and weight of rejections"
     known = grid.dropna(subset=[column])
     if len(known):
-        best = known.loc[known[column].idxmin()]
+        best = known.iloc[known[column].argmin()]
         title = f"The best head has w_rej = {best['w_rej']:g} and D = {best['depth']}: " + (
             f"{best['speedup']:.2f}× with h = {best['threshold']:g}"
             if timed
@@ -140,9 +147,9 @@ def heads_heatmap(frame: pd.DataFrame) -> go.Figure:
     )
     values = grid[column] * scale
     for i, draft in enumerate(drafts, start=1):
-        own = grid[grid["draft"] == draft].assign(value=values)
-        pivot = own.pivot_table("value", "w_rej", "depth", sort=True)
-        cells = own.drop_duplicates(["w_rej", "depth"]).set_index(["w_rej", "depth"], drop=False)
+        heads = grid[grid["draft"] == draft].assign(value=values)
+        pivot = heads.pivot_table("value", "w_rej", "depth", sort=True)
+        cells = heads.drop_duplicates(["w_rej", "depth"]).set_index(["w_rej", "depth"], drop=False)
         text, hover = [], []
         for weight in pivot.index:
             row = [cells.loc[(weight, depth)] if (weight, depth) in cells.index else None

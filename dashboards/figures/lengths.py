@@ -22,7 +22,7 @@ def length_errors(rounds: pd.DataFrame) -> go.Figure:
     that would have been accepted at most.
     """
     labels = rounds[["label", "family"]].drop_duplicates()
-    order = sorted(labels.itertuples(index=False), key=lambda row: family_order(row.family))
+    order = sorted(labels.to_numpy().tolist(), key=lambda row: family_order(row[1]))
     count = max(len(order), 1)
     distance = (rounds["drafted"] - rounds["oracle"]).abs().groupby(rounds["label"]).mean()
     title = "Draft length against the oracle's"
@@ -43,8 +43,8 @@ def length_errors(rounds: pd.DataFrame) -> go.Figure:
         ),
     )
     for row, (label, family) in enumerate(order, start=1):
-        own = rounds[rounds["label"] == label]
-        error = (own["drafted"] - own["oracle"]).to_numpy()
+        selected = rounds[rounds["label"] == label]
+        error = (selected["drafted"] - selected["oracle"]).to_numpy()
         values, counts = np.unique(np.clip(error, -FARTHEST, FARTHEST), return_counts=True)
         share = counts / counts.sum()
         fig.add_bar(
@@ -92,7 +92,7 @@ def utilisation_over_time(
     requests so far, and faint the last `window` of them.
 
     `runs`, by name in the order of the legend, has a row for each round in the order decoded:
-    `request_id`, `generated`, `draft_forwards`. `families` say whose look a run has.
+    `request_id`, `generated`, `draft_forwards`. `families` gives each run's colour.
     """
     families = families or {}
     totals = {name: utilisation(rounds, window) for name, rounds in runs.items()}

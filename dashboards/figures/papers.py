@@ -21,7 +21,7 @@ from specdec_core.studies.papers.result import PapersResult
 
 
 class Look(NamedTuple):
-    """How a quantity is shown: heading, format, and what it says."""
+    """How a quantity is shown: heading, format and meaning."""
 
     heading: str
     form: str
@@ -134,13 +134,13 @@ def _intervals(
 
 
 def _colours(methods: Sequence[Method]) -> list[tuple[str, str]]:
-    """A colour for each method, its family's or, where that is taken, a spare one; when these are
-    used up, patterns."""
-    families = [style(method.configurations[0].family).colour for method in methods]
+    """A colour and a pattern for each method: its family's colour or, where that is taken, a spare
+    one; where none is left, a pattern tells them apart."""
     spare = iter(OTHER_COLOURS)
-    found: list[tuple[str, str]] = []
-    for own in families:
-        colour = own if (own, "") not in found else next(spare, own)
-        taken = [pattern for used, pattern in found if used == colour]
-        found.append((colour, PATTERNS[len(taken) % len(PATTERNS)]))
-    return found
+    looks: list[tuple[str, str]] = []
+    for method in methods:
+        family = style(method.configurations[0].family).colour
+        colour = family if (family, "") not in looks else next(spare, family)
+        taken = [pattern for used, pattern in looks if used == colour]
+        looks.append((colour, PATTERNS[len(taken) % len(PATTERNS)]))
+    return looks

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboards.look import ARM_COLOURS, DASHES, INK, MUTED, base_figure, evenly, legend_beside
-from specdec_core.studies.bandits import ArmComparison, Entrant
+from specdec_core.studies.bandits import ArmComparison, Entrant, settings_of
 from specdec_core.studies.regret import exp3_bound, hardness, ucb_bound
 
 MOST_POINTS = 600
@@ -28,16 +28,15 @@ class Bound(NamedTuple):
 
 def bound_of(comparison: ArmComparison, bandit: Entrant) -> Bound:
     """The paper's bound on a bandit's regret in rounds, with the arms' means as they are alone."""
-    found = comparison.regret(bandit)
-    settings = bandit.configuration.drafter
-    if settings.rule == "ucb":
-        curve = ucb_bound(comparison.means, comparison.longest, found.tokens)
+    loss = comparison.regret(bandit)
+    if settings_of(bandit.configuration).rule == "ucb":
+        curve = ucb_bound(comparison.means, comparison.longest, loss.tokens)
     else:
-        best = found.spent - found.regret
+        best = loss.spent - loss.regret
         curve = exp3_bound(len(comparison.means), comparison.longest, np.maximum(best, 0))
-    # Of a round or two there is nothing to say: log E[len] begins at 0.
+    # The first rounds say nothing: log E[len] begins at 0.
     later = curve > curve[-1] / 4
-    constant = float(np.max(found.regret[later] / curve[later], initial=0.0))
+    constant = float(np.max(loss.regret[later] / curve[later], initial=0.0))
     return Bound(curve, max(constant, 0.0))
 
 
@@ -45,9 +44,8 @@ def regret_curves(comparison: ArmComparison, timed: bool = False) -> go.Figure:
     """Cumulative regret of each bandit, and of each arm alone, against the best arm in hindsight
     over the rounds: in rounds (stopping-time regret) or in seconds.
 
-    In rounds only bandits that are rewarded in tokens are drawn, if there are any, and with each
-    the paper's bound, as low as it goes: its order with the least constant that holds for the
-    curve.
+    In rounds, only bandits that are rewarded in tokens are drawn, if there are any. Each comes with
+    the paper's bound, its order times the least constant that keeps it above the curve.
     """
     best = comparison.best(timed)
     unit = "s" if timed else "rounds"
@@ -69,27 +67,27 @@ def regret_curves(comparison: ArmComparison, timed: bool = False) -> go.Figure:
     longest = max(len(comparison.regret(b).tokens) for b in bandits)
     for arm in comparison.of("arm"):
         if arm is not best:
-            found = comparison.regret(arm, timed)
-            pick = evenly(min(len(found.regret), longest), MOST_POINTS)
+            loss = comparison.regret(arm, timed)
+            pick = evenly(min(len(loss.regret), longest), MOST_POINTS)
             _line(
-                fig, arm.name, pick, found.regret, unit,
+                fig, arm.name, pick, loss.regret, unit,
                 {"color": colours[arm.name], "width": 1.2}, "arms",
             )  # fmt: skip
     for bandit, dash in zip(bandits, cycle(DASHES), strict=False):
-        found = comparison.regret(bandit, timed)
-        pick = evenly(len(found.regret), MOST_POINTS)
+        loss = comparison.regret(bandit, timed)
+        pick = evenly(len(loss.regret), MOST_POINTS)
         line = {"color": INK, "width": 2.6, "dash": dash}
-        _line(fig, bandit.name, pick, found.regret, unit, line, "bandits")
+        _line(fig, bandit.name, pick, loss.regret, unit, line, "bandits")
         if timed or not _counts_tokens(bandit):
             continue
         bound = bound_of(comparison, bandit)
         if bound.constant > 0:
-            rule = bandit.configuration.drafter.rule
-            name = f"{bound.constant:.2g} × {BOUNDS[rule]} ({bandit.name})"
+            order = BOUNDS[settings_of(bandit.configuration).rule]
+            name = f"{bound.constant:.2g} × {order} ({bandit.name})"
             line = {"color": MUTED, "width": 1.6, "dash": dash}
             _line(fig, name, pick, bound.constant * bound.curve, unit, line, "bounds")
     fig.add_hline(y=0, line={"color": MUTED, "width": 1})
-    # Arms that are far worse would press everything else flat.
+    # The axis fits the bandits: far worse arms would flatten everything else.
     ends = [comparison.regret(b, timed).regret for b in bandits]
     high = max(float(max(curve.max() for curve in ends)), 1e-9)
     low = min(float(min(curve.min() for curve in ends)), 0.0)
@@ -106,16 +104,17 @@ def arm_shares(comparison: ArmComparison, windows: int = 40) -> go.Figure:
     """The share of each arm in a bandit's rounds over time, one panel a bandit."""
     bandits, arms = comparison.of("bandit"), comparison.of("arm")
     frame = comparison.shares()
-    favourite = frame.loc[frame.groupby("bandit")["share"].idxmax()].set_index("bandit")
+    favourites = frame.loc[frame.groupby("bandit")["share"].idxmax()].set_index("bandit")
+    favourite = dict(favourites["arm"].items())
     first = bandits[0].name
     fig = make_subplots(
         rows=len(bandits), cols=1, shared_xaxes=True, vertical_spacing=0.25 / max(len(bandits), 2),
-        subplot_titles=[_panel(bandit.name, favourite) for bandit in bandits],
+        subplot_titles=[f"{bandit.name}: mostly {favourite[bandit.name]}" for bandit in bandits],
     )  # fmt: skip
     most = max(len(bandit.rounds) for bandit in bandits)
     base_figure(
-        f"{first} chooses {favourite.loc[first, 'arm']} in "
-        f"{favourite.loc[first, 'share']:.0%} of its rounds, more than any other arm",
+        f"{first} chooses {favourite[first]} in {favourites['share'][first]:.0%} of its rounds, "
+        "more than any other arm",
         "Share of each arm in the rounds, over stretches of equal length in the order of the "
         "rounds.",
         140 + 150 * len(bandits),
@@ -142,11 +141,11 @@ def arm_shares(comparison: ArmComparison, windows: int = 40) -> go.Figure:
 
 
 def regret_table(comparison: ArmComparison) -> pd.DataFrame:
-    """What belongs to the figure of regrets: each bandit's, the paper's order at its end with the
-    constant 1, and the constant that the curve needs."""
+    """The table below the figure of regrets: each bandit's regret, the paper's order at its last
+    round with the constant 1, and the constant that the curve needs."""
     rows = []
     for bandit in comparison.of("bandit"):
-        settings = bandit.configuration.drafter
+        settings = settings_of(bandit.configuration)
         bound = bound_of(comparison, bandit) if _counts_tokens(bandit) else None
         rows.append(
             {
@@ -163,7 +162,7 @@ def regret_table(comparison: ArmComparison) -> pd.DataFrame:
 
 
 def _counts_tokens(bandit: Entrant) -> bool:
-    return bandit.configuration.drafter.reward == "tokens"
+    return settings_of(bandit.configuration).reward == "tokens"
 
 
 def _explained(comparison: ArmComparison) -> str:
@@ -182,10 +181,6 @@ def _line(
         x=pick + 1, y=y[pick], mode="lines", name=name, line=line, legendgroup=group,
         hovertemplate=f"<b>{name}</b><br>%{{y:.3~f}} {unit} at round %{{x}}<extra></extra>",
     )  # fmt: skip
-
-
-def _panel(name: str, favourite: pd.DataFrame) -> str:
-    return f"{name}: mostly {favourite.loc[name, 'arm']}"
 
 
 def _signed(value: float, timed: bool) -> str:

@@ -97,23 +97,21 @@ def _speedup_titles(result: SweepResult, shown: Sequence[Trial], left_out: int) 
 
 def _bars(result: SweepResult, trials: Sequence[Trial], kind: str) -> list[go.Bar]:
     """A family's bars, those timed and those estimated."""
-    look, traces = style(kind), []
+    look, traces = style(kind), list[go.Bar]()
     for timed in (True, False):
         part = [t for t in trials if bool(speedup(result, t).timing) == timed]
         if not part:
             continue
         gains = [speedup(result, t) for t in part]
+        values = [gain.value for gain in gains]
+        ends = [(gain.timing.low, gain.timing.high) for gain in gains if gain.timing]
         bars = go.Bar(
-            orientation="h", y=[t.id for t in part], x=[gain.value for gain in gains],
+            orientation="h", y=[t.id for t in part], x=values,
             name=look.name, legendgroup=kind, showlegend=not traces,
             marker={
                 "color": look.colour, "opacity": 1.0 if timed else 0.38, "line": {"width": 0},
             },
-            error_x=intervals(
-                [gain.value for gain in gains],
-                [gain.timing.low for gain in gains],
-                [gain.timing.high for gain in gains],
-            ) if timed else None,
+            error_x=intervals(values, *zip(*ends, strict=True)) if timed else None,
             text=[hover(result, t) for t in part], textposition="none",
             hovertemplate="%{text}<extra></extra>",
         )  # fmt: skip
@@ -146,8 +144,8 @@ def _bar_label(result: SweepResult, trial: Trial) -> str:
 
 
 def lengths_over_position(result: SweepResult, rounds: pd.DataFrame, bins: int = 16) -> go.Figure:
-    """Mean drafted and accepted tokens a round against the position in the output. The
-    headliners are shown; the other contenders wait in the legend."""
+    """Mean drafted and accepted tokens a round against the position in the output. The headliners
+    are shown; the other contenders are hidden until clicked in the legend."""
     trials = [t for t in contenders(result) if (rounds["config_id"] == t.id).any()]
     shown = {t.id for t in headliners(result)}
     fig = base_figure(
@@ -158,8 +156,8 @@ def lengths_over_position(result: SweepResult, rounds: pd.DataFrame, bins: int =
     )
     width = max(1, math.ceil(result.max_new_tokens / bins))
     for trial, colour in zip(trials, _distinct_colours(trials), strict=True):
-        own = rounds[rounds["config_id"] == trial.id]
-        binned = own.groupby(own["position"] // width)[["drafted", "accepted"]]
+        selected = rounds[rounds["config_id"] == trial.id]
+        binned = selected.groupby(selected["position"] // width)[["drafted", "accepted"]]
         mean, count = binned.mean(), binned.size()
         name = label(result, trial)
         for column, dash in (("drafted", "solid"), ("accepted", "dot")):
@@ -218,10 +216,13 @@ def accepted_lengths(result: SweepResult, rounds: pd.DataFrame) -> go.Figure:
         fig,
     )
     for trial, colour in zip(trials, _distinct_colours(trials), strict=True):
-        own = rounds[rounds["config_id"] == trial.id]
-        for row, values in enumerate((own["accepted"], own["drafted"] - own["accepted"]), start=1):
+        selected = rounds[rounds["config_id"] == trial.id]
+        outcomes = {
+            "accepted": selected["accepted"],
+            "thrown away": selected["drafted"] - selected["accepted"],
+        }
+        for row, (outcome, values) in enumerate(outcomes.items(), start=1):
             share = values.value_counts(normalize=True).sort_index()
-            what = "accepted" if row == 1 else "thrown away"
             fig.add_bar(
                 x=share.index.to_numpy(),
                 y=share.to_numpy(),
@@ -230,7 +231,7 @@ def accepted_lengths(result: SweepResult, rounds: pd.DataFrame) -> go.Figure:
                 showlegend=row == 1,
                 visible=True if trial.id in shown else "legendonly",
                 marker={"color": colour, "line": {"width": 0}},
-                hovertemplate=f"<b>{label(result, trial)}</b><br>%{{x}} {what} in %{{y:.1%}} "
+                hovertemplate=f"<b>{label(result, trial)}</b><br>%{{x}} {outcome} in %{{y:.1%}} "
                 "of its rounds<extra></extra>",
                 row=row,
                 col=1,

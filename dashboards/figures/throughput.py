@@ -34,19 +34,19 @@ def throughput_figure(table: pd.DataFrame, title: str) -> go.Figure:
     configurations = list(dict.fromkeys(table["configuration"]))
     colours = [MUTED, *(ARM_COLOURS * len(configurations))]
     for label, colour in zip(configurations, colours, strict=False):
-        own = table[table["configuration"] == label]
+        rows = table[table["configuration"] == label]
         line = {"color": colour, "width": 2}
         fig.add_scatter(
-            x=own["slots"], y=own["tokens_per_second"], name=label, legendgroup=label, line=line,
+            x=rows["slots"], y=rows["tokens_per_second"], name=label, legendgroup=label, line=line,
             mode="lines+markers", row=1, col=1,
             hovertemplate=f"<b>{label}</b><br>%{{x}} slots: %{{y:.0f}} tokens/s<extra></extra>",
         )  # fmt: skip
-        if (own["speedup"] == 1).all():
+        if (rows["speedup"] == 1).all():
             continue
         fig.add_scatter(
-            x=own["slots"], y=own["speedup"], name=label, legendgroup=label, showlegend=False,
+            x=rows["slots"], y=rows["speedup"], name=label, legendgroup=label, showlegend=False,
             line=line, mode="lines+markers", row=1, col=2,
-            error_y=intervals(own["speedup"], own["low"], own["high"]),
+            error_y=intervals(rows["speedup"], rows["low"], rows["high"]),
             hovertemplate=f"<b>{label}</b><br>%{{x}} slots: %{{y:.2f}}×<extra></extra>",
         )  # fmt: skip
     fig.add_hline(y=1, line=DASHED, row=1, col=2)

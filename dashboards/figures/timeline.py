@@ -1,4 +1,4 @@
-"""What the draft and the target did when."""
+"""When the draft and the target drafted, verified and waited."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _LOOKS = {
 
 
 def timeline_figure(spans: Sequence[Span], title: str) -> go.Figure:
-    """A row for the draft and one for the target; a bar is a forward, or a wait, and what is
-    empty is a bubble. Drag to see the rest."""
+    """A row for the draft and one for the target. A bar is a forward or a wait; gaps are idle time.
+    Drag to see the rest."""
     first = min((span.start for span in spans), default=0.0)
     fig = base_figure(
         title, "Milliseconds of decoding one prompt. Empty: nothing to do, or busy otherwise.", 300
     )
     for (by, what, useless), (name, colour) in _LOOKS.items():
-        own = [
+        chosen = [
             s
             for s in spans
             if (s.by, s.what) == (by, what) and bool(s.facts.get("useless")) == useless
         ]
         fig.add_bar(
             name=name,
-            y=[by] * len(own),
-            base=[1e3 * (s.start - first) for s in own],
-            x=[1e3 * s.seconds for s in own],
+            y=[by] * len(chosen),
+            base=[1e3 * (s.start - first) for s in chosen],
+            x=[1e3 * s.seconds for s in chosen],
             orientation="h",
             marker={"color": colour, "line": {"width": 0}},
-            customdata=[[_said(s)] for s in own],
+            customdata=[[_candidates(s)] for s in chosen],
             hovertemplate=f"{name}<br>%{{customdata[0]}}%{{x:.2f}} ms from %{{base:.2f}} ms"
             "<extra></extra>",
         )
@@ -49,6 +49,6 @@ def timeline_figure(spans: Sequence[Span], title: str) -> go.Figure:
     return fig
 
 
-def _said(span: Span) -> str:
+def _candidates(span: Span) -> str:
     fed = span.facts.get("fed")
     return f"{', '.join(map(str, fed))} candidates<br>" if fed is not None else ""

@@ -113,10 +113,11 @@ def regression_table(generations: pd.DataFrame) -> pd.DataFrame:
     and family, and one for all families of a draft. Settings whose generations are too alike to
     tell the two times apart are left out."""
     rows = []
-    for draft, own in generations.groupby("draft", sort=False, dropna=False):
-        settings = [(style(kind).name, part) for kind, part in own.groupby("family", sort=False)]
+    for draft, of_draft in generations.groupby("draft", sort=False, dropna=False):
+        families = of_draft.groupby("family", sort=False)
+        settings = [(style(str(kind)).name, part) for kind, part in families]
         if len(settings) > 1 and isinstance(draft, str):
-            settings.append(("all", own))
+            settings.append(("all", of_draft))
         for name, part in settings:
             try:
                 times = regress_forward_times(part[[*PASSES, SECONDS]].itertuples(index=False))
@@ -146,10 +147,10 @@ def time_regression(generations: pd.DataFrame, most: int = 600) -> go.Figure:
     """
     fits: dict[str, ForwardTimes] = {}
     predicted = pd.Series(np.nan, index=generations.index)
-    for draft, own in generations.groupby("draft", sort=False, dropna=False):
+    for draft, of_draft in generations.groupby("draft", sort=False, dropna=False):
         # t_target of wide and of single-token forwards differ: they are fitted apart
-        groups = [own] if isinstance(draft, str) else [p for _, p in own.groupby("family")]
-        for part in groups:
+        families = [part for _, part in of_draft.groupby("family")]
+        for part in [of_draft] if isinstance(draft, str) else families:
             try:
                 times = regress_forward_times(part[[*PASSES, SECONDS]].itertuples(index=False))
             except ValueError:
@@ -183,17 +184,19 @@ def time_regression(generations: pd.DataFrame, most: int = 600) -> go.Figure:
             line={"color": MUTED, "width": 1.2, "dash": "dash"},
         )  # fmt: skip
     drafts = list(fits)
-    groups = shown.groupby(["draft", "family"], sort=False, dropna=False)
-    for (draft, kind), part in sorted(groups, key=lambda g: (str(g[0][0]), family_order(g[0][1]))):
+    groups = [
+        (draft if isinstance(draft, str) else None, str(kind), part)
+        for (draft, kind), part in shown.groupby(["draft", "family"], sort=False, dropna=False)
+    ]
+    for name, kind, part in sorted(groups, key=lambda g: (g[0] or "", family_order(g[1]))):
         look = style(kind)
-        named = isinstance(draft, str)
         fig.add_scatter(
             x=1e3 * part[SECONDS], y=1e3 * part["predicted"], mode="markers",
-            name=f"{look.name} · {draft}" if named and len(drafts) > 1 else look.name,
+            name=f"{look.name} · {name}" if name and len(drafts) > 1 else look.name,
             customdata=part[PASSES],
             marker={
                 "color": look.colour, "size": 7, "opacity": 0.65,
-                "symbol": look.symbol + ("-open" if named and draft in drafts[1:] else ""),
+                "symbol": look.symbol + ("-open" if name in drafts[1:] else ""),
             },
             hovertemplate=f"<b>{look.name}</b><br>measured %{{x:.1f}}"
             " ms, predicted %{y:.1f} ms<br>N_draft %{customdata[0]}, N_target %{customdata[1]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import cycle
 
 import numpy as np
 import pandas as pd
@@ -24,8 +25,8 @@ def entropy_table(tokens: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     from specdec_core.drafting.heads.metrics import auc  # torch takes seconds to import
 
     rows = []
-    for draft, own in tokens.items():
-        entropy, accepted = own["entropy"].to_numpy(), own["accepted"].to_numpy(bool)
+    for draft, frame in tokens.items():
+        entropy, accepted = frame["entropy"].to_numpy(), frame["accepted"].to_numpy(bool)
         rows.append({
             "draft": draft,
             "accepted": float(entropy[accepted].mean()) if accepted.any() else np.nan,
@@ -50,11 +51,11 @@ def entropy_by_outcome(tokens: Mapping[str, pd.DataFrame], bins: int = 40) -> go
         150 + 210 * len(table),
         make_subplots(rows=len(table), cols=1, shared_xaxes=True, vertical_spacing=0.17),
     )
-    last = max(float(np.quantile(own["entropy"], 0.998)) for own in tokens.values()) or 1.0
+    last = max(float(np.quantile(frame["entropy"], 0.998)) for frame in tokens.values()) or 1.0
     edges = np.linspace(0, last, bins + 1)
-    for row, (draft, own) in enumerate(tokens.items(), start=1):
+    for row, (draft, frame) in enumerate(tokens.items(), start=1):
         for outcome, colour in (("accepted", KEPT), ("rejected", WASTED)):
-            chosen = own.loc[own["accepted"].to_numpy(bool) == (outcome == "accepted"), "entropy"]
+            chosen = frame["entropy"][frame["accepted"].to_numpy(bool) == (outcome == "accepted")]
             if not len(chosen):
                 continue
             count = np.histogram(np.minimum(chosen, last), edges)[0]
@@ -75,7 +76,7 @@ def entropy_by_outcome(tokens: Mapping[str, pd.DataFrame], bins: int = 40) -> go
                     "y": 1, "yanchor": "bottom", "showarrow": False, "xanchor": "center",
                 },
             )  # fmt: skip
-        auc_text = f", AUC {table.loc[draft, 'AUC']:.2f}"
+        auc_text = f", AUC {table['AUC'][draft]:.2f}"
         fig.update_yaxes(title_text=f"share, {draft}", tickformat=".0%", row=row, col=1)
         fig.update_xaxes(
             title_text=f"entropy of {draft} (nats){auc_text}", showticklabels=True, row=row, col=1
@@ -93,8 +94,8 @@ def acceptance_by_confidence(prefixes: Mapping[str, pd.DataFrame], bins: int = 2
     first = next(iter(prefixes), "")
     title = "The product of confidences tells how likely a whole draft is accepted"
     if first:
-        own = prefixes[first]
-        sure, unsure = (own.loc[own["product"] >= 0.5], own.loc[own["product"] < 0.5])
+        sure_rows = prefixes[first]["product"] >= 0.5
+        sure, unsure = prefixes[first][sure_rows], prefixes[first][~sure_rows]
         if len(sure) and len(unsure):
             title = (
                 f"A draft of {first} whose confidences multiply to 0.5 or more is accepted as a "
@@ -115,8 +116,8 @@ def acceptance_by_confidence(prefixes: Mapping[str, pd.DataFrame], bins: int = 2
         name="product = acceptance", hoverinfo="skip", row=1, col=1,
     )  # fmt: skip
     edges = np.linspace(0, 1, bins + 1)
-    for (draft, own), colour in zip(prefixes.items(), _cycle(len(prefixes)), strict=True):
-        table = by_confidence(own, bins)
+    for (draft, drafted), colour in zip(prefixes.items(), cycle(DRAFT_COLOURS), strict=False):
+        table = by_confidence(drafted, bins)
         common = {
             "name": draft,
             "legendgroup": draft,
@@ -154,7 +155,3 @@ def by_confidence(prefixes: pd.DataFrame, bins: int) -> pd.DataFrame:
     table.insert(0, "low", table.index / bins)
     table.insert(1, "high", (table.index + 1) / bins)
     return table.reset_index(drop=True)
-
-
-def _cycle(count: int) -> list[str]:
-    return [DRAFT_COLOURS[i % len(DRAFT_COLOURS)] for i in range(count)]

@@ -52,7 +52,7 @@ def tree_heatmap(frame: pd.DataFrame) -> go.Figure:
     drafts = list(dict.fromkeys(frame["draft"]))
     title = "Speed of tree configurations"
     if len(frame):
-        best = frame.loc[frame["speedup"].idxmax()]
+        best = frame.iloc[frame["speedup"].argmax()]
         shape, draft = _shape(best["branching"]), best["draft"]
         title = f"The fastest k-configuration is {shape} with {draft}: ≈ {best['speedup']:.2f}×"
     panels = [_panel(frame[frame["draft"] == draft]) for draft in drafts]
@@ -66,8 +66,8 @@ def tree_heatmap(frame: pd.DataFrame) -> go.Figure:
         make_subplots(rows=1, cols=max(len(drafts), 1), horizontal_spacing=0.12),
     )
     for i, (draft, panel) in enumerate(zip(drafts, panels, strict=True), start=1):
-        own = frame[frame["draft"] == draft].set_index("branching")
-        hover = [[_cell(own, head, rest) for rest in panel.rests] for head in panel.heads]
+        tried = frame[frame["draft"] == draft].set_index("branching")
+        hover = [[_cell(tried, head, rest) for rest in panel.rests] for head in panel.heads]
         few = len(panel.rests) * len(drafts) <= MOST_WORDS
         fig.add_heatmap(
             z=panel.speedups, x=list(map(_shape, panel.rests)), y=list(map(_shape, panel.heads)),
@@ -110,11 +110,11 @@ def _shape(branching: Branching) -> str:
     return "·".join(map(str, branching)) or NONE
 
 
-def _cell(own: pd.DataFrame, head: tuple[int, ...], rest: Branching) -> str:
+def _cell(tried: pd.DataFrame, head: tuple[int, ...], rest: Branching) -> str:
     branching = (*head, *rest)
-    if branching not in own.index:
+    if branching not in tried.index:
         return ""
-    tree = own.loc[[branching]].iloc[0]
+    tree = tried.loc[[branching]].iloc[0]
     return (
         f"<b>{_shape(branching)}</b>, {tree['nodes']} nodes<br>≈ {tree['speedup']:.3f}×, "
         f"{tree['mat']:.2f} tokens a round"

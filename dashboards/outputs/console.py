@@ -39,7 +39,7 @@ def table(section: Section, width: int = 80) -> Table:
             legend = "more columns in the report"
     if not section.intervals:
         shown = shown.map(lambda cell: cells.split(cell)[0])
-    found = Table(
+    grid = Table(
         title=escape(section.title) or None,
         caption=escape(legend) or None,
         title_justify="left",
@@ -49,19 +49,19 @@ def table(section: Section, width: int = 80) -> Table:
     )
     for number, heading in enumerate(_headings(shown, width)):
         right = bool(number) and cells.numeric(shown.iloc[:, number])
-        found.add_column(heading, justify="right" if right else "left", no_wrap=right)
+        grid.add_column(heading, justify="right" if right else "left", no_wrap=right)
     places = [section.shown.columns.get_loc(heading) for heading in shown.columns]
     for number, row in enumerate(shown.itertuples(index=False)):
         texts = [
             f"[bold]{escape(cell)}[/bold]" if (number, place) in section.best else escape(cell)
             for place, cell in zip(places, row, strict=True)
         ]
-        found.add_row(
+        grid.add_row(
             *texts,
             style="bold" if number in section.marked else None,
             end_section=number in section.ruled,
         )
-    return found
+    return grid
 
 
 def _headings(shown: pd.DataFrame, width: int) -> list[str]:
@@ -69,8 +69,8 @@ def _headings(shown: pd.DataFrame, width: int) -> list[str]:
     longest = [max(map(len, column), default=0) for _, column in shown.items()]
     for most in WIDTHS:
         headings = [
-            _wrapped(heading, max(own, most))
-            for heading, own in zip(shown.columns, longest, strict=True)
+            _wrapped(heading, max(cell_width, most))
+            for heading, cell_width in zip(shown.columns, longest, strict=True)
         ]
         lines = [max(map(len, heading.split("\n"))) for heading in headings]
         if sum(map(max, lines, longest)) + 2 * len(headings) <= width:

@@ -16,9 +16,8 @@ def write_page(report: Report, folder: Path, name: str = "report") -> Path:
 
 
 def write(report: Report, folder: Path, name: str = "report", apart: bool = False) -> list[Path]:
-    """Write `<name>.md` and `<name>.html`, and the numbers and SVG files of its sections; with
-    `apart` also a Markdown file of each section that has numbers. Returns their paths, the page
-    last."""
+    """Write `<name>.md` and `<name>.html`, and the CSV and SVG files of the sections; with `apart`
+    also a Markdown file of each section that has numbers. Returns the paths, the page's last."""
     frames = {s.key: s.frame for s in report.sections if s.frame is not None} | {**report.frames}
     return [
         *(

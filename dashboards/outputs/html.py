@@ -56,8 +56,8 @@ def _table(section: Section) -> dict[str, Any] | None:
         return None
     grouped = shown.columns.nlevels > 1
     groups = [
-        (name, len(list(own)))
-        for name, own in groupby(shown.columns[1:], key=lambda heading: heading[0])
+        (name, len(list(members)))
+        for name, members in groupby(shown.columns[1:], key=lambda heading: heading[0])
         if grouped
     ]
     edges = [*accumulate((width for _, width in groups), initial=1)][:-1]
@@ -91,8 +91,8 @@ def _table(section: Section) -> dict[str, Any] | None:
     }
 
 
-def _classes(**given: bool) -> str:
-    return " ".join(name for name, holds in given.items() if holds)
+def _classes(**flags: bool) -> str:
+    return " ".join(name for name, is_set in flags.items() if is_set)
 
 
 @cache

@@ -9,13 +9,13 @@ from dashboards.sections import Report, Section
 
 
 def document(report: Report) -> str:
-    """A report, beside which the SVG files of its sections lie."""
+    """A report; the SVG files of its sections are expected in the same folder."""
     parts = [f"# {report.title}", report.about, report.summary, *map(part, report.sections)]
-    return "\n\n".join(own for own in parts if own) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def part(section: Section) -> str:
-    """A section; nothing of one that is a figure alone."""
+    """A section; empty for one that has only a figure."""
     parts = [section.note, *_list(section)]
     if section.shown is not None:
         parts.append(_table(section))
@@ -25,7 +25,7 @@ def part(section: Section) -> str:
     elif section.shown is None and section.figure is not None:
         return ""
     heading = f"## {section.title}" if section.title else ""
-    return "\n\n".join(own for own in (heading, *parts) if own)
+    return "\n\n".join(filter(None, (heading, *parts)))
 
 
 def _list(section: Section) -> list[str]:
@@ -42,7 +42,7 @@ def _table(section: Section) -> str:
     assert shown is not None
     headings = [" ".join(h).strip() if isinstance(h, tuple) else h for h in shown.columns]
     right = [bool(n) and cells.numeric(shown.iloc[:, n]) for n in range(len(headings))]
-    lines = [_row(headings), _row("--:" if own else "---" for own in right)]
+    lines = [_row(headings), _row("--:" if aligned else "---" for aligned in right)]
     for number, row in enumerate(shown.itertuples(index=False)):
         lines.append(
             _row(

@@ -32,15 +32,15 @@ def log(
     prompts: tuple[PromptSet, Sequence[Prompt]] | None = None,
     resume: Path | None = None,
 ) -> str:
-    """Log a report to its pair's experiment: its parameters and metrics, nested runs, `files`
-    (and all that is in folders among them), and each figure. Returns the run's id.
+    """Log a report to its pair's experiment: parameters and metrics, nested runs, `files` (folders
+    with all their contents), and each figure. Returns the run's id.
 
-    `prompts` are logged as a dataset. The run that an interrupted process began for the folder
-    `resume` is taken up again.
+    `prompts` are logged as a dataset. A run that an interrupted process began for the folder
+    `resume` is continued.
     """
     client = connect()
     experiment_id = experiment_id_of(client, report.origin.pair)
-    tags = run_tags(report.command, environment()) | report.run.tags
+    tags = {**run_tags(report.command, environment()), **report.run.tags}
     run_id = None
     if resume is not None:
         tags[FOLDER] = place_of(resume)
@@ -53,8 +53,8 @@ def log(
     if prompts is not None:
         log_prompts(client, run_id, *prompts, report.command)
     for nested in report.run.nested:
-        own = {"mlflow.parentRunId": run_id, **nested.tags}
-        child = client.create_run(experiment_id, run_name=nested.name, tags=own).info.run_id
+        nested_tags = {"mlflow.parentRunId": run_id, **nested.tags}
+        child = client.create_run(experiment_id, run_name=nested.name, tags=nested_tags).info.run_id
         _log_values(client, child, nested)
         client.set_terminated(child)
     for file in files:

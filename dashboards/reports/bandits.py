@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 
@@ -10,8 +9,10 @@ import pandas as pd
 
 from dashboards import cells
 from dashboards.figures.regret import arm_shares, regret_curves, regret_table
+from dashboards.reports.sentences import sentences
 from dashboards.sections import Origin, Report, Section
 from specdec_core.studies.bandits import ArmComparison
+from specdec_core.tokens.statistics import Ratio
 
 COLUMNS = {
     "method": cells.text("name"),
@@ -42,6 +43,7 @@ def report(comparison: ArmComparison, origin: Origin) -> Report:
             Section.drawn("regret", regret_curves(comparison), regret_table(comparison)),
             Section.drawn("regret_seconds", regret_curves(comparison, timed=True)),
             Section.drawn("arms", arm_shares(comparison)),
+            sentences((entrant.name, entrant.configuration) for entrant in comparison.entrants),
         ],
         metrics=_metrics(table, shares),
         tags={"counted": "replay" if comparison.modelled else "live"},
@@ -51,18 +53,15 @@ def report(comparison: ArmComparison, origin: Origin) -> Report:
 def headline(table: pd.DataFrame) -> str:
     """How the fastest bandit compares with the best single arm."""
     bandits, arms = (table[table["kind"] == kind] for kind in ("bandit", "arm"))
-    best = bandits.loc[bandits["tokens_per_second"].idxmax()]
-    arm = arms.loc[arms["tokens_per_second"].idxmax()]
-    tied = best["low"] <= 1 <= best["high"]
-    verdict = "tied with" if tied else "faster than" if best["low"] > 1 else "slower than"
+    best, arm = (rows.iloc[rows["tokens_per_second"].argmax()] for rows in (bandits, arms))
+    ratio = Ratio(best["over_best"], best["low"], best["high"])
     return (
-        f"{best['name']} is {verdict} the best single arm, {arm['name']}: "
-        f"{cells.as_ratio(best['over_best'], best['low'], best['high'])} its tokens a second"
+        f"{best['name']} is {cells.verdict(ratio)} the best single arm, {arm['name']}: "
+        f"{cells.of_ratio(ratio)} its tokens a second"
     )
 
 
 def _methods(table: pd.DataFrame) -> Section:
-    kinds = list(table["kind"])
     return Section(
         key="table",
         title="Each bandit, each of its arms alone",
@@ -71,8 +70,8 @@ def _methods(table: pd.DataFrame) -> Section:
         shown=cells.table(table, COLUMNS),
         brief=BRIEF,
         intervals=False,
-        marked=[int(table["tokens_per_second"].idxmax())],
-        ruled=[i for i, (own, after) in enumerate(itertools.pairwise(kinds)) if own != after],
+        marked=[int(table["tokens_per_second"].argmax())],
+        ruled=cells.group_ends(table["kind"]),
     )
 
 
@@ -91,18 +90,18 @@ def _shares(shares: pd.DataFrame) -> Section:
 
 
 def _metrics(table: pd.DataFrame, shares: pd.DataFrame) -> dict[str, float]:
-    found = {
+    metrics = {
         f"{_name(row['name'])}.{key}": value
         for row in table.to_dict("records")
         for key, value in row.items()
         if isinstance(value, float) and not math.isnan(value)
     }
-    return found | {
+    return metrics | {
         f"{_name(row['bandit'])}.share.{_name(row['arm'])}": row["share"]
         for row in shares.to_dict("records")
     }
 
 
 def _name(label: str) -> str:
-    """As earlier runs have it in their metrics' names."""
+    """A label in a metric's name, as in earlier runs."""
     return re.sub(r"[^\w.-]", "_", label, flags=re.ASCII)

@@ -12,6 +12,7 @@ from dashboards import cells
 from dashboards.cells import Cell
 from dashboards.figures.bench import bench_figure, bench_svg
 from dashboards.figures.flame import draw_stacks
+from dashboards.reports.sentences import note, sentences
 from dashboards.sections import Origin, Report, Run, Section
 from specdec_core.base.names import plain_name
 from specdec_core.studies.bench import spec_bench
@@ -76,19 +77,20 @@ def sections(
     """The benchmark's tables."""
     return [
         *(_speed(result, temperature) for temperature in result.temperatures),
-        *(own for t in result.temperatures for own in _limits(result, t)),
+        *(section for t in result.temperatures for section in _limits(result, t)),
         *([_tasks(result, baseline)] if any(result.categories) else []),
         *_forwards(result),
         *_functions(result),
         _contestants(result),
+        sentences((row.name, row.configuration) for row in result.rows if row.configuration),
     ]
 
 
-# What came out, in words
+# Findings
 
 
 def findings(result: BenchResult) -> list[str]:
-    """The lines that a reader looks for first."""
+    """The results in sentences."""
     return [*_against_peers(result), *_against_limits(result), *_unequal(result)]
 
 
@@ -127,11 +129,14 @@ def _against_limits(result: BenchResult) -> Iterator[str]:
 
 
 def _unequal(result: BenchResult) -> Iterator[str]:
+    if (baseline := result.autoregressive(0.0)) is None:
+        return
     for row in result.unequal():
-        own = row.agreement(result.autoregressive(row.temperature))
+        agreement = row.agreement(baseline)
         yield (
-            f"NOT LOSSLESS: {own.compared - own.equal} of {own.compared} outputs of {row.name}"
-            f" differ from autoregressive decoding's in float32, first at token {own.first}"
+            f"NOT LOSSLESS: {agreement.compared - agreement.equal} of {agreement.compared} outputs"
+            f" of {row.name} differ from autoregressive decoding's in float32, first at token"
+            f" {agreement.first}"
         )
 
 
@@ -219,7 +224,7 @@ def _speed_note(result: BenchResult, temperature: float) -> str:
 
 
 def _limits(result: BenchResult, temperature: float) -> Iterator[Section]:
-    """How far from the physical limit each of ours is, and where the rest of the time goes."""
+    """How close our rows come to the physical limit, and where the rest of the time goes."""
     frame = limits_frame(result, temperature)
     if not len(frame):
         return
@@ -271,11 +276,11 @@ def _tasks(result: BenchResult, baseline: Sequence[spec_bench.Answer] | None) ->
 
 
 def _forwards(result: BenchResult) -> Iterator[Section]:
-    """What the forwards of the widths that occurred took."""
+    """Milliseconds of the forwards by width."""
     frame = pd.DataFrame(
-        {"model": model, "width": width, "context": own.context, "milliseconds": 1e3 * seconds}
-        for model, own in result.forwards.items()
-        for width, seconds in own.seconds.items()
+        {"model": model, "width": width, "context": times.context, "milliseconds": 1e3 * seconds}
+        for model, times in result.forwards.items()
+        for width, seconds in times.seconds.items()
     )
     if not len(frame):
         return
@@ -299,8 +304,8 @@ def _functions(result: BenchResult) -> Iterator[Section]:
     if profiled is None or not profiled.seconds:
         return
     frame = pd.DataFrame(sorted(profiled.seconds.items()), columns=["stack", "seconds"])
-    own = frame.groupby(frame["stack"].str.rpartition(";")[2])["seconds"].sum()
-    shares = (own / own.sum()).nlargest(MOST_FUNCTIONS)
+    seconds = frame.groupby(frame["stack"].str.rpartition(";")[2])["seconds"].sum()
+    shares = (seconds / seconds.sum()).nlargest(MOST_FUNCTIONS)
     rows = [{"": name, "share": share} for name, share in shares.items()]
     yield Section(
         key="functions",
@@ -351,6 +356,7 @@ def _rows(result: BenchResult) -> Iterator[Run]:
         }
         if row.configuration is not None:
             tags["config_id"] = row.configuration.id
+            tags["mlflow.note.content"] = note(row.configuration)
         yield Run(
             name=f"{row.group}: {row.name}, T={row.temperature:g}",
             params=row.settings,
@@ -359,7 +365,7 @@ def _rows(result: BenchResult) -> Iterator[Run]:
         )
 
 
-def _row_metrics(result: BenchResult, row: Row, values: Mapping[str, Any]) -> dict[str, float]:
+def _row_metrics(result: BenchResult, row: Row, values: cells.Row) -> dict[str, float]:
     metrics = {
         name: float(value)
         for name, value in values.items()
@@ -367,14 +373,17 @@ def _row_metrics(result: BenchResult, row: Row, values: Mapping[str, Any]) -> di
     }
     parts, oracle = limits(result, row)
     if parts is not None:
-        metrics |= {"of_forwards": parts.of_forwards, "beside_forwards": parts.beside_share}
+        metrics |= {
+            "of_forwards": parts.of_forwards,
+            "beside_forwards": parts.beyond_forwards_share,
+        }
         metrics |= {f"{name}_ms": 1e3 * getattr(parts, name) for name in PARTS}
     if oracle is not None:
         metrics["of_oracle"] = oracle
     return metrics
 
 
-# Small things
+# Cells
 
 
 def _whose(group: str) -> str:
@@ -382,7 +391,7 @@ def _whose(group: str) -> str:
 
 
 def _equal(name: str) -> Cell:
-    """How many outputs are equal to some reference's, and the first place where one is not."""
+    """How many outputs equal the reference's, and the first token at which one differs."""
 
     def cell(row: Mapping[str, Any]) -> str:
         if cells.unknown(row[f"compared_{name}"]):

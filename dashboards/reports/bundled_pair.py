@@ -21,8 +21,13 @@ def section(results: dict[str, Any]) -> Section:
     """A row a draft and prompt split."""
     times = results["forward_ms"]["float32"]
     rows = [
-        {"draft": draft, "prompts": split, "forward_ratio": times[draft] / times["target"], **found}
+        {
+            "draft": draft,
+            "prompts": split,
+            "forward_ratio": times[draft] / times["target"],
+            **measured,
+        }
         for split, drafts in results["alignment"].items()
-        for draft, found in drafts.items()
+        for draft, measured in drafts.items()
     ]
     return Section(key="pair", title="Bundled pair, greedy", shown=cells.table(rows, COLUMNS))

@@ -62,10 +62,10 @@ def report(toy: pd.DataFrame, texts: pd.DataFrame, origin: Origin) -> Report:
 
 
 def _metrics(part: str, frame: pd.DataFrame) -> dict[str, float]:
-    found = {}
+    metrics = {}
     for row in frame.to_dict("records"):
         place = f"{row['draft']}.width_{row['width']}" if row["width"] else row["draft"]
         for name in METRICS[part]:
             if not cells.unknown(row[name]):
-                found[f"{part}.{place}.{name}"] = row[name]
-    return found
+                metrics[f"{part}.{place}.{name}"] = row[name]
+    return metrics

@@ -66,13 +66,13 @@ def thresholds(judged: Mapping[str, Modelled]) -> Section:
     frame = pd.DataFrame(
         {
             "name": name,
-            "chosen": _chosen(found.policy),
-            "auc": found.auc,
-            "mat": found.mat,
-            "ms": 1e3 * found.latency,
-            "speedup": found.speedup,
+            "chosen": _chosen(modelled.policy),
+            "auc": modelled.auc,
+            "mat": modelled.mat,
+            "ms": 1e3 * modelled.latency,
+            "speedup": modelled.speedup,
         }
-        for name, found in judged.items()
+        for name, modelled in judged.items()
     )
     return Section(
         key="thresholds",

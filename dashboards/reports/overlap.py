@@ -6,7 +6,9 @@ import pandas as pd
 
 from dashboards import cells
 from dashboards.figures.timeline import timeline_figure
+from dashboards.reports.sentences import sentences
 from dashboards.sections import Origin, Report, Section, metric_name
+from specdec_core.config import Configuration, distinct_labels
 from specdec_core.drafting.pearl.timeline import busy
 from specdec_core.studies.overlap import ONE, PEARL, TWO, Overlap
 
@@ -24,14 +26,14 @@ METRICS = ("tokens_per_second", "speedup", "mat")
 
 
 def report(result: Overlap, origin: Origin) -> Report:
-    """Everybody's speed, and who did what when."""
+    """Everybody's speed, and what the draft and the target did when."""
     frame = result.frame()
     return Report(
         command="overlap",
-        title=f"Drafting beside the target: {origin.pair}",
+        title=f"Drafting while the target verifies: {origin.pair}",
         origin=origin,
         findings=findings(result),
-        parts=[_race(frame), _timeline(result)],
+        parts=[_race(frame), _timeline(result), sentences(_named(result))],
         metrics={
             metric_name(row["where"], row["configuration"], key): row[key]
             for row in frame.to_dict("records")
@@ -41,21 +43,20 @@ def report(result: Overlap, origin: Origin) -> Report:
 
 
 def findings(result: Overlap) -> list[str]:
-    """PEARL against the fastest chains, and what could have been gained."""
+    """PEARL against the fastest chains, and the most that hiding their drafting could gain."""
     pearl, one, two = (result.best(name) for name in (PEARL, ONE, TWO))
     lines = [
         f"{pearl.configuration.label} is {cells.of_ratio(pearl.over(chain))} the fastest chain of"
         f" {where}, {chain.configuration.label}"
         for chain, where in ((one, "one thread"), (two, "two threads"))
     ]
-    frame = result.frame().set_index(["where", "config_id"])
-    alone = frame.loc[(ONE, one.configuration.id)]
-    beside = frame.loc[(PEARL, pearl.configuration.id)]
+    rows = {(row["where"], row["config_id"]): row for row in result.frame().to_dict("records")}
+    alone, overlapped = rows[ONE, one.configuration.id], rows[PEARL, pearl.configuration.id]
     t_t, drafting = alone["target forward (ms)"], alone["draft forwards (ms)"]
     drafting += alone["policy (ms)"]
     bound = (t_t + drafting) / max(t_t, drafting)
-    forwards, waiting = beside["target forward (ms)"], beside["draft forwards (ms)"]
-    rest = sum(beside[f"{part} (ms)"] for part in ("policy", "verification", "bookkeeping"))
+    forwards, waiting = overlapped["target forward (ms)"], overlapped["draft forwards (ms)"]
+    rest = sum(overlapped[f"{part} (ms)"] for part in ("policy", "verification", "bookkeeping"))
     whole = forwards + waiting + rest
     return [
         *lines,
@@ -63,17 +64,17 @@ def findings(result: Overlap) -> list[str]:
         f" drafting and {t_t:.2f} ms of the target, one after the other or side by side)",
         f"a round of PEARL: target {forwards:.2f} ms, waiting for candidates {waiting:.2f} ms,"
         f" everything else, messages included, {rest:.2f} ms ({rest / whole:.0%});"
-        f" {beside['mat']:.2f} tokens, the chain's {alone['mat']:.2f}",
+        f" {overlapped['mat']:.2f} tokens, the chain's {alone['mat']:.2f}",
     ]
 
 
 def _race(frame: pd.DataFrame) -> Section:
-    """Everybody; the fastest of each place is marked."""
+    """The speed of every configuration; the fastest in each place is marked."""
     return Section(
         key="overlap",
-        title="Drafting beside the target",
-        note="Milliseconds of a mean round; where the draft works beside the target, its column is"
-        " what the target waits for candidates. Other outputs are those unlike autoregressive"
+        title="Drafting while the target verifies",
+        note="Milliseconds of a mean round. Where the draft has a device of its own, its column is"
+        " how long the target waits for candidates. Other outputs are those unlike autoregressive"
         " decoding's (near-ties of the data type).",
         frame=frame,
         shown=cells.table(frame, COLUMNS),
@@ -81,8 +82,14 @@ def _race(frame: pd.DataFrame) -> Section:
     )
 
 
+def _named(result: Overlap) -> list[tuple[str, Configuration]]:
+    configurations = [contestant.configuration for contestant in result.contestants]
+    labels = distinct_labels(configurations)
+    return [(labels[configuration.id], configuration) for configuration in configurations]
+
+
 def _timeline(result: Overlap) -> Section:
-    """Who was busy for how much of one prompt."""
+    """How long the draft and the target were busy with what while decoding one prompt."""
     spans = result.spans
     seconds = max(s.end for s in spans) - min(s.start for s in spans)
     useful = busy([s for s in spans if not s.facts.get("useless")], "draft", "draft")

@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import pandas as pd
 
 from dashboards import cells
 from dashboards.figures.papers import QUANTITIES, paper_figure
+from dashboards.reports.sentences import sentences, tooltip
 from dashboards.sections import Origin, Report, Section, metric_name
-from specdec_core.config import DrafterSettings
+from specdec_core.config import Configuration, DrafterSettings
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.search.results import Timing
 from specdec_core.studies.papers.plan import Method, Quantity, Table
-from specdec_core.studies.papers.result import Measured, PapersResult
+from specdec_core.studies.papers.result import PapersResult
 
 LESS_IS_BETTER = ("discard_rate", "verification_rate")
 MOST_COLUMNS = 6  # on a console
@@ -31,7 +33,7 @@ def report(result: PapersResult) -> Report:
     """Every table that has a prompt set left, and what they say."""
     methods = [m for key in result.tables() for m in result.plan.methods(key)]
     lossy = dict.fromkeys(method.name for method in methods if not method.lossless)
-    sets = result.sets.items()
+    sets = result.sets
     return Report(
         command="papers",
         title="The papers' tables in our terms",
@@ -41,7 +43,7 @@ def report(result: PapersResult) -> Report:
             notes=notes(result),
             params={
                 "pair": result.pair.model_dump(mode="json"),
-                "prompts": {n: {"source": own.source, "count": own.count} for n, own in sets},
+                "prompts": {n: {"source": s.source, "count": s.count} for n, s in sets.items()},
                 "max_new_tokens": result.plan.max_new_tokens,
                 "repeats": result.plan.repeats,
             },
@@ -49,11 +51,11 @@ def report(result: PapersResult) -> Report:
             facts=result.environment,
         ),
         findings=findings(result),
-        parts=tables(result),
+        parts=[*tables(result), sentences(_named(result), "What the methods do", on_console=False)],
         metrics=dict(_metrics(result)),
         tags={
             "lossy": ", ".join(lossy) or "none",
-            **{f"prompts.{name}": own.digest for name, own in sets},
+            **{f"prompts.{name}": prompts.digest for name, prompts in sets.items()},
             **result.environment,
         },
     )
@@ -66,54 +68,56 @@ def findings(result: PapersResult) -> list[str]:
     lines: list[str] = []
     for prompts in result.sets:
         timed = [
-            m
+            Timed(m.configuration, m.timing)
             for m in result.measured
             if m.prompts == prompts
             and m.timing is not None
+            and m.configuration.drafter is not None
             and m.configuration.sampling.greedy
             and m.configuration.lossless
         ]
-        drafting = [m for m in timed if m.configuration.drafter is not None]
-        if not drafting:
-            continue
-        best = _fastest(drafting)
-        timing = best.timing
-        assert timing is not None
-        ratio = cells.as_ratio(timing.speedup, timing.low, timing.high)
-        line = f"{prompts}: fastest is {name_of(result, best)}, {ratio}"
-        plain = [m for m in drafting if m.configuration.family == "fixed"]
-        if plain and (chain := _fastest(plain)) is not best:
-            ratio = best.timing.over(chain.timing)
-            line += (
-                f" autoregressive decoding and {cells.of_ratio(ratio)} the best plain chain "
-                f"({chain.configuration.label})"
-            )
-        else:
-            line += " autoregressive decoding"
-        lines.append(line + ".")
-        lines += _bandits(result, prompts, drafting)
+        if timed:
+            lines.append(_fastest_line(result, prompts, timed))
+            lines += _bandit_lines(result, prompts, timed)
     return lines + [line for key in result.tables() for line in _peaks(result, key)]
 
 
-def _bandits(result: PapersResult, prompts: str, drafting: Sequence[Measured]) -> Iterator[str]:
+class Timed(NamedTuple):
+    """A lossless configuration that drafts, timed with greedy decoding."""
+
+    configuration: Configuration
+    timing: Timing
+
+
+def _fastest_line(result: PapersResult, prompts: str, timed: Sequence[Timed]) -> str:
+    best = _fastest(timed)
+    speedup = cells.as_ratio(best.timing.speedup, best.timing.low, best.timing.high)
+    line = f"{prompts}: fastest is {name_of(result, prompts, best.configuration)}, {speedup}"
+    line += " autoregressive decoding"
+    chains = [each for each in timed if each.configuration.family == "fixed"]
+    if chains and (chain := _fastest(chains)) is not best:
+        ratio = best.timing.over(chain.timing)
+        line += f" and {cells.of_ratio(ratio)} the best plain chain ({chain.configuration.label})"
+    return line + "."
+
+
+def _bandit_lines(result: PapersResult, prompts: str, timed: Sequence[Timed]) -> Iterator[str]:
     """A line for all bandits over the same arms; none where an arm was not timed."""
-    timings = {m.configuration.drafter: m for m in drafting}
-    races: dict[tuple[DrafterSettings, ...], list[Measured]] = {}
-    for m in drafting:
-        drafter = m.configuration.drafter
-        if isinstance(drafter, BanditSettings) and all(arm in timings for arm in drafter.arms):
-            races.setdefault(drafter.arms, []).append(m)
+    by_drafter = {each.configuration.drafter: each for each in timed}
+    races: dict[tuple[DrafterSettings, ...], list[Timed]] = {}
+    for each in timed:
+        drafter = each.configuration.drafter
+        if isinstance(drafter, BanditSettings) and by_drafter.keys() >= set(drafter.arms):
+            races.setdefault(drafter.arms, []).append(each)
     for arms, bandits in races.items():
-        best = _fastest([timings[arm] for arm in arms])
-        assert best.timing is not None
+        best = _fastest([by_drafter[arm] for arm in arms])
         shown = []
-        for m in bandits:
-            assert m.timing is not None
-            ratio = m.timing.over(best.timing)
-            shown.append(
-                f"{name_of(result, m)} {cells.of_ratio(ratio)}{', a tie' if ratio.tied else ''}"
-            )
-        yield f"{prompts}: against the best arm, {name_of(result, best)}: {'; '.join(shown)}."
+        for bandit in bandits:
+            ratio = bandit.timing.over(best.timing)
+            name = name_of(result, prompts, bandit.configuration)
+            shown.append(f"{name} {cells.of_ratio(ratio)}{', a tie' if ratio.tied else ''}")
+        arm = name_of(result, prompts, best.configuration)
+        yield f"{prompts}: against the best arm, {arm}: {'; '.join(shown)}."
 
 
 def _peaks(result: PapersResult, key: str) -> Iterator[str]:
@@ -131,29 +135,25 @@ def _peaks(result: PapersResult, key: str) -> Iterator[str]:
                     f"{method.label} at {known[best]} ({cells.as_number(best, quantity.form)})"
                 )
         if shown:
-            values = "; ".join(shown)
-            yield f"{prompts}: {table.varied} of the highest {quantity.heading}: {values}."
+            best_values = "; ".join(shown)
+            yield f"{prompts}: {table.varied} of the highest {quantity.heading}: {best_values}."
 
 
-def _fastest(measured: Sequence[Measured]) -> Measured:
-    return max(measured, key=lambda m: m.timing.tokens_per_second if m.timing else 0.0)
+def _fastest(timed: Sequence[Timed]) -> Timed:
+    return max(timed, key=lambda each: each.timing.tokens_per_second)
 
 
-def name_of(result: PapersResult, measured: Measured) -> str:
-    """What the first table that has it calls a configuration, and its label; a bandit's lists all
-    of its arms and is left out."""
-    label = measured.configuration.label
+def name_of(result: PapersResult, prompts: str, configuration: Configuration) -> str:
+    """What the first table with these prompts calls a configuration, and its label; a bandit's
+    label lists all of its arms and is left out."""
+    label = configuration.label
     for key, table in result.tables().items():
-        if measured.prompts not in table.prompts:
+        if prompts not in table.prompts:
             continue
         for method in result.plan.methods(key):
-            if measured.configuration in method.configurations:
-                drafter = measured.configuration.drafter
-                return (
-                    method.name
-                    if isinstance(drafter, BanditSettings)
-                    else f"{method.name} ({label})"
-                )
+            if configuration in method.configurations:
+                bandit = isinstance(configuration.drafter, BanditSettings)
+                return method.name if bandit else f"{method.name} ({label})"
     return label
 
 
@@ -174,7 +174,7 @@ def notes(result: PapersResult) -> list[str]:
         + ("s" if runner.threads != 1 else "")
         + ".",
         "Prompts: "
-        + "; ".join(f"{name}: {own.count} of {own.source}" for name, own in result.sets.items())
+        + "; ".join(f"{name}: {s.count} of {s.source}" for name, s in result.sets.items())
         + f"; at most {plan.max_new_tokens} new tokens.",
         f"Every prompt is decoded by all configurations in turn, {times} where a time is "
         "shown; a ratio is autoregressive time over the method's, per prompt the median of the "
@@ -200,6 +200,14 @@ def notes(result: PapersResult) -> list[str]:
             f"in {runner.target_dtype} near-ties flip."
         )
     return lines
+
+
+def _named(result: PapersResult) -> Iterator[tuple[str, Configuration]]:
+    """The methods of all tables; one that varies a number is shown with its first value."""
+    for key, table in result.tables().items():
+        value = f" at {table.varied} = {table.values[0]}" if table.varied else ""
+        for method in result.plan.methods(key):
+            yield f"{method.label}{value}", method.configurations[0]
 
 
 # The tables
@@ -254,18 +262,19 @@ def _table(result: PapersResult, key: str) -> Section:
         frame=result.frame(key),
         shown=shown,
         best=best,
+        tooltips=[tooltip(method.configurations[0]) for method in methods],
         brief=_brief(shown.columns),
         intervals=False,
     )
 
 
 def _grouped(headings: Sequence[tuple[str, ...]]) -> pd.Index:
-    """Columns below their prompt sets, where headings name one and more."""
+    """Columns grouped by prompt set, where the headings name several."""
     if any(len(heading) < 2 for heading in headings[1:]):
         return pd.Index([" ".join(heading) for heading in headings])
     (first,), *others = headings
     return pd.MultiIndex.from_tuples(
-        [("", first), *((own[0], " ".join(own[1:])) for own in others)]
+        [("", first), *((group, " ".join(rest)) for group, *rest in others)]
     )
 
 
@@ -290,7 +299,7 @@ def _leader(methods: Sequence[Method], column: Column, values: Sequence[float]) 
     if len(known) < 2:
         return None
     choose = min if column.quantity in LESS_IS_BETTER else max
-    return choose(known, key=lambda own: own[0])[1]
+    return choose(known, key=itemgetter(0))[1]
 
 
 def _cell(
@@ -313,8 +322,8 @@ def _cell(
 
 
 def _timing(result: PapersResult, method: Method, column: Column) -> Timing | None:
-    found = result.find(column.prompts, method.configurations[column.number])
-    return found.timing if found is not None else None
+    measured = result.find(column.prompts, method.configurations[column.number])
+    return measured.timing if measured is not None else None
 
 
 def _heading(result: PapersResult, table: Table, column: Column) -> tuple[str, ...]:
@@ -329,12 +338,11 @@ def _heading(result: PapersResult, table: Table, column: Column) -> tuple[str, .
 
 
 def _caption(result: PapersResult, table: Table) -> str:
-    """Whose table it is, on what, and what its columns say."""
+    """The paper, the prompts, and what the columns mean."""
     temperatures = ", ".join(f"{t:g}" for t in table.temperatures)
     sets = ", ".join(f"{name} ({result.sets[name].count})" for name in result.sets_of(table))
-    columns = "; ".join(
-        f"{QUANTITIES[own].heading}: {QUANTITIES[own].meaning}" for own in table.columns
-    )
+    looks = [QUANTITIES[quantity] for quantity in table.columns]
+    columns = "; ".join(f"{look.heading}: {look.meaning}" for look in looks)
     drafts = [*result.pair.drafts]
     draft = "" if table.each_draft or not drafts else f", draft {drafts[0]}"
     return f"{table.paper}. {sets} prompts, temperature {temperatures}{draft}. {columns}."

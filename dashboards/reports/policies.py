@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pandas as pd
 
 from dashboards import cells
+from dashboards.reports.sentences import sentences, tooltip
 from dashboards.sections import Origin, Report, Section, metric_name
+from specdec_core.config import Configuration, distinct_labels
 from specdec_core.search.results import ORACLE
 from specdec_core.studies.policies import ADAPTIVE, FIXED, Compared, best_of_families, everything
 from specdec_core.studies.policies import transfers as choices_elsewhere
@@ -31,15 +35,23 @@ NOT_ADAPTIVE = (FIXED, ORACLE, "prompt_lookup", "autoregressive")
 def report(sets: list[Compared], origin: Origin) -> Report:
     """The best of each family on each recording, and how choices do on the other recordings."""
     best, transfers = best_of_families(sets), choices_elsewhere(sets)
-    elsewhere = transfers.groupby("draft", sort=False) if len(sets) > 1 else ()
+    configurations = {t.id: t.configuration for compared in sets for t in compared.trials}
     return Report(
         command="policies",
         title="Length policies compared by replay",
         origin=origin,
         findings=headlines(best),
         parts=[
-            *(_families(own, *at) for at, own in best.groupby(["recording", "draft"], sort=False)),
-            *(_transfers(own, draft) for draft, own in elsewhere),
+            *(
+                _families(rows, str(recording), str(draft), configurations)
+                for (recording, draft), rows in best.groupby(["recording", "draft"], sort=False)
+            ),
+            *(
+                _transfers(rows, str(draft))
+                for draft, rows in transfers.groupby("draft", sort=False)
+                if len(sets) > 1
+            ),
+            sentences(_named(best, configurations), on_console=False),
         ],
         frames={"configurations": everything(sets), "families": best, "transfer": transfers},
         run_name=f"policies on {origin.name}",
@@ -49,7 +61,7 @@ def report(sets: list[Compared], origin: Origin) -> Report:
 
 
 def headlines(best: pd.DataFrame) -> list[str]:
-    """For each recording and draft, how the best that adapts compares with the best fixed K."""
+    """For each recording and draft, how the best adaptive policy compares with the best fixed K."""
     lines = []
     for (recording, draft), rows in best.groupby(["recording", "draft"], sort=False):
         adaptive = rows[~rows["family"].isin(NOT_ADAPTIVE)]
@@ -65,13 +77,23 @@ def headlines(best: pd.DataFrame) -> list[str]:
     return lines
 
 
-def _families(best: pd.DataFrame, recording: str, draft: str) -> Section:
+def _named(
+    best: pd.DataFrame, configurations: Mapping[str, Configuration]
+) -> list[tuple[str, Configuration]]:
+    shown = [configurations[key] for key in best["config_id"].unique()]
+    return list(zip(distinct_labels(shown).values(), shown, strict=True))
+
+
+def _families(
+    best: pd.DataFrame, recording: str, draft: str, configurations: Mapping[str, Configuration]
+) -> Section:
     """The best of each family; the fastest that is no oracle is marked."""
     speedups = best["speedup"].where(best["family"] != ORACLE)
     return Section(
         key=f"families {recording} {draft}",
         title=f"{recording} · {draft or 'no draft model'}",
         shown=cells.table(best, COLUMNS),
+        tooltips=[tooltip(configurations[key]) for key in best["config_id"]],
         brief=BRIEF,
         marked=[n for n, value in enumerate(speedups) if value == speedups.max()],
     )

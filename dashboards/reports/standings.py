@@ -8,6 +8,7 @@ import numpy as np
 
 from dashboards import cells, look
 from dashboards.ranking import family, label, place, speedup
+from dashboards.reports.sentences import sentences, tooltip
 from dashboards.sections import Section
 from specdec_core.search.results import SweepResult, Trial
 
@@ -30,8 +31,8 @@ COLUMNS = {
 
 
 def standings(result: SweepResult, most: int = MOST_ROWS, rest: str = "the report") -> Section:
-    """At most `most` rows: the champion, what was timed, the best of each family and draft, then
-    the next best; `rest` has the others."""
+    """At most `most` rows: the champion, the timed configurations, the best of each family and
+    draft, then the next best. `rest` says where the others are."""
     timed = {t.config_id for t in (*result.timings, result.autoregressive) if t}
     ordered = sorted(result.trials, key=lambda trial: place(result, trial))
     first = [*(t for t in ordered if t.id in timed), *result.notable(most), *ordered]
@@ -46,23 +47,18 @@ def standings(result: SweepResult, most: int = MOST_ROWS, rest: str = "the repor
         marked=[n for n, trial in enumerate(trials) if trial.id == result.champion],
         ruled=[sum(trial.id in timed for trial in trials) - 1],
         swatches=[look.style(family(trial)).colour for trial in trials],
-        tooltips=[f"{t.configuration.sentence}\n\n{t.configuration.to_yaml()}" for t in trials],
+        tooltips=[tooltip(trial.configuration) for trial in trials],
         sortable=True,
         brief=(CONFIGURATION, SPEEDUP, *RATES),
     )
 
 
-def sentences(result: SweepResult) -> Section:
-    """What those that were timed do, in words, the champion first."""
-    timed = dict.fromkeys(timing.config_id for timing in result.timings)
-    shown = timed if result.champion is None else {result.champion: None, **timed}
-    return Section(
-        key="sentences",
-        title="What the fastest do",
-        lines=[
-            f"{result.labels[key]}: {result.trial(key).configuration.sentence}" for key in shown
-        ],
-    )
+def timed_sentences(result: SweepResult) -> Section:
+    """What the timed configurations do, in words, the champion first."""
+    champion = [] if result.champion is None else [result.champion]
+    ids = dict.fromkeys([*champion, *(timing.config_id for timing in result.timings)])
+    named = [(result.labels[key], result.trial(key).configuration) for key in ids]
+    return sentences(named, "What the fastest do")
 
 
 def _row(result: SweepResult, trial: Trial) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from dashboards.ranking import (
     ranked,
     speedup,
 )
-from dashboards.reports.standings import sentences, standings
+from dashboards.reports.standings import standings, timed_sentences
 from dashboards.reports.sweep_figures import drawn
 from dashboards.sections import Origin, Report, Section, Tile
 from specdec_core.base.errors import UserError
@@ -69,6 +69,7 @@ def report(result: SweepResult, rounds: pd.DataFrame, evidence: Evidence | None 
             lines=list(caveats(result)),
             style="caveats",
         ),
+        timed_sentences(result),
     ]
     return Report(
         command="sweep",
@@ -76,8 +77,7 @@ def report(result: SweepResult, rounds: pd.DataFrame, evidence: Evidence | None 
         origin=Origin(name=result.name, pair=result.pair.name, started=result.started),
         summary=summary(result),
         parts=[
-            *(own for own in sections if own.tiles or own.lines),
-            *([said] if (said := sentences(result)).lines else []),
+            *(section for section in sections if section.tiles or section.lines),
             standings(result, TABLE_ROWS, "sweep.json"),
             *drawn(result, rounds, evidence),
             Section(key="facts", title="What was measured, and on what", terms=dict(facts(result))),
@@ -86,7 +86,7 @@ def report(result: SweepResult, rounds: pd.DataFrame, evidence: Evidence | None 
     )
 
 
-# What is said
+# Sentences and numbers
 
 
 def headline(result: SweepResult) -> str:
@@ -132,7 +132,7 @@ def threads(result: SweepResult) -> str:
 
 
 def tiles(result: SweepResult) -> Iterator[Tile]:
-    """What the champion is worth, the most important first."""
+    """The champion's numbers, the most important first."""
     best = champion(result)
     if best is None:
         return

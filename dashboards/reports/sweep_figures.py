@@ -34,7 +34,7 @@ def drawn(
 
 
 def _part(heading: str, sections: Iterable[Section]) -> Iterator[Section]:
-    """With the heading above the first."""
+    """The sections, the first with the heading of them all."""
     for number, section in enumerate(sections):
         yield section if number else replace(section, part=heading)
 
@@ -69,19 +69,19 @@ def _of_traces(evidence: Evidence) -> Iterator[Section]:
     if tokens:
         outcomes = figures.entropy_by_outcome(tokens)
         yield Section.drawn("entropy", outcomes, figures.entropy_table(tokens))
-        own, draft = tokens[evidence.draft], evidence.draft
-        yield Section.drawn("bounds", figures.acceptance_bounds(own, draft))
+        of_draft, draft = tokens[evidence.draft], evidence.draft
+        yield Section.drawn("bounds", figures.acceptance_bounds(of_draft, draft))
         with suppress(ValueError):  # a draft that is the target has no ratio to fit
-            yield Section.drawn("ratio", figures.ratio_of_entropies(own, draft))
+            yield Section.drawn("ratio", figures.ratio_of_entropies(of_draft, draft))
 
 
 def cards(result: SweepResult) -> dict[str, HeadCard]:
-    """The cards of the heads in a sweep that are still there."""
-    found: dict[str, HeadCard] = {}
+    """The cards of the heads in a sweep, without heads that are gone."""
+    loaded: dict[str, HeadCard] = {}
     if names := figures.head_names(result):
         from specdec_core.drafting.heads.storage import load_card  # torch takes seconds to import
 
         for name in names:
             with suppress(UserError):
-                found[name] = load_card(name)
-    return found
+                loaded[name] = load_card(name)
+    return loaded

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pandas as pd
 
 from dashboards import cells
 from dashboards.figures.throughput import context_figure, throughput_figure
+from dashboards.reports.sentences import sentences
 from dashboards.sections import Origin, Report, Section, metric_name
 from specdec_core.config import Configuration
 from specdec_core.studies.batch_choice import BatchChoice
@@ -42,7 +42,7 @@ def report(
 ) -> Report:
     """`contexts` are :func:`specdec_core.studies.long_context.measure_contexts`'s, if measured."""
     plan = choice.configuration
-    lines = [*paying(result), *(beside_fixed(result, plan) if plan is not None else ())]
+    lines = [*paying(result), *(against_others(result, plan) if plan is not None else ())]
     if plan is None:
         lines.append("best: draft nothing, at every number of slots")
     else:
@@ -56,6 +56,7 @@ def report(
             throughput_section(result),
             plan_section(choice),
             *([contexts_section(contexts)] if contexts is not None else []),
+            sentences((result.labels[c.id], c) for c in result.configurations),
         ],
         frames={"runs": result.frame()},
         metrics=_metrics(result, contexts),
@@ -65,7 +66,6 @@ def report(
 def throughput_section(result: Throughput) -> Section:
     """Tokens a second and speedups by slots; the fastest at each number of slots is marked."""
     table = result.table()
-    slots = list(table["slots"])
     return Section(
         key="throughput",
         title="Throughput by batch size",
@@ -77,12 +77,12 @@ def throughput_section(result: Throughput) -> Section:
         shown=cells.table(table, COLUMNS),
         figure=throughput_figure(table, "Throughput by batch size"),
         marked=tuple(table.groupby("slots")["tokens_per_second"].idxmax()),
-        ruled=[n for n, after in enumerate(slots[1:]) if after != slots[n]],
+        ruled=cells.group_ends(table["slots"]),
     )
 
 
 def paying(result: Throughput) -> list[str]:
-    """For each configuration, from how many slots on it is not faster for certain."""
+    """For each configuration, the number of slots from which on it is not certainly faster."""
     table, lines = result.table(), []
     for configuration in result.configurations[1:]:
         end = stops_paying(table, configuration.id)
@@ -98,17 +98,16 @@ def paying(result: Throughput) -> list[str]:
     return lines
 
 
-def beside_fixed(result: Throughput, plan: Configuration) -> list[str]:
+def against_others(result: Throughput, plan: Configuration) -> list[str]:
     """At each number of slots, how the plan compares with the fastest of the others."""
     table, lines = result.table(), []
-    others = table[table["config_id"] != plan.id]
-    for slots, own in others.groupby("slots"):
-        best = own.loc[own["tokens_per_second"].idxmax()]
+    for slots in sorted(result.slots):
+        others = table[(table["slots"] == slots) & (table["config_id"] != plan.id)]
+        best = others.iloc[others["tokens_per_second"].argmax()]
         ratio = result.over(slots, plan.id, best["config_id"])
-        verdict = "tied with" if ratio.tied else "faster than" if ratio.low > 1 else "slower than"
         lines.append(
-            f"{_slots(slots)}: {result.labels[plan.id]} is {verdict} the fastest other,"
-            f" {best['configuration']}: {cells.of_ratio(ratio)}"
+            f"{_slots(slots)}: {result.labels[plan.id]} is {cells.verdict(ratio)} the fastest"
+            f" other, {best['configuration']}: {cells.of_ratio(ratio)}"
         )
     return lines
 
@@ -138,7 +137,7 @@ def plan_section(choice: BatchChoice) -> Section:
 
 def contexts_section(table: pd.DataFrame) -> Section:
     """Milliseconds of forwards and rounds by context, and what 1,000 tokens more add."""
-    lines = {part: Line.fit(table["context"], table[part]) for part in PARTS}
+    lines = {part: Line.fit(table["context"].tolist(), table[part].tolist()) for part in PARTS}
     shown = cells.table(
         table,
         {
@@ -162,20 +161,18 @@ def contexts_section(table: pd.DataFrame) -> Section:
     )
 
 
-def _metrics(
-    result: Throughput, contexts: pd.DataFrame | None
-) -> dict[str, float | Mapping[int, float]]:
-    """Those of a configuration by the number of slots, those of a round's parts by the context."""
-    found: dict[str, dict[int, float]] = {}
+def _metrics(result: Throughput, contexts: pd.DataFrame | None) -> dict[str, dict[int, float]]:
+    """A configuration's metrics by the number of slots, those of a round's parts by the context."""
+    metrics: dict[str, dict[int, float]] = {}
     for row in result.table().to_dict("records"):
         for name in METRICS:
-            by_slots = found.setdefault(f"{metric_name(row['configuration'])}.{name}", {})
+            by_slots = metrics.setdefault(f"{metric_name(row['configuration'])}.{name}", {})
             by_slots[int(row["slots"])] = row[name]
     for row in [] if contexts is None else contexts.to_dict("records"):
         for part in PARTS:
-            by_context = found.setdefault(f"context.{part}_ms", {})
+            by_context = metrics.setdefault(f"context.{part}_ms", {})
             by_context[int(row["context"])] = 1e3 * row[part]
-    return found
+    return metrics
 
 
 def _slots(count: int) -> str:

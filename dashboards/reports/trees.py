@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from dashboards import cells, figures
+from dashboards.reports.sentences import sentences
 from dashboards.sections import Origin, Report, Section
 from specdec_core.studies.trees import GRID, KINDS, PLANNED, TreeComparison
 
@@ -26,11 +27,10 @@ RANKS = 8  # shown
 
 def report(comparisons: Sequence[TreeComparison], origin: Origin) -> Report:
     """A comparison a draft: what is proposed, the best by budget, and figures."""
-    drafts = {own.draft: own for own in comparisons}
-    grids = _joined({draft: own.grid for draft, own in drafts.items()})
+    grids = _joined({each.draft: each.grid for each in comparisons})
     by_draft = [
-        Section.drawn(f"{kind}-{draft}", figure(own))
-        for draft, own in drafts.items()
+        Section.drawn(f"{kind}-{each.draft}", figure(each))
+        for each in comparisons
         for kind, figure in (
             ("budgets", figures.trees_by_budget),
             ("ranks", figures.acceptance_by_rank),
@@ -46,13 +46,14 @@ def report(comparisons: Sequence[TreeComparison], origin: Origin) -> Report:
             *map(_budgets, comparisons),
             Section.drawn("trees", figures.tree_heatmap(grids)),
             *by_draft,
+            sentences((c.configuration.label, c.configuration) for c in comparisons),
         ],
         frames={
-            "budgets": _joined({draft: own.budgets for draft, own in drafts.items()}),
+            "budgets": _joined({each.draft: each.budgets for each in comparisons}),
             "grid": grids,
         },
         run_name=f"trees {origin.name}",
-        metrics={key: value for own in comparisons for key, value in _metrics(own)},
+        metrics={key: value for each in comparisons for key, value in _metrics(each)},
         tags={"counted": "replay"},
     )
 
@@ -70,15 +71,14 @@ def headline(comparison: TreeComparison) -> str:
 
 
 def _joined(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """With the draft as the first column."""
-    parts = [own.assign(draft=draft) for draft, own in frames.items()]
-    found = pd.concat(parts, ignore_index=True)
-    return found[["draft", *found.columns.drop("draft")]]
+    """The frames, by draft, as one with the draft as its first column."""
+    joined = pd.concat(frames, names=["draft"]).reset_index(level="draft")
+    return joined.reset_index(drop=True)
 
 
 def _acceptance(comparisons: Sequence[TreeComparison]) -> Section:
-    ranks = min(RANKS, *(len(own.acceptance) for own in comparisons))
-    rows = [{"draft": own.draft, **dict(enumerate(own.acceptance))} for own in comparisons]
+    ranks = min(RANKS, *(len(each.acceptance) for each in comparisons))
+    rows = [{"draft": each.draft, **dict(enumerate(each.acceptance))} for each in comparisons]
     rates = {str(rank + 1): cells.number(rank, ".1%") for rank in range(ranks)}
     return Section(
         key="acceptance",
@@ -90,25 +90,24 @@ def _acceptance(comparisons: Sequence[TreeComparison]) -> Section:
 
 def _budgets(comparison: TreeComparison) -> Section:
     rows = list(_rows(comparison))
-    budgets = [row["budget"] for row in rows]
     fastest = max(row["speedup"] for row in rows)
     return Section(
         key=f"budget {comparison.draft}",
         title=f"The best trees by budget, {comparison.draft}",
         shown=cells.table(rows, COLUMNS),
         marked=[n for n, row in enumerate(rows) if row["speedup"] == fastest],
-        ruled=[n for n, after in enumerate(budgets[1:]) if after != budgets[n]],
+        ruled=cells.group_ends(row["budget"] for row in rows),
     )
 
 
 def _rows(comparison: TreeComparison) -> Iterator[dict[str, Any]]:
-    """One row a budget and shape, with the kinds that have it as their best; those that all had
-    for a smaller budget already are not repeated."""
+    """One row a budget and shape, with the kinds whose best tree has that shape; not repeated where
+    all of them had it for a smaller budget already."""
     shown: set[tuple[str, Any]] = set()
     for budget, rows in comparison.budgets.groupby("budget"):
         tried = rows.set_index("kind").loc[GRID, "speedup"]
         for _, same in rows.groupby(rows["branching"].map(str), sort=False):
-            row = same.iloc[0].to_dict()
+            row = {str(name): value for name, value in same.iloc[0].items()}
             kinds = [(kind, row["branching"]) for kind in same["kind"]]
             if shown.issuperset(kinds):
                 continue
@@ -118,7 +117,7 @@ def _rows(comparison: TreeComparison) -> Iterator[dict[str, Any]]:
 
 
 def _metrics(comparison: TreeComparison) -> Iterator[tuple[str, float]]:
-    kinds = {
+    kinds: dict[str, cells.Row] = {
         "grid": comparison.best(GRID),
         "planned": comparison.best(PLANNED),
         "proposed": comparison.proposed,

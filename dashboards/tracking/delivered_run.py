@@ -1,12 +1,12 @@
-"""A run that is written beside the work that it is about, by threads of its own.
+"""A run in MLflow that background threads write while the work goes on.
 
-A store that cannot be reached for a while holds nothing up and misses nothing; one that cannot be
-reached at the end either is told by the same command, whenever that is given again.
+A store that cannot be reached for a while does not delay the work, and misses nothing. Where it is
+still unreachable at the end, the same command, given again, delivers the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
@@ -18,8 +18,8 @@ from dashboards.tracking.delivery import Delivery
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 
-PATIENCE = 60.0  # seconds in which an absent store may come back before work goes on without
-LEAVING = 5.0  # likewise, of work that was interrupted
+PATIENCE = 60.0  # seconds that work waits for an unreachable store
+LEAVING = 5.0  # the same after an interruption
 
 
 class Undelivered(UserError):
@@ -27,14 +27,13 @@ class Undelivered(UserError):
 
 
 class DeliveredRun(Observer):
-    """A parent run that is written while the work goes on, and runs nested in it, told apart by
-    their tag `key`.
+    """A parent run and its nested runs, which the tag `key` identifies.
 
-    Use it around the work: left by an exception, the run ends as KILLED (interrupted) or FAILED,
-    and whoever repeats the work takes it up again. Runs are found by their tags, so nothing is
-    logged twice, however the process before ended.
+    A context manager around the work: after an exception the run ends as KILLED (interrupted) or
+    FAILED, and the same work, repeated, continues it. Runs are found by their tags, so nothing is
+    logged twice, however the earlier process ended.
 
-    `observer` hears how the delivery to a slow store goes.
+    `observer` follows the delivery to a slow store.
     """
 
     key: str
@@ -42,11 +41,10 @@ class DeliveredRun(Observer):
     def __init__(self, observer: Observer | None = None) -> None:
         self.observer = observer or Observer()
         self.client: MlflowClient | None = None
-        self.experiment_id: str | None = None
-        self.run_id: str | None = None
+        self.experiment_id = self.run_id = ""  # until the run is begun
         self.finished = False
         self.delivery: Delivery | None = None
-        self._earlier: dict[str, Run] = {}  # nested runs that there are, by their key
+        self._earlier: dict[str, Run] = {}  # nested runs of an earlier process, by their key
         self._tried: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -63,7 +61,7 @@ class DeliveredRun(Observer):
         if not self.finished and not isinstance(error, Undelivered):
             status = "FAILED" if kind is None or issubclass(kind, Exception) else "KILLED"
             self.delivery.settle(LEAVING, LEAVING)
-            self.delivery.drop()  # it is on disk, and logged when the work is taken up again
+            self.delivery.drop()  # it is on disk, and logged when the work is repeated
             self.delivery.put(lambda: self._end(self.run_id, status))
             if self.delivery.settle(LEAVING, LEAVING) and error is not None:
                 error.add_note(f"{tracking_uri()} cannot be reached: its runs stay as they are")
@@ -92,8 +90,8 @@ class DeliveredRun(Observer):
         return self.delivery.settle(PATIENCE, step=step)
 
     def _deliver(self, results: str) -> None:
-        """Wait for the store; raises :class:`Undelivered`, which says where the `results` are,
-        if it does not take all."""
+        """Wait for the store. Raises :class:`Undelivered`, which says where the `results` are,
+        unless it takes everything."""
         if left := self._settle():
             raise Undelivered(
                 f"{self._absent(left)}; {results}, and the same command delivers them"
@@ -104,8 +102,8 @@ class DeliveredRun(Observer):
         reason = self.delivery.trouble or "no answer"
         return f"{tracking_uri()} cannot be reached, {left} entries wait ({reason})"
 
-    def _take_up(self, parent: Run | None, name: str, tags: Mapping[str, str]) -> bool:
-        """Go on in the run `parent`, or make it; returns whether it lacks its parameters."""
+    def _take_up(self, parent: Run | None, name: str, tags: dict[str, str]) -> bool:
+        """Continue the run `parent`, or create it; returns whether it has no parameters yet."""
         if parent is not None:
             self._client.update_run(parent.info.run_id, "RUNNING")
         run = parent or self._client.create_run(self.experiment_id, tags=tags, run_name=name)
@@ -116,19 +114,18 @@ class DeliveredRun(Observer):
 
     def _begun(self, value: str) -> Run | None:
         """The nested run with this key, if there is one."""
-        if value in self._tried:  # the store may have made the run, unheard
-            found = self._nested(self.run_id, f" and tags.{self.key} = '{value}'")
-            return next(found, None)
+        if value in self._tried:  # the store may have created the run and lost the answer
+            return next(self._nested(self.run_id, f" and tags.{self.key} = '{value}'"), None)
         self._tried.add(value)
         return self._earlier.get(value)
 
-    def _nested(self, run_id: str | None, query: str = "") -> Iterator[Run]:
+    def _nested(self, run_id: str, query: str = "") -> Iterator[Run]:
         query = f"tags.`mlflow.parentRunId` = '{run_id}'{query}"
         return runs_where(self._client, self.experiment_id, query)
 
-    def _end(self, run_id: str | None, status: str) -> None:
+    def _end(self, run_id: str, status: str) -> None:
         """End a run, if it was begun, and those nested in it that are still open."""
-        if run_id is None:
+        if not run_id:
             return
         for run in list(self._nested(run_id, " and attributes.status = 'RUNNING'")):
             self._client.set_terminated(run.info.run_id, status)

@@ -1,4 +1,4 @@
-"""Logging to MLflow beside the work that is logged: no slow or absent store holds that up."""
+"""Logging to MLflow in the background: a slow or unreachable store does not delay the work."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ RETRY_SECONDS = 2.0
 
 
 class Delivery:
-    """Jobs that each log something, done by threads of their own, at first one.
+    """A queue of logging jobs and the threads that do them, at first one.
 
-    What the store could not take is kept and tried again, so a job must be one that may be done
-    twice. Any other error comes out of :meth:`settle`.
+    A job that failed because the store could not be reached is repeated, so it must be safe to do
+    twice. Any other error is raised by :meth:`settle`.
     """
 
     def __init__(self) -> None:
@@ -30,11 +30,10 @@ class Delivery:
         self._error: Exception | None = None
         self._state = threading.Condition()
         self._open, self._running = True, True
-        self.employ(1)
+        self.add_threads(1)
 
-    def employ(self, more: int) -> None:
-        """From now on so many more jobs may be under way at a time."""
-        for _ in range(more):
+    def add_threads(self, count: int) -> None:
+        for _ in range(count):
             threading.Thread(target=self._work, daemon=True).start()
 
     @property
@@ -54,9 +53,9 @@ class Delivery:
         at_most: float = math.inf,
         step: Callable[[], None] = lambda: None,
     ) -> int:
-        """Wait until every job is done, or for `patience` seconds in which none was, or `at_most`
-        seconds in all; returns how many are left. `step` is called for each that is done.
-        Afterwards nothing is delivered until :meth:`settle` is called again."""
+        """Wait until every job is done, at most `patience` seconds without progress and `at_most`
+        seconds in all. Calls `step` for each job done; returns how many are left.
+        Nothing more is delivered until the next call."""
         begun = last = time.monotonic()
         with self._state:
             self._running = True
@@ -78,12 +77,12 @@ class Delivery:
         return self.left
 
     def drop(self) -> None:
-        """Forget what is waiting."""
+        """Drop the jobs that wait."""
         with self._state:
             self._jobs.clear()
 
     def close(self) -> None:
-        """Let the threads end; what is not done stays undone."""
+        """End the threads; jobs that are left are not done."""
         with self._state:
             self._open = False
             self._state.notify_all()

@@ -1,4 +1,4 @@
-"""The runs of heads that are trained, logged beside the training."""
+"""The runs of trained heads, logged while the training goes on."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ CARD_PARAMS = {"kind", "draft", "depth", "width", "w_acc", "w_rej", "settings", 
 
 
 class HeadsRun(DeliveredRun, HeadObserver):
-    """A parent run for a training of heads, in the pair's experiment, and a nested run for each
-    head: a head is logged once, however often the training is repeated or resumed."""
+    """A parent run for a training of heads in the pair's experiment, with a nested run for each
+    head. A head is logged once, however often the training is repeated or resumed."""
 
     key = "training"
 
@@ -49,12 +49,12 @@ class HeadsRun(DeliveredRun, HeadObserver):
         params: Mapping[str, Any],
         observer: Observer | None = None,
     ) -> None:
-        """`params` say what is trained, on what; the same ones take the same run up again."""
+        """`params` say what is trained on what; with the same ones, the same run is continued."""
         super().__init__(observer)
         self.cards: dict[str, HeadCard] = {}
-        self.judged: dict[str, Modelled] = {}  # by the heads' names, once a recording judged them
+        self.judged: dict[str, Modelled] = {}  # by head, with its best threshold on a recording
         self.client = connect(patient=True)
-        self.delivery = Delivery()  # by one thread: a run is begun before what is in it
+        self.delivery = Delivery()  # one thread: the run is begun before anything is logged to it
         self._put(partial(self._begin, pair.name, draft, params))
 
     def head_finished(self, head: Finished) -> None:
@@ -103,9 +103,9 @@ class HeadsRun(DeliveredRun, HeadObserver):
         self._client.set_terminated(run_id)
 
     def _log_card(self, run_id: str, head: Finished) -> None:
-        """Its settings, its curves by epoch, and what was kept."""
+        """Log a head's settings, its curves by epoch, and the metrics of the epoch kept."""
         card = head.card
-        trained = int((head.folder / CARD).stat().st_mtime * 1000)  # logged twice, it is the same
+        trained = int((head.folder / CARD).stat().st_mtime * 1000)  # the same if logged twice
         curve = [
             Metric(key, float(value), trained, epoch.epoch)
             for epoch in card.curve
@@ -117,5 +117,5 @@ class HeadsRun(DeliveredRun, HeadObserver):
             run_id,
             metrics=[*curve, *as_metrics({**kept, **rows})],
             params=as_params(card.model_dump(mode="json", include=CARD_PARAMS)),
-            tags=[RunTag(f"fingerprint.{name}", print_) for name, print_ in card.pair.items()],
+            tags=[RunTag(f"fingerprint.{name}", value) for name, value in card.pair.items()],
         )

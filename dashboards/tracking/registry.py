@@ -14,10 +14,12 @@ from mlflow.entities import Run
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
+from dashboards.reports.sentences import note
 from dashboards.store import connect, runs_where, tracking_uri
-from dashboards.tracking.trial_runs import described, log_trial
+from dashboards.tracking.trial_runs import log_trial
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, parse
+from specdec_core.drafting.datastores.datastore import resolve_datastore
 from specdec_core.drafting.heads.storage import resolve_head
 from specdec_core.drafting.states import find_state
 from specdec_core.search.results import SweepResult, Trial
@@ -54,19 +56,21 @@ def register(result: SweepResult, config_id: str, client: MlflowClient | None = 
 def _log_champion(
     client: MlflowClient, run_id: str, pair: PairSpec, configuration: Configuration
 ) -> None:
-    """What it takes to decode with a configuration elsewhere."""
+    """Log all that another machine needs to decode with the configuration."""
     content = {
         "pair": pair.model_dump(mode="json"),
         "configuration": configuration.model_dump(mode="json"),
     }
     client.log_text(run_id, yaml.safe_dump(content, sort_keys=False), SOURCE)
-    for place, path in _own_files(configuration).items():
+    for place, path in _workspace_files(configuration).items():
+        if not path.exists():
+            raise UserError(f"{path}: missing; a champion is registered with the files it needs")
         log = client.log_artifacts if path.is_dir() else client.log_artifact
         log(run_id, str(path), f"{CHAMPION}/{place}")
 
 
 def _create_model(client: MlflowClient, name: str) -> None:
-    """The registered model of a pair, unless it is there."""
+    """Create the registered model of a pair, unless it exists."""
     try:
         client.create_registered_model(
             name,
@@ -93,12 +97,12 @@ def _create_version(
         },
         description=trial.configuration.label
         + (f", {timing.speedup:.2f}× autoregressive decoding" if timing else "")
-        + f"\n\n{described(trial.configuration)}",
+        + f"\n\n{note(trial.configuration)}",
     )
 
 
 def _logged(result: SweepResult, trial: Trial, client: MlflowClient) -> str:
-    """The nested run of a configuration that was replayed and not notable then, made now."""
+    """Create the nested run of a replayed configuration that was not among the notable ones."""
     if result.mlflow_run_id is None:
         raise UserError(f"sweep {result.name} was not logged to MLflow: {trial.id} has no run")
     try:
@@ -108,9 +112,8 @@ def _logged(result: SweepResult, trial: Trial, client: MlflowClient) -> str:
     query = (
         f"tags.`mlflow.parentRunId` = '{result.mlflow_run_id}' and tags.config_id = '{trial.id}'"
     )
-    return log_trial(
-        client, experiment, result, trial, next(runs_where(client, experiment, query), None)
-    )
+    run = next(runs_where(client, experiment, query), None)
+    return log_trial(client, experiment, result.mlflow_run_id, result, trial, run)
 
 
 def find_champion() -> tuple[PairSpec, Configuration, int] | None:
@@ -143,26 +146,29 @@ def load_champion(name: str | None = None) -> tuple[PairSpec, Configuration, int
         if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             raise none_yet from None
         raise
+    if not version.run_id:
+        raise UserError(f"{tracking_uri()}: version {version.version} of {name} belongs to no run")
     with tempfile.TemporaryDirectory() as scratch:
         file = client.download_artifacts(version.run_id, SOURCE, scratch)
         content = yaml.safe_load(Path(file).read_text())
         pair = parse(PairSpec, content["pair"], SOURCE)
         configuration = parse(Configuration, content["configuration"], SOURCE)
-        for place, path in _own_files(configuration).items():
-            if not path.exists():  # made elsewhere: it came with the champion
+        copies = {Path(file.path).name for file in client.list_artifacts(version.run_id, CHAMPION)}
+        for place, path in _workspace_files(configuration).items():
+            if place in copies and not path.exists():  # made elsewhere: it came with the champion
                 files = client.download_artifacts(version.run_id, f"{CHAMPION}/{place}", scratch)
-                _put(Path(files), path)
+                _copy(Path(files), path)
     return pair, configuration, int(version.version)
 
 
 def _no_store() -> bool:
-    """Whether looking for something would create the store."""
+    """Whether the store does not exist yet: a look into it would create it."""
     uri = tracking_uri()
     return uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists()
 
 
-def _put(files: Path, path: Path) -> None:
-    """A copy of what belongs at `path`: the folder `files`, or the file of its name in there."""
+def _copy(files: Path, path: Path) -> None:
+    """Copy to `path` the folder `files`, or the file of the same name in it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if (files / path.name).is_file():
         shutil.copy(files / path.name, path)
@@ -170,13 +176,20 @@ def _put(files: Path, path: Path) -> None:
         shutil.copytree(files, path)
 
 
-def _own_files(configuration: Configuration) -> dict[str, Path]:
-    """What a configuration needs of the workspace, by the artifact that holds a copy: the heads
-    that it asks and the state that a bandit starts from; none of those that come with the program
-    or are given by their path."""
-    heads = dict.fromkeys(head for _, head in configuration.heads)
-    own = [h for h in heads if not h.startswith("bundled:") and os.sep not in h]
-    found = {f"head-{n}" if n > 1 else "head": resolve_head(h) for n, h in enumerate(own, start=1)}
-    named = [s for s in dict.fromkeys(configuration.states) if Path(s).suffix != ".json"]
-    found |= {f"state-{n}" if n > 1 else "state": find_state(s) for n, s in enumerate(named, 1)}
-    return found
+def _workspace_files(configuration: Configuration) -> dict[str, Path]:
+    """What a configuration needs of the workspace, by the artifact that holds a copy: its heads and
+    datastores and the state that a bandit starts from; none of those that come with the program or
+    are given by their path."""
+    heads = [h for _, h in configuration.heads if not h.startswith("bundled:") and os.sep not in h]
+    datastores = [name for name in configuration.datastores if os.sep not in name]
+    states = [name for name in configuration.states if Path(name).suffix != ".json"]
+    paths = {
+        "head": map(resolve_head, dict.fromkeys(heads)),
+        "datastore": map(resolve_datastore, dict.fromkeys(datastores)),
+        "state": map(find_state, dict.fromkeys(states)),
+    }
+    return {
+        f"{kind}-{number}" if number > 1 else kind: path
+        for kind, needed in paths.items()
+        for number, path in enumerate(needed, start=1)
+    }

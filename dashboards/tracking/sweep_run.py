@@ -1,7 +1,7 @@
-"""The runs of a sweep, logged beside it.
+"""The runs of a sweep, logged while it goes on.
 
-Of configurations that a sweep only replayed, the best of each family and draft and then the fastest
-have a run of their own, 50 in all; `configurations.csv` of the parent run has every one.
+Of the configurations that a sweep only replayed, 50 get a run: the best of each family and draft,
+then the fastest. `configurations.csv` of the parent run has all of them.
 """
 
 from __future__ import annotations
@@ -40,14 +40,13 @@ from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.results import SweepResult, Timing, Trial
 
-# Tracking servers answer many at a time, a file one.
-_SENDERS = 8
+# A tracking server answers several requests at a time, a file one.
+_THREADS = 8
 
 
 class SweepRun(DeliveredRun, SweepObserver):
-    """A sweep's run. The next sweep in the same folder takes it up again. Runs of sweeps on this
-    host whose process was killed, and that nobody has taken up, are ended as KILLED by the pair's
-    next sweep."""
+    """A sweep's run, which the next sweep in the same folder continues. Runs that a killed sweep of
+    the pair left open on this host, and that no sweep has continued, are ended as KILLED."""
 
     key = "config_id"
 
@@ -63,25 +62,27 @@ class SweepRun(DeliveredRun, SweepObserver):
             self._connecting.start()
 
     def begun(self, result: SweepResult, prompts: Sequence[Prompt], folder: Path) -> None:
-        """Create the parent run, or take it up again and log what is missing."""
+        """Create the parent run, or continue it, and log what is missing."""
         if self._connecting is not None:
             self._connecting.join()
-        self.delivery = Delivery()  # by one thread: a run is begun before what is in it
-        begin = partial(self._begin, result, prompts, folder)
+        self.delivery = delivery = Delivery()  # one thread: the run is begun first
+        begin = partial(self._begin, delivery, result, prompts, folder)
         try:
             with needs_room(tracking_uri()):
                 begin()
         except (MlflowException, OSError) as error:
             if not unreachable(error):
                 raise
-            self.observer.warned(f"{tracking_uri()} cannot be reached; it is told of all later")
+            self.observer.warned(f"{tracking_uri()} cannot be reached; it gets everything later")
             self._put(begin)
         for trial in result.trials:
             self.trial_finished(trial)
-        if result.champion is not None:  # only the end of an earlier process was missing
+        if result.champion is not None:  # an earlier process stopped just before its end
             self.counted(result)
 
-    def _begin(self, result: SweepResult, prompts: Sequence[Prompt], folder: Path) -> None:
+    def _begin(
+        self, delivery: Delivery, result: SweepResult, prompts: Sequence[Prompt], folder: Path
+    ) -> None:
         self.client = self.client or connect(patient=True)
         self.result = result
         self.experiment_id = experiment_id_of(self.client, result.pair.name)
@@ -98,18 +99,17 @@ class SweepRun(DeliveredRun, SweepObserver):
             self._log_plan(result, prompts)
         result.mlflow_run_id = self.run_id
         if tracking_uri().startswith("http"):
-            self.delivery.employ(_SENDERS - 1)
+            delivery.add_threads(_THREADS - 1)
 
     def trial_finished(self, trial: Trial) -> None:
-        """Log a configuration as a finished nested run; the trial learns its id. Replayed ones wait
-        for :meth:`counted`: a run takes longer to log than thousands of rounds to replay."""
+        """Log a configuration as a finished nested run and set the trial's `mlflow_run_id`.
+        Replayed ones wait for :meth:`counted`: logging a run takes longer than replaying it."""
         if not trial.replayed:
             self._put(partial(self._log, trial))
 
     def counted(self, result: SweepResult) -> None:
-        """Log the notable ones of the replayed configurations as nested runs, and all of the
-        sweep's as a table; then wait until everything is delivered, because nothing may run while
-        finalists are timed."""
+        """Log the notable replayed configurations as nested runs, and a table of all there are.
+        Then wait for the delivery: nothing else may run while finalists are timed."""
         for trial in result.notable():
             if trial.replayed:
                 self._put(partial(self._log, trial))
@@ -120,8 +120,8 @@ class SweepRun(DeliveredRun, SweepObserver):
 
     def finish(self, result: SweepResult, folder: Path, report: Path | None = None) -> int | None:
         """Log times, oracles and files, register the champion and end the run. Returns the
-        registered version; None for a sweep without a champion, and for one that is estimated for
-        another machine, because what is registered was timed.
+        registered version; None for a sweep without a champion, or with one that is only estimated
+        for another machine.
 
         Raises :class:`Undelivered` where the store cannot be reached."""
         version: list[int] = []
@@ -134,7 +134,7 @@ class SweepRun(DeliveredRun, SweepObserver):
     def _finish(self, result: SweepResult, folder: Path, report: Path | None) -> list[int]:
         """The version that was registered, if any."""
         self._log_times(result)
-        self._tell_apart(result)
+        self._rename_runs(result)
         files = [folder / name for name in ("sweep.json", "plan.yaml", "rounds.parquet")]
         for file in (*files, report):
             if file is not None and file.exists():
@@ -162,34 +162,35 @@ class SweepRun(DeliveredRun, SweepObserver):
                 self._client.log_batch(run_id, metrics=as_metrics(_of_timing(timing)))
         self._client.log_batch(self.run_id, metrics=as_metrics(_summary(result)))
 
-    def _tell_apart(self, result: SweepResult) -> None:
-        """Name runs anew whose label others have got since."""
+    def _rename_runs(self, result: SweepResult) -> None:
+        """Give runs their distinct labels where later configurations have the same one."""
         for trial in result.trials:
             name = result.labels[trial.id]
             if trial.id in self.logged and name != trial.configuration.without_sampling:
                 self._client.update_run(self.logged[trial.id], name=name)
 
     def _log(self, trial: Trial) -> None:
+        run = self._begun(trial.id)
         self.logged[trial.id] = log_trial(
-            self._client, self.experiment_id, self.result, trial, self._begun(trial.id)
+            self._client, self.experiment_id, self.run_id, self.result, trial, run
         )
 
     def _connect(self) -> None:
-        with suppress(Exception):  # shows again where the client is needed, in the main thread
+        with suppress(Exception):  # raised again in the main thread, where the client is needed
             self.client = connect()
 
     # Runs of other processes
 
     def _parent(self, where: str, run_id: str | None) -> Run | None:
-        """The parent run that an earlier process left for this folder: one that did not end, or
-        the one that the result names."""
+        """The parent run of an earlier process in this folder: one that did not end, or the one
+        that the result names."""
         for run in runs_where(self._client, self.experiment_id, f"tags.`{FOLDER}` = '{where}'"):
             if run.info.status != "FINISHED" or run.info.run_id == run_id:
                 return run
         return None
 
     def _end_abandoned(self, where: str) -> None:
-        """End the runs of other folders of this host that no process sweeps in any more."""
+        """End the open runs of this host's other folders in which no sweep is running."""
         query = f"attributes.status = 'RUNNING' and tags.`{FOLDER}` LIKE '{host()}%'"
         for run in list(runs_where(self._client, self.experiment_id, query)):
             folder = run.data.tags[FOLDER]
@@ -218,7 +219,7 @@ def _of_timing(timing: Timing) -> dict[str, float]:
 
 
 def _summary(result: SweepResult) -> dict[str, float]:
-    """What the parent run shows: the champion's figures, the baseline's, the oracles'."""
+    """The parent run's metrics: the champion's, the baseline's, the oracles'."""
     values: dict[str, float] = {"configurations": len(result.trials)}
     if result.replay is not None:
         values["replayed_configurations"] = result.replay.configurations

@@ -6,23 +6,24 @@ import pandas as pd
 from mlflow import MlflowClient
 from mlflow.entities import Run, RunTag
 
+from dashboards.reports.sentences import note
 from dashboards.store import as_metrics, as_params, run_tags
-from specdec_core.config import Configuration
 from specdec_core.search.results import SweepResult, Trial, by_estimate
 
 
 def log_trial(
     client: MlflowClient,
     experiment_id: str,
+    parent_id: str,
     result: SweepResult,
     trial: Trial,
     run: Run | None = None,
 ) -> str:
-    """A configuration as a finished nested run of its sweep's; the trial learns its id, which is
-    returned. `run` is the one that was begun earlier, if any."""
+    """Log a configuration as a finished run nested in its sweep's, `parent_id`; sets the trial's
+    `mlflow_run_id` and returns it. `run` is the one that was begun earlier, if any."""
     configuration = trial.configuration
     tags = {
-        "mlflow.parentRunId": result.mlflow_run_id,
+        "mlflow.parentRunId": parent_id,
         "config_id": trial.id,
         "family": configuration.family,
         "lossless": str(configuration.lossless).lower(),
@@ -30,7 +31,7 @@ def log_trial(
         "counted": "replay" if trial.replayed else "live",
         "prompts_digest": result.prompts.digest,
         "configuration": configuration.to_yaml(),
-        "mlflow.note.content": described(configuration),
+        "mlflow.note.content": note(configuration),
         **run_tags("sweep", result.environment),
     }
     if run is None:
@@ -47,11 +48,6 @@ def log_trial(
         )
         client.set_terminated(run.info.run_id)
     return run.info.run_id
-
-
-def described(configuration: Configuration) -> str:
-    """A configuration in words and as YAML, in Markdown."""
-    return f"{configuration.sentence}\n\n```yaml\n{configuration.to_yaml()}```"
 
 
 def trials_table(result: SweepResult) -> pd.DataFrame:

@@ -1,1 +1,1 @@
-"""What everything stands on: errors, files, the workspace, messages over sockets."""
+"""The base of all packages: errors, files, the workspace, messages over sockets."""

@@ -1,4 +1,4 @@
-"""On what a measurement was taken: code, hardware, library versions."""
+"""The environment of a measurement: code, hardware, library versions."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ LIBRARIES = ("specdec", "torch", "transformers", "ray", "mlflow", "optuna")
 
 
 def environment() -> dict[str, str]:
-    """What is known of this process's machine and code, by name."""
-    found = {
+    """Facts about this process's machine and code, by name."""
+    facts = {
         "python": platform.python_version(),
         "cpu": f"{_cpu_model()} × {os.cpu_count()}",
         "host": platform.node(),
     }
     if torch.cuda.is_available():
-        found["gpu"] = f"{torch.cuda.get_device_name()} × {torch.cuda.device_count()}"
+        facts["gpu"] = f"{torch.cuda.get_device_name()} × {torch.cuda.device_count()}"
     if commit := _git("rev-parse", "HEAD"):
-        found["git_commit"] = commit + ("-dirty" if _git("status", "--porcelain") else "")
+        facts["git_commit"] = commit + ("-dirty" if _git("status", "--porcelain") else "")
     for library in LIBRARIES:
         try:
-            found[library] = version(library)
+            facts[library] = version(library)
         except PackageNotFoundError:
             continue
-    return found
+    return facts
 
 
 def _cpu_model() -> str:

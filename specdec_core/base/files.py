@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, and a full disk is told in one line."""
+"""Files are written whole or not at all, and a full disk is a one-line error."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ _SQLITE_FULL = "database or disk is full"  # SQLite's errors come without a numb
 
 
 class NoRoom(UserError, OSError):
-    """There is no room for a file. What was written before it is whole."""
+    """There is no room for a file. Files written before are complete."""
 
 
 @contextmanager
 def needs_room(what: object, others: bool = False) -> Iterator[None]:
-    """Raises :class:`NoRoom` where the block found no room for `what`, or for `others` of its
-    files, however many libraries have wrapped the error meanwhile. Other errors come out as they
-    are."""
+    """Raises :class:`NoRoom` where the block runs out of room for `what`, or with `others` for
+    another of its files, even if libraries have wrapped the error. Other errors pass."""
     try:
         yield
     except NoRoom:
         raise
     except Exception as error:
-        found = no_room(error, what, others)
-        if found is None:
+        full = no_room(error, what, others)
+        if full is None:
             raise
-        raise found from error
+        raise full from error
 
 
 def no_room(error: BaseException, what: object, others: bool = False) -> NoRoom | None:
-    """What `error` says of a disk that was too full for `what`, if it comes from one."""
+    """The error for a disk that was too full for `what`, if `error` comes from one."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, NoRoom):
@@ -56,7 +55,7 @@ def no_room(error: BaseException, what: object, others: bool = False) -> NoRoom 
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`, renamed onto it when the block succeeds. Raises
+    """Yield a temporary path next to `path`, renamed to it when the block succeeds. Raises
     :class:`NoRoom` where the disk is full."""
     path = Path(path)
     with needs_room(path):
@@ -83,16 +82,15 @@ def write_atomically(path: Path, text: str) -> Path:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `path`, which takes its place when the block succeeds. What was
-    at `path` is gone then, and untouched otherwise. Raises :class:`NoRoom` where the disk is
-    full."""
+    """Yield an empty folder next to `path`, which replaces it when the block succeeds; otherwise
+    `path` stays as it is. Raises :class:`NoRoom` where the disk is full."""
     path = Path(path)
     with needs_room(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
             dir=path.parent, prefix=f".{path.name}.", ignore_cleanup_errors=True
-        ) as own:
-            new, old = Path(own) / "new", Path(own) / "old"
+        ) as temporary:
+            new, old = Path(temporary) / "new", Path(temporary) / "old"
             new.mkdir()
             yield new
             if path.exists():
@@ -102,8 +100,8 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked(folder: Path, what: str) -> Iterator[None]:
-    """Make `folder` and keep a second process out of it; the lock goes with the process, however
-    it ends. Raises :class:`UserError` where another process has it."""
+    """Create `folder` and lock it for this process; the lock ends with the process. Raises
+    :class:`UserError` where another process has it."""
     with needs_room(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as handle:
@@ -115,7 +113,7 @@ def locked(folder: Path, what: str) -> Iterator[None]:
 
 
 def in_use(folder: Path) -> bool:
-    """Whether a process of this machine keeps others out of `folder` (:func:`locked`)."""
+    """Whether a process of this machine has locked `folder` (:func:`locked`)."""
     if not (folder / ".lock").exists():
         return False
     try:

@@ -9,19 +9,19 @@ from typing import Self
 
 
 def available() -> float:
-    """What the machine has free."""
+    """Free memory of the machine."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) / 1024
 
 
 def resident() -> float:
-    """What this process holds."""
+    """Memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 class MemoryWatch:
-    """What this process held before the block and at most in it, and the least that was free."""
+    """This process's memory `before` the block and at `most` in it, and the `least` free memory."""
 
     def __enter__(self) -> Self:
         self.before = self.most = resident()

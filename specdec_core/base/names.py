@@ -1,4 +1,4 @@
-"""Names for files and metrics from what people call a thing."""
+"""Names for files and metrics from labels."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ _SPELT = {"λ": "lambda", "γ": "gamma", "α": "alpha", "×": "x", "+": "plus", 
 
 
 def plain_name(text: str) -> str:
-    """Letters, digits, _ and - alone."""
+    """`text` in letters, digits, _ and - alone."""
     spelt = "".join(_SPELT.get(letter, letter) for letter in text)
     return re.sub(r"[^\w-]", "_", spelt, flags=re.ASCII)

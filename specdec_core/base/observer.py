@@ -1,4 +1,4 @@
-"""Long work tells an observer how it goes; what it does with that is its own."""
+"""Observers of long work: they are called with its progress."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 
 class Observer:
-    """Follows long work. Every hook does nothing here; subclasses override those they need, and
-    kinds of work add hooks of their own."""
+    """Follows long work. The hooks do nothing here; subclasses override those that they need, and
+    some kinds of work have further hooks."""
 
     def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
-        """A stage begins, with `done` of its `steps` behind it; None if steps are not counted."""
+        """A stage begins, with `done` of its `steps` done; None if steps are not counted."""
 
     def step(self) -> None:
         """A step of the stage is done."""
@@ -24,7 +24,7 @@ AnyObserver = TypeVar("AnyObserver", bound=Observer)
 
 
 def together(kind: type[AnyObserver], members: Sequence[AnyObserver]) -> AnyObserver:
-    """One observer of a kind that passes each call of a hook on to all `members`, in order."""
+    """An observer of a kind that passes each call of a hook to all `members`, in order."""
 
     def passed_on(hook: str) -> Callable[..., None]:
         def call(_: AnyObserver, *args: Any, **kwargs: Any) -> None:

@@ -1,8 +1,8 @@
 """Where a round's time goes.
 
-A runner counts its forwards' seconds, in `seconds`; drafters report here what choosing tokens and
-asking a length policy takes, the engine how far the round has come. What is left of a round is
-bookkeeping. Taking the time costs a round a few microseconds, so it is always taken.
+A runner counts its forwards' seconds, in `seconds`. Drafters report here the time of choosing
+tokens and asking a length policy, and the engine the steps of the round. The rest of a round is
+bookkeeping. Measuring takes a few microseconds a round, so it is always done.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class RoundClock:
-    """The time of one round after the other. `policy` are the round's seconds of choosing drafted
-    tokens and asking whether to draft another one; `waited` those of waiting for a draft model."""
+    """Measures one round after the other. `policy` are the round's seconds of choosing drafted
+    tokens and asking the policy; `waited` those of waiting for a draft model."""
 
     __slots__ = ("_began", "_drafted", "_fed", "_read", "_verified", "policy", "waited")
 
@@ -29,9 +29,9 @@ class RoundClock:
         self._began = self._drafted = self._fed = self._read = self._verified = perf_counter()
 
     def chose(self, since: float, logits: Tensor) -> None:
-        """Tokens were chosen from `logits` and are known to the host; the forward that made those
-        returned at `since`. On a device that works while the host goes on, this was above all the
-        wait for the forward, and counts as such."""
+        """Tokens chosen from `logits` are on the host; the forward returned at `since`. On a device
+        that works asynchronously this time was mostly spent waiting for the forward, and counts as
+        such."""
         seconds = perf_counter() - since
         if logits.device.type == "cpu":
             self.policy += seconds
@@ -39,23 +39,23 @@ class RoundClock:
             self.waited += seconds
 
     def asked(self, since: float) -> None:
-        """The policy was asked at `since` and has answered."""
+        """The policy, asked at `since`, has answered."""
         self.policy += perf_counter() - since
 
     def drafted(self) -> None:
-        """All candidates are there."""
+        """Drafting is done."""
         self._drafted = perf_counter()
 
     def feeds(self) -> None:
-        """The target begins to read them."""
+        """The target begins to read the candidates."""
         self._fed = perf_counter()
 
     def read(self) -> None:
-        """The target has read them."""
+        """The target has read the candidates."""
         self._read = perf_counter()
 
     def verified(self) -> None:
-        """All verdicts are there."""
+        """Verification is done."""
         self._verified = perf_counter()
 
     @property
@@ -64,9 +64,9 @@ class RoundClock:
         return self._read - self._began
 
     def seconds(self, draft_forwards: float) -> dict[str, float]:
-        """The round is over: its seconds, by the names of
-        :class:`specdec_core.tokens.statistics.Round`'s fields, given those of the draft models'
-        forwards."""
+        """The seconds of the finished round, by the names of the fields of
+        :class:`specdec_core.tokens.statistics.Round`; `draft_forwards` are those of the draft
+        models' forwards."""
         return {
             "draft_seconds": self._drafted - self._began,
             "target_seconds": self._read - self._drafted,

@@ -1,7 +1,7 @@
-"""Whole messages over a socket, between processes that know a key.
+"""Whole messages over a socket, between processes that share a key.
 
-Messages are pickled unless who uses them writes them otherwise: both ends prove that they know the
-key before anything is read.
+Messages are pickled by default. This is safe because both ends prove that they know the key before
+anything is read.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from typing import Any
 _LENGTH = Struct("!Q")
 _TIMEVAL = Struct("@ll")
 _CHUNK = 1 << 20
-PATIENCE = 5  # seconds after which one that does not read, or answer a challenge, counts as gone
-# A machine that is gone closes nothing: it is asked every so many silent seconds, until …
+PATIENCE = 5  # seconds after which an end that does not read or answer a challenge counts as lost
+# A machine that is lost closes nothing, so TCP probes it: seconds between probes, and until it
+# counts as lost.
 _SILENCE, _GONE = 10, 30
 
 Encode = Callable[[Any], bytes]
@@ -32,7 +33,7 @@ dumps: Encode = partial(pickle.dumps, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 class LinkLost(ConnectionError):
-    """The other side is gone."""
+    """The other end is lost."""
 
 
 class Wire:
@@ -47,11 +48,11 @@ class Wire:
         self._poll.register(connected, select.POLLIN)
 
     def fileno(self) -> int:
-        """For `select`: something to :meth:`receive` makes it readable."""
+        """For `select`: readable when there is something to :meth:`receive`."""
         return self._socket.fileno()
 
     def send(self, message: Any) -> None:
-        """Raises :class:`LinkLost` where nobody is at the other end."""
+        """Raises :class:`LinkLost` where the other end is lost."""
         data = self._encode(message)
         try:
             self._socket.sendall(_LENGTH.pack(len(data)) + data)
@@ -59,18 +60,18 @@ class Wire:
             raise LinkLost(str(error)) from error
 
     def receive(self, timeout: float | None = 0.0) -> list[Any]:
-        """What has come; waits up to `timeout` seconds (None: for ever) for the first of it. Raises
-        :class:`LinkLost` when all has been said and the other end is gone."""
-        if not (found := self._arrived()) and timeout != 0:
+        """The messages that have arrived; waits up to `timeout` seconds (None: for ever) for the
+        first. Raises :class:`LinkLost` when all have been received and the other end is lost."""
+        if not (messages := self._arrived()) and timeout != 0:
             self._poll.poll(None if timeout is None else 1e3 * timeout)
-            found = self._arrived()
-        return found
+            messages = self._arrived()
+        return messages
 
     def close(self) -> None:
         self._socket.close()
 
     def _arrived(self) -> list[Any]:
-        found = []
+        messages = []
         try:
             while data := self._socket.recv(_CHUNK, socket.MSG_DONTWAIT):
                 self._read += data
@@ -87,17 +88,17 @@ class Wire:
             end = start + _LENGTH.size + length
             if size < end:
                 break
-            found.append(self._decode(self._read[start + _LENGTH.size : end]))
+            messages.append(self._decode(self._read[start + _LENGTH.size : end]))
             start = end
         del self._read[:start]
-        if gone and not found:
+        if gone and not messages:
             raise LinkLost("the other end has closed")
-        return found
+        return messages
 
 
 class Listener:
-    """Where those who know the `key` connect: at `port`. Who does not read what is said for
-    `patience` seconds is gone; without any he is waited for."""
+    """Accepts connections at `port` from processes that know the `key`. One that does not read for
+    `patience` seconds is lost; None waits for ever."""
 
     def __init__(
         self,
@@ -114,17 +115,17 @@ class Listener:
         self._coming.register(self._socket, select.POLLIN)
 
     def accept(self, timeout: float) -> Wire | None:
-        """Let one in that has come, or comes within so many seconds. None where nobody came, or
-        somebody without the key."""
+        """The next connection within `timeout` seconds; None where there is none, or it does not
+        know the key."""
         if not self._coming.poll(1e3 * timeout):
             return None
-        come, _ = self._socket.accept()
+        connected, _ = self._socket.accept()
         try:
-            _prove(come, self.key, self._patience, first=True)
+            _authenticate(connected, self.key, self._patience, first=True)
         except (OSError, EOFError, AuthenticationError):
-            come.close()
+            connected.close()
             return None
-        return Wire(come, self._encode, self._decode)
+        return Wire(connected, self._encode, self._decode)
 
     def close(self) -> None:
         self._socket.close()
@@ -138,21 +139,21 @@ def connect(
     decode: Decode = pickle.loads,
     patience: int | None = PATIENCE,
 ) -> Wire:
-    """The wire to a :class:`Listener`. Raises :class:`LinkLost` where there is none, or it has
+    """A wire to a :class:`Listener`. Raises :class:`LinkLost` where it cannot be reached or has
     another key."""
     try:
         connected = socket.create_connection((host, port), timeout=PATIENCE)
-        _prove(connected, key, patience, first=False)
+        _authenticate(connected, key, patience, first=False)
     except (OSError, EOFError, AuthenticationError) as error:
         raise LinkLost(f"nobody to talk to at {host}:{port}: {error}") from error
     return Wire(connected, encode, decode)
 
 
-def _prove(connected: socket.socket, key: bytes, patience: int | None, first: bool) -> None:
-    """Each end challenges the other, the listener (`first`) first; raises where an answer is
-    wrong."""
+def _authenticate(connected: socket.socket, key: bytes, patience: int | None, first: bool) -> None:
+    """Each end challenges the other, beginning with the listener (`first`). Raises where an answer
+    is wrong."""
     connected.settimeout(None)  # the system's own limits, which leave a peek without waiting alone
-    # A listener may be busy for long before it lets one in; it never waits for one itself.
+    # A listener may be busy for long before it accepts; it never waits for long itself.
     for way in (socket.SO_SNDTIMEO, *([socket.SO_RCVTIMEO] if first else [])):
         connected.setsockopt(socket.SOL_SOCKET, way, _TIMEVAL.pack(PATIENCE, 0))
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -12,11 +12,11 @@ from specdec_core.base.errors import UserError
 
 
 def workspace() -> Path:
-    """The folder for everything that a run leaves behind; created where it is missing.
+    """The folder for all files of runs; created where it is missing.
 
     `SPECDEC_HOME` where it is set. Else `~/.specdec` in a Ray job that runs in its uploaded copy
     of a working folder, because Ray deletes that copy. Else the current folder. Ray moves a Tune
-    trial to a folder of its own, so ask in the driver and hand the answer on.
+    trial to another folder, so call this in the driver and pass the result on.
     """
     if home := os.environ.get("SPECDEC_HOME"):
         folder = Path(home).expanduser()
@@ -34,7 +34,7 @@ def workspace() -> Path:
 
 @contextmanager
 def scratch_workspace() -> Iterator[Path]:
-    """Another workspace for as long as the block lasts; then it is gone."""
+    """A temporary workspace for the block, deleted at its end."""
     before = os.environ.get("SPECDEC_HOME")
     with tempfile.TemporaryDirectory() as home:
         os.environ["SPECDEC_HOME"] = home

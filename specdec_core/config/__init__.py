@@ -1,6 +1,6 @@
-"""One configuration, one value: frozen settings that round-trip through YAML and JSON.
+"""Configurations: frozen settings that round-trip through YAML and JSON.
 
-The settings of each kind of drafter and length policy are in the kind's own place
+The settings of each kind of drafter and length policy are in the kind's module
 (:mod:`specdec_core.config.kinds`).
 """
 

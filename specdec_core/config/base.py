@@ -1,4 +1,4 @@
-"""Frozen values, and how one is read from a file or another's input."""
+"""Frozen values, and reading them from files and other input."""
 
 from __future__ import annotations
 

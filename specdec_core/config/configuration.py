@@ -32,16 +32,16 @@ class Configuration(Value):
         """An arm of a bandit may be a whole configuration; all must sample alike."""
         if not isinstance(value, dict):
             return value
-        asked = [*_sampling_of_arms(value.get("drafter"))]
+        of_arms = [*_sampling_of_arms(value.get("drafter"))]
         given = [value["sampling"]] if "sampling" in value else []
-        distinct = {Sampling.model_validate(sampling) for sampling in [*given, *asked]}
-        if asked and len(distinct) > 1:
+        distinct = {Sampling.model_validate(sampling) for sampling in [*given, *of_arms]}
+        if of_arms and len(distinct) > 1:
             shown = " and ".join(sorted(str(s.model_dump(exclude_defaults=True)) for s in distinct))
             raise ValueError(
                 f"drafter.arms: arms with different sampling settings ({shown}); a bandit chooses"
                 " who drafts, all must sample alike"
             )
-        return {**value, "sampling": asked[0]} if asked and not given else value
+        return {**value, "sampling": of_arms[0]} if of_arms and not given else value
 
     @property
     def id(self) -> str:
@@ -62,20 +62,21 @@ class Configuration(Value):
 
     @property
     def without_sampling(self) -> str:
-        """The label where all that are shown sample alike."""
+        """The label without the sampling, for tables whose rows all have the same."""
         return self.drafter.label if self.drafter else "autoregressive"
 
     @property
     def sentence(self) -> str:
-        """All that is not default, in plain words."""
+        """A plain description of everything that is not default."""
         drafted = self.drafter.sentence if self.drafter else "The target model decodes alone."
         if self.sampling.greedy:
             return drafted
-        said = [f"Sampled at temperature {self.sampling.temperature:g}"]
-        said += [f"from the {self.sampling.top_k} likeliest tokens"] if self.sampling.top_k else []
-        said += [f"top-p {self.sampling.top_p:g}"] if self.sampling.top_p < 1 else []
-        said += ["draft and target with the same noise"] * (self.sampling.coupling == "gumbel")
-        return f"{drafted} {', '.join(said)}."
+        clauses = [f"Sampled at temperature {self.sampling.temperature:g}"]
+        top_k = self.sampling.top_k
+        clauses += [f"from the {top_k} likeliest tokens"] if top_k else []
+        clauses += [f"top-p {self.sampling.top_p:g}"] if self.sampling.top_p < 1 else []
+        clauses += ["draft and target with the same noise"] * (self.sampling.coupling == "gumbel")
+        return f"{drafted} {', '.join(clauses)}."
 
     @property
     def family(self) -> str:
@@ -84,57 +85,57 @@ class Configuration(Value):
 
     @property
     def parts(self) -> tuple[DrafterSettings, ...]:
-        """The drafter and, depth first, all that it is made of."""
+        """The drafter and, depth first, all of its parts."""
         return tuple(self.drafter.walk()) if self.drafter else ()
 
     @property
     def drafts(self) -> tuple[str | None, ...]:
-        """The draft models in it, by name; None is the pair's first."""
+        """The names of its draft models; None is the pair's first."""
         return tuple(draft for part in self.parts for draft in part.drafts)
 
     @property
     def policies(self) -> tuple[tuple[str | None, PolicySettings], ...]:
-        """The length policies in it, each behind the name of its draft model."""
+        """Its length policies, each after the name of its draft model."""
         return tuple(policy for part in self.parts for policy in part.policies)
 
     @property
     def heads(self) -> tuple[tuple[str | None, str], ...]:
-        """The trained heads that it asks, by name or folder, each behind that of its draft."""
+        """The names or folders of its trained heads, each after the name of its draft model."""
         return tuple((draft, head) for draft, policy in self.policies for head in policy.heads)
 
     @property
     def datastores(self) -> tuple[str, ...]:
-        """The datastores that it looks into, by name or folder."""
+        """The names or folders of its datastores."""
         return tuple(name for part in self.parts for name in part.datastores)
 
     @property
     def states(self) -> tuple[str, ...]:
-        """The saved states that it starts from, by name or file."""
+        """The names or files of the saved states that it starts from."""
         return tuple(name for part in self.parts for name in part.states)
 
     @property
     def draft(self) -> str | None:
-        """The draft model that is named first in it; None where none is."""
+        """The first draft model that it names, or None."""
         return next((draft for draft in self.drafts if draft is not None), None)
 
     def draft_of(self, names: Iterable[str]) -> str | None:
-        """The draft model of a pair with these that it runs, of several the first that it names;
-        None for a configuration that runs none."""
+        """The draft model that it runs of a pair with the drafts `names`, of several the first that
+        it names; None if it runs none."""
         return (self.draft or next(iter(names), None)) if self.drafts else None
 
     def foreign_draft(self, names: Collection[str]) -> str | None:
-        """A draft model that it names and that is none of these; None where there is none."""
+        """A draft model that it names and that is not among `names`, or None."""
         return next((draft for draft in self.drafts if draft not in (None, *names)), None)
 
     @property
-    def beside(self) -> bool:
-        """Whether it drafts on a device of its own while the target verifies, so that also its
-        counts depend on time."""
-        return any(part.beside for part in self.parts)
+    def asynchronous(self) -> bool:
+        """Whether it drafts on a device of its own while the target verifies. Then its counts
+        depend on time, too."""
+        return any(part.asynchronous for part in self.parts)
 
     @property
     def drafts_itself(self) -> bool:
-        """Whether the target's process has a draft model to run."""
+        """Whether the target's process runs a draft model."""
         return self.drafter is not None and _runs_draft(self.drafter)
 
     @property
@@ -144,7 +145,7 @@ class Configuration(Value):
 
     @property
     def lossy_methods(self) -> frozenset[str]:
-        """The kinds of drafter in it, by themselves, that do not keep the target's distribution."""
+        """The kinds of its drafters that do not keep the target's distribution."""
         return frozenset(p.kind for p in self.parts if not p.parts and not p.lossless)
 
     def unknown_to(self, recording: RecordingFacts) -> str | None:
@@ -153,13 +154,13 @@ class Configuration(Value):
             return f"recorded with {recording.sampling.model_dump()}"
         if self.drafter is None:
             return None
-        # What knows the target's text cannot be a part of anything that decodes.
+        # A policy that knows the target's text cannot be a part of another drafter.
         if self.drafter.parts and not all(policy.decodes for _, policy in self.policies):
             return "its length policy can only be followed by itself"
         return self.drafter.unknown_to(recording)
 
     def by(self, arm: int | None) -> Configuration:
-        """What decodes a round whose tree names this arm."""
+        """The configuration of a round that a bandit's `arm` proposed for; None: itself."""
         return self.model_copy(update={"drafter": self.drafter and self.drafter.chosen(arm)})
 
     def to_yaml(self) -> str:
@@ -167,7 +168,7 @@ class Configuration(Value):
 
 
 def _runs_draft(drafter: DrafterSettings) -> bool:
-    if drafter.beside:
+    if drafter.asynchronous:
         return False
     return bool(drafter.drafts) or any(map(_runs_draft, drafter.parts))
 

@@ -1,4 +1,4 @@
-"""Who proposes: what the settings of every drafter say."""
+"""What the settings of all drafters have in common."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specdec_core.config.policies import AnyPolicy, PolicySettings
 from specdec_core.config.recorded import RecordingFacts
 from specdec_core.config.wording import count
 
-MOST_NODES = 128  # of a token tree; the slots' caches leave room for so many candidates
+MOST_NODES = 128  # of a token tree; the slots' caches have room for as many candidates
 
 Width = Annotated[int, Field(ge=1, le=MOST_NODES)]
 Branching = Annotated[tuple[Width, ...], Field(min_length=1)]
@@ -27,8 +27,8 @@ Memory = Annotated[
 class DrafterSettings(KindSettings):
     """What all drafters have in common.
 
-    A kind that looks texts up is a :class:`LookupSettings`, and one that a draft can draft ahead
-    of the target (PEARL) a :class:`ChainSettings`; others cannot.
+    The settings of a lookup are :class:`LookupSettings`. Those that PEARL can draft asynchronously
+    are :class:`ChainSettings`.
     """
 
     role: ClassVar[str] = "Drafter"
@@ -42,24 +42,22 @@ class DrafterSettings(KindSettings):
 
     @property
     def name(self) -> str:
-        """What it is called as a part of another: its label without what tells it from others of
-        its kind."""
+        """Its name as a part of another drafter: the label up to the first comma."""
         return self.label.partition(",")[0]
 
     @property
     @abstractmethod
     def depth(self) -> int:
-        """Candidate tokens behind each other at most: a round adds one more at most."""
+        """The most consecutive candidate tokens of a round, which adds at most one more token."""
 
     @abstractmethod
     def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
-        """Why a recording cannot tell what this drafter would do; None where it can. `whole`:
-        candidates that are not accepted must be known as well, because another drafter looks at
-        them."""
+        """Why a recording cannot tell what this drafter would do; None where it can. With `whole`
+        the rejected candidates must be known, too, because another drafter uses them."""
 
     @property
     def nodes(self) -> int:
-        """Candidate tokens of a round at most."""
+        """The most candidate tokens of a round."""
         return self.depth
 
     @property
@@ -78,26 +76,26 @@ class DrafterSettings(KindSettings):
         return ()
 
     def walk(self) -> Iterator[DrafterSettings]:
-        """This drafter and, depth first, all that it is made of."""
+        """This drafter and, depth first, all of its parts."""
         yield self
         for part in self.parts:
             yield from part.walk()
 
-    # What it has itself, its parts aside.
+    # Without its parts:
 
     @property
     def drafts(self) -> tuple[str | None, ...]:
-        """Its draft model, by name; None is the pair's first."""
+        """The name of its draft model; None is the pair's first."""
         return ()
 
     @property
     def policies(self) -> tuple[tuple[str | None, PolicySettings], ...]:
-        """The length policy of its draft model, behind that model's name."""
+        """The length policy of its draft model, after that model's name."""
         return ()
 
     @property
     def datastores(self) -> tuple[str, ...]:
-        """The datastore that it looks into."""
+        """Its datastore."""
         return ()
 
     @property
@@ -107,21 +105,21 @@ class DrafterSettings(KindSettings):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether it learns what is worth keeping from request to request, as its state."""
+        """Whether it keeps a state from request to request."""
         return False
 
     @property
     def target_width(self) -> int:
-        """Tokens that the target draws to begin each of its trees with."""
+        """Tokens that the target draws to begin each tree."""
         return 0
 
     @property
-    def beside(self) -> bool:
+    def asynchronous(self) -> bool:
         """Whether it drafts on a device of its own while the target verifies."""
         return False
 
     def chosen(self, arm: int | None) -> DrafterSettings:
-        """Which drafter a round is of whose tree names this arm."""
+        """The drafter of a round that a bandit's `arm` proposed for; None: itself."""
         return self
 
     def unknown_part(self, recording: RecordingFacts, whole: bool = False) -> str | None:
@@ -152,7 +150,7 @@ class ModelSettings(DrafterSettings):
         )
 
     def unknown_draft(self, recording: RecordingFacts) -> str | None:
-        """Why a recording has not got the draft model; None where it has."""
+        """Why a recording lacks the draft model; None where it has it."""
         if recording.drafts and self.draft in (None, *recording.drafts):
             return None
         wanted = "a draft" if self.draft is None else f"draft {self.draft!r}"
@@ -188,16 +186,16 @@ class LookupSettings(DrafterSettings):
     @property
     @abstractmethod
     def copied(self) -> str:
-        """What is copied, as the end of `Copies …`."""
+        """What is copied, to complete `Copies …`."""
 
     @property
     def limits(self) -> tuple[str, ...]:
-        """What else there is to say of it."""
+        """Further clauses of the sentence."""
         return ()
 
     @property
     def least(self) -> int:
-        """Tokens that have to be found again."""
+        """The least match, in tokens."""
         return 1
 
     @property
@@ -205,17 +203,17 @@ class LookupSettings(DrafterSettings):
         return self.copies()
 
     def copies(self, least: int = 1) -> str:
-        """The sentence where at least so many tokens have to be found again."""
+        """The sentence for matches of at least `least` tokens."""
         least = max(least, self.least)
-        found = (f"at least {least} tokens long",) if least > 1 else ()
-        return f"Copies {', '.join((self.copied, *found, *self.limits, self._longest))}."
+        match = (f"at least {least} tokens long",) if least > 1 else ()
+        return f"Copies {', '.join((self.copied, *match, *self.limits, self._longest))}."
 
     @property
     def as_guesses(self) -> str:
-        """The same of one that helps another drafter."""
-        found = (f"at least {self.least} tokens found again",) if self.least > 1 else ()
+        """A clause for a lookup that guesses another drafter's tokens."""
+        match = (f"at least {self.least} tokens found again",) if self.least > 1 else ()
         name = f"{self.kind.replace('_', ' ')} guesses of {self._longest}"
-        return ", ".join((name, *found, *self.limits))
+        return ", ".join((name, *match, *self.limits))
 
     @property
     def _longest(self) -> str:
@@ -223,8 +221,8 @@ class LookupSettings(DrafterSettings):
 
 
 class ChainSettings(PolicyDrafterSettings):
-    """What drafters of a draft model's chain have in common: a draft on a device of its own can
-    draft it ahead of the target."""
+    """What drafters of a draft model's chain have in common; PEARL can draft these
+    asynchronously."""
 
     @property
     def depth(self) -> int:
@@ -232,7 +230,7 @@ class ChainSettings(PolicyDrafterSettings):
 
     @property
     def guesses(self) -> LookupSettings | None:
-        """The lookup that guesses how the chain goes on."""
+        """The lookup that guesses the chain's next tokens, if any."""
         return None
 
 
@@ -248,20 +246,20 @@ def shape(branching: Iterable[Any], joint: str = "-") -> str:
 
 def grown(children: tuple[tuple[int, ...], ...]) -> str:
     """How many children the nodes of a tree have, level by level, in a sentence."""
-    if all(len(set(own)) == 1 for own in children):
-        return f"{shape((own[0] for own in children), ', ')} children a node, level by level"
-    levels = (f"{shape(own, '+')}" for own in children)
+    if all(len(set(counts)) == 1 for counts in children):
+        return f"{shape((counts[0] for counts in children), ', ')} children a node, level by level"
+    levels = (f"{shape(counts, '+')}" for counts in children)
     return f"{sum(map(sum, children))} nodes, {shape(levels, ', ')} children level by level"
 
 
 def drawn(replacement: bool) -> str:
-    """How a tree's candidates are drawn, where not as usual."""
+    """How a tree's candidates are drawn, if with replacement."""
     return ", drawn with replacement" if replacement else ""
 
 
 def read_arm(value: Any) -> Any:
-    """What a file says an arm is, as the drafter that it means: a drafter, a policy (of the first
-    draft model), a whole number K, or a whole configuration."""
+    """An arm in a file as the drafter that it stands for: a drafter, a policy (of the first draft
+    model), a whole number K, or a whole configuration."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = {"kind": "fixed", "max_tokens": value}
     if isinstance(value, dict) and "kind" not in value and "drafter" in value:

@@ -1,13 +1,13 @@
-"""The one table of kinds: where the settings and the run time of every drafter and policy are.
+"""The table of kinds: the modules with the settings and the run time of every drafter and policy.
 
-A kind has one place. It is a module with two classes, `SvipSettings` and `SvipPolicy`, or
-`SuffixSettings` and `SuffixDrafter`: what a configuration says, and what decodes by it. Settings
-load without torch, so a kind that needs torch is a package with the modules `settings` and
-`drafter` (or `policy`). A place is imported when its kind is first asked for.
+The module of a kind has two classes, `SvipSettings` and `SvipPolicy`, or `SuffixSettings` and
+`SuffixDrafter`: what a configuration says, and what decodes by it. Settings load without torch, so
+a kind that needs torch is a package with the modules `settings` and `drafter` (or `policy`). A
+module is imported when its kind is first used.
 
-A kind of one's own needs no line here: :func:`add_policy` or :func:`add_drafter` adds it. The
-modules that the environment variable SPECDEC_KINDS names are imported before the first kind is
-looked up, in every process, so that they can do so.
+Users add their own kinds with :func:`add_policy` and :func:`add_drafter`. The modules that the
+environment variable SPECDEC_KINDS names are imported in every process before the first kind is
+looked up, and may do so.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ OWN_KINDS = "SPECDEC_KINDS"
 
 
 class KindSettings(Value):
-    """The settings of a kind. What is abstract here and below, and class variables without a
-    value, every kind says."""
+    """The settings of a kind. Every kind defines what is abstract here and below, and class
+    variables without a value."""
 
     role: ClassVar[str]  # "Drafter" or "Policy": how the name of the run-time class ends
     kind: str
@@ -71,17 +71,17 @@ class KindSettings(Value):
     @property
     @abstractmethod
     def label(self) -> str:
-        """A short name for tables and plots: what proposes, then what tells it from others of its
-        kind, behind a comma. Several may share one (:mod:`specdec_core.config.labels`)."""
+        """A short name for tables and plots: what proposes, then after a comma what distinguishes
+        it within its kind. Several may share one (:mod:`specdec_core.config.labels`)."""
 
     @property
     @abstractmethod
     def sentence(self) -> str:
-        """All that is not default, in plain words. A policy's is one sentence that begins with
-        what a draft model does: `Drafts …`."""
+        """A plain description of everything that is not default. A policy's is one sentence that
+        begins with what a draft model does: `Drafts …`."""
 
     def unusual(self, *names: str) -> str:
-        """Those of these numbers that are not default, as the end of a clause."""
+        """Those of the numbers `names` that are not default, as the end of a clause."""
         return "".join(
             f", {name.replace('_', ' ')} {getattr(self, name):g}"
             for name in names
@@ -93,53 +93,53 @@ def add_drafter(kind: str, place: str) -> None:
     """Add a kind of drafter whose settings and run time are in the module or package `place`.
 
     Raises:
-        TypeError: `place` does not have what a kind must have.
+        TypeError: `place` lacks something that a kind must have.
         ValueError: there is another kind of that name.
     """
     _add(DRAFTERS, kind, place)
 
 
 def add_policy(kind: str, place: str) -> None:
-    """Add a kind of length policy, as :func:`add_drafter` adds one of drafter."""
+    """Add a kind of length policy; see :func:`add_drafter`."""
     _add(POLICIES, kind, place)
 
 
 def drafter_settings(kind: str) -> Any:
     """The settings class of a kind of drafter. Raises KeyError for one that is not in the table."""
-    _import_own()
+    _import_user_kinds()
     return _settings(DRAFTERS[kind], kind)
 
 
 def policy_settings(kind: str) -> Any:
     """The settings class of a kind of length policy; KeyError as above."""
-    _import_own()
+    _import_user_kinds()
     return _settings(POLICIES[kind], kind)
 
 
 def kinds_of(table: Mapping[str, str], base: type) -> dict[str, Any]:
     """The settings classes of all kinds in `table` that are of the type `base`."""
-    _import_own()
+    _import_user_kinds()
     every = {kind: _settings(place, kind) for kind, place in table.items()}
     return {kind: settings for kind, settings in every.items() if issubclass(settings, base)}
 
 
 def run_time(settings: KindSettings | type[KindSettings]) -> Any:
     """The class that decodes by `settings`: `SuffixDrafter` for `SuffixSettings`."""
-    own = settings if isinstance(settings, type) else type(settings)
-    module = own.__module__
+    kind = settings if isinstance(settings, type) else type(settings)
+    module = kind.__module__
     if module.endswith(".settings"):
-        module = module.removesuffix("settings") + own.role.lower()
-    name = own.__name__.removesuffix("Settings") + own.role
+        module = module.removesuffix("settings") + kind.role.lower()
+    name = kind.__name__.removesuffix("Settings") + kind.role
     try:
         return getattr(import_module(module), name)
     except AttributeError:
-        raise TypeError(f"{module}: no class {name} to decode by {own.__name__}") from None
+        raise TypeError(f"{module}: no class {name} to decode by {kind.__name__}") from None
 
 
 class OneOf:
     """Annotates a field: any kind in `table` whose settings are of the field's type.
 
-    The table is read when a value is validated or a JSON schema asked for, not when the field is
+    The table is read when a value is validated or a JSON schema is made, not when the field is
     defined. So settings can hold each other, nothing is imported before it is needed, and a kind
     that was added is known everywhere at once.
     """
@@ -183,19 +183,19 @@ def _any_of(kinds: tuple[type[KindSettings], ...]) -> TypeAdapter[Any]:
 
 @cache
 def _settings(place: str, kind: str) -> type[KindSettings]:
-    """The settings class in `place`; raises TypeError where it is missing or says too little."""
+    """The settings class in `place`; raises TypeError where it is missing or incomplete."""
     module = import_module(place)
     if hasattr(module, "__path__"):
         module = import_module(f"{place}.settings")
-    for found in vars(module).values():
+    for settings in vars(module).values():
         if (
-            isinstance(found, type)
-            and issubclass(found, KindSettings)
-            and "kind" in found.model_fields
-            and found.model_fields["kind"].default == kind
+            isinstance(settings, type)
+            and issubclass(settings, KindSettings)
+            and "kind" in settings.model_fields
+            and settings.model_fields["kind"].default == kind
         ):
-            _check(found)
-            return found
+            _check(settings)
+            return settings
     raise TypeError(
         f"{module.__name__}: no settings with kind: Literal[{kind!r}] = {kind!r} for kind {kind}"
     )
@@ -215,8 +215,8 @@ def _add(table: dict[str, str], kind: str, place: str) -> None:
 
 
 @cache
-def _import_own() -> None:
-    """Import the modules with the user's own kinds, once a process."""
+def _import_user_kinds() -> None:
+    """Import the modules that SPECDEC_KINDS names, once a process."""
     for name in os.environ.get(OWN_KINDS, "").replace(",", " ").split():
         if name in sys.modules:
             continue

@@ -1,4 +1,4 @@
-"""What configurations that are shown together are called."""
+"""Labels of configurations that are shown together."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ SHORTEST = 4  # characters of an id that are shown
 
 
 def distinct_labels(shown: Iterable[Configuration | DrafterSettings]) -> dict[str, str]:
-    """A label for each id, no two alike: those with the same label get as many first characters of
-    their ids as tell them apart. The sampling is left out where all have the same."""
-    each = {identity(own): own for own in shown}
-    samplings = {own.sampling for own in each.values() if isinstance(own, Configuration)}
+    """A label for each id, no two alike: equal labels get the first characters of their ids, as
+    many as make them different. The sampling is left out where all have the same."""
+    by_id = {identity(value): value for value in shown}
+    samplings = {value.sampling for value in by_id.values() if isinstance(value, Configuration)}
     labels = {
-        key: own.label
-        if isinstance(own, DrafterSettings) or len(samplings) > 1
-        else own.without_sampling
-        for key, own in each.items()
+        key: value.label
+        if isinstance(value, DrafterSettings) or len(samplings) > 1
+        else value.without_sampling
+        for key, value in by_id.items()
     }
     times = Counter(labels.values())
     alike: dict[str, list[str]] = {}

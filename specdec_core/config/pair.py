@@ -1,4 +1,4 @@
-"""Which models, and how they are executed."""
+"""The models of a pair, and how they are executed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PairSpec(Value):
 
     @property
     def name(self) -> str:
-        """A name for people and for the MLflow experiment."""
+        """A readable name, also of the MLflow experiment."""
         models = (self.target, *self.drafts.values())
         names = [Path(model).name.removeprefix("bundled:") for model in models]
         return "-".join([*(["bundled"] if self.target.startswith("bundled:") else []), *names])

@@ -11,25 +11,25 @@ from specdec_core.config.base import Value, load_yaml, parse
 
 
 class DraftPlacement(Value):
-    """The draft's devices: one, or none, which is where the engine itself runs."""
+    """The draft's devices: one, or 0 to run it in the engine's process."""
 
     devices: int = Field(default=1, ge=0, le=1)
 
 
 class TargetPlacement(Value):
-    """The target's devices, and whether each has some of the attention heads of every layer or
-    whole layers."""
+    """The target's devices, and how they split it: each has some of the attention heads of every
+    layer, or whole layers."""
 
     devices: PositiveInt = 1
     split: Literal["heads", "layers"] = "heads"
 
 
 class Placement(Value):
-    """What runs where; the same on a laptop and on a cluster. A device is a GPU where the cluster
-    has any (`device: auto`), else a CPU core.
+    """The devices of draft and target, on a laptop or a cluster. A device is a GPU where the
+    cluster has any (`device: auto`), else a CPU core.
 
     `pack` puts the target into one node if any has enough devices, else into as few as possible;
-    `strict_pack` insists on one.
+    `strict_pack` requires one.
     """
 
     draft: DraftPlacement = DraftPlacement()

@@ -1,4 +1,4 @@
-"""When drafting stops: what the settings of every length policy say."""
+"""What the settings of all length policies have in common."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MaxTokens = Annotated[int, Field(ge=1, le=128, description="candidate tokens a r
 
 
 class PolicySettings(KindSettings):
-    """What all length policies have in common: `max_tokens`, candidate tokens a round at most."""
+    """What all length policies have in common: `max_tokens`, the most candidate tokens a round."""
 
     role: ClassVar[str] = "Policy"
-    # Whether a recording tells what it would do: whether it decides by a candidate's token,
-    # entropy, probability, largest probabilities and hidden state, and by how rounds ended.
+    # Whether a recording tells what it would do: whether it decides only by a candidate's token,
+    # entropy, probability, largest probabilities and hidden state, and by the rounds' outcomes.
     replayed: ClassVar[bool]
 
     if TYPE_CHECKING:
@@ -43,12 +43,12 @@ class PolicySettings(KindSettings):
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """The trained heads that it asks, by name or folder."""
+        """The names or folders of its trained heads."""
         return ()
 
     @property
     def decodes(self) -> bool:
-        """Whether it can be followed without knowing what the target will write."""
+        """Whether it can decode, that is, without knowing what the target will write."""
         return True
 
     def unknown_to(self, recording: RecordingFacts) -> str | None:
@@ -63,9 +63,9 @@ class PolicySettings(KindSettings):
 
 
 class HeadSettings(PolicySettings):
-    """What policies that ask a trained head have in common."""
+    """What policies with a trained head have in common."""
 
-    head_kinds: ClassVar[tuple[str, ...]]  # that it can ask
+    head_kinds: ClassVar[tuple[str, ...]]  # that it can use
 
     head: str
 
@@ -75,7 +75,7 @@ class HeadSettings(PolicySettings):
 
     @property
     def head_name(self) -> str:
-        """The head without the folders that it lies in."""
+        """The head's name without its folder."""
         return Path(self.head).name.removeprefix("bundled:")
 
 

@@ -1,4 +1,4 @@
-"""What settings have to know of a recording to say whether it tells what they would do."""
+"""What settings need to know of a recording to say whether they can be replayed from it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specdec_core.config.sampling import Sampling
 
 @dataclass(frozen=True)
 class RecordingFacts:
-    """What was recorded. `timed`: a profile says how long its rounds would take."""
+    """What was recorded. `timed`: there is a profile to compute the rounds' times from."""
 
     drafts: tuple[str, ...]
     sampling: Sampling

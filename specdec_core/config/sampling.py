@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from specdec_core.config.base import Value
 
-# Logits divided by less may leave float32, here or in a peer; the most likely token is all but
+# Logits divided by less may overflow float32, here or in a peer; the most likely token is all but
 # certain long before.
 _LEAST = 1e-30
 
@@ -17,7 +17,7 @@ Temperature = Annotated[
     Field(ge=0, le=1e38, allow_inf_nan=False),
     AfterValidator(lambda value: value if value >= _LEAST else 0.0),
 ]
-"""What logits are divided by; 0 is greedy decoding, and so is what is too small to divide by."""
+"""Logits are divided by this; 0, or a number too small to divide by, is greedy decoding."""
 
 
 class Sampling(Value):
@@ -38,6 +38,6 @@ class Sampling(Value):
 
     @property
     def fixed_output(self) -> bool:
-        """Whether the output depends on the target, the prompt and the seed alone, and not on what
-        was drafted: a recorded trace then tells what any drafting would have done."""
+        """Whether the output depends on the target, the prompt and the seed alone, and not on the
+        drafts. Then any drafter can be replayed from a recorded trace."""
         return self.greedy or self.coupling == "gumbel"

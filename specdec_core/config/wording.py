@@ -1,4 +1,4 @@
-"""Sentences of configurations: how they are put together."""
+"""Helpers for the sentences of configurations."""
 
 from __future__ import annotations
 

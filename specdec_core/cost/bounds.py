@@ -1,4 +1,4 @@
-"""How likely a draft token is accepted, bounded from entropies (SVIP, §2.2 and appendices B, C).
+"""Bounds on a draft token's acceptance from entropies (SVIP, §2.2 and appendices B, C).
 
 p is the target's distribution, q the draft's. H_q is q's entropy and H_{q,p} = -Σ q log p the cross
 entropy, so KL(q‖p) = H_{q,p} - H_q. Entropies are in nats; all functions work on arrays. Where the
@@ -26,19 +26,18 @@ def entropy(q: ArrayLike) -> np.ndarray:
 
 
 def cross_entropy(q: ArrayLike, p: ArrayLike) -> np.ndarray:
-    """H_{q,p} over the last axis; infinite where q has a token that p has not."""
+    """H_{q,p} over the last axis; infinite where q has a token that p lacks."""
     q, p = np.broadcast_arrays(np.asarray(q, dtype=float), np.asarray(p, dtype=float))
     with np.errstate(divide="ignore"):
         log_p = np.log(p)
-    found: np.ndarray = -np.multiply(q, log_p, out=np.zeros_like(q), where=q > 0).sum(axis=-1)
-    return found
+    expected: np.ndarray = np.multiply(q, log_p, out=np.zeros_like(q), where=q > 0).sum(axis=-1)
+    return -expected
 
 
 def divergence(entropy: ArrayLike, cross_entropy: ArrayLike) -> np.ndarray:
-    """KL(q‖p) from H_q and H_{q,p}, which rounding may bring below 0."""
-    apart = np.asarray(cross_entropy, dtype=float) - np.asarray(entropy, dtype=float)
-    found: np.ndarray = np.maximum(apart, 0)
-    return found
+    """KL(q‖p) from H_q and H_{q,p}, at least 0 despite rounding."""
+    kl = np.asarray(cross_entropy, dtype=float) - np.asarray(entropy, dtype=float)
+    return np.asarray(np.maximum(kl, 0))
 
 
 def oracle_bound(entropy: ArrayLike, cross_entropy: ArrayLike) -> np.ndarray:

@@ -1,8 +1,8 @@
-"""Drafting as a Markov decision process: what each decision to go on or to stop costs.
+"""Drafting as a Markov decision process: the cost of each decision to continue or to stop.
 
-SpecDec++, §4.2. Its state is the committed text and the round's k candidates; both actions draw one
-candidate more, "continue" goes on from there and "stop" has all k + 1 verified. A round of K
-candidates is therefore K - 1 continues and one stop.
+SpecDec++, §4.2. The state is the committed text and the round's k candidates. Both actions draw one
+more candidate; "continue" goes on drafting, and "stop" has all k + 1 candidates verified. A round
+of K candidates is therefore K - 1 continues and one stop.
 """
 
 from __future__ import annotations
@@ -31,18 +31,17 @@ def immediate_costs(
 
     What the text leaves open:
 
-    - A candidate is discarded if it is not in the output, also where it was accepted behind the
-      end of the request (an end token, a stop string).
-    - A request that ends on an accepted candidate throws the target's own token of that round
-      away. It is discarded too: the round's stop costs c1 more.
-    - A round that drafted nothing (one token left, a policy or a drafter that proposes none) is a
+    - A candidate is discarded if it is not in the output, even if it was accepted after the end of
+      the request (an end token, a stop string).
+    - A request that ends on an accepted candidate discards the target's token of that round: the
+      round's stop costs c1 more.
+    - A round without candidates (one token left, a policy or a drafter that proposes none) is a
       single stop that draws no candidate and costs c2.
 
     Args:
         rounds: the run's :class:`~specdec_core.tokens.statistics.Round` values or their columns
-        `drafted`,
-            `accepted`, `generated` and `draft_forwards`, in any order. Chains with one draft
-            forward a candidate.
+            `drafted`, `accepted`, `generated` and `draft_forwards`, in any order. Chains with one
+            draft forward a candidate.
         t_draft: seconds of a draft forward.
         t_target: seconds of a target forward.
 
@@ -74,9 +73,9 @@ def immediate_costs(
     candidate = np.minimum(step, drafted[index])
     kept = ((candidate > 0) & (candidate <= accepted[index])).astype(int)
     discarded = (candidate > accepted[index]).astype(int)
-    own_kept = (generated - accepted)[index]  # the target's token: 0 where the request ended before
-    kept[stops] += own_kept[stops]
-    discarded[stops] += 1 - own_kept[stops]
+    bonus = (generated - accepted)[index]  # the target's token: 0 where the request ended before it
+    kept[stops] += bonus[stops]
+    discarded[stops] += 1 - bonus[stops]
     cost = t_draft * discarded + (t_target - t_draft) * stops
     return pd.DataFrame(
         {
@@ -108,8 +107,8 @@ def stopping_threshold(c1: float, c2: float, delta: float = 0.0) -> float:
 
 
 def implied_delta(threshold: float, c1: float, c2: float) -> float:
-    """The Δ at which Thm 4.3's threshold is `threshold`, in [0, 1): what a threshold that proved
-    best on recorded runs says about Δ. Negative where that is below (c2)/(c1 + c2)."""
+    """The Δ at which Thm 4.3's threshold is `threshold`, in [0, 1); for a threshold that proved
+    best on recorded runs, an estimate of Δ. Negative where that is below (c2)/(c1 + c2)."""
     if not 0 <= threshold < 1:
         raise ValueError(f"a threshold on a probability is in [0, 1), got {threshold}")
     return threshold * c1 / (1 - threshold) - c2

@@ -41,9 +41,9 @@ def post_use_speedup(mat: float, utilisation: float, t_draft: float, t_target: f
 def identity_gap(counts: Counts) -> int:
     """How far counts are from Lemma 3.1's identity N_draft + N_target = N + N_discarded.
 
-    0 for every chain whose tokens each cost one draft forward. A verification whose own token is
-    thrown away, because the request ended on an accepted token (EOS, a stop string), added
-    nothing to N and is allowed for. Drafters that get tokens without a forward are below 0.
+    0 for every chain whose tokens each cost one draft forward. Verifications whose own token was
+    discarded, because the request ended on an accepted token (EOS, a stop string), are left out.
+    Negative for drafters that get tokens without a forward.
     """
     wasted = counts.n_target - counts.n_target_tokens
     return counts.n_draft + counts.n_target - wasted - counts.n - counts.n_discarded
@@ -90,6 +90,6 @@ def regress_forward_times(runs: Iterable[tuple[int, int, float]]) -> ForwardTime
     table = np.array(list(runs), dtype=float).reshape(-1, 3)
     passes, seconds = table[:, :2], table[:, 2]
     if np.linalg.matrix_rank(passes) < passes.any(axis=0).sum() or not passes.any():
-        raise ValueError("runs too alike to tell the draft's time from the target's")
+        raise ValueError("runs too alike to separate the draft's time from the target's")
     times = nonnegative_least_squares(passes, seconds)
     return ForwardTimes(times[0], times[1], r_squared(seconds, passes @ np.array(times)))

@@ -10,9 +10,9 @@ import numpy as np
 def nonnegative_least_squares(columns: np.ndarray, values: np.ndarray) -> list[float]:
     """argmin over x ≥ 0 of |columns·x − values|², for a handful of columns.
 
-    The solution is the plain least-squares solution over its own non-zero columns, so it is the
-    best non-negative one among all subsets; smaller subsets win ties, which also settles columns
-    that the measurements cannot tell apart.
+    The solution is the plain least-squares solution over its non-zero columns, so it is the best
+    non-negative one among all subsets. Smaller subsets win ties, which also decides between columns
+    that the measurements do not distinguish.
     """
     count = columns.shape[1]
     # Columns differ by orders of magnitude (1 against context · batch).
@@ -23,11 +23,11 @@ def nonnegative_least_squares(columns: np.ndarray, values: np.ndarray) -> list[f
     tolerance = 1e-9 * least
     for size in range(1, count + 1):
         for subset in map(list, combinations(range(count), size)):
-            found = np.linalg.lstsq(scaled[:, subset], values, rcond=None)[0]
-            residual = float(np.square(scaled[:, subset] @ found - values).sum())
-            if (found >= 0).all() and residual < least - tolerance:
+            solution = np.linalg.lstsq(scaled[:, subset], values, rcond=None)[0]
+            residual = float(np.square(scaled[:, subset] @ solution - values).sum())
+            if (solution >= 0).all() and residual < least - tolerance:
                 best, least = np.zeros(count), residual
-                best[subset] = found
+                best[subset] = solution
     return list(map(float, best / scale))
 
 

@@ -1,4 +1,4 @@
-"""What one model's forward passes cost, as a function of their width, context and batch."""
+"""The cost of one model's forward passes as a function of width, context and batch."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Terms(Value):
 
     The weights are read once whatever is fed in (fixed), the layers' arithmetic grows with the
     tokens fed in, reading keys and values with the tokens cached, and attention's arithmetic with
-    the pairs of both. No coefficient is negative: more work is never faster, also where the fit
-    extrapolates. Affine in n, so many rounds take what as many rounds of their mean width take.
+    the pairs of both. No coefficient is negative: more work is never faster, even where the fit
+    extrapolates. As t is affine in n, rounds take as long as rounds of their mean width.
     """
 
     fixed: float
@@ -44,8 +44,8 @@ class Terms(Value):
         shapes = np.array([(m.width, m.context, m.batch) for m in measurements], dtype=float)
         seconds = np.array([m.seconds for m in measurements])
         columns = np.stack(_products(*shapes.T), axis=1)
-        found = nonnegative_least_squares(columns / seconds[:, None], np.ones(len(seconds)))
-        return cls(**dict(zip(cls.model_fields, found, strict=True)))
+        terms = nonnegative_least_squares(columns / seconds[:, None], np.ones(len(seconds)))
+        return cls(**dict(zip(cls.model_fields, terms, strict=True)))
 
     def seconds(self, width: float, context: float, batch: int) -> float:
         products = _products(width, context, batch)
@@ -69,7 +69,7 @@ class Kind(StrEnum):
         return cls.WIDE if width > 1 else cls.ROWS if batch > 1 else cls.TOKEN
 
 
-# Which kind stands in, in this order, for one that was not measured.
+# The kinds that stand in for one that was not measured, in this order.
 _STAND_IN = {
     Kind.TOKEN: (Kind.TOKEN, Kind.ROWS, Kind.WIDE),
     Kind.ROWS: (Kind.ROWS, Kind.WIDE, Kind.TOKEN),
@@ -111,7 +111,7 @@ class ForwardCost(Value):
 
     @property
     def typical_context(self) -> float:
-        """The median context measured: what `seconds` assumes when it is told none."""
+        """The median context measured; the default of `seconds`."""
         return statistics.median(m.context for m in self.measurements)
 
     @property

@@ -69,7 +69,7 @@ class Hardware(Value):
         return seconds
 
     def profile(self, drafts: Sequence[str]) -> Profile:
-        """What this machine makes of the counts of a pair with `drafts`."""
+        """This machine's profile for a pair with `drafts`."""
         return Profile(
             target=ForwardCost.constant(self.target.speculative),
             drafts={draft: ForwardCost.constant(self.t_draft(draft)) for draft in drafts},

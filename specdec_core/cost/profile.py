@@ -1,7 +1,7 @@
-"""A pair's forward costs on one machine, and what counts of forward passes therefore cost.
+"""A pair's forward costs on one machine, and the cost of counts of forward passes.
 
-N_draft, N_target and N_discarded say how much work a configuration does and do not depend on the
-hardware; a :class:`Profile` says what that work costs here. Together they predict the time of any
+N_draft, N_target and N_discarded measure a configuration's work and do not depend on the hardware;
+a :class:`Profile` gives the cost of that work on one machine. Together they predict the time of any
 configuration (SpecDec++, Eq. 3.1, 3.2 and 5.1) without running it. All times are seconds.
 """
 
@@ -53,8 +53,8 @@ class Profile(Value):
         if not any(map(any, seconds.values())):
             return self
         overhead = {
-            draft: self.draft_overhead.get(draft, 0.0) + sum(own) / len(own)
-            for draft, own in seconds.items()
+            draft: self.draft_overhead.get(draft, 0.0) + sum(policies) / len(policies)
+            for draft, policies in seconds.items()
         }
         return self.model_copy(update={"draft_overhead": {**self.draft_overhead, **overhead}})
 
@@ -103,6 +103,29 @@ class Profile(Value):
         if counts.n_draft:
             seconds += counts.n_draft * self.t_draft(draft, context, batch, _draft_width(counts))
         return seconds / batch
+
+    def round_seconds(
+        self,
+        drafted: int,
+        draft_forwards: int,
+        draft_tokens: int,
+        draft: str | None = None,
+        context: float | None = None,
+    ) -> float:
+        """Seconds of a round that verifies `drafted` candidates, from `draft_forwards` forwards of
+        the draft model with `draft_tokens` distributions together."""
+        counts = Counts(
+            requests=1,
+            n=1,
+            n_draft=draft_forwards,
+            n_target=1,
+            n_discarded=0,
+            n_drafted=drafted,
+            n_accepted=0,
+            n_target_tokens=1,
+            n_draft_tokens=draft_tokens,
+        )
+        return self.estimate_seconds(counts, draft, context)
 
     def autoregressive_seconds(
         self, tokens: int, context: float | None = None, batch: int = 1
@@ -182,12 +205,12 @@ class Profile(Value):
 
 
 def policy_key(draft: str, policy: PolicySettings) -> str:
-    """Names what the time of a policy's answer depends on: not its thresholds."""
+    """Identifies what the time of a policy's decision depends on: not its thresholds."""
     return " ".join([draft, policy.kind, *policy.heads])
 
 
 def _draft_width(counts: Counts) -> float:
-    """Mean width of a drafting step; counts that do not say it are those of chains."""
+    """Mean width of a drafting step; 1, a chain's, where the counts lack it."""
     return max(counts.n_draft_tokens / counts.n_draft, 1.0) if counts.n_draft else 1.0
 
 

@@ -1,5 +1,5 @@
-"""A suffix automaton of texts, grown token by token: every phrase in them, how often it is there
-and what most often follows it (Blumer et al., 1985; grown online and over several texts)."""
+"""A suffix automaton of texts: every phrase in them, how often it occurs and what follows it most
+often (Blumer et al., 1985; here built online and over several texts)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ class SuffixAutomaton:
     """Every phrase of the texts in at most two states a token.
 
     The phrases of a state are suffixes of each other and end at the same places. State s holds
-    those of more than `length[link[s]]` and at most `length[s]` tokens; `follows[s]` maps a token
-    to the state of the phrases with it at their end; `count[s]` is the number of places and
-    `best[s]` the token that follows most often, of equals the one that followed last (-1: nothing
-    follows yet).
+    those of more than `length[link[s]]` and at most `length[s]` tokens. `follows[s]` maps a token
+    to the state of the phrases extended by it. `count[s]` is the number of places, and `best[s]`
+    the token that follows most often, of equals the one that followed last (-1: none yet).
 
-    A token costs amortised constant time, and a step for each different number of times that the
-    text's last phrases were seen before: a few in anything but a loop.
+    A token costs amortised constant time, and a step for each distinct count among the suffixes of
+    the text: few, unless the text loops.
     """
 
     def __init__(self) -> None:
@@ -28,17 +27,17 @@ class SuffixAutomaton:
         self.tokens = 0  # of all texts
 
     def begin(self) -> None:
-        """Start another text: no phrase reaches from one text into the next."""
+        """Start another text. No phrase spans two texts."""
         self.last = ROOT
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Go on with the text."""
+        """Append to the text."""
         for token in tokens:
             self._append(token)
 
     def step(self, state: int, matched: int, token: int) -> tuple[int, int]:
-        """From a phrase of `matched` tokens in `state`, the longest phrase in the texts that is a
-        suffix of it with `token` at its end: its state and length."""
+        """The longest suffix in the texts of a phrase, of `matched` tokens in `state`, extended by
+        `token`: its state and length."""
         follows = self.follows
         while token not in follows[state]:
             state = self.link[state]
@@ -56,7 +55,7 @@ class SuffixAutomaton:
         return state, matched
 
     def continuation(self, state: int, most: int) -> list[int]:
-        """What most often follows the phrases of `state`, token by token, at most `most`."""
+        """The most frequent continuation of the phrases of `state`, at most `most` tokens."""
         follows, best = self.follows, self.best
         tokens: list[int] = []
         while len(tokens) < most and best[state] >= 0:
@@ -81,7 +80,7 @@ class SuffixAutomaton:
             state = link[state]
 
     def _grow(self, token: int) -> int:
-        """The state of the text with `token` at its end, made where it is not there."""
+        """The state of the text extended by `token`, created where it is missing."""
         follows, link, length = self.follows, self.link, self.length
         state = self.last
         if token in follows[state]:  # an earlier text had all of this one
@@ -99,8 +98,8 @@ class SuffixAutomaton:
         return new
 
     def _split(self, state: int, token: int, known: int) -> int:
-        """Give the phrases of `known` that are no longer than those of `state` with `token` a
-        state of their own: from now on they end at more places than the others."""
+        """Move the phrases of `known` that are not longer than those of `state` extended by `token`
+        to a new state: from now on they end at more places than the others."""
         follows, link = self.follows, self.link
         shorter = self._state(
             dict(follows[known]),

@@ -1,7 +1,7 @@
 """A draft model that follows the texts of the slots.
 
-Between rounds the cached tokens of a slot are a prefix of its committed text, whoever drafted:
-drafters that share a draft model share its runner.
+Between rounds the cached tokens of a slot are a prefix of its committed text, whichever drafter
+proposed: drafters that share a draft model share its runner.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from specdec_core.drafting.drafter import Outcome, SlotState
 from specdec_core.models.runner import ModelRunner
 
-# Further behind than this, the draft model catches up without computing logits.
+# With more tokens to read than this, the draft model reads them without computing logits.
 _CATCH_UP = 16
 
 
@@ -22,15 +22,15 @@ class DraftContext:
         self.runner = runner
 
     def open(self, sequences: Sequence[SlotState]) -> None:
-        """Read the texts up to their last token, together. Rows that hold them already are left
-        alone; the engine empties a row before a request enters. A lazy runner reads a text when
-        it is asked what follows it."""
+        """Read the texts up to their last token, together. Rows that hold them already stay as they
+        are; the engine empties a row before a request enters. A lazy runner reads a text only when
+        a token is drafted after it."""
         if self.runner.lazy:
             return
         held = self.runner.lengths
-        behind = [s for s in sequences if held[s.slot] < len(s.tokens) - 1]
-        texts = [s.tokens[held[s.slot] : -1] for s in behind]
-        self.runner.prefill([s.slot for s in behind], texts)
+        unread = [s for s in sequences if held[s.slot] < len(s.tokens) - 1]
+        texts = [s.tokens[held[s.slot] : -1] for s in unread]
+        self.runner.prefill([s.slot for s in unread], texts)
 
     def pending(self, sequence: SlotState) -> list[int]:
         """Committed tokens that the draft model has not read, at least the last one."""
@@ -43,14 +43,14 @@ class DraftContext:
     def keep(
         self, sequence: SlotState, outcome: Outcome, cached: Mapping[int, int] | None = None
     ) -> None:
-        """Of the drafted tokens keep those that were accepted; nothing is computed again.
+        """Keep the accepted tokens of the draft in the cache; nothing is computed again.
 
-        `cached` says which nodes of the tree the draft model has read, and as the how-manieth
-        token behind the round's text; unset, the nodes of a chain in their order.
+        `cached` gives the cache offset from the round's text of each node that the draft model has
+        read; unset, the nodes are a chain in their order.
         """
         runner, slot = self.runner, sequence.slot
-        own = 0 if sequence.target_start else 1  # the target's own token behind the path
-        text = len(sequence.tokens) - outcome.accepted - own  # length before the round
+        added = outcome.accepted + (0 if sequence.target_start else 1)  # and the target's own token
+        text = len(sequence.tokens) - added  # length before the round
         read = runner.lengths[slot] - text
         if read <= 0:
             return

@@ -1,4 +1,4 @@
-"""Who proposes: the interface of a drafter, what it sees of a slot, and what it is built from."""
+"""The interface of a drafter, the slot state that it sees, and what it is built from."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SlotState:
-    """What a drafter may know of a slot: its committed tokens and how it samples."""
+    """What a drafter sees of a slot: its committed tokens and how it samples."""
 
     slot: int
     tokens: list[int]  # prompt and output so far; never empty
     sampling: Sampling
     random: RandomStream
-    room: int = 0  # candidate tokens that may follow each other in the round
+    room: int = 0  # depth that a tree may have in the round
     batch: int = 1  # requests that share the round
-    # The target's tokens for the next place, where a drafter has it begin the tree.
+    # The target's tokens that begin the next tree, where the drafter has a target_width.
     target_start: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a slot's tree."""
+    """The verdict on a slot's tree."""
 
     tree: TokenTree
     path: list[int]  # accepted nodes that are in the output, from the root on
-    choices: list[int]  # the target's own token behind the text, [0], and behind node i, [i + 1]
+    choices: list[int]  # the target's own token after the text, [0], and after node i, [i + 1]
     seconds: float  # of drafting and of the target's forward
 
     @property
@@ -48,9 +48,9 @@ class Outcome:
 
 
 class Drafter:
-    """Proposes a token tree for each slot and learns what became of it."""
+    """Proposes a token tree for each slot and learns from its outcome."""
 
-    target_width = 0  # tokens that the target shall draw to begin each tree with
+    target_width = 0  # tokens that the target draws to begin each tree
     shapes: Sequence[Sequence[int]] = ()  # the parents of trees that it grows, whole or cut
 
     def __init__(self, settings: Any, resources: Resources) -> None:
@@ -58,74 +58,74 @@ class Drafter:
 
     @classmethod
     def replayed(cls, settings: Any, recorded: Any) -> Drafter:
-        """The drafter as a replay runs it, from the resources that there are in one
-        (:class:`specdec_core.drafting.recorded.RecordedResources`): itself, unless it runs a draft
+        """The drafter as a replay runs it, built from
+        :class:`specdec_core.drafting.recorded.RecordedResources`: itself, unless it runs a draft
         model."""
         return cls(settings, recorded)
 
     @classmethod
     def replayed_at_once(cls, settings: Any, recorded: Any) -> Any | None:
-        """All rounds that a replay would come to, as a recorded draft makes them, where they are
-        known without running the drafter; None elsewhere."""
+        """All rounds of a replay, where a recorded draft gives them without running the drafter;
+        None elsewhere."""
         return None
 
     @classmethod
     def check_state(cls, settings: Any, state: dict[str, Any], source: str) -> None:
-        """Raises :class:`UserError`, naming `source`, for what is no state of such a drafter."""
+        """Raises :class:`UserError`, naming `source`, unless `state` is one of such a drafter."""
 
     def prepare(self, seconds: float) -> bool:
-        """Wait for a part of it that is elsewhere to be ready, so long at most; whether it is.
-        Nobody has to: what is not ready proposes nothing. Raises :class:`UserError` where it will
-        never be."""
+        """Wait at most `seconds` for a part in another process; returns whether it is ready. This
+        is optional: a part that is not ready proposes nothing. Raises :class:`UserError` where it
+        cannot become ready."""
         return True
 
     def open(self, sequences: Sequence[SlotState]) -> None:
         """Requests enter their slots."""
 
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
-        """At most `sequence.room` candidate tokens deep for each slot; maybe none."""
+        """A tree for each slot, at most `sequence.room` tokens deep; it may be empty."""
         raise NotImplementedError
 
     def arrived(self, sequences: Sequence[SlotState], trees: Sequence[TokenTree]) -> None:
-        """The target has read the trees. Candidates that have come since may be added, one behind
-        each place that it has read: `tree.fed` says how many nodes those are."""
+        """The target has read the trees, of which `tree.fed` is set to the number of nodes.
+        Candidates that have arrived since may be added after nodes that it has read."""
 
     def observe(self, sequence: SlotState, outcome: Outcome) -> None:
-        """The round is committed, and it was not the request's last: `sequence.tokens` now ends in
-        the path's tokens and, unless the target begins the trees, one of the target's own."""
+        """The round is committed and the request goes on: `sequence.tokens` now ends in the path's
+        tokens and, unless the target begins the trees, one of the target's own."""
 
     def missed(self, sequence: SlotState) -> None:
-        """The same, of a round that another drafter has proposed for."""
+        """The same for a round in which another drafter has proposed."""
 
     def close(self, sequence: SlotState) -> None:
-        """The request leaves its slot, finished or cancelled: `sequence.tokens` is all its text."""
+        """The request leaves its slot, finished or cancelled. `sequence.tokens` is all its text."""
 
     def state(self) -> dict[str, Any] | None:
-        """What it has learned that serves later requests, as JSON can hold it; None: nothing."""
+        """What it has learned for later requests, as JSON values; None where it learns nothing."""
         return None
 
     def load(self, state: dict[str, Any], source: str = "the state") -> None:
-        """Go on from a :meth:`state`. Raises :class:`UserError`, naming `source`, for one that is
-        not of this drafter."""
+        """Continue from a :meth:`state`. Raises :class:`UserError`, naming `source`, for the state
+        of another drafter."""
 
     def learned(self) -> list[dict[str, Any]] | None:
-        """What its state says of each drafter that it chooses among, for people; None where there
-        is no state."""
+        """A readable table of its state, a row for each drafter that it chooses among; None where
+        it keeps no state."""
         return None
 
 
 @dataclass(slots=True)
-class Found:
-    """Candidates from a lookup, best first, and how many of the text's last tokens led there."""
+class LookupResult:
+    """Candidates from a lookup, the best first, and how many of the text's last tokens matched."""
 
     tree: TokenTree
     match: int = 0
 
 
 class Lookup(Drafter):
-    """Proposes from texts, without a model; also behind text that is not committed yet."""
+    """Proposes from texts, without a model; also after text that is not committed yet."""
 
-    def find(self, sequence: SlotState, drafted: Sequence[int], room: int) -> Found:
+    def find(self, sequence: SlotState, drafted: Sequence[int], room: int) -> LookupResult:
         """What may follow `sequence.tokens` and then `drafted`, at most `room` tokens deep. All
         nodes are deterministic proposals."""
         raise NotImplementedError
@@ -142,8 +142,8 @@ class Resources:
     load_head: Callable[[str | None, str], LoadedHead]  # by the draft's name and the head's
     vocab_size: int
     eos_token_ids: frozenset[int]
-    tokenizer_digest: Callable[[], str] | None = None  # of the vocabulary; None: not known here
-    clock: RoundClock = field(default_factory=RoundClock)  # what a round's time goes into
+    tokenizer_digest: Callable[[], str] | None = None  # of the vocabulary; None: unknown
+    clock: RoundClock = field(default_factory=RoundClock)  # measures a round
     slots: int = 1
     open_link: Callable[[], Link] = no_link  # to a draft on a device of its own
 
@@ -153,7 +153,7 @@ class Resources:
         return built
 
     def lookup(self, settings: LookupSettings) -> Lookup:
-        """The same where they are a lookup's."""
+        """The lookup that `settings` describe."""
         lookup = self.build(settings)
         assert isinstance(lookup, Lookup)
         return lookup

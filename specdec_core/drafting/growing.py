@@ -12,22 +12,22 @@ from specdec_core.drafting.drafter import SlotState
 from specdec_core.models.runner import Batch
 from specdec_core.tokens.acceptance import Places
 from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
-from specdec_core.tokens.topology import behind
+from specdec_core.tokens.topology import after_text
 
 
 @dataclass(slots=True)
 class Level:
-    """Where trees may go on, n places of several trees, and what the draft model says there."""
+    """n places where trees may grow, and what the draft model predicts there."""
 
     trees: list[int]  # (n,) which tree
-    nodes: list[int]  # (n,) behind which of its nodes, or ROOT
+    nodes: list[int]  # (n,) after which of its nodes, or ROOT
     logits: Tensor  # (n, vocabulary)
-    hidden: Tensor | None  # (n, dimension) what the output layer made them from, where watched
+    hidden: Tensor | None  # (n, dimension) input of the output layer, where watched
 
 
 @dataclass(slots=True)
 class Children:
-    """What was put behind the n places of a level."""
+    """The new nodes at the n places of a level."""
 
     nodes: list[list[int]]  # (n,) new nodes, in the order drawn
     probs: Tensor | None  # (n, vocabulary) the draft distributions; None when all are greedy
@@ -36,36 +36,36 @@ class Children:
 class Growth:
     """The trees of one round, one for each of `sequences`.
 
-    `cached[i]` says which nodes of tree i the draft model has read, and as the how-manieth token
-    behind the committed text.
+    `cached[i]` gives the cache offset from the committed text of each node of tree i that the draft
+    model has read.
     """
 
     def __init__(self, context: DraftContext, sequences: Sequence[SlotState]) -> None:
         self.context, self.sequences = context, sequences
         self.trees = [TokenTree() for _ in sequences]
         self.cached: list[dict[int, int]] = [{} for _ in sequences]
-        self._read: dict[int, list[int]] = {}  # the parents of what was read of each tree
+        self._read: dict[int, list[int]] = {}  # the parents of the nodes read, by tree
 
     def read(self, wanted: Mapping[int, Sequence[int]]) -> Level:
-        """Feed the draft model the nodes `wanted[i]` of tree i, in their order and parents first;
-        or [ROOT], to begin with. What it has not read of the text goes before them."""
+        """Feed the draft model the nodes `wanted[i]` of tree i, parents first; or [ROOT], to begin
+        with. Tokens of the text that it has not read go before them."""
         feed, parents = [], []
         for i, nodes in wanted.items():
             tree, cached = self.trees[i], self.cached[i]
             text = [] if i in self._read else self.context.pending(self.sequences[i])
-            own = self._read.setdefault(i, [])
+            shape = self._read.setdefault(i, [])
             new = [node for node in nodes if node != ROOT]
             for node in new:
                 parent = tree.parents[node]
-                cached[node] = len(own)
-                own.append(ROOT if parent == ROOT else cached[parent])
+                cached[node] = len(shape)
+                shape.append(ROOT if parent == ROOT else cached[parent])
             feed.append(text + [tree.tokens[node] for node in new])
-            parents.append(behind(len(text), own))
+            parents.append(after_text(len(text), shape))
             tree.draft_forwards += 1
             tree.draft_tokens += len(nodes)
         rows = [self.sequences[i].slot for i in wanted]
-        asked = [len(nodes) for nodes in wanted.values()]
-        output = self.context.runner.forward(Batch(rows, feed, parents, asked))
+        counts = [len(nodes) for nodes in wanted.values()]
+        output = self.context.runner.forward(Batch(rows, feed, parents, counts))
         return Level(
             [i for i, nodes in wanted.items() for _ in nodes],
             [node for nodes in wanted.values() for node in nodes],
@@ -74,19 +74,18 @@ class Growth:
         )
 
     def branch(self, level: Level, counts: Sequence[int], replacement: bool = False) -> Children:
-        """Put `counts[n]` children behind place n of `level`: drawn from the draft distribution,
-        fewer where it has fewer tokens and none is drawn twice; when greedy the most likely tokens.
-        """
+        """Add `counts[n]` children at place n of `level`, drawn from the draft distribution,
+        or when greedy the most likely tokens. Without `replacement` there may be fewer to draw."""
         at = self.places(level)
         children = at.siblings(counts, replacement)
         nodes = [
-            [self.trees[i].add(token, parent, Origin.DRAFT, q) for token, q in own]
-            for i, parent, own in zip(level.trees, level.nodes, children, strict=True)
+            [self.trees[i].add(token, parent, Origin.DRAFT, q) for token, q in drawn]
+            for i, parent, drawn in zip(level.trees, level.nodes, children, strict=True)
         ]
         return Children(nodes, at.probs)
 
     def places(self, level: Level) -> Places:
-        """The places of a level, in the texts that its trees go on."""
+        """The positions of a level's places in their texts, and the distributions there."""
         owners = [self.sequences[i] for i in level.trees]
         positions = []
         for i, node, sequence in zip(level.trees, level.nodes, owners, strict=True):

@@ -1,10 +1,9 @@
 """A draft model's chain, several tokens a forward: speculative decoding of the draft model itself.
 
-What is guessed about the draft model's next tokens is verified against it by the very rule that the
-target applies. So the chain is one that the draft model alone would have written: the same tokens
-when greedy, and under sampling every token is drawn from the draft model's own distribution q,
-which it carries to the target's verification. Guesses change how many forwards of the draft model a
-chain takes, and nothing else.
+Guesses at the draft model's next tokens are verified against it by the rule that the target
+applies. So the chain is the draft model's: the same tokens when greedy, and under sampling every
+token is drawn from the draft model's own distribution q, which it carries to the target's
+verification. Guesses only change how many forwards of the draft model a chain takes.
 """
 
 from __future__ import annotations
@@ -27,28 +26,28 @@ from specdec_core.models.runner import Batch, Output
 from specdec_core.tokens.acceptance import Reading, rule_of
 from specdec_core.tokens.sampling import distributions
 from specdec_core.tokens.token_tree import Origin, TokenTree
-from specdec_core.tokens.topology import behind
+from specdec_core.tokens.topology import after_text
 
 
 @dataclass(slots=True)
 class _Draft:
-    """A slot's chain in the making."""
+    """A slot's chain in progress."""
 
-    sequence: SlotState
+    state: SlotState
     limit: int
     tree: TokenTree = field(default_factory=TokenTree)
-    feed: list[int] = field(default_factory=list)  # text and chain that was not read yet
-    # What the latest forward decided: tokens, the places in its row that they were drawn from and
-    # their distributions; and how many new tokens of other slots come before them.
+    feed: list[int] = field(default_factory=list)  # unread tokens of text and chain
+    # The latest forward's tokens, the places in its row that they were drawn at, and their
+    # distributions; and how many new tokens of other slots come before them.
     new: list[tuple[int, int, Tensor | None]] = field(default_factory=list)
     before: int = 0
 
 
 class GuessedChain(Drafter):
-    """Drafts chains from a draft model; `guess` says what may come next, without a model.
+    """Drafts chains from a draft model; `guess` predicts its tokens without a model.
 
-    The length policy is asked about one token after the other, as if each had taken a forward of
-    its own, and what lies behind the token where it stops is dropped.
+    The length policy is asked about one token after the other, as if each had taken a forward. The
+    tokens after the one where it stops are dropped.
     """
 
     def __init__(self, draft: str | None, policy: PolicySettings, resources: Resources) -> None:
@@ -68,13 +67,13 @@ class GuessedChain(Drafter):
         return built
 
     def guess(self, sequence: SlotState, drafted: Sequence[int], room: int) -> TokenTree:
-        """Deterministic candidates for what the draft model writes behind the text and `drafted`,
-        at most `room` tokens deep."""
+        """Deterministic candidates for the draft model's tokens after the text and `drafted`, at
+        most `room` tokens deep."""
         raise NotImplementedError
 
     def learn(self, sequence: SlotState, drafted: Sequence[int], outcome: Outcome) -> None:
-        """What became of a guess behind `drafted` at the draft model; `outcome.choices` are the
-        draft model's most likely tokens."""
+        """The draft model's verdict on a guess after `drafted`; `outcome.choices` are its most
+        likely tokens."""
 
     def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
@@ -86,65 +85,65 @@ class GuessedChain(Drafter):
         drafts = [_Draft(s, min(s.room, self.policy.limit(s.slot, s.batch))) for s in sequences]
         active = [draft for draft in drafts if draft.limit > 0]
         for draft in active:
-            draft.feed = self.context.pending(draft.sequence)
+            draft.feed = self.context.pending(draft.state)
         while active:
-            active = self._ask(active, self._forward(active))
+            active = self._extend(active, self._forward(active))
         for draft in drafts:
-            self._chains[draft.sequence.slot] = len(draft.sequence.tokens), len(draft.tree)
+            self._chains[draft.state.slot] = len(draft.state.tokens), len(draft.tree)
         return [draft.tree for draft in drafts]
 
     def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         text, length = self._chains[sequence.slot]
-        # The nodes of the chain come first; the draft model has read all of it but, at times, the
-        # last one. What else is in the tree it has never seen.
+        # The nodes of the chain come first. The draft model has read them, at times without the
+        # last one, and no other node.
         read = min(self.runner.lengths[sequence.slot] - text, length)
         self.context.keep(sequence, outcome, {node: node for node in range(read)})
         self.judged(sequence, outcome, length)
 
     def judged(self, sequence: SlotState, outcome: Outcome, length: int) -> None:
-        """Tell the policy what became of the chain, the first `length` nodes of the tree."""
+        """Report to the policy the outcome of the chain, the first `length` nodes of the tree."""
         if length:
             accepted = sum(node < length for node in outcome.path)
-            told = PolicyOutcome(length, accepted, outcome.tree.draft_forwards)
-            self.policy.observe(sequence.slot, told)
+            result = PolicyOutcome(length, accepted, outcome.tree.draft_forwards)
+            self.policy.observe(sequence.slot, result)
 
     def _forward(self, active: list[_Draft]) -> Signals:
-        """One forward of the draft model: reads the feed and the guesses behind it, decides which
-        tokens come next, and forgets the other guesses. What there is to know of all these tokens,
-        slot by slot."""
+        """One forward of the draft model: reads the feed and the guesses after it, verifies the
+        guesses, and forgets the rejected ones. Returns the signals of all new tokens, slot by
+        slot."""
         guesses, tokens, parents = [], [], []
         for draft in active:
             drafted = draft.tree.tokens
-            # One token comes from the draft model itself.
+            # The draft model adds a token of its own.
             room = draft.limit - len(drafted) - 1
-            guess = self.guess(draft.sequence, drafted, room) if room > 0 else TokenTree()
+            guess = self.guess(draft.state, drafted, room) if room > 0 else TokenTree()
             guesses.append(guess)
             tokens.append(draft.feed + guess.tokens)
-            parents.append(behind(len(draft.feed), guess.parents))
-        rows, asked = [draft.sequence.slot for draft in active], [1 + len(g) for g in guesses]
-        output = self.runner.forward(Batch(rows, tokens, parents, asked))
+            parents.append(after_text(len(draft.feed), guess.parents))
+        rows, counts = [draft.state.slot for draft in active], [1 + len(g) for g in guesses]
+        output = self.runner.forward(Batch(rows, tokens, parents, counts))
         returned = perf_counter()
-        owners = zip(active, asked, strict=True)
-        samplings = [draft.sequence.sampling for draft, count in owners for _ in range(count)]
+        owners = zip(active, counts, strict=True)
+        samplings = [draft.state.sampling for draft, count in owners for _ in range(count)]
         probs = distributions(output.logits, samplings)
-        own_probs: Sequence[Tensor | None]
-        own_probs = [None] * len(active) if probs is None else probs.split(asked)
-        for draft, guess, own, q in zip(active, guesses, output.choices(), own_probs, strict=True):
-            self._decide(draft, guess, own, q)
+        split: Sequence[Tensor | None]
+        split = [None] * len(active) if probs is None else probs.split(counts)
+        for draft, guess, choices, q in zip(active, guesses, output.choices(), split, strict=True):
+            self._decide(draft, guess, choices, q)
         signals = self._signals(active, output, probs)
         self.clock.chose(returned, output.logits)
         return signals
 
     def _signals(self, active: list[_Draft], output: Output, probs: Tensor | None) -> Signals:
-        """What the policy may see of all new tokens, given what the forward says and the
-        distributions (n, vocabulary)."""
+        """The signals of all new tokens, given the forward's output and distributions
+        (n, vocabulary)."""
         slots, positions, places = [], [], []
         tokens: list[int] = []
         first = 0
         for draft, count in zip(active, output.counts, strict=True):
             draft.before = len(tokens)
             for position, (token, place, _) in enumerate(draft.new, len(draft.tree) + 1):
-                slots.append(draft.sequence.slot)
+                slots.append(draft.state.slot)
                 tokens.append(token)
                 positions.append(position)
                 places.append(first + place)
@@ -158,7 +157,7 @@ class GuessedChain(Drafter):
     ) -> None:
         """The chain's next tokens: the guesses that the draft model accepts and its own token.
         `choices` (1 + nodes) and `q` (1 + nodes, vocabulary) are the draft model's."""
-        sequence, chain, slot = draft.sequence, draft.tree, draft.sequence.slot
+        sequence, chain, slot = draft.state, draft.tree, draft.state.slot
         rule, start = rule_of(sequence.sampling), len(sequence.tokens) + len(chain)
         reading = Reading(guess, choices, q, sequence.random, start)
         verdict = rule.verify(reading, rule.choices(reading))
@@ -176,10 +175,10 @@ class GuessedChain(Drafter):
         if len(guess):
             self.learn(sequence, chain.tokens, Outcome(guess, verdict.path, choices, 0.0))
 
-    def _ask(self, active: list[_Draft], signals: Signals) -> list[_Draft]:
-        """Append the new tokens one by one, as far as the policy wants them. The drafts that it
-        would have longer still."""
-        going_on, step = [], 0
+    def _extend(self, active: list[_Draft], signals: Signals) -> list[_Draft]:
+        """Append the new tokens one by one until the policy stops. Returns the drafts that need
+        another forward."""
+        unfinished, step = [], 0
         while active:
             for draft in active:
                 token, _, q = draft.new[step]
@@ -188,12 +187,12 @@ class GuessedChain(Drafter):
                 len(draft.tree) < draft.limit and draft.new[step][0] not in self.eos_token_ids
                 for draft in active
             ]
-            shown = [n for n, still in enumerate(open_ended) if still or self.policy.learns]
+            shown = [n for n, open_ in enumerate(open_ended) if open_ or self.policy.learns]
             answers = [False] * len(active)
             if shown:
                 asking = perf_counter()
-                own = signals.only([active[n].before + step for n in shown])
-                for n, answer in zip(shown, self.policy.go_on(own), strict=True):
+                current = signals.only([active[n].before + step for n in shown])
+                for n, answer in zip(shown, self.policy.go_on(current), strict=True):
                     answers[n] = answer and open_ended[n]
                 self.clock.asked(asking)
             following, step = [], step + 1
@@ -202,22 +201,22 @@ class GuessedChain(Drafter):
                     self._cut(draft)
                 elif step == len(draft.new):
                     draft.feed = [draft.tree.tokens[-1]]
-                    going_on.append(draft)
+                    unfinished.append(draft)
                 else:
                     following.append(draft)
             active = following
-        return going_on
+        return unfinished
 
     def _cut(self, draft: _Draft) -> None:
-        """Forget what was read beyond the end of the chain."""
-        slot = draft.sequence.slot
-        end = len(draft.sequence.tokens) + len(draft.tree)
+        """Forget tokens that were read beyond the end of the chain."""
+        slot = draft.state.slot
+        end = len(draft.state.tokens) + len(draft.tree)
         self.runner.truncate(slot, min(self.runner.lengths[slot], end))
 
 
 class RecordedGuesses(GuessedChain):
-    """A recorded draft model's chain: guesses take part of its forwards and leave its tokens as
-    they are. What is guessed, a kind of guessed chain says as ever."""
+    """A recorded draft model's chain: guesses save some of its forwards and leave its tokens as
+    they are. :meth:`GuessedChain.guess` and `learn` stay those of the kind."""
 
     def __init__(
         self, draft: str | None, policy: PolicySettings, recorded: RecordedResources

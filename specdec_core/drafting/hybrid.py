@@ -1,4 +1,4 @@
-"""A lookup and another drafter together: the lookup where it finds enough, or both in one tree."""
+"""A lookup and another drafter: the lookup where its match is long enough, or both in one tree."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pydantic import Field
 from specdec_core.config import AnyDrafter, AnyLookup, DrafterSettings, RecordingFacts
 from specdec_core.config.wording import clause
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.drafter import Drafter, Found, Outcome, Resources, SlotState
+from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 
 
 class HybridSettings(DrafterSettings):
-    """A lookup where it finds enough of the text again, another drafter otherwise; or, merged, the
-    other drafter's tree with the found phrase in it."""
+    """A lookup where its match is long enough, another drafter otherwise; or, merged, the other
+    drafter's tree with the lookup's candidates in it."""
 
     kind: Literal["hybrid"] = "hybrid"
     lookup: AnyLookup = SuffixSettings()
@@ -36,53 +36,54 @@ class HybridSettings(DrafterSettings):
 
     @property
     def label(self) -> str:
-        joint, behind = " + " if self.merge else " else ", ", extended" if self.extend else ""
-        return f"{self.lookup.name}{joint}{self.otherwise.name}{behind}"
+        joint, extended = " + " if self.merge else " else ", ", extended" if self.extend else ""
+        return f"{self.lookup.name}{joint}{self.otherwise.name}{extended}"
 
     @property
     def sentence(self) -> str:
         otherwise = "In the same tree" if self.merge else "Otherwise"
-        behind = " Its draft goes on with what is looked up behind it." if self.extend else ""
+        extended = " Its draft goes on with what is looked up after it." if self.extend else ""
         return (
             f"{self.lookup.copies(self.min_match)} {otherwise} {clause(self.otherwise.sentence)}."
-            f"{behind}"
+            f"{extended}"
         )
 
     @property
     def depth(self) -> int:
-        behind = self.lookup.depth if self.extend else 0
-        return max(self.lookup.depth, self.otherwise.depth + behind)
+        extension = self.lookup.depth if self.extend else 0
+        return max(self.lookup.depth, self.otherwise.depth + extension)
 
     @property
     def nodes(self) -> int:
-        found, drafted = self.lookup.nodes, self.otherwise.nodes
-        drafted += found if self.extend else 0
-        return found + drafted if self.merge else max(found, drafted)
+        copied, drafted = self.lookup.nodes, self.otherwise.nodes
+        drafted += copied if self.extend else 0
+        return copied + drafted if self.merge else max(copied, drafted)
 
     @property
     def parts(self) -> tuple[DrafterSettings, ...]:
         return self.lookup, self.otherwise
 
     def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
-        # Found phrases meet the other drafter's candidates, or are looked up behind them.
+        # Merged or extended, the lookup meets candidates of the other drafter that are rejected.
         return self.unknown_part(recording, whole or self.merge or self.extend)
 
 
 class HybridDrafter(Drafter):
-    """Proposes what the lookup finds, in slots where it finds at least `min_match` of the text's
-    last tokens again; the other drafter drafts for the other slots together. Or, merged, the other
-    drafter drafts for all slots and what was found becomes a further branch of its tree. Extended,
-    its draft goes on with what is found behind it, at no further forward of a model.
+    """Proposes the lookup's candidates in slots where it matches at least `min_match` of the text's
+    last tokens; the other drafter drafts for the other slots together. Merged, the other drafter
+    drafts for all slots and the lookup's candidates become a further branch of its tree. Extended,
+    its draft continues with a lookup after its end, without a further forward of a model.
 
-    All of this keeps the target's distribution where the drafters do: what is found depends on the
-    text before it alone. The lookup learns from every round, the other drafter from its own.
+    All of this keeps the target's distribution where the drafters do: the lookup's candidates
+    depend on the text before them alone. The lookup learns from every round, the other drafter from
+    its own.
     """
 
     def __init__(self, settings: HybridSettings, resources: Resources) -> None:
         self.settings = settings
         self.lookup = resources.lookup(settings.lookup)
         self.otherwise = resources.build(settings.otherwise)
-        self._drafted: dict[int, TokenTree] = {}  # the other drafter's own tree of a slot's round
+        self._drafted: dict[int, TokenTree] = {}  # the other drafter's trees of the round, by slot
 
     def prepare(self, seconds: float) -> bool:
         return self.otherwise.prepare(seconds)
@@ -92,38 +93,38 @@ class HybridDrafter(Drafter):
         self.otherwise.open(sequences)
 
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
-        found = [self._find(sequence) for sequence in sequences]
+        copied = [self._find(sequence) for sequence in sequences]
         self._drafted = {}
         drafting = [
             sequence
-            for sequence, tree in zip(sequences, found, strict=True)
+            for sequence, tree in zip(sequences, copied, strict=True)
             if self.settings.merge or not tree
         ]
         if drafting:
-            drafted = self.otherwise.propose(drafting)
-            self._drafted = {s.slot: tree for s, tree in zip(drafting, drafted, strict=True)}
+            proposed = self.otherwise.propose(drafting)
+            self._drafted = {s.slot: tree for s, tree in zip(drafting, proposed, strict=True)}
         trees = []
-        for sequence, tree in zip(sequences, found, strict=True):
-            own = self._drafted.get(sequence.slot)
-            if own is not None:
-                behind = [self._find_behind(sequence, own)] if self.settings.extend else []
-                tree = merged(own, *behind, (ROOT, tree))
+        for sequence, tree in zip(sequences, copied, strict=True):
+            drafted = self._drafted.get(sequence.slot)
+            if drafted is not None:
+                extension = [self._find_after(sequence, drafted)] if self.settings.extend else []
+                tree = merged(drafted, *extension, (ROOT, tree))
             trees.append(tree)
         return trees
 
     def arrived(self, sequences: Sequence[SlotState], trees: Sequence[TokenTree]) -> None:
-        asked = [n for n, sequence in enumerate(sequences) if sequence.slot in self._drafted]
-        if not asked:
+        drafting = [n for n, sequence in enumerate(sequences) if sequence.slot in self._drafted]
+        if not drafting:
             return
-        drafted = [self._drafted[sequences[n].slot] for n in asked]
-        self.otherwise.arrived([sequences[n] for n in asked], drafted)
-        for n, own in zip(asked, drafted, strict=True):
+        parts = [self._drafted[sequences[n].slot] for n in drafting]
+        self.otherwise.arrived([sequences[n] for n in drafting], parts)
+        for n, drafted in zip(drafting, parts, strict=True):
             tree = trees[n]
-            if own is not tree and own.fed is not None:
+            if drafted is not tree and drafted.fed is not None:
                 tree.fed = len(tree)
-                for node in range(own.fed, len(own)):
-                    what = own.tokens[node], own.parents[node], own.origins[node]
-                    tree.add(*what, own.draft_probs[node])
+                for node in range(drafted.fed, len(drafted)):
+                    token, parent = drafted.tokens[node], drafted.parents[node]
+                    tree.add(token, parent, drafted.origins[node], drafted.draft_probs[node])
 
     def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         self.lookup.observe(sequence, outcome)
@@ -131,7 +132,7 @@ class HybridDrafter(Drafter):
         if drafted is None:
             self.otherwise.missed(sequence)
         else:
-            self.otherwise.observe(*_part(sequence, outcome, drafted))
+            self.otherwise.observe(*_without_lookup(sequence, outcome, drafted))
 
     def missed(self, sequence: SlotState) -> None:
         self.lookup.missed(sequence)
@@ -141,8 +142,8 @@ class HybridDrafter(Drafter):
         self.lookup.close(sequence)
         self.otherwise.close(sequence)
 
-    def _find_behind(self, sequence: SlotState, drafted: TokenTree) -> tuple[int, TokenTree]:
-        """A deepest node of `drafted` and what was found behind it."""
+    def _find_after(self, sequence: SlotState, drafted: TokenTree) -> tuple[int, TokenTree]:
+        """A deepest node of `drafted` and the lookup's candidates after it."""
         depths = drafted.depths()
         if not depths or max(depths) + 1 >= sequence.room:
             return ROOT, TokenTree()
@@ -154,17 +155,17 @@ class HybridDrafter(Drafter):
         return leaf, self.lookup.find(sequence, path, sequence.room - len(path)).tree
 
     def _find(self, sequence: SlotState) -> TokenTree:
-        """What was found, if it was enough."""
+        """The lookup's candidates, if the match is long enough."""
         if sequence.room <= 0:
             return TokenTree()
-        found: Found = self.lookup.find(sequence, (), sequence.room)
-        return found.tree if found.match >= self.settings.min_match else TokenTree()
+        result = self.lookup.find(sequence, (), sequence.room)
+        return result.tree if result.match >= self.settings.min_match else TokenTree()
 
 
-def merged(drafted: TokenTree, *found: tuple[int, TokenTree]) -> TokenTree:
-    """The tree `drafted` with deterministic trees in it, each below the node given with it; where
-    they say the same they share nodes. The nodes of `drafted` keep their numbers."""
-    if not any(len(tree) for _, tree in found):
+def merged(drafted: TokenTree, *branches: tuple[int, TokenTree]) -> TokenTree:
+    """The tree `drafted` with deterministic `branches`, each below the node given with it. Equal
+    tokens share nodes. The nodes of `drafted` keep their numbers."""
+    if not any(len(tree) for _, tree in branches):
         return drafted
     whole = replace(
         drafted,
@@ -173,23 +174,25 @@ def merged(drafted: TokenTree, *found: tuple[int, TokenTree]) -> TokenTree:
         draft_probs=list(drafted.draft_probs),
         origins=list(drafted.origins),
     )
-    for start, tree in found:
+    for start, tree in branches:
         places = {ROOT: start}
         for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
             places[node] = whole.graft(places[parent], [token], tree.origins[node])
     return whole
 
 
-def _part(sequence: SlotState, outcome: Outcome, drafted: TokenTree) -> tuple[SlotState, Outcome]:
-    """The round as it was for `drafted` alone, whose nodes are the tree's first of those that were
-    fed, and of those that came later: where the accepted path leaves it the target chose a token of
-    its own."""
+def _without_lookup(
+    sequence: SlotState, outcome: Outcome, drafted: TokenTree
+) -> tuple[SlotState, Outcome]:
+    """The round as if only `drafted` had been proposed. Its nodes come first among the tree's nodes
+    that were fed, and first among those that arrived later. Where the accepted path leaves it, the
+    target chose its own token."""
     if outcome.tree is drafted:
         return sequence, outcome
     fed, apart = drafted.read, outcome.tree.read - drafted.read
-    own = [node for node in outcome.path if node < fed]
-    own += [node - apart for node in outcome.path if node >= outcome.tree.read]
-    behind = len(outcome.path) - len(own)
-    text = sequence.tokens[: len(sequence.tokens) - behind]
+    path = [node for node in outcome.path if node < fed]
+    path += [node - apart for node in outcome.path if node >= outcome.tree.read]
+    rest = len(outcome.path) - len(path)
+    text = sequence.tokens[: len(sequence.tokens) - rest]
     choices = outcome.choices[: fed + 1]
-    return replace(sequence, tokens=text), Outcome(drafted, own, choices, outcome.seconds)
+    return replace(sequence, tokens=text), Outcome(drafted, path, choices, outcome.seconds)

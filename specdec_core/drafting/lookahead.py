@@ -1,5 +1,5 @@
 """Lookahead decoding (Fu et al., 2024): the target iterates a window of guesses while it verifies,
-and the n-grams that come out of it are the candidates."""
+and the resulting n-grams are the candidates."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 
 
 class LookaheadSettings(DrafterSettings):
-    """The target itself iterates a window of guesses beside verification, and the n-grams that
-    come out are the candidates (lookahead decoding, Fu et al., 2024)."""
+    """The target iterates a window of guesses while it verifies, and the resulting n-grams are the
+    candidates (lookahead decoding, Fu et al., 2024)."""
 
     kind: Literal["lookahead"] = "lookahead"
     window: Width = Field(default=5, description="W, columns of the window")
@@ -51,17 +51,16 @@ class LookaheadSettings(DrafterSettings):
         return (self.window + self.guesses) * (self.ngram - 1) - 1
 
     def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
-        return "what the target says to the window's guesses is not recorded"
+        return "the target's tokens after the window's guesses are not recorded"
 
 
 class LookaheadDrafter(Drafter):
-    """Proposes the latest n-grams that begin with the text's last token, and with them the window
-    that makes the next ones (its lookahead branch), in one forward of the target.
+    """Proposes the latest n-grams that begin with the text's last token, and in the same tree the
+    window that makes the next ones (the lookahead branch).
 
-    The window's guesses are candidates like all others: what an n-gram says already costs nothing
-    again, a guess that is right is accepted, and the one rule of verification keeps the target's
-    distribution when sampling, too. Towards the end of a request, where the window would reach
-    beyond it, only n-grams are proposed.
+    The window's guesses are candidates like all others: they share nodes with the n-grams, a right
+    guess is accepted, and verification keeps the target's distribution when sampling, too. Where
+    the window would reach beyond the end of the request, only n-grams are proposed.
     """
 
     def __init__(self, settings: LookaheadSettings, resources: Resources) -> None:
@@ -100,13 +99,13 @@ class LookaheadDrafter(Drafter):
 
 
 class Window:
-    """Guesses at the text to come. Level i, column j is a guess at the token i + j places behind
-    the text's last one, which is level 0, column 0 itself; it reads level 0 up to its column and
-    then down its column. So each column is an n-gram in the making, and a round adds a level: the
-    target's choices behind the last one.
+    """Guesses at the text to come. Level i, column j is a guess at the token i + j places after the
+    text's last one, which is level 0, column 0. It attends to level 0 up to its column and then
+    down its column. So each column is an n-gram in progress, and a round adds a level: the target's
+    choices after the last one.
 
-    Until there are `ngram` − 1 levels none goes; then the first one does in every round, and the
-    columns are done. However many tokens a round adds, the window moves on by one place (the
+    From `ngram` − 1 levels on the first one is dropped in every round, and the columns are complete
+    n-grams. The window moves by one place a round, however many tokens the round adds (the
     reference implementation's default).
     """
 
@@ -116,8 +115,8 @@ class Window:
         self._nodes: list[list[int]] = []  # of the levels in the round's tree
 
     def plant(self, tree: TokenTree, last: int, room: int) -> None:
-        """Put the window into `tree`, if no guess is more than `room` places behind the text's
-        `last` token."""
+        """Add the window to `tree`, if no guess is more than `room` places after the text's `last`
+        token."""
         self._nodes = []
         if len(self.levels) + len(self.levels[0]) - 2 > room:
             return
@@ -131,9 +130,9 @@ class Window:
             self._nodes.append([tree.graft(node, [token], Origin.CACHE) for node, token in above])
 
     def advance(self, choices: Sequence[int], text: Sequence[int]) -> list[tuple[int, ...]]:
-        """Add the level that the target chose, `choices[node + 1]` behind each node of the round's
-        tree; returns the n-grams that this completes. What a new column needs is drawn from `text`
-        at random."""
+        """Add the level that the target chose, `choices[node + 1]` after each node of the round's
+        tree; returns the n-grams that this completes. New columns are drawn from `text` at
+        random."""
         nodes, self._nodes = self._nodes, []
         if not nodes:
             return []

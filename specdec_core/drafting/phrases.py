@@ -9,12 +9,12 @@ Phrase = tuple[int, ...]
 
 
 class PhrasePool:
-    """For each key token a stack of the phrases that came behind it: last in, first out.
+    """For each key token a stack of the phrases that followed it: last in, first out.
 
     At most `keys` keys (κ_pool) and `per_key` phrases of each (κ_phase). A full pool forgets the
-    key that was looked up least often, of equals the one that was not looked up for longest; a
-    full stack forgets its earliest phrase. A phrase that is inserted again moves to the top. One
-    that begins as another goes on says nothing of its own: of the two the longer one stays.
+    key that was looked up least often, of equals the least recently used one. A full stack forgets
+    its earliest phrase. A phrase that is inserted again moves to the top. Where one phrase is the
+    beginning of another, only the longer one stays.
     """
 
     def __init__(self, keys: int, per_key: int) -> None:

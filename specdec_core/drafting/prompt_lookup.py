@@ -10,7 +10,7 @@ from pydantic import Field
 from specdec_core.config.drafters import LookupSettings
 from specdec_core.config.policies import MaxTokens
 from specdec_core.config.recorded import RecordingFacts
-from specdec_core.drafting.drafter import Found, Lookup, Resources, SlotState
+from specdec_core.drafting.drafter import Lookup, LookupResult, Resources, SlotState
 from specdec_core.tokens.token_tree import Origin, TokenTree
 
 
@@ -51,7 +51,7 @@ class PromptLookupSettings(LookupSettings):
 
 
 class _Index:
-    """Where each n-gram of a growing text was last followed by something."""
+    """The last position after each n-gram of a growing text."""
 
     def __init__(self, min_ngram: int, max_ngram: int) -> None:
         self.sizes = range(max_ngram, min_ngram - 1, -1)
@@ -66,7 +66,7 @@ class _Index:
         self._indexed = len(tokens)
 
     def lookup(self, end: Sequence[int]) -> tuple[int | None, int]:
-        """Where the longest known n-gram that `end` ends in was followed, and its size."""
+        """The position after the longest known n-gram that `end` ends with, and its size."""
         for size in self.sizes:
             if size <= len(end):
                 start = self._follower.get(tuple(end[-size:]))
@@ -88,12 +88,12 @@ class PromptLookupDrafter(Lookup):
             index = _Index(self.settings.min_ngram, self.settings.max_ngram)
             self._indices[sequence.slot] = index
 
-    def find(self, sequence: SlotState, drafted: Sequence[int], room: int) -> Found:
+    def find(self, sequence: SlotState, drafted: Sequence[int], room: int) -> LookupResult:
         index, tokens = self._indices[sequence.slot], sequence.tokens
         index.extend(tokens)
         end = [*tokens[-self.settings.max_ngram :], *drafted]
         start, size = index.lookup(end)
         if start is None:
-            return Found(TokenTree())
+            return LookupResult(TokenTree())
         count = min(room, self.settings.max_tokens)
-        return Found(TokenTree.chain(tokens[start : start + count], Origin.LOOKUP), size)
+        return LookupResult(TokenTree.chain(tokens[start : start + count], Origin.LOOKUP), size)

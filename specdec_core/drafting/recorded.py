@@ -1,7 +1,7 @@
 """Drafters in a replay: recordings take the place of draft models.
 
-What a kind does in a replay is said where the kind is (:meth:`Drafter.replayed`). Here is what it
-is offered there. How recordings are made and kept, drafters do not know.
+Each kind of drafter says how it is replayed (:meth:`Drafter.replayed`). This module has what it is
+replayed from. How recordings are made and stored is not known here.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from specdec_core.drafting.policies.policy import LengthPolicy, RecordedChains
 from specdec_core.tokens.token_tree import Origin, TokenTree
 from specdec_core.tokens.topology import static_tree
 
-UNKNOWN = -1  # a token that the recording does not know; it is nobody's
+UNKNOWN = -1  # stands for a token that was not recorded; equals no token
 
 
 @dataclass(frozen=True)
 class Drafts:
-    """What a drafter without memory does from every start: arrays (T,)."""
+    """The rounds of a drafter without memory from every start: arrays (T,)."""
 
     drafted: np.ndarray
     accepted: np.ndarray
@@ -35,12 +35,12 @@ class Drafts:
 
 
 class RecordedDraft(RecordedChains, Protocol):
-    """What a draft model does from every place of recorded texts where a round may begin: T
-    starts."""
+    """A draft model's chains and trees from all T places of recorded texts where a round may
+    begin."""
 
     @property
     def bounds(self) -> Sequence[int]:
-        """How many candidates a chain can have, up to its end and within its room (T,)."""
+        """The most candidates that a chain can have, by its recording and its room (T,)."""
 
     @property
     def ranks(self) -> np.ndarray:
@@ -51,24 +51,24 @@ class RecordedDraft(RecordedChains, Protocol):
         """The target's tokens (T,)."""
 
     def chain(self, start: int, length: int) -> list[int]:
-        """The first tokens of the chain from a start."""
+        """The first `length` tokens of the chain from a start."""
 
-    def asked(self, policy: LengthPolicy, start: int, most: int) -> int:
-        """How many candidates, of at most `most`, a policy drafts from a start when it is asked
-        behind each of them."""
+    def drafted_by(self, policy: LengthPolicy, start: int, most: int) -> int:
+        """How many candidates, at most `most`, a policy drafts from a start when it is asked after
+        each of them."""
 
     def chains(self, drafted: np.ndarray) -> Drafts:
-        """Chains of so many candidates (T,), where they can have so many."""
+        """Chains of `drafted` candidates (T,), or as many as they can have."""
 
     def trees(self, children: Sequence[Sequence[int]]) -> Drafts:
-        """Greedy trees of the most likely tokens; `children` says how many each node of each level
-        has, the text's last token being level 0."""
+        """Greedy trees of the most likely tokens; `children` has the number of children of each
+        node of each level, level 0 being the text's last token."""
 
     def walk(self, policy: LengthPolicy) -> Any:
-        """The rounds of a policy's chains, one after the other."""
+        """The rounds of a policy's chains, simulated one after the other."""
 
     def walk_all(self, drafts: Drafts) -> Any:
-        """The rounds when one from any start drafts what `drafts` says."""
+        """The rounds when each drafts what `drafts` has for its start."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class RecordedResources(Resources):
     """What drafters are built from in a replay."""
 
     track: Callable[[str | None], RecordedDraft] = field(kw_only=True)  # by the draft's name
-    start: Callable[[SlotState], int] = field(kw_only=True)  # where the round to come begins
+    start: Callable[[SlotState], int] = field(kw_only=True)  # of the coming round
 
     def build(self, settings: DrafterSettings) -> Drafter:
         built: Drafter = run_time(settings).replayed(settings, self)
@@ -89,7 +89,7 @@ class RecordedResources(Resources):
 
 
 class PolicyChains:
-    """The chains that a policy lets a recorded draft model write."""
+    """The chains of a recorded draft model under a policy."""
 
     def __init__(
         self, draft: str | None, policy: LengthPolicy, recorded: RecordedResources
@@ -97,32 +97,32 @@ class PolicyChains:
         self.track, self.policy, self.start = recorded.track(draft), policy, recorded.start
 
     def draft(self, sequence: SlotState) -> tuple[list[int], int, int]:
-        """What the draft model would write in the round to come, as far as it could matter; how
-        much of it is drafted; and the policy's limit within the room."""
+        """The draft model's tokens in the coming round up to its limit; how many of them are
+        drafted; and the policy's limit within the room."""
         start, limit = self.start(sequence), min(self.policy.limit(sequence.slot), sequence.room)
         most = max(min(limit, self.track.bounds[start]), 0)
         if self._lengths is not None:
             length = min(most, self._lengths[start])
         else:
-            length = self.track.asked(self.policy, start, most)
+            length = self.track.drafted_by(self.policy, start, most)
         return self.track.chain(start, most), length, limit
 
     @cached_property
     def _lengths(self) -> list[int] | None:
-        """Where they depend on nothing before, all at once."""
+        """All lengths at once, where they do not depend on earlier rounds."""
         lengths = self.policy.lengths(self.track)
         return None if lengths is None else lengths.tolist()
 
 
 class Recorded(Drafter):
-    """A drafter that proposes for a slot at a time."""
+    """A drafter that proposes for one slot at a time."""
 
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         return [self.draft(sequence) for sequence in sequences]
 
     @abstractmethod
     def draft(self, sequence: SlotState) -> TokenTree:
-        """The tree of the round to come."""
+        """The tree of the coming round."""
 
 
 class ShapedTree(Drafter):
@@ -140,8 +140,8 @@ class ShapedTree(Drafter):
 
 
 class RecordedTree(Recorded):
-    """A greedy static tree of the draft model's most likely tokens. Of its tokens only those are
-    known that are the target's, from the root on; nothing else is accepted."""
+    """A greedy static tree of the draft model's most likely tokens. Only the accepted ones are
+    known; the others are UNKNOWN."""
 
     def __init__(
         self, draft: str | None, children: Sequence[Sequence[int]], recorded: RecordedResources

@@ -1,5 +1,5 @@
-"""Retrieval: what followed the text's last tokens in a datastore, as a tree of its most frequent
-continuations (REST, He et al., 2024)."""
+"""Retrieval: the most frequent continuations of the text's last tokens in a datastore, as a tree
+(REST, He et al., 2024)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import Field
 
 from specdec_core.config import LookupSettings, MaxTokens, RecordingFacts, Width
 from specdec_core.drafting.datastores.datastore import open_datastore
-from specdec_core.drafting.drafter import Found, Lookup, Resources, SlotState
+from specdec_core.drafting.drafter import Lookup, LookupResult, Resources, SlotState
 from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 
 SAMPLE = 64  # matches whose continuations are read
@@ -72,33 +72,33 @@ class RetrievalSettings(LookupSettings):
 
 
 class RetrievalDrafter(Lookup):
-    """Proposes the branches that most often follow the longest suffix of the text that is in the
-    datastore. The proposal is deterministic, one-hot draft distributions."""
+    """Proposes the most frequent continuations of the longest suffix of the text that is in the
+    datastore. Proposals are deterministic, one-hot draft distributions."""
 
     def __init__(self, settings: RetrievalSettings, resources: Resources) -> None:
         self.settings = settings
         digest = resources.tokenizer_digest() if resources.tokenizer_digest else None
         self.datastore = open_datastore(settings.datastore, digest)
 
-    def find(self, sequence: SlotState, drafted: Sequence[int], room: int) -> Found:
+    def find(self, sequence: SlotState, drafted: Sequence[int], room: int) -> LookupResult:
         settings = self.settings
         text = [*sequence.tokens[-settings.max_match :], *drafted]
         matches = self.datastore.longest(text, settings.min_match, settings.max_match)
         if not matches:
-            return Found(TokenTree())
+            return LookupResult(TokenTree())
         depth = min(room, settings.max_tokens)
         places = self.datastore.continuations(matches, depth, SAMPLE)
         separator = self.datastore.card.separator
-        return Found(most_frequent(places, settings.keep, separator), matches.length)
+        return LookupResult(most_frequent(places, settings.keep, separator), matches.length)
 
 
 def most_frequent(places: Sequence[Sequence[int]], nodes: int, separator: int) -> TokenTree:
-    """The `nodes` most frequent nodes of the trie of continuations, siblings in this order, of
+    """The `nodes` most frequent nodes of the trie of continuations, siblings in this order; of
     equally frequent ones the less deep first. `places[d][i]` is the token at depth d of
     continuation i; the continuations are in lexicographic order and end at a `separator`, the
     largest token."""
     tree = TokenTree()
-    # A node's continuations are neighbours, first … end − 1, so its children are runs of them.
+    # A node's continuations are neighbours, first … end − 1, and each child has a run of them.
     queue: list[tuple[int, int, int, int, int]] = []  # −count, depth, first, end, parent
 
     def split(parent: int, depth: int, first: int, end: int) -> None:

@@ -1,5 +1,5 @@
-"""Suffix decoding: what followed the longest suffix of the text that was there before may follow it
-again (SuffixDecoding, Oliaro et al., 2024; SAM decoding, Hu et al., 2024)."""
+"""Suffix decoding: what followed the longest repeated suffix of the text before may follow it again
+(SuffixDecoding, Oliaro et al., 2024; SAM decoding, Hu et al., 2024)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic import Field
 from specdec_core.config import LookupSettings, MaxTokens, Memory, RecordingFacts
 from specdec_core.drafting.automaton import ROOT as EMPTY
 from specdec_core.drafting.automaton import SuffixAutomaton
-from specdec_core.drafting.drafter import Found, Lookup, Resources, SlotState
+from specdec_core.drafting.drafter import Lookup, LookupResult, Resources, SlotState
 from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 
 REMEMBERED = 1 << 17  # tokens of earlier outputs at most, some 700 bytes each
@@ -69,10 +69,10 @@ class SuffixSettings(LookupSettings):
 
 
 class SuffixDrafter(Lookup):
-    """Proposes the most frequent continuation of the longest suffix that was there before, or a
-    tree of the likeliest ones: in the request's own text or, with memory "all", in the outputs of
-    earlier requests; of two as long in its own. Proposals are deterministic, one-hot
-    distributions."""
+    """Proposes the most frequent continuation of the longest suffix that occurred before, or a tree
+    of the most likely ones. It looks in the request's text and, with memory "all", in the outputs
+    of earlier requests; of two matches of one length the one in the request's text counts.
+    Proposals are deterministic, one-hot distributions."""
 
     def __init__(self, settings: SuffixSettings, resources: Resources | None = None) -> None:
         self.settings = settings
@@ -84,19 +84,19 @@ class SuffixDrafter(Lookup):
             reading = self._readings[sequence.slot] = _Reading(len(sequence.tokens))
             reading.catch_up(sequence.tokens, self.earlier)
 
-    def find(self, sequence: SlotState, drafted: Sequence[int], room: int) -> Found:
+    def find(self, sequence: SlotState, drafted: Sequence[int], room: int) -> LookupResult:
         settings, reading = self.settings, self._readings[sequence.slot]
         reading.catch_up(sequence.tokens, self.earlier)
         texts, state, match = reading.longest(drafted, self.earlier)
         if match < settings.min_match:
-            return Found(TokenTree())
+            return LookupResult(TokenTree())
         most = settings.max_tokens
         if settings.per_match:
             most = min(most, max(int(settings.per_match * match), 1))
         if settings.tree:
-            return Found(likeliest(texts, state, most, room), match)
+            return LookupResult(likeliest(texts, state, most, room), match)
         tokens = texts.continuation(state, min(most, room))
-        return Found(TokenTree.chain(tokens, Origin.LOOKUP), match)
+        return LookupResult(TokenTree.chain(tokens, Origin.LOOKUP), match)
 
     def close(self, sequence: SlotState) -> None:
         reading = self._readings.pop(sequence.slot, None)
@@ -105,9 +105,9 @@ class SuffixDrafter(Lookup):
 
 
 def likeliest(texts: SuffixAutomaton, state: int, nodes: int, depth: int) -> TokenTree:
-    """The `nodes` likeliest continuations of the phrases of `state`, at most `depth` tokens long,
-    by how often each token followed what is before it in `texts`; of equals the shorter one, then
-    the one that `texts` continues with."""
+    """The `nodes` most likely continuations of the phrases of `state`, at most `depth` tokens long,
+    by how often each token followed the tokens before it in `texts`; of equals the shorter one,
+    then the one that `texts` continues with."""
     tree = TokenTree()
     queue: list[tuple[float, int, bool, int, int, int]] = []
 
@@ -157,10 +157,10 @@ class EarlierOutputs:
 
 @dataclass(slots=True)
 class _Reading:
-    """How far a request's text was read, and where its end is in the earlier outputs."""
+    """How far a request's text was read, and the longest match of its end in earlier outputs."""
 
     prompt: int  # tokens of the prompt
-    own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+    text: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     read: int = 0
     version: int = -1
     state: int = EMPTY
@@ -168,7 +168,7 @@ class _Reading:
 
     def catch_up(self, tokens: list[int], earlier: EarlierOutputs | None) -> None:
         new = tokens[self.read :]
-        self.own.extend(new)
+        self.text.extend(new)
         self.read = len(tokens)
         if earlier is None:
             return
@@ -180,12 +180,13 @@ class _Reading:
     def longest(
         self, drafted: Sequence[int], earlier: EarlierOutputs | None
     ) -> tuple[SuffixAutomaton, int, int]:
-        """Where the longest suffix of the text and `drafted` is that something follows."""
-        found = self.own, *_followed(self.own, self.own.last, self.read, drafted)
+        """The longest suffix of the text and `drafted` that something follows: the texts that have
+        it, its state there and its length."""
+        here = self.text, *_followed(self.text, self.text.last, self.read, drafted)
         if earlier is None:
-            return found
-        other = earlier.texts, *_followed(earlier.texts, self.state, self.match, drafted)
-        return other if other[2] > found[2] else found
+            return here
+        there = earlier.texts, *_followed(earlier.texts, self.state, self.match, drafted)
+        return there if there[2] > here[2] else here
 
 
 def _walk(texts: SuffixAutomaton, state: int, match: int, tokens: Sequence[int]) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from specdec_core.config import LookupSettings, Memory, RecordingFacts, Width
 from specdec_core.config.wording import count
-from specdec_core.drafting.drafter import Found, Lookup, Outcome, Resources, SlotState
+from specdec_core.drafting.drafter import Lookup, LookupResult, Outcome, Resources, SlotState
 from specdec_core.drafting.phrases import Phrase, PhrasePool
 from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 
@@ -20,7 +20,7 @@ class TokenCacheSettings(LookupSettings):
 
     kind: Literal["token_cache"] = "token_cache"
     phrases: Width = Field(default=4, description="W, phrases looked up at once")
-    phrase_length: int = Field(default=5, ge=1, le=32, description="β, tokens behind the key")
+    phrase_length: int = Field(default=5, ge=1, le=32, description="β, tokens after the key")
     pool: int = Field(default=1000, ge=1, description="κ_pool, keys")
     per_key: int = Field(default=20, ge=1, description="κ_phase, phrases of a key")
     learn_from: Literal["useful", "output"] = Field(
@@ -58,19 +58,19 @@ class TokenCacheSettings(LookupSettings):
     def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         if self.learn_from == "output":
             return None
-        return "what the target says behind candidates that it rejects is not recorded"
+        return "the target's tokens after candidates that it rejects are not recorded"
 
 
 @dataclass(slots=True)
 class _Reading:
-    """A request's pool and how far its text was read into it."""
+    """A request's pool, and how far it has the request's text."""
 
     pool: PhrasePool
     next_key: int  # position of the first token that has not been a key yet
 
 
 class TokenCacheDrafter(Lookup):
-    """Proposes the latest phrases behind the text's last token, as a tree.
+    """Proposes the latest phrases after the text's last token, as a tree.
 
     It learns the phrases of the output, each token a key from the last of the prompt on (or, with
     `from_prompt`, from the first), as soon as `phrase_length` tokens follow it. With `learn_from`
@@ -89,12 +89,12 @@ class TokenCacheDrafter(Lookup):
             first = 0 if self.settings.from_prompt else len(sequence.tokens) - 1
             self._readings[sequence.slot] = _Reading(pool, first)
 
-    def find(self, sequence: SlotState, drafted: Sequence[int], room: int) -> Found:
+    def find(self, sequence: SlotState, drafted: Sequence[int], room: int) -> LookupResult:
         key = drafted[-1] if drafted else sequence.tokens[-1]
         tree = TokenTree()
         for phrase in self.phrases(sequence, key, self.settings.phrases):
             tree.graft(ROOT, phrase[: max(room, 0)], Origin.CACHE)
-        return Found(tree, 1 if len(tree) else 0)
+        return LookupResult(tree, 1 if len(tree) else 0)
 
     def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         if self.settings.learn_from == "output":
@@ -136,10 +136,10 @@ class TokenCacheDrafter(Lookup):
 def useful_phrases(outcome: Outcome, before: int, length: int) -> list[tuple[int, list[int]]]:
     """Phrases, with their keys, of the USEFUL tokens that are not in the output.
 
-    A drafted token is USEFUL when it is what the target itself chooses behind the drafted tokens
-    before it, also behind a rejected one (Eq. 7). A phrase is a run of USEFUL tokens behind each
-    other and then, for the run is verified, the target's own next token; at most `length` tokens.
-    Its key is the token before it, `before` for what follows the text.
+    A drafted token is USEFUL when the target itself chooses it after the drafted tokens before it,
+    also after a rejected one (Eq. 7). A phrase is a run of consecutive USEFUL tokens and, since the
+    run is verified, the target's next token; at most `length` tokens. Its key is the token before
+    it, which for the tree's first tokens is `before`.
     """
     tree, choices = outcome.tree, outcome.choices
     read = zip(tree.tokens[: tree.read], tree.parents, strict=False)

@@ -15,7 +15,7 @@ from specdec_core.tokens.token_tree import Origin, TokenTree
 @dataclass(frozen=True, slots=True)
 class Addition:
     """What a round adds to a request, up to the request's end: the accepted `path` of the tree and
-    the target's own token behind it. `reason` says why the request ends; None: it goes on. The
+    the target's own token after it. `reason` says why the request ends, None that it goes on. The
     first `started` nodes of the tree were the target's."""
 
     tree: TokenTree
@@ -67,31 +67,31 @@ class ActiveRequest:
             return tokens[: decoder.used - len(self.origins)], text, "stop"
         return tokens, text if reason is None else text + decoder.finish(), reason
 
-    def add(self, new: Addition) -> None:
+    def add(self, addition: Addition) -> None:
         """Append to the text."""
-        self.state.tokens += new.tokens
-        self.origins += new.origins
+        self.state.tokens += addition.tokens
+        self.origins += addition.origins
 
-    def account(self, new: Addition, seconds: Mapping[str, float], now: float) -> Chunk:
+    def account(self, addition: Addition, seconds: Mapping[str, float], now: float) -> Chunk:
         """Record the round of this addition. `seconds` are the round's, by the names of
-        :class:`Round`'s fields. Returns what the request's caller is told."""
-        tree, after = new.tree, now - self.started
+        :class:`Round`'s fields. Returns the chunk for the request's caller."""
+        tree, after = addition.tree, now - self.started
         self.rounds.append(
             Round(
-                position=len(self.origins) - len(new.tokens),
-                drafted=len(tree) - new.started,
-                accepted=len(new.path) - bool(new.started),
-                generated=len(new.tokens),
+                position=len(self.origins) - len(addition.tokens),
+                drafted=len(tree) - addition.started,
+                accepted=len(addition.path) - bool(addition.started),
+                generated=len(addition.tokens),
                 draft_forwards=tree.draft_forwards,
-                depth=tree.depth - bool(new.started),
+                depth=tree.depth - bool(addition.started),
                 draft_tokens=tree.draft_tokens,
                 arm=tree.arm,
                 **seconds,
             )
         )
-        self.token_seconds += [after] * len(new.tokens)
-        finished = None if new.reason is None else self._finished(new.reason, after)
-        return Chunk(self.request.id, new.text, new.tokens, new.origins, finished)
+        self.token_seconds += [after] * len(addition.tokens)
+        finished = None if addition.reason is None else self._finished(addition.reason, after)
+        return Chunk(self.request.id, addition.text, addition.tokens, addition.origins, finished)
 
     def _finished(self, reason: FinishReason, seconds: float) -> Generation:
         return Generation(

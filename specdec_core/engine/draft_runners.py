@@ -7,7 +7,7 @@ from specdec_core.models.runner import ModelRunner
 
 
 class DraftRunners:
-    """Runners with so many `slots`, each opened when it is first asked for."""
+    """Runners with `slots` rows each, opened when first needed."""
 
     def __init__(self, pair: Pair, slots: int) -> None:
         self._pair, self._slots = pair, slots
@@ -21,7 +21,7 @@ class DraftRunners:
         return self._runners[name]
 
     def reset(self) -> None:
-        """Undo what drafters have asked for."""
+        """Undo the settings that drafters have made."""
         for runner in self._runners.values():
             runner.watch_hidden(False)
             runner.lazy = False
@@ -33,5 +33,5 @@ class DraftRunners:
 
     @property
     def seconds(self) -> float:
-        """Spent in all their forwards so far."""
+        """Seconds spent in all their forwards so far."""
         return sum(runner.seconds for runner in self._runners.values())

@@ -1,8 +1,8 @@
 """The engine. A step is admit → draft → verify → commit, for a batch of slots of any lengths.
 
-Requests join and leave between steps. What becomes of a slot depends on its own request alone: its
-tokens, its rows in the runners, its random stream. The target is fed what it has not read of a
-slot's text, and the slot's draft tree behind that.
+Requests join and leave between steps. A slot's tokens, its rows in the runners and its random
+stream depend on its own request alone. The target is fed the unread end of a slot's text, and then
+the slot's draft tree.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from specdec_core.tokens.detokenising import StreamDecoder
 from specdec_core.tokens.sampling import RandomStream, distributions
 from specdec_core.tokens.statistics import Generation
 from specdec_core.tokens.token_tree import Origin, TokenTree
-from specdec_core.tokens.topology import behind
+from specdec_core.tokens.topology import after_text
 from specdec_core.tokens.verification import Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
-    """The verdict on a slot's tree. `choices` are the target's own tokens: [0] behind the text,
-    [i + 1] behind node i; `target_start` those that it begins the next tree with."""
+class _Judgement:
+    """The verdict on a slot's tree. `choices` are the target's own tokens: [0] after the text,
+    [i + 1] after node i; `target_start` those that begin the next tree."""
 
     verdict: Verdict
     choices: list[int]
@@ -50,7 +50,7 @@ class Engine:
     """Decodes requests under one configuration, up to `slots` at a time.
 
     Models and caches survive a change of configuration (:meth:`configure`). `open_link` connects to
-    a draft on a device of its own, where there is one; it is called once, when first needed.
+    an asynchronous draft, where there is one; it is called once, when first needed.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Engine:
             )
             self.drafter = resources.build(configuration.drafter)
             for shape in self.drafter.shapes:
-                self.target.expect(shape if self.drafter.target_width else behind(1, shape))
+                self.target.expect(shape if self.drafter.target_width else after_text(1, shape))
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The tokens of a prompt, with the special tokens its tokenizer puts first."""
@@ -126,10 +126,11 @@ class Engine:
         self._clock.begin()
         drafting = self.drafts.seconds
         trees = self._draft(active)
-        judged = self._verify(active, trees)
-        added = self._commit(active, trees, judged, texts)
+        judgements = self._verify(active, trees)
+        additions = self._commit(active, trees, judgements, texts)
         seconds, now = self._clock.seconds(self.drafts.seconds - drafting), perf_counter()
-        return [own.account(new, seconds, now) for own, new in zip(active, added, strict=True)]
+        pairs = zip(active, additions, strict=True)
+        return [request.account(addition, seconds, now) for request, addition in pairs]
 
     def generate(
         self,
@@ -197,14 +198,14 @@ class Engine:
         trees = [TokenTree() for _ in active]
         if self.drafter is not None:
             for request in active:
-                # The target adds a token of its own to every round.
+                # The target adds its own token to every round.
                 request.state.room = request.remaining - 1
                 request.state.batch = len(active)
             trees = self.drafter.propose([request.state for request in active])
         self._clock.drafted()
         return trees
 
-    def _verify(self, active: list[ActiveRequest], trees: list[TokenTree]) -> list[_Judged]:
+    def _verify(self, active: list[ActiveRequest], trees: list[TokenTree]) -> list[_Judgement]:
         """Feed the trees to the target in one forward, and judge them."""
         states = [request.state for request in active]
         unread = [state.tokens[self.target.lengths[state.slot] :] for state in states]
@@ -212,7 +213,7 @@ class Engine:
         batch = Batch(
             [state.slot for state in states],
             [text + tree.tokens for text, tree in fed],
-            [behind(len(text), tree.parents) for text, tree in fed],
+            [after_text(len(text), tree.parents) for text, tree in fed],
             [min(len(text), 1) + len(tree) for text, tree in fed],
         )
         self._clock.feeds()
@@ -225,15 +226,15 @@ class Engine:
         if any(rule_of(state.sampling).samples for state in states):
             counted = zip(states, output.counts, strict=True)
             samplings = [state.sampling for state, count in counted for _ in range(count)]
-            together = distributions(output.logits, samplings)
-            assert together is not None
-            probs = together.split(output.counts)
-        judged = [
-            self._judge(*own, partial(output.of_row, n))
-            for n, own in enumerate(zip(states, trees, likely, probs, strict=True))
+            warped = distributions(output.logits, samplings)
+            assert warped is not None
+            probs = warped.split(output.counts)
+        judgements = [
+            self._judge(*slot, partial(output.of_row, n))
+            for n, slot in enumerate(zip(states, trees, likely, probs, strict=True))
         ]
         self._clock.verified()
-        return judged
+        return judgements
 
     def _judge(
         self,
@@ -242,12 +243,13 @@ class Engine:
         likely: list[int],
         probs: Tensor | None,
         logits: Callable[[], Tensor],
-    ) -> _Judged:
-        """Accept or reject by the rule for the request's sampling. `logits` gives the forward's."""
+    ) -> _Judgement:
+        """Accept or reject by the rule for the request's sampling. `logits` returns the forward's
+        for this slot."""
         rule = rule_of(state.sampling)
         reading = Reading(tree, likely, probs, state.random, len(state.tokens))
         if state.target_start:
-            reading = target_start.behind_text(reading)
+            reading = target_start.with_text(reading)
         choices = rule.choices(reading)
         if state.target_start:
             verdict = target_start.verify(rule, reading, choices, len(state.target_start))
@@ -256,22 +258,22 @@ class Engine:
         start = []
         if self.drafter is not None and (width := self.drafter.target_width):
             start = target_start.next_start(state, verdict, reading.probs, logits, width)
-        return _Judged(verdict, choices, start)
+        return _Judgement(verdict, choices, start)
 
     def _commit(
         self,
         active: list[ActiveRequest],
         trees: list[TokenTree],
-        judged: list[_Judged],
+        judgements: list[_Judgement],
         texts: bool,
     ) -> list[Addition]:
-        """Keep what was accepted, up to the end of the request, and tell the drafter."""
-        added = []
-        for request, tree, own in zip(active, trees, judged, strict=True):
-            state, verdict, path = request.state, own.verdict, own.verdict.path
+        """Keep what was accepted, up to the end of the request, and report it to the drafter."""
+        additions = []
+        for request, tree, judgement in zip(active, trees, judgements, strict=True):
+            state, verdict, path = request.state, judgement.verdict, judgement.verdict.path
             read = [node for node in path if node < tree.read]
             self.target.keep(state.slot, len(state.tokens), read)
-            started, state.target_start = len(state.target_start), own.target_start
+            started, state.target_start = len(state.target_start), judgement.target_start
             tokens = [tree.tokens[node] for node in path]
             origins = [tree.origins[node] for node in path]
             if not state.target_start and verdict.token is not None:
@@ -279,15 +281,16 @@ class Engine:
                 origins.append(Origin.CORRECTION if verdict.corrected else Origin.BONUS)
             tokens, text, reason = request.cut(tokens, self.pair.eos_token_ids, texts)
             size = len(tokens)
-            new = Addition(tree, path[:size], tokens, origins[:size], text, reason, started)
-            request.add(new)
-            added.append(new)
+            addition = Addition(tree, path[:size], tokens, origins[:size], text, reason, started)
+            request.add(addition)
+            additions.append(addition)
             if reason is not None:
                 self._leave(request)
             elif self.drafter is not None:
-                outcome = Outcome(tree, new.path, own.choices, self._clock.until_read)
+                seconds = self._clock.until_read
+                outcome = Outcome(tree, addition.path, judgement.choices, seconds)
                 self.drafter.observe(state, outcome)
-        return added
+        return additions
 
     def _leave(self, request: ActiveRequest) -> None:
         """The request leaves its slot, finished or cancelled."""

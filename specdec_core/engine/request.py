@@ -1,4 +1,4 @@
-"""What is asked of the engine, and what it gives back."""
+"""Requests to the engine, and the chunks that it returns."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one round added to a request. `text` is what is safe to show; it lags behind `tokens`
-    where a character or a stop string may still be completed."""
+    """The addition of one round to a request. `text` is final; it lags behind `tokens` where a
+    character or a stop string may still be completed."""
 
     request_id: str
     text: str

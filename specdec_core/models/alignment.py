@@ -1,8 +1,8 @@
 """How well a draft model follows its target on the target's own greedy trajectories.
 
-Everything here is teacher-forced: one forward of each model over a trajectory says, for each of its
-N generated positions, whether the draft's best token is the target's, how sure the draft was, and
-how far the two distributions are apart. No speculative round is run.
+Everything here is teacher-forced: one forward of each model over a trajectory gives, for each of
+its N generated positions, whether the draft's best token is the target's, how confident the draft
+was, and the distance of the two distributions. No speculative round is run.
 """
 
 import math
@@ -33,8 +33,8 @@ class Alignment:
     `oracle_verification_rate` is SpecDec++'s (Thm 4.1): a draft that always stops just before its
     next rejection needs one target forward a disagreement, and one to end each trajectory, so
     (disagreements + trajectories) / N. The two AUCs say how well the draft's confidence (its top
-    probability; low) and its entropy (high) tell disagreements from agreements: 0.5 is chance; NaN
-    where there is nothing to tell apart. Entropy and KL(target || draft) are in nats.
+    probability; low) and its entropy (high) separate disagreements from agreements: 0.5 is chance;
+    NaN where either class is empty. Entropy and KL(target || draft) are in nats.
     """
 
     trajectories: int
@@ -80,7 +80,7 @@ def greedy_trajectories(
     """
     end = target.config.eos_token_id
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-    found: dict[int, Trajectory] = {}
+    trajectories: dict[int, Trajectory] = {}
     for start in range(0, len(order), rows):
         chosen = order[start : start + rows]
         longest = max(len(prompts[index]) for index in chosen)
@@ -102,8 +102,8 @@ def greedy_trajectories(
             if len(ends):
                 tail = tail[: int(ends[0]) + 1]
             prompt = ids[row, longest - len(prompts[index]) :]
-            found[index] = Trajectory(torch.cat([prompt, tail]), len(prompt))
-    return [found[index] for index in range(len(prompts))]
+            trajectories[index] = Trajectory(torch.cat([prompt, tail]), len(prompt))
+    return [trajectories[index] for index in range(len(prompts))]
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
-"""A preallocated key-value cache with a length of its own for every row (slot).
+"""A preallocated key-value cache in which every row (slot) has its own length.
 
 Rolling back rejected tokens is setting a number: what lies beyond a row's length is overwritten by
-the next forward and never attended to. The cache sits behind transformers' cache interface, so a
+the next forward and never attended to. The cache implements transformers' cache interface, so a
 model's own code writes to it and reads from it.
 """
 
@@ -69,8 +69,8 @@ class SlotLayer(CacheLayerMixin):
         else:
             rows, positions = window.index(store.device)
             store[rows, :, positions] = states.transpose(1, 2).to(store.dtype)
-        own = window.row_slice if window.row_slice is not None else window.rows
-        return store[own, :, : window.end]
+        read = window.row_slice if window.row_slice is not None else window.rows
+        return store[read, :, : window.end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.cache.window.end, 0
@@ -95,8 +95,8 @@ class SlotCache(Cache):
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
 
     def open_window(self, rows: Sequence[int], width: int) -> Window:
-        """Aim the next forward behind each row's valid tokens. Raises :class:`ValueError` where
-        they have no room for `width` more."""
+        """Make the next forward write after each row's valid tokens. Raises :class:`ValueError`
+        where a row has no room for `width` more."""
         rows = list(rows)
         window = Window(rows, [self.lengths[row] for row in rows], width)
         if window.end > self.positions:
@@ -105,7 +105,7 @@ class SlotCache(Cache):
         return window
 
     def append(self, rows: Iterable[int], counts: Iterable[int]) -> None:
-        """So many tokens have been written behind those of each row."""
+        """Count tokens that have been written after those of each row."""
         for row, count in zip(rows, counts, strict=True):
             self.lengths[row] += count
 
@@ -116,13 +116,13 @@ class SlotCache(Cache):
         self.lengths[row] = length
 
     def held(self) -> list[SlotLayer]:
-        """The layers that this process runs; others of the model may be elsewhere."""
+        """The layers that this process runs; another process may run others."""
         held = (layer for layer in self.layers if isinstance(layer, SlotLayer))
         return [layer for layer in held if layer.is_initialized]
 
     @torch.inference_mode()
     def fork(self, row: int, rows: Sequence[int], lengths: Sequence[int]) -> None:
-        """Make each of `rows` a copy of the first so many tokens of `row`."""
+        """Make `rows[i]` a copy of the first `lengths[i]` tokens of `row`."""
         longest = max(lengths)
         for layer in self.held():
             for store in (layer.keys, layer.values):

@@ -86,8 +86,8 @@ class EagerRunner(ModelRunner):
         rows, tokens = batch.rows, batch.tokens
         width = max(self._least_width, *map(len, tokens))
         window = self.cache.open_window(rows, width)
-        ids = torch.tensor([[*own, *[0] * (width - len(own))] for own in tokens])
-        slices = self.topologies.slices([len(own) for own in tokens], width, batch.parents)
+        ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in tokens])
+        slices = self.topologies.slices([len(row) for row in tokens], width, batch.parents)
         begin = [at - first for at, first in zip(window.offsets, slices.first, strict=True)]
         starts = torch.tensor(begin)[:, None]
         positions = (starts + slices.depths).to(self.device)
@@ -104,7 +104,7 @@ class EagerRunner(ModelRunner):
 
     def _masks(self, slices: Slices, starts: Tensor) -> Tensor | dict[str, Tensor]:
         """Additive masks (rows, 1, width, end), by kind of layer where there are several: a query
-        sees the cached text and, behind it, its predecessors (its ancestors in a tree)."""
+        sees the cached text and, after it, its predecessors (its ancestors in a tree)."""
         masks = {kind: self._mask(slices, starts, w) for kind, w in self.windows.items()}
         return masks if len(masks) > 1 else next(iter(masks.values()))
 

@@ -1,4 +1,4 @@
-"""Which weights is this? A digest of a model's files, without reading all of a large model."""
+"""Digests that identify a model's weights, without reading all of a large model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WEIGHTS = (
 _VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
 
 
-TARGET = "target"  # its place among the drafts, none of which may be called so
+TARGET = "target"  # its key among the drafts' names, none of which may be this
 
 
 def fingerprints(spec: PairSpec) -> dict[str, str]:
@@ -36,13 +36,13 @@ def fingerprints(spec: PairSpec) -> dict[str, str]:
 
 
 def fingerprint(model_name: str) -> str:
-    """16 hex digits that name the weights behind a hub id, a folder or a `bundled:` name.
+    """16 hex digits that identify the weights of a hub id, a folder or a `bundled:` name.
 
     SHA-256 over the configuration and, of every weight file, the size and the contents; where the
     files are larger than 256 MiB together, the safetensors header and 64 blocks of 4 KiB spread
     evenly over each file. So training, noise, quantisation or another architecture change it
-    whatever the size, but an edit of a large model that leaves all sampled blocks alone does not.
-    Nor do the folder's place, the tokenizer, or the data type the model is loaded in. The same
+    whatever the size, but an edit of a large model outside the sampled blocks does not. Nor do the
+    folder's place, the tokenizer, or the data type the model is loaded in. The same
     tensors in other files (sharded otherwise) are another model here.
 
     Raises:

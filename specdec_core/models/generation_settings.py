@@ -1,7 +1,7 @@
-"""What a checkpoint asks of decoding, in its `generation_config.json`.
+"""A checkpoint's settings for decoding, in its `generation_config.json`.
 
-Of it the tokens that end a text apply. Temperature, top-k and top-p are set by `Sampling`. The rest
-is not supported, and peers go without it, too.
+Only its end-of-text tokens apply. Temperature, top-k and top-p are set by `Sampling`. The rest is
+not supported, and comparisons with peers leave it out, too.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ NEUTRAL: dict[str, Any] = {
 
 
 def read_generation_settings(path: str) -> GenerationConfig:
-    """Those of the checkpoint at a folder or hub id, as its model would load them."""
+    """The settings of the checkpoint at a folder or hub id, as its model would load them."""
     try:
         return GenerationConfig.from_pretrained(path)
-    except OSError:  # few checkpoints lack the file; the configuration says it for them
+    except OSError:  # without the file, the configuration has them
         return GenerationConfig.from_pretrained(
             path, config_file_name="config.json", _from_model_config=True
         )
@@ -63,12 +63,13 @@ def read_generation_settings(path: str) -> GenerationConfig:
 
 @cache
 def warn_of_unsupported(name: str, path: str) -> None:
-    """Say in a line, once for each model, what its checkpoint at `path` asks for in vain."""
+    """Warn in one line, once for each model, of unsupported settings of its checkpoint at
+    `path`."""
     settings = read_generation_settings(path)
-    asked = {key: getattr(settings, key, None) for key in NEUTRAL}
+    given = {key: getattr(settings, key, None) for key in NEUTRAL}
     unsupported = ", ".join(
         f"{key} {reprlib.repr(value)}"
-        for key, value in asked.items()
+        for key, value in given.items()
         if value not in (None, [], NEUTRAL[key])
     )
     if unsupported:

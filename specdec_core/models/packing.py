@@ -1,4 +1,4 @@
-"""Weights laid out once for this processor.
+"""Linear layers with weights laid out once for this processor.
 
 torch's linear layer on a CPU rearranges its weight for oneDNN at every call. For the few tokens of
 a drafting or verifying forward that takes about as long as the product itself, so an inference

@@ -31,7 +31,7 @@ from specdec_core.models.packing import pack_linear_layers
 from specdec_core.models.runner import Batch, ModelRunner
 from specdec_core.models.supported import check_supported, context_length
 
-# Of its time in float32, what a forward in bfloat16 may take to be preferred.
+# bfloat16 is preferred where a forward takes less than this part of its time in float32.
 _CLEARLY = 0.93
 
 
@@ -45,7 +45,7 @@ class Pair:
     drafts: dict[str, PreTrainedModel] = field(default_factory=dict)
 
     def draft_name(self, name: str | None) -> str:
-        """The name of a draft that the pair has; of its first one without a name.
+        """The name of a draft of the pair; of its first one for None.
 
         Raises:
             UserError: there is no such draft.
@@ -70,7 +70,7 @@ class Pair:
         return tokenizer_digest(self.tokenizer)
 
     def open_runner(self, draft: str | None, slots: int) -> ModelRunner:
-        """A runner, with a cache of its own, for the draft of that name, or the target for None."""
+        """A runner with its own cache, for the draft of that name, or the target for None."""
         size = self.target.config.get_text_config(decoder=True).vocab_size
         model = self.target if draft is None else self.drafts[draft]
         runner = EagerRunner(model, slots, self.max_length, size)
@@ -97,13 +97,13 @@ class Pair:
 
 
 def _location(name: str) -> str:
-    """Where transformers finds a model: a folder, or a hub id."""
+    """The folder or hub id from which transformers loads a model."""
     path = resolve_path(name)
     return str(Path(path).expanduser()) if "~" in path else path
 
 
 def _from_pretrained(factory: Any, name: str, what: str, **options: Any) -> Any:
-    """`factory.from_pretrained`, with one line for what can go wrong in finding the model."""
+    """`factory.from_pretrained`, with a one-line error where it fails."""
     path = _location(name)
     if path.startswith((".", os.sep)) and not Path(path).is_dir():
         raise UserError(f"{name}: no such folder")
@@ -122,8 +122,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 def check_pair(spec: PairSpec) -> PreTrainedTokenizerBase:
     """Check, from configurations and tokenizers alone, that the models exist, can be served and
-    share one vocabulary. Says what the target's checkpoint asks for that is not supported. Returns
-    the target's tokenizer.
+    share one vocabulary. Warns of unsupported settings of the target's checkpoint. Returns the
+    target's tokenizer.
 
     Raises:
         UserError: what is wrong with which model, in one line.
@@ -162,8 +162,8 @@ def load_drafts(spec: PairSpec) -> dict[str, PreTrainedModel]:
 
 
 def load_skeleton(name: str) -> PreTrainedModel:
-    """A model without its weights, which are elsewhere: its configuration and generation settings.
-    It is on the device `meta` and cannot be run."""
+    """A model without its weights: its configuration and generation settings. It is on the device
+    `meta` and cannot be run."""
     config = _from_pretrained(AutoConfig, name, "configuration")
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
@@ -223,7 +223,7 @@ def _faster_dtype(name: str, width: int, pack: bool) -> str:
             runner.forward(Batch([0], [[0] * width]))
             seconds[dtype].append(perf_counter() - start)
             runner.truncate(0, context)
-    # Neither noise nor a tie must decide: recordings and sweeps of a pair should agree. The least
-    # time is the one that other processes did not disturb.
+    # Noise or a tie must not decide: recordings and sweeps of a pair should agree. The least time
+    # is the one least disturbed by other processes.
     faster = min(seconds["bfloat16"]) < _CLEARLY * min(seconds["float32"])
     return "bfloat16" if faster else "float32"

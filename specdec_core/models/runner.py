@@ -1,20 +1,19 @@
-"""What the engine asks of whatever executes a model: append tokens to rows, say what follows them.
+"""The interface of whatever executes a model: append tokens to rows, and predict what follows.
 
-A runner keeps, for each row, the tokens that its model has read and what the model has computed
-from them. Three operations change a row: a forward appends the tokens of a :class:`Batch`,
-`truncate` cuts the row, and `keep` drops some of the tokens that were appended last. Every runner
-guarantees:
+A runner keeps, for each row, the tokens that its model has read and the cache computed from them.
+Three operations change a row: a forward appends the tokens of a :class:`Batch`, `truncate` cuts the
+row, and `keep` drops some of the tokens that were appended last. Every runner guarantees:
 
-- *Rows are independent.* What a forward says of a row depends on that row's tokens alone. A batch
-  may mix rows of any kind and length: the next token of a text, a draft tree, a piece of a prompt.
-- *A row says what it has read.* It holds `lengths[row]` tokens. Compared with the row's text, that
-  tells what must still be fed, whether the row is new, was cut or has fallen behind. Reading a
-  prompt in pieces, or taking up a text again that had to leave, needs nothing else.
+- *Rows are independent.* A row's output depends on that row's tokens alone. A batch may mix rows of
+  any kind and length: the next token of a text, a draft tree, a piece of a prompt.
+- *A row has a length.* It holds `lengths[row]` tokens. The rest of the row's text must still be
+  fed, whether the row is new, was cut or has fallen behind. Reading a prompt in pieces, or resuming
+  a text that had left its row, needs nothing else.
 - *Nothing is computed twice.* Tokens that are kept are never fed again.
 - *Only wanted logits are computed.* A batch says which; a runner may leave out the others.
 - *A forward that raises has appended nothing.*
 
-Callers need not know which device, or how many, a model is on.
+Callers need not know the model's devices.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ import torch
 from torch import Tensor
 
 PREFILL_CHUNK = 512  # tokens of a row in one forward of a prompt
-_MOST_LOGITS = 64 * 2**20  # bytes of logits that a forward may compute unread
+_MOST_LOGITS = 64 * 2**20  # bytes of unwanted logits that a forward may compute
 
 
 def compiled_chunk(vocab_size: int) -> int:
-    """The same for compiled graphs, which compute logits whether or not they are wanted."""
+    """The same for compiled graphs, which always compute all logits."""
     return max(1, min(PREFILL_CHUNK, _MOST_LOGITS // (4 * vocab_size)))
 
 
@@ -49,7 +48,7 @@ class Batch:
             of row i follows token `parents[i][j]`, or the text before the tree when that is -1,
             and sees only its ancestors. `parents[i]` may begin with tokens that earlier forwards
             have appended: a tree grows level by level.
-        wanted: of how many of each row's last tokens logits are wanted; None: of all.
+        wanted: for each row, the number of last tokens whose logits are wanted; None: all.
     """
 
     rows: Sequence[int]
@@ -59,12 +58,12 @@ class Batch:
 
     @property
     def counts(self) -> list[int]:
-        """How many tokens of each row logits are wanted of."""
+        """For each row, the number of tokens whose logits are wanted."""
         return list(map(len, self.tokens)) if self.wanted is None else list(self.wanted)
 
 
 class Output(ABC):
-    """What a forward says behind the n tokens whose logits were wanted, row after row."""
+    """A forward's output at the n tokens whose logits were wanted, row after row."""
 
     def __init__(self, counts: Sequence[int]) -> None:
         self.counts = counts  # of those tokens, for each row
@@ -77,7 +76,7 @@ class Output(ABC):
     @property
     @abstractmethod
     def hidden(self) -> Tensor | None:
-        """What the output layer read (n, dimension), where it is watched."""
+        """The input of the output layer (n, dimension), where it is watched."""
 
     @property
     @abstractmethod
@@ -95,7 +94,7 @@ class Output(ABC):
 
 
 class PaddedOutput(Output):
-    """What a model says of a batch whose rows were padded to one width. `logits` (rows, width,
+    """The output for a batch whose rows were padded to one width. `logits` (rows, width,
     vocabulary), `hidden` (rows, width, dimension) and `chosen` (rows, width) begin with the batch's
     tokens; the wanted ones among them are picked when they are first read."""
 
@@ -144,22 +143,22 @@ def chunks(rows: Sequence[int], tokens: Sequence[Sequence[int]], size: int) -> I
     """Batches without logits that append `tokens[i]` to row `rows[i]`, at most `size` at a time."""
     for start in range(0, max(map(len, tokens), default=0), size):
         pairs = zip(rows, tokens, strict=True)
-        left = {row: own[start : start + size] for row, own in pairs if len(own) > start}
+        left = {row: text[start : start + size] for row, text in pairs if len(text) > start}
         yield Batch(list(left), list(left.values()), wanted=[0] * len(left))
 
 
 class ModelRunner(ABC):
-    """One model and the tokens that it has read in each row; see this module for what it
-    guarantees."""
+    """A model and the tokens that it has read in each row, with the guarantees listed in this
+    module."""
 
     device: torch.device  # of outputs
-    vocab_size: int  # logits are of so many first tokens: a draft may know more than its target
-    max_length: int  # tokens of a row; a last draft tree fits behind them
+    vocab_size: int  # logits of the first tokens only: a draft may have more than its target
+    max_length: int  # tokens of a row; a last draft tree fits after them
     prefill_chunk = PREFILL_CHUNK
 
     def __init__(self) -> None:
         self.seconds = 0.0  # spent in forwards so far; on a GPU, in starting them
-        self.lazy = False  # a draft that reads a text only when asked what follows it
+        self.lazy = False  # whether a draft reads a text only when tokens are drafted after it
 
     @property
     @abstractmethod
@@ -168,7 +167,7 @@ class ModelRunner(ABC):
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Output:
-        """Append the tokens of a batch, and say what follows them.
+        """Append the tokens of a batch, and predict what follows them.
 
         Raises:
             ValueError: a row cannot hold that many tokens.
@@ -193,7 +192,7 @@ class ModelRunner(ABC):
 
     @abstractmethod
     def keep(self, row: int, start: int, kept: Sequence[int]) -> None:
-        """Of the tokens of `row` from position `start` on, keep those with the numbers `kept`
+        """Of the tokens of `row` from position `start` on, keep those with the offsets `kept`
         (increasing, from 0) and forget the others."""
 
     @abstractmethod
@@ -202,11 +201,11 @@ class ModelRunner(ABC):
 
     @abstractmethod
     def watch_hidden(self, wanted: bool) -> None:
-        """Whether outputs are to have `hidden`, the model's last hidden states."""
+        """Make outputs have `hidden`, the model's last hidden states, or no longer."""
 
     @abstractmethod
     def expect(self, parents: Sequence[int]) -> None:
-        """Prepare for a tree, numbered level by level, that forwards will feed whole, cut behind a
+        """Prepare for a tree, numbered level by level, that forwards will feed whole, cut after a
         level, or a level at a time. Without this the first such forward takes longer."""
 
     def widen(self, width: int) -> None:  # noqa: B027 (a hint, which a runner may ignore)

@@ -1,4 +1,4 @@
-"""Which models the slot cache can serve exactly."""
+"""The models that the slot cache can serve exactly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 
 
 def check_supported(config: PreTrainedConfig, name: str) -> None:
-    """Refuse, in one line, a model that the slot cache cannot serve exactly."""
+    """Raises :class:`UserError` for a model that the slot cache cannot serve exactly."""
     config = config.get_text_config(decoder=True)
     if getattr(config, "is_encoder_decoder", False):
         raise UserError(f"{name}: an encoder-decoder model; only decoder-only models are supported")
@@ -31,5 +31,5 @@ def check_supported(config: PreTrainedConfig, name: str) -> None:
 
 
 def context_length(config: PreTrainedConfig) -> int | None:
-    """Positions the model can tell apart, where its configuration says."""
+    """The number of positions that the model distinguishes, where its configuration has it."""
     return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)

@@ -1,4 +1,4 @@
-"""What a contestant is given to decode: a prompt as it is, or a conversation of several turns."""
+"""What a contestant decodes: a single prompt, or a conversation of several turns."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from specdec_core.prompts.prompt_sets import Prompt
 
 @dataclass(frozen=True)
 class Conversation:
-    """A prompt for one tokenizer. With a chat template every turn is asked in its form, behind
-    the answers so far; without one the first turn's text is gone on from as it stands."""
+    """A prompt for one tokenizer. With a chat template, every turn is rendered with it, after the
+    answers so far. Without one, only the first turn's text is continued, as it is."""
 
     prompt: Prompt
     tokenizer: Any
@@ -27,12 +27,12 @@ class Conversation:
         return len(self.prompt.turns) if self.chat else 1
 
     def tokens(self, answers: Sequence[str]) -> tuple[int, ...]:
-        """The tokens of turn number `len(answers)`, with what was said before."""
+        """The tokens of turn number `len(answers)`, with the turns and answers before it."""
         if not self.chat:
             return tuple(self.tokenizer(self.prompt.text)["input_ids"])
         messages = []
-        for number, said in enumerate(self.prompt.turns[: len(answers) + 1]):
-            messages.append({"role": "user", "content": said})
+        for number, turn in enumerate(self.prompt.turns[: len(answers) + 1]):
+            messages.append({"role": "user", "content": turn})
             if number < len(answers):
                 messages.append({"role": "assistant", "content": answers[number]})
         encoded = self.tokenizer.apply_chat_template(
@@ -41,18 +41,18 @@ class Conversation:
         return tuple(encoded["input_ids"])
 
     def answer(self, tokens: Sequence[int]) -> str:
-        """What was written, as Spec-Bench keeps it: without special tokens and outer blanks."""
+        """The text of an answer as Spec-Bench keeps it: without special tokens and outer blanks."""
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
 
     def check(self, max_new_tokens: int, max_length: int) -> None:
         """Raises :class:`UserError` unless every turn fits, however long the answers."""
-        asked = self.tokens([""] * (self.turns - 1))
-        if not asked:
+        length = len(self.tokens([""] * (self.turns - 1)))
+        if not length:
             raise UserError(f"prompt {self.prompt.id}: it has no tokens")
-        needed = len(asked) + self.turns * max_new_tokens
+        needed = length + self.turns * max_new_tokens
         if needed > max_length:
             raise UserError(
-                f"prompt {self.prompt.id}: {len(asked)} tokens and {self.turns} × {max_new_tokens}"
+                f"prompt {self.prompt.id}: {length} tokens and {self.turns} × {max_new_tokens}"
                 f" new ones are more than the {max_length} that the pair holds (runner.max_length)"
             )
 
@@ -61,7 +61,7 @@ def conversations(
     prompts: Sequence[Prompt], tokenizer: Any, max_new_tokens: int, max_length: int
 ) -> list[Conversation]:
     """The prompts for a tokenizer, each checked to fit; raises :class:`UserError`."""
-    found = [Conversation(prompt, tokenizer) for prompt in prompts]
-    for conversation in found:
+    rendered = [Conversation(prompt, tokenizer) for prompt in prompts]
+    for conversation in rendered:
         conversation.check(max_new_tokens, max_length)
-    return found
+    return rendered

@@ -27,9 +27,8 @@ class PromptSet(Document):
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text to go on from, and a name for it that is unique in its set. Of a conversation, `turns`
-    are what the user says in it, of which `text` is the first, and `category` is its kind of task.
-    """
+    """A text to continue, and an id that is unique in its set. In a conversation, `turns` are the
+    user's messages, the first of which is `text`, and `category` is the kind of task."""
 
     id: str
     text: str
@@ -58,7 +57,7 @@ def _instruction(instruction: str, extra: str | None) -> str:
     return "\n\n".join([instruction, extra] if extra else [instruction])
 
 
-# The first match wins, so those with more keys come first. Another format is another line here.
+# The first match wins, so formats with more keys come first.
 FORMATS = (
     Format("MT-Bench / Spec-Bench", ("turns",), lambda r: _first_turn(r["turns"]), "question_id"),
     Format("HumanEval", ("task_id", "prompt"), lambda r: r["prompt"], "task_id"),
@@ -80,7 +79,7 @@ HUB_SETS = {
     "tatsu-lab/alpaca": "default/train",
     "HuggingFaceH4/mt_bench_prompts": "default/train",
 }
-# The third is drawn from the seen modules that the second leaves: to train heads and policies on.
+# The third, for training heads and policies, is drawn from the seen modules without the second's.
 BUNDLED = ("bundled:held_out", "bundled:seen", "bundled:train")
 
 
@@ -111,8 +110,8 @@ def load_prompts(source: str, limit: int | None = None, tokenizer: Any = None) -
 
 
 def digest(prompts: Iterable[Prompt]) -> str:
-    """SHA-256 over the texts, in order, each preceded by its length in bytes so that no two
-    different sets read the same."""
+    """SHA-256 over the texts in order, each preceded by its length in bytes, so that two different
+    sets never hash the same bytes."""
     sha = hashlib.sha256()
     for prompt in prompts:
         text = prompt.text.encode()
@@ -154,7 +153,7 @@ def _read_records(records: Iterable[tuple[str, Any]], name: str) -> Iterator[Pro
             raise UserError(f"{where}: empty prompt")
         if not _encodable(text):
             raise UserError(f"{where}: the prompt holds half a surrogate pair, which is no text")
-        own_id = record.get(form.id_key) if form.id_key else None
+        record_id = record.get(form.id_key) if form.id_key else None
         turns = record.get("turns")
         turns = tuple(turns) if isinstance(turns, list) else ()
         for turn in turns:
@@ -162,7 +161,7 @@ def _read_records(records: Iterable[tuple[str, Any]], name: str) -> Iterator[Pro
                 raise UserError(f"{where}: turns: expected texts (got {turn!r})")
         category = record.get("category")
         prompt = Prompt(
-            f"{name}/{number}" if own_id is None else str(own_id),
+            f"{name}/{number}" if record_id is None else str(record_id),
             text,
             None if category is None else str(category),
             turns,
@@ -187,9 +186,9 @@ def _recognise(record: Any, where: str) -> Format:
     for form in FORMATS:
         if all(key in record for key in form.keys):
             return form
-    found = ", ".join(map(str, record)) or "no keys"
+    keys = ", ".join(map(str, record)) or "no keys"
     known = "; ".join(f"{form.name} ({', '.join(form.keys)})" for form in FORMATS)
-    raise UserError(f"{where}: unknown form with {found}; known are {known}")
+    raise UserError(f"{where}: unknown form with {keys}; known are {known}")
 
 
 def file_records(path: Path) -> Iterator[tuple[str, Any]]:

@@ -25,7 +25,7 @@ END_OF_TEXT = "<|endoftext|>"
 PROMPTS_FILE = Path(__file__).parents[1] / "bundled" / "prompts.json"
 TRAINING_PROMPTS = 1024
 
-# Tests are a corpus of their own kind and twice the size; the tables teach nothing but digits.
+# Tests read differently and are twice the size; the tables teach nothing but digits.
 _SKIPPED_FOLDERS = frozenset(
     [
         "__pycache__",
@@ -141,11 +141,11 @@ def anchors(module: str) -> dict[str, int]:
 
     Raises `MissingReference` when the running interpreter does not ship the module.
     """
-    found: dict[str, int] = {}
+    lines: dict[str, int] = {}
     for name, node in _definitions(ast.parse(module_source(module))):
         if node.body[0].lineno > node.lineno:
-            found.setdefault(name, _last_line(node))
-    return found
+            lines.setdefault(name, _last_line(node))
+    return lines
 
 
 @cache
@@ -156,8 +156,8 @@ def _lines(module: str) -> list[str]:
 def text_up_to_anchor(module: str, anchor: str) -> str:
     """The module's text up to and including that definition's signature.
 
-    The last line break is left off: byte-level BPE joins it to the indentation that follows, and a
-    prompt that ended in it would ask for a token that the corpus never shows.
+    The last line break is left off: byte-level BPE joins it to the indentation that follows, so the
+    corpus never has it as a token of its own.
 
     Raises `MissingReference` when the running interpreter lacks the module or the anchor.
     """
@@ -196,9 +196,8 @@ def resolve_prompts(
 ) -> list[tuple[str, str]]:
     """(id, text) of every bundled prompt of `split`, 32 to 256 tokens each.
 
-    Other interpreter versions may lack a definition. With `skipped` given, such references are
-    left out and their one-line reasons appended to it, for the caller to report; without it the
-    first one raises `MissingReference`.
+    Other interpreter versions may lack a definition. Such a reference raises `MissingReference`, or
+    is left out and its one-line reason appended to `skipped` where that is given.
     """
     prompts = []
     for reference in load_references(split, path):
@@ -222,8 +221,7 @@ def draw_references(
     """References and their texts in a deterministic order: by hash, at most `per_module` from a
     module, none from the modules `without`.
 
-    `modules` limits the draw to the first so many modules of the split.
-
+    `modules` limits the draw to the first `modules` modules of the split.
     Only ASCII prompts whose text encodes back to the same number of tokens are taken, so that
     a prompt's length is what its reference says.
     """

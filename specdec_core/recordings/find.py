@@ -1,4 +1,4 @@
-"""Which of the recordings on disk is of these models, prompts and settings?"""
+"""Finding a recording on disk, by name or by models, prompts and settings."""
 
 from __future__ import annotations
 
@@ -38,16 +38,19 @@ def find_recording(
     max_new_tokens: int,
     dtypes: tuple[str, str],
 ) -> Recording | None:
-    """The finished, replayable recording under `root` of the models with these `fingerprints` (by
-    name: `target` and the drafts; it may hold other drafts, too), of the prompts with this digest
-    (:func:`specdec_core.prompts.prompt_sets.digest`), in these data types of target and drafts. Of
-    several,
-    the one with the longest drafts; None where there is none."""
-    found = []
+    """A finished, replayable recording under `root`; None where there is none, and of several the
+    one with the longest drafts.
+
+    Args:
+        fingerprints: of `target` and the drafts, by name; the recording may hold other drafts too.
+        prompts_digest: see :func:`specdec_core.prompts.prompt_sets.digest`.
+        dtypes: data types of target and drafts.
+    """
+    matches = []
     for file in sorted(root.glob(f"*/{HEADER}")):
         try:
             recording = Recording.open(file.parent)
-        except UserError:  # of another version, or not ours
+        except UserError:  # of another version, or not a recording
             continue
         header = recording.header
         runner = header.pair.runner
@@ -60,5 +63,5 @@ def find_recording(
             and header.max_new_tokens == max_new_tokens
             and (runner.target_dtype, runner.draft_dtype) == tuple(dtypes)
         ):
-            found.append(recording)
-    return max(found, key=lambda recording: recording.header.max_draft, default=None)
+            matches.append(recording)
+    return max(matches, key=lambda recording: recording.header.max_draft, default=None)

@@ -1,4 +1,4 @@
-"""What an observer of a recording hears."""
+"""The observer of a recording."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ class RecordingObserver(Observer):
     """Follows a recording."""
 
     def recorded(self, prompts: int, tokens: int) -> None:
-        """So many more prompts are on disk, with the `tokens` that the target wrote for them."""
+        """Another `prompts` prompts are on disk, with `tokens` tokens of the target's output."""

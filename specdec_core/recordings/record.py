@@ -1,7 +1,7 @@
-"""Run both models over real prompts once, and write down what every draft length would have met.
+"""Run both models over real prompts once, and record what every draft length would have met.
 
-For each prompt: the target's own text; one teacher-forced pass of the target and of each draft over
-it; the draft's continuation behind each disagreement; and, to train acceptance heads, a draft pass
+For each prompt: the target's output; one teacher-forced pass of the target and of each draft over
+it; the draft's continuation after each disagreement; and, to train acceptance heads, a draft pass
 over a mixture of the target's tokens and the draft's (SpecDec++, §4.4).
 """
 
@@ -35,8 +35,8 @@ from specdec_core.tokens.sampling import RandomStream, warp
 from specdec_core.tokens.statistics import Generation
 
 _CHUNK = 128  # positions of a teacher-forced forward
-_BRANCHES = 8  # continuations that are drafted together
-_SLOTS = 8  # prompts that the target completes together
+_BRANCHES = 8  # continuations drafted together
+_SLOTS = 8  # prompts completed together
 
 
 class Recorder:
@@ -77,18 +77,19 @@ class Recorder:
                 }
             ),
         )
-        p = self._distributions(torch.cat([own for own, _ in _forced(self.target, prompt, output)]))
+        forced = _forced(self.target, prompt, output)
+        p = self._distributions(torch.cat([logits for logits, _ in forced]))
         for name, runner in self.drafts.items():
-            choice = _Choice(self, request, len(prompt))
+            draw = _DraftTokens(self, request, len(prompt))
             rows = _Rows(self.header.top_k)
             chunks = list(_forced(runner, prompt, output))
             q = self._distributions(torch.cat([logits for logits, _ in chunks]))
             hidden = torch.cat([states for _, states in chunks if states is not None])
-            drafted = choice(q, range(len(output)))
+            drafted = draw(q, range(len(output)))
             compared = _compare(p, q, drafted, output)
             rows.add(range(len(output)), 0, drafted, q, hidden, compared)
             if self.header.continuations:
-                self._continue(runner, choice, rows, len(prompt), output, drafted)
+                self._continue(runner, draw, rows, len(prompt), output, drafted)
             yield f"{DRAFTS}/{name}", rows.table(number)
             if self.header.mixing:
                 yield (
@@ -97,22 +98,22 @@ class Recorder:
                 )
 
     def _distributions(self, logits: Tensor) -> Tensor:
-        """What is sampled from; at temperature 1 when decoding is greedy."""
+        """The distributions that are sampled from; at temperature 1 when decoding is greedy."""
         sampling = self.header.sampling
         return logits.float().softmax(dim=-1) if sampling.greedy else warp(logits, sampling)
 
     def _continue(
         self,
         runner: ModelRunner,
-        choice: _Choice,
+        draw: _DraftTokens,
         rows: _Rows,
         prompt_tokens: int,
         output: Sequence[int],
         drafted: Sequence[int],
     ) -> None:
-        """Draft on behind each disagreement. Row 0 of `runner` holds the prompt and the output."""
+        """Continue drafting after each disagreement. Row 0 of `runner` holds prompt and output."""
         ends = set(self.header.eos_token_ids)
-        last = self.header.max_new_tokens - 2  # the target adds a token of its own to every round
+        last = self.header.max_new_tokens - 2  # the target adds a token to every round
         branches = [
             (t, y, min(self.header.max_draft - 1, last - t))
             for t, (y, x) in enumerate(zip(drafted, output, strict=True))
@@ -123,24 +124,24 @@ class Recorder:
             batch = branches[start : start + _BRANCHES]
             slots = range(1, 1 + len(batch))
             runner.fork(0, slots, [prompt_tokens + t for t, _, _ in batch])
-            found: list[list[_Step]] = [[] for _ in batch]
+            continuations: list[list[_Step]] = [[] for _ in batch]
             active = {slot: [y] for slot, (_, y, _) in zip(slots, batch, strict=True)}
             step = 1
             while active:
-                behind = runner.forward(Batch(list(active), list(active.values())))
-                assert behind.hidden is not None  # it is watched
-                q = self._distributions(behind.logits)
-                tokens = choice(q, [batch[slot - 1][0] + step for slot in active])
+                after = runner.forward(Batch(list(active), list(active.values())))
+                assert after.hidden is not None  # it is watched
+                q = self._distributions(after.logits)
+                tokens = draw(q, [batch[slot - 1][0] + step for slot in active])
                 for row, (slot, token) in enumerate(zip(list(active), tokens, strict=True)):
-                    found[slot - 1].append((token, q[row], behind.hidden[row]))
+                    continuations[slot - 1].append((token, q[row], after.hidden[row]))
                     if token in ends or step == batch[slot - 1][2]:
                         del active[slot]
                     else:
                         active[slot] = [token]
                 step += 1
-            for (t, _, _), steps in zip(batch, found, strict=True):
-                own, qs, states = zip(*steps, strict=True)
-                rows.add([t] * len(steps), 1, own, torch.stack(qs), torch.stack(states), None)
+            for (t, _, _), steps in zip(batch, continuations, strict=True):
+                drawn, qs, states = zip(*steps, strict=True)
+                rows.add([t] * len(steps), 1, drawn, torch.stack(qs), torch.stack(states), None)
 
     def _examples(
         self,
@@ -164,7 +165,7 @@ class Recorder:
             accepted = np.array([stream.random() < a for a in acceptance])
         from_draft = np.array([stream.random() >= self.header.mixing for _ in output])
         mixed = np.where(from_draft, drafted, output).tolist()
-        # The state of a token is there once it was fed: one position behind what it was drawn from.
+        # A token's state exists once it was fed: one position after the one it was drawn at.
         forced = _forced(runner, list(request.tokens), [*mixed, 0])
         states = [hidden for _, hidden in forced if hidden is not None]
         values = {
@@ -182,22 +183,22 @@ class Recorder:
 def _forced(
     runner: ModelRunner, prompt: Sequence[int], output: Sequence[int]
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Logits (n, vocabulary) before each token of `output`, and what the output layer read
-    (n, dimension) where it is watched; some positions at a time, in row 0 of `runner`."""
+    """Logits (n, vocabulary) before each token of `output`, and the hidden states (n, dimension)
+    that the output layer read, where they are watched; in chunks, in row 0 of `runner`."""
     runner.truncate(0, 0)
     runner.prefill([0], [prompt[:-1]])
     fed = [prompt[-1], *output[:-1]]
     for start in range(0, len(fed), _CHUNK):
         chunk = fed[start : start + _CHUNK]
-        behind = runner.forward(Batch([0], [chunk]))
-        yield behind.logits, None if behind.hidden is None else behind.hidden.float()
+        after = runner.forward(Batch([0], [chunk]))
+        yield after.logits, None if after.hidden is None else after.hidden.float()
 
 
 _Step = tuple[int, Tensor, Tensor]
 
 
-class _Choice:
-    """What the draft drafts from its distributions, at positions of the output."""
+class _DraftTokens:
+    """Draws draft tokens from the draft's distributions at positions of the output."""
 
     def __init__(self, recorder: Recorder, request: Request, prompt_tokens: int) -> None:
         self.sampling = recorder.header.sampling
@@ -220,12 +221,12 @@ def _compare(
     y = torch.tensor(drafted, device=q.device)[:, None]
     x = torch.tensor(output, device=q.device)[:, None]
     shared = p[:, : q.shape[1]]  # a draft model may lack the target's padding entries
-    own = torch.where(x < q.shape[1], q.gather(1, x.clamp(max=q.shape[1] - 1)), 0.0)
+    q_x = torch.where(x < q.shape[1], q.gather(1, x.clamp(max=q.shape[1] - 1)), 0.0)
     # 0 · log 0 is 0, but q · log 0 is −∞
     cross = torch.where(q > 0, q * shared.log(), 0.0).sum(dim=-1)
     return {
         "target_token": x[:, 0],
-        "rank": (q > own).sum(dim=-1),
+        "rank": (q > q_x).sum(dim=-1),
         "target_probability": p.gather(1, x)[:, 0],
         "draft_token_target_probability": p.gather(1, y)[:, 0],
         "overlap": torch.minimum(shared, q).sum(dim=-1),
@@ -235,7 +236,7 @@ def _compare(
 
 
 class _Rows:
-    """A prompt's rows of one draft, as they are found."""
+    """Collects a prompt's rows of one draft."""
 
     def __init__(self, top_k: int) -> None:
         self.top_k = top_k

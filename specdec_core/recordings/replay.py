@@ -1,12 +1,12 @@
 """Replay: every round of a configuration from a recording, without a model.
 
 The output is fixed by the target, the prompt and (coupled) the seed. A chain drafted from any
-position follows it up to the draft's first disagreement and then goes on as recorded, so the
-tokens, entropies, probabilities and hidden states that a round would meet are rows of the trace;
-and how far a static tree is accepted follows from the ranks of the target's tokens. What remembers
-nothing is evaluated for all starting positions at once, a policy that learns is walked through
-round by round, and drafters without a model are run themselves on the recorded texts. Which of
-these it is, every kind says itself (:mod:`specdec_core.drafting.recorded`).
+position follows it up to the draft's first disagreement and then continues as recorded. So the
+tokens, entropies, probabilities and hidden states that a round would meet are rows of the trace,
+and the ranks of the target's tokens tell how far a static tree is accepted. Stateless policies are
+evaluated for all starting positions at once, policies that learn run round by round, and drafters
+without a model run themselves on the recorded texts. Each kind declares which of these applies to
+it (:mod:`specdec_core.drafting.recorded`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from specdec_core.recordings.schema import Recording
 from specdec_core.recordings.track import Track
 from specdec_core.recordings.verified import verified
 from specdec_core.tokens.sampling import RandomStream
-from specdec_core.tokens.statistics import Counts
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 
 # draft, head -> the head
@@ -40,25 +39,25 @@ LoadHead = Callable[[str, str], LoadedHead]
 
 @dataclass
 class _Place:
-    """Which recorded prompt is being decoded, by where its output begins among all starts, and how
-    many tokens it has."""
+    """The recorded prompt that is being decoded: where its output begins among all starts, and the
+    prompt's length in tokens."""
 
     first: int = 0
     length: int = 0
 
     def start(self, sequence: SlotState) -> int:
-        """The start of the round to come."""
+        """The start of the next round."""
         return self.first + len(sequence.tokens) - self.length
 
 
 class Replay:
-    """Runs configurations on a recording; without its `hidden` states no head can be asked, but
-    little has to be read.
+    """Runs configurations on a recording.
 
-    A bandit that is rewarded in time needs a `profile`, whose seconds stand for those of its
-    rounds: what it then does is modelled. Everything else is what decoding would do; of a
-    recording with rejection sampling, which is taken with `drawn`, what decoding its drafts could
-    have done (:mod:`specdec_core.recordings.verified`).
+    Replayed rounds are those of decoding, with two exceptions. A bandit that is rewarded in time
+    needs a `profile`, whose modelled seconds take the place of its rounds'. And a recording with
+    rejection sampling, accepted only with `drawn`, yields rounds that decoding could have taken
+    (:mod:`specdec_core.recordings.verified`). Without `hidden` states, most of a recording is not
+    read, and no head can be replayed.
     """
 
     def __init__(
@@ -89,11 +88,11 @@ class Replay:
         self._tracks: dict[str, Track] = {}
 
     def can(self, configuration: Configuration) -> bool:
-        """Whether the recording knows all that this configuration could meet."""
+        """Whether the recording holds everything that this configuration could meet."""
         return self._unknown(configuration) is None
 
     def _unknown(self, configuration: Configuration) -> str | None:
-        """Why the recording cannot tell what this configuration would do; None where it can."""
+        """Why this configuration cannot be replayed; None where it can."""
         drafter, drawn = configuration.drafter, not self.header.sampling.fixed_output
         chain = isinstance(drafter, ChainSettings) and drafter.guesses is None
         if drawn and drafter is not None and not chain:
@@ -101,10 +100,11 @@ class Replay:
         return configuration.unknown_to(self.facts)
 
     def run(self, configuration: Configuration) -> ReplayedRounds:
-        """The rounds that decoding the recorded prompts one after the other would have taken.
+        """The rounds of decoding the recorded prompts one after the other.
 
         Raises:
-            UserError: the recording cannot tell (see :meth:`can`), or the head is unknown.
+            UserError: the configuration cannot be replayed (see :meth:`can`), or its head is
+                unknown.
         """
         if reason := self._unknown(configuration):
             raise UserError(
@@ -118,7 +118,7 @@ class Replay:
         return self._decode(configuration)
 
     def track(self, draft: str | None = None) -> Track:
-        """The recorded draft, indexed by where its rounds begin."""
+        """The recorded draft, indexed by where rounds begin."""
         name = self.recording.draft_name(draft)
         if name not in self._tracks:
             trace = self.recording.trace(name, self._hidden)
@@ -127,11 +127,11 @@ class Replay:
         return self._tracks[name]
 
     def values(self, draft: str | None, policy: PolicySettings) -> np.ndarray:
-        """What a threshold policy reads off every recorded candidate (R,)."""
+        """The value that a threshold policy compares, of every recorded candidate (R,)."""
         return self.track(draft).values(self.rule(draft, policy))
 
     def rule(self, draft: str | None, policy: PolicySettings) -> Rule:
-        """A threshold policy with what the recording knows of its head. TypeError for others."""
+        """A threshold policy with its recorded head. TypeError for other policies."""
         built = self._resources(_Place()).policy(draft, policy)
         if not isinstance(built, Rule):
             raise TypeError(f"policy {policy.kind} compares no values")
@@ -155,8 +155,8 @@ class Replay:
         return self._heads[key]
 
     def _recorded_head(self, draft: str, head: str) -> LoadedHead:
-        own = self.header.fingerprints
-        return load_head(head, own[draft], own["target"])
+        fingerprints = self.header.fingerprints
+        return load_head(head, fingerprints[draft], fingerprints["target"])
 
     def _decode(self, configuration: Configuration) -> ReplayedRounds:
         """Decode the recorded prompts, the target being the recorded outputs."""
@@ -197,37 +197,28 @@ class Replay:
         return rounds.done(prompts.ids, state)
 
     def _clock(self, configuration: Configuration) -> Callable[[TokenTree], float]:
-        """What drafting and verifying a tree takes by the profile; nothing without one."""
+        """Seconds of drafting and verifying a tree, by the profile; 0 without one."""
         profile = self.profile
         if profile is None or configuration.drafter is None:
             return lambda tree: 0.0
-        under: dict[int | None, tuple[Configuration, Profile]] = {}
+        arms: dict[int | None, tuple[Configuration, Profile]] = {}
         context = self.recording.prompts.context
 
         def seconds(tree: TokenTree) -> float:
-            if tree.arm not in under:
-                own = configuration.by(tree.arm)
-                under[tree.arm] = own, profile.under(own)
-            own, cost = under[tree.arm]
-            counts = Counts(
-                requests=1,
-                n=1,
-                n_draft=tree.draft_forwards,
-                n_target=1,
-                n_discarded=0,
-                n_drafted=len(tree),
-                n_accepted=0,
-                n_target_tokens=1,
-                n_draft_tokens=tree.draft_tokens,
+            if tree.arm not in arms:
+                arm = configuration.by(tree.arm)
+                arms[tree.arm] = arm, profile.under(arm)
+            arm, cost = arms[tree.arm]
+            return cost.round_seconds(
+                len(tree), tree.draft_forwards, tree.draft_tokens, arm.draft, context
             )
-            return cost.estimate_seconds(counts, own.draft, context)
 
         return seconds
 
 
 def _outcome(tree: TokenTree, path: list[int], rest: list[int], seconds: float) -> Outcome:
-    """What became of a tree, as far as it is known: not what the target would have chosen behind
-    the nodes that were rejected."""
+    """A tree's outcome, as far as the recording tells: the target's choices after rejected nodes
+    are unknown."""
     choices = [UNKNOWN] * (len(tree) + 1)
     for node, token in zip([ROOT, *path], rest, strict=False):
         choices[node + 1] = token

@@ -29,7 +29,7 @@ class ReplayedRounds:
     draft_tokens: np.ndarray
     arm: np.ndarray  # NO_ARM where no bandit chose
     ids: list[str]  # of the prompts
-    state: dict[str, Any] | None = None  # what the drafter has learned by then
+    state: dict[str, Any] | None = None  # what the drafter has learned
 
     @property
     def counts(self) -> Counts:
@@ -47,8 +47,8 @@ class ReplayedRounds:
         )
 
     def frame(self, **columns: str) -> pd.DataFrame:
-        """One row a round, as :func:`specdec_core.tokens.statistics.rounds_frame` has them; no
-        time passed."""
+        """One row a round, as in :func:`specdec_core.tokens.statistics.rounds_frame`; all times
+        are 0."""
         first = np.flatnonzero(self.position == 0)
         number = (
             np.arange(len(self.prompt))
@@ -71,7 +71,7 @@ class ReplayedRounds:
 
 
 class Rounds:
-    """Rounds as they come."""
+    """Collects rounds."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, ...]] = []

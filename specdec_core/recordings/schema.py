@@ -1,16 +1,16 @@
-"""What a recording holds, and how it lies on disk.
+"""The contents of a recording, and its files.
 
     recording.json               what was recorded (:class:`Header`)
-    drafts/<draft>/shard-N       one row a drafted token (:data:`ROWS`)
-    examples/<draft>/shard-N     rows to train acceptance heads on (:data:`EXAMPLES`)
-    prompts/shard-N              prompts and what the target wrote; written last: the shard is whole
+    drafts/<draft>/shard-N       one row a drafted token (:data:`EVERY_ROW` and the like)
+    examples/<draft>/shard-N     rows to train acceptance heads on (:data:`EXAMPLE`)
+    prompts/shard-N              prompts and the target's outputs; written last: the shard is whole
 
 Shards are Parquet files of some prompts each, written whole or not at all.
 
-The rows of a prompt are first those of the target's trajectory (step 0), one for each of its N
-generated positions t: what the draft model, after the prompt and X_0 … X_{t-1}, would draft there.
-Then, for each position where that is not X_t, the continuation (step 1, 2, …): what it drafts on
-from its own token, up to `max_draft` tokens with it or to its end token.
+A prompt's first rows are the target's trajectory (step 0), one for each of its N generated
+positions t: the token Y_t that the draft model drafts after the prompt and X_0 … X_{t-1}. Then
+follows, for each position where Y_t is not X_t, the continuation (step 1, 2, …): what is drafted
+after Y_t, up to `max_draft` tokens including Y_t, or to an end token.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ VERSION = 1
 HEADER = "recording.json"
 PROMPTS, DRAFTS, EXAMPLES = "prompts", "drafts", "examples"
 
-# Columns of a draft's rows that every row has, …
+# Columns that every row of a draft has …
 EVERY_ROW = {
     "prompt": pa.int32(),  # number in the prompt set
     "position": pa.int32(),  # t; of a continuation, that of its disagreement
@@ -79,7 +79,7 @@ class Header(Value):
     sampling: Sampling = Sampling()
     max_new_tokens: int = Field(ge=1)
     max_draft: int = Field(default=20, ge=1, description="the longest draft that can be replayed")
-    continuations: bool = Field(default=True, description="what is drafted behind disagreements")
+    continuations: bool = Field(default=True, description="what is drafted after disagreements")
     top_k: int = Field(default=10, ge=1, description="largest probabilities kept of each q")
     mixing: float = Field(
         default=0.15,
@@ -95,7 +95,7 @@ class Header(Value):
 
     @property
     def replayable(self) -> bool:
-        """Whether the recording tells what any draft length would have led to."""
+        """Whether every draft length can be replayed."""
         return self.continuations and self.sampling.fixed_output
 
 
@@ -176,13 +176,13 @@ class Recording:
 
     def check(self, fingerprints: Mapping[str, str]) -> None:
         """Raises :class:`UserError` when the recording is not of the models with these
-        fingerprints; a draft that it does not know is no contradiction."""
-        for name, own in fingerprints.items():
-            recorded = self.header.fingerprints.get(name, own)
-            if recorded != own:
+        fingerprints. Drafts that were not recorded are left out."""
+        for name, current in fingerprints.items():
+            recorded = self.header.fingerprints.get(name, current)
+            if recorded != current:
                 raise UserError(
                     f"{self.folder}: recorded from other weights of {name} "
-                    f"({recorded[:8]}, now {own[:8]}); record it again"
+                    f"({recorded[:8]}, now {current[:8]}); record it again"
                 )
 
     @property
@@ -217,21 +217,21 @@ class Recording:
     def prompts(self) -> Prompts:
         table = self.table(PROMPTS)
         tokens, outputs = (
-            [np.asarray(own, dtype=np.int32) for own in table[name].to_pylist()]
+            [np.asarray(row, dtype=np.int32) for row in table[name].to_pylist()]
             for name in ("tokens", "output")
         )
         return Prompts(table["prompt"].to_pylist(), table["id"].to_pylist(), tokens, outputs)
 
     def trace(self, draft: str | None = None, hidden: bool = True) -> Trace:
-        """All rows of a draft; `hidden` states, which are most of a recording, only if asked."""
+        """All rows of a draft, with or without the `hidden` states, most of a recording."""
         part = f"{DRAFTS}/{self.draft_name(draft)}"
         columns = [*EVERY_ROW, *TRAJECTORY_ONLY, "top_probs", *(["hidden"] if hidden else [])]
         table = self._dense(self.table(part, columns))
-        found = {name: _numpy(table[name]) for name in table.column_names}
-        return Trace(self.header, self.prompts, found)
+        arrays = {name: _numpy(table[name]) for name in table.column_names}
+        return Trace(self.header, self.prompts, arrays)
 
     def _dense(self, table: pa.Table) -> pa.Table:
-        """`table` with prompts numbered as they lie in `prompts`: recorded ones may have gaps."""
+        """`table` with prompts numbered by their place in `prompts`, without gaps."""
         numbers = np.asarray(self.prompts.numbers)
         order = np.argsort(numbers)
         dense = order[np.searchsorted(numbers[order], table["prompt"].to_numpy())]
@@ -246,21 +246,21 @@ class Prompts:
     numbers: list[int]  # in the prompt set
     ids: list[str]
     tokens: list[np.ndarray]
-    outputs: list[np.ndarray]  # what the target wrote
+    outputs: list[np.ndarray]  # the target's
 
     @property
     def context(self) -> int:
         """Tokens in the cache half-way through the outputs, on average."""
         lengths = zip(self.tokens, self.outputs, strict=True)
-        return sum(len(own) + len(output) // 2 for own, output in lengths) // len(self.tokens)
+        return sum(len(prompt) + len(output) // 2 for prompt, output in lengths) // len(self.tokens)
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What one draft model does along the target's trajectories: R drafted tokens of P prompts, in
-    the order of :mod:`specdec_core.recordings.schema`, as columns.
+    """One draft model along the target's trajectories: R drafted tokens of P prompts, in the order
+    described in :mod:`specdec_core.recordings.schema`, as columns.
 
-    A column is an attribute: (R,) each; top_probs (R, top_k); hidden (R, dimension), where it was
+    Columns are attributes, of shape (R,); top_probs (R, top_k); hidden (R, dimension), where
     loaded. `prompt` counts the recorded prompts from 0.
     """
 
@@ -287,7 +287,7 @@ class Trace:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """N, the tokens that the target wrote, of each prompt (P,)."""
+        """N, the generated tokens, of each prompt (P,)."""
         return np.bincount(self.prompt[self.trajectory], minlength=len(self.prompts.ids))
 
     @cached_property

@@ -1,9 +1,8 @@
-"""The best threshold of a rule, found on recorded traces.
+"""The best threshold of a policy on a recording.
 
-A recording distinguishes only thresholds that some compared value lies between, so the cost is a
-step function of the threshold with as many steps as there are different values. The search looks
-at quantiles of the values, which are dense where decisions are made, and then at ever finer ones
-around the cheapest.
+Only the compared values separate thresholds, so the cost is a step function of the threshold with
+one step for each distinct value. The search tries quantiles of the values, which are dense where
+decisions are made, and then ever finer ones around the cheapest.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ Cost = Callable[[Counts], float]
 def decision_cost(c1: float, c2: float) -> Cost:
     """SpecDec++'s cost of a run beyond the oracle's time T_0 (Eq. 3.2 and Thm 4.2):
     c1 · N_discarded + c2 · N_target with c1 = t_draft and c2 = t_target - t_draft. As in
-    :func:`specdec_core.cost.immediate_costs`, a target's token behind an accepted end is discarded
-    too, so that no threshold gains by where its rounds end."""
+    :func:`specdec_core.cost.immediate_costs`, a target's token after an accepted end token counts
+    as discarded, so that no threshold gains by where its rounds end."""
 
     def cost(counts: Counts) -> float:
         wasted = counts.n_target - counts.n_target_tokens
@@ -38,7 +37,7 @@ def decision_cost(c1: float, c2: float) -> Cost:
 
 @dataclass(frozen=True)
 class BestThreshold:
-    """What a search found."""
+    """The result of a search."""
 
     policy: PolicySettings  # with the best threshold
     threshold: float
@@ -60,25 +59,25 @@ def best_threshold(
     Args:
         replay: of the recorded prompts.
         policy: one that compares with a threshold (confidence, svip, confidence_product, specdecpp,
-            decision); its own threshold does not matter, everything else is kept.
-        cost: what counts cost; see :func:`decision_cost`.
+            decision). Its threshold is ignored, everything else is kept.
+        cost: of counts; see :func:`decision_cost`.
         draft: a recorded draft; unset, the first.
-        points: thresholds tried in each pass; with at least as many as there are different values,
+        points: thresholds tried in each pass; with at least as many as there are distinct values,
             the first pass tries every threshold that makes a difference.
         refinements: passes after the first.
 
     Raises:
         TypeError: the policy compares nothing with a threshold.
-        UserError: the recording cannot tell what the policy would do.
+        UserError: the policy cannot be replayed.
     """
     edges = distinct_thresholds(replay, policy, draft)
     tried: dict[int, tuple[float, PolicySettings, Counts]] = {}
 
     def attempt(index: int) -> None:
-        own = policy.model_copy(update={"threshold": float(edges[index])})
-        drafter = DraftModelSettings(draft=draft, policy=own)
+        attempted = policy.model_copy(update={"threshold": float(edges[index])})
+        drafter = DraftModelSettings(draft=draft, policy=attempted)
         rounds = replay.run(Configuration(drafter=drafter, sampling=replay.header.sampling))
-        tried[index] = (cost(rounds.counts), own, rounds.counts)
+        tried[index] = (cost(rounds.counts), attempted, rounds.counts)
 
     low, high = 0, len(edges) - 1
     for _ in range(1 + refinements):
@@ -88,20 +87,20 @@ def best_threshold(
         order = sorted(tried)
         at = order.index(min(order, key=lambda index: tried[index][0]))
         low, high = order[max(at - 1, 0)], order[min(at + 1, len(order) - 1)]
-    least, found, counts = tried[order[at]]
+    least, best, counts = tried[order[at]]
     curve = [(float(edges[index]), tried[index][0]) for index in order]
-    return BestThreshold(found, float(edges[order[at]]), least, counts, curve)
+    return BestThreshold(best, float(edges[order[at]]), least, counts, curve)
 
 
 def distinct_thresholds(
     replay: Replay, policy: PolicySettings, draft: str | None = None
 ) -> np.ndarray:
-    """All thresholds that the recording tells apart, rising: one in the middle between each two
-    values that `policy` might compare, one that none reaches, and one that all do."""
+    """All thresholds that the recording distinguishes, rising: the middle between each two values
+    that `policy` might compare, one that none reaches, and one that all do."""
     if "threshold" not in type(policy).model_fields:
         raise TypeError(f"policy {policy.kind} has no threshold")
     track, rule = replay.track(draft), replay.rule(draft, policy)
-    # Behind a round's first candidates, and behind the last it can have, nothing is decided.
+    # After a round's first candidates, and after the last it can have, nothing is decided.
     candidate = np.arange(1, track.header.max_draft + 1)
     last = np.minimum(track.bound, policy.max_tokens)[:, None]
     decides = (candidate >= rule.min_tokens) & (candidate < last)

@@ -18,10 +18,9 @@ from specdec_core.recordings.schema import Trace
 
 
 class Track:
-    """A trace, indexed by where a round begins: T starting positions, all prompts' in order.
+    """A trace, indexed by where a round begins: T starts, all prompts' in order.
 
-    What the j-th candidate (from 0) of a round that begins at start s meets is row
-    `windows[s, j]` of the trace.
+    Candidate j (from 0) of a round that begins at start s is row `windows[s, j]` of the trace.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -39,7 +38,7 @@ class Track:
 
     @cached_property
     def agreeing(self) -> np.ndarray:
-        """How many candidates in a row would be accepted from each start (T,)."""
+        """Candidates in a row that would be accepted from each start (T,)."""
         ends = np.arange(len(self.left)) + self.left
         stops = np.where(~self.trace.agrees, np.arange(len(ends)), len(ends))
         following = np.minimum.accumulate(stops[::-1])[::-1]
@@ -48,7 +47,7 @@ class Track:
     @cached_property
     def ranks(self) -> np.ndarray:
         """The rank of the target's token in the draft's distribution, 0 the most likely (T,). Of
-        equally likely ones the first is the draft's choice."""
+        equally likely tokens the first is the draft's choice."""
         recorded = self.trace.rank[self.trace.trajectory].astype(np.int64)
         return np.where(self.trace.agrees, 0, np.maximum(recorded, 1))
 
@@ -58,14 +57,15 @@ class Track:
 
     @cached_property
     def windows(self) -> np.ndarray:
-        """Rows of the trace (T, max_draft); where nothing is recorded, because no round gets there,
-        the last row that is."""
-        trace, wide = self.trace, self.header.max_draft
+        """Rows of the trace (T, max_draft). Where no round gets to, nothing is recorded, and the
+        last recorded row is repeated."""
+        trace = self.trace
         rows, starts = trace.trajectory, np.arange(len(self.left))
-        behind = np.diff(np.append(np.flatnonzero(trace.step <= 1), len(trace)))
         # A continuation is the block of rows that begins with step 1.
+        begins = np.flatnonzero(trace.step <= 1)
+        sizes = np.diff(np.append(begins, len(trace)))
         first = np.flatnonzero(trace.step == 1)
-        block = behind[np.searchsorted(np.flatnonzero(trace.step <= 1), first)]
+        block = sizes[np.searchsorted(begins, first)]
         place = {
             (p, t): (r, n)
             for p, t, r, n in zip(
@@ -79,32 +79,31 @@ class Track:
         begin, count = np.zeros(len(starts), np.int64), np.zeros(len(starts), np.int64)
         for s in np.flatnonzero(~trace.agrees):
             begin[s], count[s] = place.get((int(self.prompt[s]), int(self.position[s])), (0, 0))
-        j = np.arange(wide)
+        j = np.arange(self.header.max_draft)
         differs = np.minimum(starts + self.agreeing, starts + self.left - 1)  # index of the start
         on_path = starts[:, None] + j <= differs[:, None]
         beyond = starts[:, None] + j - differs[:, None] - 1
         beyond = np.minimum(beyond, count[differs][:, None] - 1)
-        found = np.where(beyond >= 0, begin[differs][:, None] + beyond, rows[differs][:, None])
+        continued = np.where(beyond >= 0, begin[differs][:, None] + beyond, rows[differs][:, None])
         path = rows[np.minimum(starts[:, None] + j, differs[:, None])]
-        return np.asarray(np.where(on_path, path, found))
+        return np.asarray(np.where(on_path, path, continued))
 
     @cached_property
     def room(self) -> np.ndarray:
-        """Candidates that may follow each other in a round from each start (T,): the target adds a
-        token of its own."""
+        """The most candidates of a round from each start (T,): the target adds a token."""
         return np.asarray(self.header.max_new_tokens - self.position - 1)
 
     @cached_property
     def bound(self) -> np.ndarray:
-        """Candidates that a chain from each start can have at most (T,): up to an end token, and
-        within its room."""
+        """The most candidates of a chain from each start (T,): up to an end token, and within its
+        room."""
         ends = np.isin(self.trace.draft_token, self.header.eos_token_ids)[self.windows]
         stops = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, self.header.max_draft)
         return np.asarray(np.minimum(self.room, stops))
 
     @cached_property
     def bounds(self) -> list[int]:
-        """The same."""
+        """:attr:`bound` as a list."""
         return list(self.bound.tolist())
 
     @cached_property
@@ -123,7 +122,7 @@ class Track:
     # Chains, by length policy
 
     def drafted(self, rule: Rule) -> np.ndarray:
-        """How many candidates `rule` would draft from each start, its bound aside (T,)."""
+        """Candidates that `rule` drafts from each start, its bound aside (T,)."""
         stops = np.asarray(rule.stops(self.compared(rule)))
         if rule.min_tokens > 1:
             stops[:, : rule.min_tokens - 1] = False
@@ -139,7 +138,8 @@ class Track:
         return self._values[key]
 
     def compared(self, rule: Rule) -> np.ndarray:
-        """What `rule` compares behind each candidate of a round from each start (T, max_draft)."""
+        """The value that `rule` compares after each candidate of a round from each start
+        (T, max_draft)."""
         key = f"{_key(rule)} windows {rule.cumulative}"
         if key not in self._values:
             values = self.values(rule)[self.windows]
@@ -149,14 +149,14 @@ class Track:
         return self._values[key]
 
     def chains(self, drafted: np.ndarray) -> Drafts:
-        """The chains that have `drafted` candidates (T,) where they can have so many."""
+        """The chains of up to `drafted` candidates (T,), within their bounds."""
         drafted = np.minimum(drafted, self.bound)
         accepted = np.minimum(drafted, self.agreeing)
         return Drafts(drafted, accepted, drafted, drafted, drafted)
 
-    def asked(self, policy: LengthPolicy, start: int, most: int) -> int:
-        """How many candidates of at most `most` a policy drafts from a start, asked as the engine
-        asks it behind each of them."""
+    def drafted_by(self, policy: LengthPolicy, start: int, most: int) -> int:
+        """Candidates, at most `most`, that a policy drafts from a start when it decides after each
+        of them, as in the engine."""
         if type(policy).go_on is LengthPolicy.go_on:
             return most
         candidates = self._candidates
@@ -170,7 +170,7 @@ class Track:
         return most
 
     def window(self, start: int) -> list[int]:
-        """The rows that the candidates from a start meet."""
+        """The rows of the candidates from a start."""
         return self._window_lists[start]
 
     @cached_property
@@ -187,8 +187,8 @@ class Track:
     # Static trees
 
     def trees(self, children: Sequence[Sequence[int]]) -> Drafts:
-        """Greedy trees of the most likely tokens; `children` says how many each node of each level
-        has, the root being level 0 (see :class:`specdec_core.search.tree_plan.PlannedTree`)."""
+        """Greedy trees of the most likely tokens. `children` is the number of children of each node
+        of each level, from the root on (:class:`specdec_core.search.tree_plan.PlannedTree`)."""
         starts = np.arange(len(self.left))
         depth = np.minimum(self.room, len(children))
         accepted = np.zeros(len(starts), np.int64)
@@ -206,17 +206,17 @@ class Track:
     # Rounds
 
     def walk_all(self, drafts: Drafts) -> ReplayedRounds:
-        """The rounds when one that begins at start s drafts as `drafts` says, all prompts in
-        step."""
+        """The rounds when one that begins at start s drafts as `drafts` says; all prompts advance
+        together."""
         generated = np.minimum(drafts.accepted + 1, self.left)
-        at = self.firsts
-        ends = at + self.left[at]
+        starts = self.firsts
+        ends = starts + self.left[starts]
         visited = np.zeros(len(generated), dtype=bool)
-        while len(at):
-            visited[at] = True
-            at, ends = at + generated[at], ends
-            going = at < ends
-            at, ends = at[going], ends[going]
+        while len(starts):
+            visited[starts] = True
+            starts = starts + generated[starts]
+            unfinished = starts < ends
+            starts, ends = starts[unfinished], ends[unfinished]
         rounds = np.flatnonzero(visited)
         return ReplayedRounds(
             prompt=self.prompt[rounds],
@@ -232,7 +232,7 @@ class Track:
         )
 
     def walk(self, policy: LengthPolicy) -> ReplayedRounds:
-        """The rounds of a policy that may learn, one after the other, prompt by prompt."""
+        """The rounds of a policy that may learn, one after the other."""
         bounds, left, agreeing = self.bounds, self.left.tolist(), self.agreeing.tolist()
         rounds = Rounds()
         for number, first in enumerate(self.firsts.tolist()):
@@ -240,7 +240,7 @@ class Track:
             position, length = 0, left[first]
             while position < length:
                 start = first + position
-                drafted = self.asked(policy, start, min(policy.limit(0), bounds[start]))
+                drafted = self.drafted_by(policy, start, min(policy.limit(0), bounds[start]))
                 accepted = min(drafted, agreeing[start])
                 generated = min(accepted + 1, left[start])
                 rounds.add_chain(number, position, drafted, accepted, generated)
@@ -271,11 +271,11 @@ class RecordedSignals(Signals):
         self.slots = self.tokens = range(len(trace))
 
     def measure(self, name: str) -> Tensor:
-        return torch.from_numpy(getattr(self.trace, name))
+        return _read_only(getattr(self.trace, name))
 
     @cached_property
     def hidden(self) -> Tensor:
-        return torch.from_numpy(self.trace.hidden)
+        return _read_only(self.trace.hidden)
 
     def top_probabilities(self, k: int) -> Tensor:
         recorded = self.trace.header.top_k
@@ -283,4 +283,11 @@ class RecordedSignals(Signals):
             raise UserError(
                 f"the head reads the {k} largest probabilities, the recording has {recorded}"
             )
-        return torch.from_numpy(self.trace.top_probs[:, :k].copy())
+        return _read_only(self.trace.top_probs[:, :k])
+
+
+def _read_only(values: np.ndarray) -> Tensor:
+    """`values` as a tensor on the same memory. Arrow's buffers are not writable, of which
+    `torch.from_numpy` warns; what reads signals writes to none."""
+    tensor: Tensor = torch.from_dlpack(values)
+    return tensor

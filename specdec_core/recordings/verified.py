@@ -1,15 +1,15 @@
-"""Recordings of rejection sampling, as decoding them could have gone.
+"""Recordings of rejection sampling, made into a possible course of decoding.
 
-Recorded are the target's text X_t ~ p and, drawn apart from it, what the draft would draft,
-Y_t ~ q. Rejection sampling draws them together: token x is drafted and accepted with probability
-min(p(x), q(x)). At a place where the text is X_t, the candidate therefore was X_t with probability
-min(1, q(X_t)/p(X_t)), and else one that is rejected. A round meets each place at most once, so that
-one draw for every place says what is accepted in any round.
+A recording holds the target's text X_t ~ p and, drawn independently, the draft's Y_t ~ q. Rejection
+sampling draws them together: token x is drafted and accepted with probability min(p(x), q(x)).
+Given the text X_t, the candidate was therefore X_t with probability min(1, q(X_t)/p(X_t)), and
+otherwise one that is rejected. A round visits each position at most once, so one draw for each
+position decides what is accepted in any round.
 
-Two things are approximate. Tokens outside of the recorded top_k, whose q is unknown, share one
-probability of acceptance: the one with which the mean is that of Σ min(p, q). And a rejected
-candidate is the recorded Y_t ≠ X_t, a draw of q and not of its excess over p; that changes how much
-is drafted behind a rejection, not what is accepted.
+Two things are approximate. Tokens outside the recorded top_k, whose q is unknown, share one
+acceptance probability: the one at which the mean is that of Σ min(p, q). And a rejected candidate
+is the recorded Y_t ≠ X_t, a draw of q and not of its excess over p; that changes how much is
+drafted after a rejection, not what is accepted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from specdec_core.recordings.schema import Trace
 
 
 def verified(trace: Trace, seed: int = 0) -> Trace:
-    """`trace` with the target's token in the place of the draft's wherever one is accepted."""
+    """`trace` with the draft's token replaced by the target's wherever one is accepted."""
     rows, most = trace.trajectory, trace.header.top_k
     p, rank = trace.target_probability[rows], trace.rank[rows]
     known = rank < most
@@ -33,15 +33,15 @@ def verified(trace: Trace, seed: int = 0) -> Trace:
     q = np.where(known, q, accepted * p)
     # Y_t is X_t with probability q(X_t) as recorded; other Y_t make up the difference.
     draws = np.random.default_rng(seed).random(len(rows)) * (1 - q)
-    now = ~trace.agrees & (draws < accepted - q)
-    at = rows[now]
+    changed = ~trace.agrees & (draws < accepted - q)
+    changed_rows = rows[changed]
     changes = {
-        "draft_token": trace.target_token[at],
-        "probability": q[now],
-        "draft_token_target_probability": p[now],
+        "draft_token": trace.target_token[changed_rows],
+        "probability": q[changed],
+        "draft_token_target_probability": p[changed],
     }
     columns = dict(trace.columns)
     for name, values in changes.items():
         columns[name] = columns[name].copy()
-        columns[name][at] = values
+        columns[name][changed_rows] = values
     return replace(trace, columns=columns)

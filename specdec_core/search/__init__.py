@@ -1,1 +1,1 @@
-"""What a sweep is asked, what it looks through, and what it leaves behind."""
+"""Sweeps: plan, search space and results."""

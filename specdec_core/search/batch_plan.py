@@ -1,8 +1,8 @@
-"""How many tokens to draft for each number of requests that are decoded together.
+"""How many tokens to draft at each batch size.
 
-A chain follows the target's greedy text up to the draft's first disagreement, so where the draft
-agrees says what every K would have drafted and had accepted; a profile says what that costs at
-each batch size.
+A chain follows the target's greedy text up to the draft's first disagreement, so the draft's
+agreement determines what every K drafts and has accepted. A profile gives the cost of that at each
+batch size.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ LENGTHS = tuple(range(1, 17))
 def agreement(
     draft: PreTrainedModel, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]
 ) -> list[np.ndarray]:
-    """For each prompt, whether the draft's most likely token is the target's at every place of its
-    greedy output: booleans (N,), from one forward over the text."""
-    found = []
+    """For each prompt, whether the draft's most likely token is the target's at each position of
+    its greedy output: booleans (N,), from one forward over the text."""
+    agreements = []
     for prompt, output in zip(prompts, outputs, strict=True):
         ids = torch.tensor([[*prompt, *output]], device=draft.device)
         logits = draft(ids[:, :-1], use_cache=False).logits[0, len(prompt) - 1 :]
-        found.append((logits.max(dim=-1).indices == ids[0, len(prompt) :]).cpu().numpy())
-    return found
+        agreements.append((logits.max(dim=-1).indices == ids[0, len(prompt) :]).cpu().numpy())
+    return agreements
 
 
 def chain_counts(agreeing: Sequence[np.ndarray], length: int) -> Counts:
-    """What decoding greedily takes with `length` candidates a round, where each of `agreeing` (N,)
-    is a text's agreement. A draft that ends in an end token too early is taken to go on."""
-    rounds = n_draft = n_accepted = own = 0
+    """Counts of greedy decoding with `length` candidates a round; each of `agreeing` (N,) is a
+    text's :func:`agreement`. Drafts are taken to continue after an early end token."""
+    rounds = n_draft = n_accepted = tokens = 0
     for agrees in agreeing:
         position, n = 0, len(agrees)
         while position < n:
@@ -47,10 +47,10 @@ def chain_counts(agreeing: Sequence[np.ndarray], length: int) -> Counts:
             accepted = int(differs[0]) if len(differs) else drafted
             rounds, n_draft, n_accepted = rounds + 1, n_draft + drafted, n_accepted + accepted
             position += accepted + 1
-        own += n
+        tokens += n
     return Counts(
         requests=len(agreeing),
-        n=own,
+        n=tokens,
         n_draft=n_draft,
         n_target=rounds,
         n_discarded=n_draft - n_accepted,
@@ -68,15 +68,15 @@ def predict(
     draft: str | None = None,
     context: float | None = None,
 ) -> pd.DataFrame:
-    """What a profile makes of the `counts` of each K: one row a batch size and K, 0 being
-    autoregressive decoding: `batch`, `tokens` (K), `tokens_per_second` of all requests together
-    and `speedup` over autoregressive decoding."""
+    """Throughput by a profile from the `counts` of each K: one row a batch size and K, where K = 0
+    is autoregressive decoding. Columns: `batch`, `tokens` (K), `tokens_per_second` of all requests
+    together, and `speedup` over autoregressive decoding."""
     rows = []
     for batch in batches:
         alone = profile.autoregressive_seconds(1, context, batch)
         seconds = {0: alone} | {
-            k: profile.estimate_seconds(own, draft, context, batch) / own.n
-            for k, own in counts.items()
+            k: profile.estimate_seconds(of_k, draft, context, batch) / of_k.n
+            for k, of_k in counts.items()
         }
         rows += [
             {
@@ -97,8 +97,8 @@ def best_lengths(predicted: pd.DataFrame) -> dict[int, int]:
 
 
 def batch_policy(best: Mapping[int, int]) -> ByBatchSettings | None:
-    """The policy that drafts `best[n]` tokens with n requests; each names where K changes. None
-    where nothing should be drafted at any batch size."""
+    """The policy that drafts `best[n]` tokens with n requests; it lists the batch sizes at which K
+    changes. None where no batch size should draft."""
     tokens: dict[int, int] = {}
     for batch, k in sorted(best.items()):
         if not tokens or k != next(reversed(tokens.values())):

@@ -1,13 +1,14 @@
-"""A sweep's folder: what is finished is on disk, so that a killed sweep goes on where it was.
+"""A sweep's folder: finished work is on disk, so that a killed sweep resumes.
 
-    plan.yaml         what was asked for, and its digest
+    plan.yaml         the plan as it was given, and its digest
     pair.json         the pair with the data types that every process uses
     profile.json      what forwards cost
-    trials/<id>.json  a finished configuration; its rounds are in <id>.parquet, but for replayed
-                      ones, which a replay tells at any time
+    trials/<id>.json  a finished configuration; its rounds are in <id>.parquet, unless it was
+                      replayed: a replay yields them at any time
     optuna.db         what Optuna has learned
-    sweep.json        the result;  rounds.parquet  rounds, of replayed configurations the best
-    finished          written last, when everything that reads the result has done so
+    sweep.json        the result
+    rounds.parquet    rounds; of replayed configurations only the best
+    finished          written last, after everything that reads the result
 
 Every file is written whole, and a trial's JSON after its rounds: a configuration with a JSON file
 is finished and is not submitted again.
@@ -39,11 +40,11 @@ class SweepFolder:
 
     @classmethod
     def claim(cls, root: Path, name: str, digest: str, fresh: bool = False) -> Self:
-        """The folder to sweep in: an unfinished one of this digest goes on, unless `fresh`; a
-        finished one is left as it is and `<name>-2`, `<name>-3`, … is next.
+        """The folder to sweep in: the unfinished one of this digest, unless `fresh`, or else the
+        first free one of `<name>`, `<name>-2`, `<name>-3`, …
 
-        Raises :class:`UserError` when an unfinished sweep of that name is another one, or the name
-        is no folder's.
+        Raises :class:`UserError` when the unfinished sweep of that name has another digest, or the
+        name is a path.
         """
         if name == ".." or Path(name).name != name:
             raise UserError(f"--name {name}: expected a folder's name, not a path")
@@ -74,24 +75,24 @@ class SweepFolder:
         plan = self.path / "plan.yaml"
         return load_yaml(plan).get("digest") if plan.exists() else None
 
-    def begin(self, asked: Mapping[str, Any], digest: str) -> None:
-        """Write down what was asked for, a plan as JSON, and its digest."""
-        content = {"digest": digest, **asked}
+    def begin(self, plan: Mapping[str, Any], digest: str) -> None:
+        """Write the plan, as JSON, and its digest."""
+        content = {"digest": digest, **plan}
         write_atomically(self.path / "plan.yaml", yaml.safe_dump(content, sort_keys=False))
 
     def finish(self) -> None:
         write_atomically(self.path / "finished", "")
 
     def lock(self) -> AbstractContextManager[None]:
-        """Keep a second driver out; the lock goes with the process, however it ends."""
+        """Keep a second driver out; the lock ends with the process, however that ends."""
         return locked(self.path, "sweep")
 
     @property
     def running(self) -> bool:
-        """Whether a driver of this machine sweeps in it now."""
+        """Whether a driver on this machine is running this sweep."""
         return in_use(self.path)
 
-    # What is done
+    # Finished work
 
     def result(self) -> SweepResult | None:
         return SweepResult.load(self.path) if (self.path / "sweep.json").exists() else None
@@ -111,8 +112,7 @@ class SweepFolder:
         profile.save(self.path / "profile.json")
 
     def trials(self) -> list[Trial]:
-        """Finished trials, those that a scheduler stopped early included, in the order in which
-        they finished."""
+        """Finished trials, including those that a scheduler stopped early, oldest first."""
         files = sorted((self.path / "trials").glob("*.json"), key=lambda f: f.stat().st_mtime_ns)
         return [Trial.model_validate_json(file.read_text()) for file in files]
 
@@ -123,7 +123,7 @@ class SweepFolder:
         write_atomically(self.path / "trials" / f"{trial.id}.json", trial.model_dump_json(indent=1))
 
     def save_rounds(self, more: Sequence[pd.DataFrame] = ()) -> Path:
-        """All rounds that trials left and `more`, in one table with a column config_id."""
+        """The trials' rounds and `more`, in one table with a column config_id."""
         files = [self.path / "trials" / f"{trial.id}.parquet" for trial in self.trials()]
         parts = [pd.read_parquet(file) for file in files if file.exists()]
         parts += more
@@ -134,16 +134,16 @@ class SweepFolder:
 
 
 def find_trial(root: Path, config_id: str, folder: Path | None = None) -> tuple[SweepResult, Trial]:
-    """The trial whose id begins with `config_id`, in the sweep at `folder` or else in the latest
+    """The trial whose id begins with `config_id`, in the sweep at `folder`, or else in the latest
     one under `root` that has it. Raises :class:`UserError` when there is none."""
     if folder is not None and not (folder / "sweep.json").exists():
         raise UserError(f"{folder}: no finished sweep in it (sweep.json)")
     files = [folder / "sweep.json"] if folder else root.glob("*/sweep.json")
     for file in sorted(files, key=lambda f: f.stat().st_mtime, reverse=True):
         result = SweepResult.load(file.parent)
-        found = [trial for trial in result.trials if trial.id.startswith(config_id)]
-        if len(found) > 1:
-            raise UserError(f"{config_id}: fits {len(found)} configurations of {result.name}")
-        if found:
-            return result, found[0]
+        matches = [trial for trial in result.trials if trial.id.startswith(config_id)]
+        if len(matches) > 1:
+            raise UserError(f"{config_id}: fits {len(matches)} configurations of {result.name}")
+        if matches:
+            return result, matches[0]
     raise UserError(f"no configuration {config_id} in {folder or f'the sweeps of {root}'}")

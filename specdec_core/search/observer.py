@@ -1,4 +1,4 @@
-"""What an observer of a sweep hears."""
+"""The observer of a sweep."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class SweepObserver(Observer):
     """Follows a sweep."""
 
     def begun(self, result: SweepResult, prompts: Sequence[Prompt], folder: Path) -> None:
-        """Counting is about to begin or to go on: `result.trials` are done already."""
+        """Counting begins or resumes; `result.trials` are done already."""
 
     def trial_finished(self, trial: Trial) -> None:
         """A configuration's counts are known; they are not on disk yet."""
 
     def counted(self, result: SweepResult) -> None:
-        """All configurations are counted, and none was timed yet."""
+        """All configurations are counted, and none is timed yet."""

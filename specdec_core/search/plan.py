@@ -1,8 +1,7 @@
-"""What a sweep is asked to do: a YAML file, resolved and checked before anything starts.
+"""A sweep's plan: a YAML file, resolved and checked before anything starts.
 
-A :class:`Plan` is what a user writes, with open values, drafts that are not named and patterns for
-heads. :meth:`Plan.resolve` answers them once; everything behind it works on the
-:class:`ResolvedPlan`.
+A :class:`Plan` is what a user writes, with open values, unnamed drafts and patterns for heads.
+:meth:`Plan.resolve` fills them in once; everything after it works on the :class:`ResolvedPlan`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from specdec_core.config.kinds import DRAFTERS, POLICIES, kinds_of
 from specdec_core.cost.hardware import Hardware, load_hardware
 from specdec_core.search.space import Search
 
-EVERY = "*"  # in the name of a head: all trained heads whose names fit, as in a shell
+EVERY = "*"  # in the name of a head: all trained heads whose names match, as in a shell
 
 
 class PromptSource(Value):
@@ -44,7 +43,7 @@ class PromptSource(Value):
 
 
 class ProfileSettings(Value):
-    """What to measure forwards at; unset, :func:`specdec_core.cost.profile_pair` decides."""
+    """The forwards to measure; what is unset, `profile_pair` decides."""
 
     widths: tuple[PositiveInt, ...] | None = None
     contexts: tuple[PositiveInt, ...] | None = None
@@ -53,7 +52,7 @@ class ProfileSettings(Value):
 
 
 class SweepSettings(Value):
-    """What holds for all of a sweep, whatever it looks through."""
+    """The settings of a sweep, without its search."""
 
     pair: PairSpec = PairSpec()
     prompts: PromptSource = PromptSource()
@@ -88,7 +87,8 @@ class SweepSettings(Value):
     @field_validator("allow_lossy")
     @classmethod
     def _can_be_lossy(cls, methods: tuple[str, ...]) -> tuple[str, ...]:
-        known = [k for k, own in kinds_of(DRAFTERS, DrafterSettings).items() if own.may_be_lossy]
+        kinds = kinds_of(DRAFTERS, DrafterSettings)
+        known = [name for name, kind in kinds.items() if kind.may_be_lossy]
         for method in methods:
             if method not in known:
                 raise ValueError(f"no lossy method {method!r} (there are: {', '.join(known)})")
@@ -106,17 +106,17 @@ class SweepSettings(Value):
 
     @property
     def autoregressive(self) -> Configuration:
-        """What every speedup is against."""
+        """The baseline of every speedup."""
         return Configuration(sampling=self.sampling)
 
 
 class ResolvedPlan(SweepSettings):
     """A sweep with nothing left open.
 
-    `configurations` is what a grid or a random search tries; None for Optuna, which draws from
-    `space`. `samples` are the same, or the ends of every range of `space`: whatever all of them
-    need (a draft, a head, a datastore) is all that the sweep needs. `asked` and `entries` are where
-    they came from, and with the prompts the identity of the sweep.
+    `configurations` are those of a grid or a random search; None for Optuna, which draws from
+    `space`. `samples` are the same, or the ends of every range of `space`: what they need (drafts,
+    heads, datastores) is all that the sweep needs. `given`, the plan as it was given, and `entries`
+    identify the sweep, together with its prompts.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -124,13 +124,13 @@ class ResolvedPlan(SweepSettings):
     configurations: tuple[Configuration, ...] | None
     space: Search
     samples: tuple[Configuration, ...]
-    asked: dict[str, Any]
+    given: dict[str, Any]
     entries: tuple[dict[str, Any], ...]
 
     def digest(self, prompts_digest: str) -> str:
-        """Names everything that the results depend on."""
-        # Replayed counts are those of live decoding: a sweep may go on either way.
-        settings = {k: v for k, v in self.asked.items() if k not in ("traces", "replay")}
+        """A hash of everything that the results depend on."""
+        # Replayed counts equal those of live decoding, so a sweep may resume either way.
+        settings = {k: v for k, v in self.given.items() if k not in ("traces", "replay")}
         content = [settings, self.entries, prompts_digest]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -139,8 +139,8 @@ class ResolvedPlan(SweepSettings):
         sweep cannot try."""
         for configuration in self.samples:
             self._check(configuration, source)
-            if configuration.beside:
-                self._check_beside(source)
+            if configuration.asynchronous:
+                self._check_asynchronous(source)
         if self.hardware is not None:
             self.hardware.profile(list(self.pair.drafts))
             # Timed, they would be beaten by autoregressive decoding.
@@ -151,7 +151,7 @@ class ResolvedPlan(SweepSettings):
                     f"it is allowed by name (allow_lossy: [{names}])"
                 )
 
-    def _check_beside(self, source: str) -> None:
+    def _check_asynchronous(self, source: str) -> None:
         if self.cluster is None or not self.cluster.draft.devices:
             raise UserError(
                 f"{source}: search: pearl drafts on a device of its own: say which, with --cluster"
@@ -164,8 +164,7 @@ class ResolvedPlan(SweepSettings):
             )
 
     def _lossy_alone(self) -> frozenset[str]:
-        """The methods in every one of the configurations that are not allowed to win, where none
-        is free of them."""
+        """The lossy methods that are not allowed to win, if every configuration has one."""
         unallowed = [c.lossy_methods - set(self.allow_lossy) for c in self.samples]
         return frozenset().union(*unallowed) if all(unallowed) else frozenset()
 
@@ -184,41 +183,41 @@ class ResolvedPlan(SweepSettings):
 
 
 class Plan(SweepSettings):
-    """A sweep as it is asked for.
+    """A sweep as it is given.
 
-    `search` lists configurations with open values (:mod:`specdec_core.search.space`). An entry with
-    a draft model that names no draft is tried with each of the pair's; one with a pattern for
-    its head ("*", "bundled:*"), with each of the draft's trained heads that fit.
+    `search` lists configurations with open values (:mod:`specdec_core.search.space`). An entry
+    whose draft model names no draft is tried with each of the pair's. An entry with a pattern for
+    its head ("*", "bundled:*") is tried with each of the draft's trained heads that match.
     """
 
     search: tuple[dict[str, Any], ...]
 
     def resolve(self, source: str = "sweep") -> ResolvedPlan:
-        """The plan with its search expanded, every configuration validated (for Optuna the ends of
-        every range); raises :class:`UserError`, naming `source` and the key."""
+        """The plan with its search expanded and every configuration validated; for Optuna, those at
+        the ends of every range. Raises :class:`UserError`, naming `source` and the key."""
         if self.method != "grid" and self.trials is None:
             raise UserError(f"{source}: trials: method {self.method} needs a number of trials")
         entries = self._entries()
-        if self.search and not entries and any(map(_asks_by_pattern, self.search)):
+        if self.search and not entries and any(map(_has_head_pattern, self.search)):
             raise UserError(
                 f"{source}: search: no head of this pair was trained; `specdec train-head` does"
             )
         space = Search.of(entries, source)
-        found = self._configurations(space)
+        configurations = self._configurations(space)
         settings = {name: getattr(self, name) for name in SweepSettings.model_fields}
         resolved = ResolvedPlan(
             **settings,
-            configurations=None if found is None else tuple(found),
+            configurations=None if configurations is None else tuple(configurations),
             space=space,
-            samples=tuple(space.extremes() if found is None else found),
-            asked=self.model_dump(mode="json"),
+            samples=tuple(space.extremes() if configurations is None else configurations),
+            given=self.model_dump(mode="json"),
             entries=tuple(entries),
         )
         resolved.check(source)
         return resolved
 
     def _configurations(self, space: Search) -> list[Configuration] | None:
-        """What to try, where it is known in advance. Of a grid larger than `trials`, a random
+        """The configurations to try; None for Optuna. Of a grid larger than `trials`, a random
         part."""
         if self.method == "optuna":
             return None
@@ -231,25 +230,25 @@ class Plan(SweepSettings):
         return [grid[i] for i in sorted(chosen)]
 
     def _entries(self) -> list[dict[str, Any]]:
-        """`search` with what the plan says for all of it, without what there is nothing to try
-        with: no draft model, no head."""
+        """`search` with the plan's sampling, and with drafts and heads filled in. Entries for which
+        there is no draft or no head are left out."""
         shared = {"sampling": self.sampling.model_dump()}
-        return [{**shared, **found} for entry in self.search for found in self._completed(entry)]
+        return [{**shared, **full} for entry in self.search for full in self._completed(entry)]
 
     def _completed(self, entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
         drafter = entry.get("drafter")
         if not isinstance(drafter, dict) or not _runs_draft(drafter):
             # The parts of a drafter that name no draft all take the same one.
-            filled = [_with_draft(drafter, draft) for draft in self.pair.drafts]
             if _with_draft(drafter, None) == drafter:
                 yield entry
-            elif filled:
-                yield from ({**entry, "drafter": own} for own in filled)
+            else:
+                for draft in self.pair.drafts:
+                    yield {**entry, "drafter": _with_draft(drafter, draft)}
             return
         if "draft" not in drafter and not self.pair.drafts:
             return
         drafter = {"draft": list(self.pair.drafts), **drafter}
-        if not _asks_by_pattern(entry):
+        if not _has_head_pattern(entry):
             yield {**entry, "drafter": drafter}
             return
         drafts = drafter["draft"]
@@ -262,18 +261,18 @@ class Plan(SweepSettings):
                 yield {**entry, "drafter": {**drafter, "draft": draft, "policy": policy}}
 
     def _heads(self, draft: str, kinds: tuple[str, ...]) -> list[str]:
-        """The trained heads for a draft of the pair; none while the models are not here."""
-        # They need torch, which takes seconds to import.
+        """The trained heads for a draft of the pair; none where the models are not on disk."""
+        # Importing torch takes seconds.
         from specdec_core.drafting.heads.find import find_heads
         from specdec_core.models.fingerprints import fingerprint
 
         if draft not in self.pair.drafts:
             return []
         try:
-            own = fingerprint(self.pair.drafts[draft]), fingerprint(self.pair.target)
+            prints = fingerprint(self.pair.drafts[draft]), fingerprint(self.pair.target)
         except UserError:
             return []
-        return find_heads(kinds, *own, self.sampling)
+        return find_heads(kinds, *prints, self.sampling)
 
 
 def _with_draft(value: Any, draft: str | None) -> Any:
@@ -283,7 +282,7 @@ def _with_draft(value: Any, draft: str | None) -> Any:
     if not isinstance(value, dict):
         return value
     if isinstance(arms := value.get("arms"), list):
-        # A whole configuration stays one, for the sampling that it names.
+        # A whole configuration is kept, for the sampling that it names.
         whole = [isinstance(arm, dict) and "drafter" in arm for arm in arms]
         read = [a if w else read_arm(a) for a, w in zip(arms, whole, strict=True)]
         value = {**value, "arms": read}
@@ -293,8 +292,8 @@ def _with_draft(value: Any, draft: str | None) -> Any:
     return value
 
 
-def _asks_by_pattern(entry: Any) -> bool:
-    """Whether an entry of a search asks for all heads of its drafts whose names fit a pattern."""
+def _has_head_pattern(entry: Any) -> bool:
+    """Whether an entry of a search names its heads by a pattern."""
     drafter = entry.get("drafter") if isinstance(entry, dict) else None
     policy = drafter.get("policy") if isinstance(drafter, dict) else None
     return (
@@ -305,14 +304,14 @@ def _asks_by_pattern(entry: Any) -> bool:
 
 
 def _runs_draft(drafter: Mapping[str, Any]) -> bool:
-    """Whether a drafter of a search is of a kind with a draft model."""
+    """Whether a drafter in a search has a draft model."""
     return drafter.get("kind") in kinds_of(DRAFTERS, ModelSettings)
 
 
 def _heads_for(policy: Mapping[str, Any]) -> tuple[str, ...]:
-    """The kinds of trained heads that a policy of a search can ask."""
-    asking = kinds_of(POLICIES, HeadSettings).get(policy.get("kind", ""))
-    return asking.head_kinds if asking else ()
+    """The kinds of trained heads that a policy in a search can use."""
+    settings = kinds_of(POLICIES, HeadSettings).get(policy.get("kind", ""))
+    return settings.head_kinds if settings else ()
 
 
 def load_plan(path: str | Path, **overrides: Any) -> ResolvedPlan:

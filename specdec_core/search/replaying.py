@@ -22,15 +22,15 @@ from specdec_core.search.results import OraclePoint
 Head = tuple[str, str]  # draft, name
 
 
-def asked_recording(plan: ResolvedPlan, home: Path, prompts_digest: str) -> Recording | None:
+def recording_of(plan: ResolvedPlan, home: Path, prompts_digest: str) -> Recording | None:
     """The recording that the plan names: a folder, or the name of one in the workspace. Raises
-    :class:`UserError` where it is not of the plan's prompts and settings; whose weights it is of,
-    :meth:`Recording.check` says."""
+    :class:`UserError` where it is of other prompts or settings. Its weights are not compared; see
+    :meth:`Recording.check`."""
     if plan.traces is None or not plan.replay:
         return None
     recording = find_named(plan.traces, home)
     header = recording.header
-    for what, recorded, wanted in (
+    for what, recorded, planned in (
         ("prompts", header.prompts.digest[:12], prompts_digest[:12]),
         ("sampling", header.sampling, plan.sampling),
         ("max_new_tokens", header.max_new_tokens, plan.max_new_tokens),
@@ -39,17 +39,17 @@ def asked_recording(plan: ResolvedPlan, home: Path, prompts_digest: str) -> Reco
             for name in ("target_dtype", "draft_dtype")
         ),
     ):
-        if recorded != wanted and wanted != "auto":
+        if recorded != planned and planned != "auto":
             raise UserError(
                 f"{recording.folder}: recorded with other {what} ({_brief(recorded)}; the sweep "
-                f"has {_brief(wanted)})"
+                f"has {_brief(planned)})"
             )
     return recording
 
 
 def find_named(name: str, home: Path) -> Recording:
     """The recording in the folder `name`, or of that name in the workspace `home`. Raises
-    :class:`UserError` where there is none that can be replayed as a whole."""
+    :class:`UserError` where there is none that is finished and can be replayed."""
     recording = open_named(name, home)
     if not finished(recording.folder):
         raise UserError(f"{recording.folder}: not finished; the same `specdec record` goes on")
@@ -62,7 +62,7 @@ def find_named(name: str, home: Path) -> Recording:
 
 
 def with_types_of(recording: Recording | None, pair: PairSpec) -> PairSpec:
-    """`pair` with the recording's data types, so that what is timed is what was recorded."""
+    """`pair` with the recording's data types, so that timed and recorded models are the same."""
     if recording is None:
         return pair
     recorded = recording.header.pair.runner
@@ -75,13 +75,13 @@ def open_replay(
     home: Path,
     pair: PairSpec,
     fingerprints: Mapping[str, str],
-    asked: Recording | None,
+    named: Recording | None,
     prompts_digest: str,
     prompts: int,
 ) -> Replay | None:
-    """A replay of the recording that was asked for, else of one in the workspace that is of the
-    same models, data types, prompts and settings; None where there is none. Everything that
-    replaying the plan takes is read now.
+    """A replay of the recording that the plan names, or else of one in the workspace with the same
+    models, data types, prompts and settings; None where there is none. All traces and heads are
+    read now.
 
     Raises :class:`UserError` for a recording of other weights, and for a head that is missing or
     of another pair.
@@ -89,7 +89,7 @@ def open_replay(
     heads = _heads(plan.samples, pair, fingerprints)
     if not plan.replay:
         return None
-    recording = asked or find_recording(
+    recording = named or find_recording(
         home / "traces",
         fingerprints,
         prompts_digest,
@@ -101,28 +101,28 @@ def open_replay(
         return None
     recording.check(fingerprints)
     if len(recording.prompts.ids) != prompts:  # texts that occur twice are recorded once
-        if asked is None:
+        if named is None:
             return None
         raise UserError(
             f"{recording.folder}: has {len(recording.prompts.ids)} of the sweep's {prompts} prompts"
         )
-    replay = Replay(recording, KnownHeads(heads, fingerprints), hidden=bool(heads))
+    replay = Replay(recording, LoadedHeads(heads, fingerprints), hidden=bool(heads))
     for draft in recording.header.pair.drafts:
         if draft in pair.drafts:
             replay.track(draft)
     return replay
 
 
-class KnownHeads:
-    """Heads that were loaded already, so that actors on other nodes need not find them."""
+class LoadedHeads:
+    """Heads that are loaded already, so that actors on other nodes need not find them on disk."""
 
     def __init__(self, heads: Mapping[Head, LoadedHead], fingerprints: Mapping[str, str]) -> None:
         self.heads, self.fingerprints = dict(heads), dict(fingerprints)
 
     def __call__(self, draft: str, head: str) -> LoadedHead:
         if (draft, head) not in self.heads:
-            own = self.fingerprints
-            self.heads[draft, head] = load_head(head, own[draft], own[TARGET])
+            prints = self.fingerprints
+            self.heads[draft, head] = load_head(head, prints[draft], prints[TARGET])
         return self.heads[draft, head]
 
 
@@ -144,19 +144,19 @@ def recorded_oracles(replay: Replay, profile: Profile) -> list[OraclePoint]:
 def split(
     configurations: Iterable[Configuration], replay: Replay | None
 ) -> tuple[list[Configuration], list[Configuration]]:
-    """Those that can be replayed, and those that have to be decoded."""
-    can: list[Configuration] = []
-    cannot: list[Configuration] = []
+    """The configurations that can be replayed, and those that have to be decoded."""
+    replayed: list[Configuration] = []
+    decoded: list[Configuration] = []
     for configuration in configurations:
-        own = can if replay is not None and replay.can(configuration) else cannot
-        own.append(configuration)
-    return can, cannot
+        can = replay is not None and replay.can(configuration)
+        (replayed if can else decoded).append(configuration)
+    return replayed, decoded
 
 
 def _heads(
     configurations: Iterable[Configuration], pair: PairSpec, fingerprints: Mapping[str, str]
 ) -> dict[Head, LoadedHead]:
-    """The heads that are asked; raises :class:`UserError` for one that cannot be used here."""
+    """The configurations' heads; raises :class:`UserError` for one that cannot be used here."""
     heads: dict[Head, LoadedHead] = {}
     for configuration in configurations:
         for draft, name in configuration.heads:

@@ -1,4 +1,4 @@
-"""What a sweep leaves behind: the document that the report, MLflow and the command line read."""
+"""A sweep's result: the document that the report, MLflow and the command line read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.tokens.statistics import Counts, Ratio, paired_ratio
 
 METRIC = "estimated_speedup"
-NOTABLE = 50  # of thousands of replayed configurations, those that are kept in full detail
+NOTABLE = 50  # replayed configurations, of perhaps thousands, that are kept in full detail
 ORACLE = OracleSettings.model_fields["kind"].default
 
 
@@ -57,15 +57,15 @@ class Trial(Document):
 
     @property
     def eligible(self) -> bool:
-        """Whether it could be champion: counted in full, lossless, and nothing that only a replay
-        can follow."""
+        """Whether it could be champion: counted in full, lossless, and not the oracle, which only a
+        replay can follow."""
         return self.may_win(())
 
     def may_win(self, allowed: Collection[str]) -> bool:
-        """Whether it could be champion where the lossy methods `allowed` are, by name."""
+        """Whether it could be champion if the lossy methods `allowed`, by name, may win."""
         configuration = self.configuration
-        known = configuration.lossy_methods <= set(allowed)
-        return self.finished and known and configuration.family != ORACLE
+        lossless = configuration.lossy_methods <= set(allowed)
+        return self.finished and lossless and configuration.family != ORACLE
 
 
 def by_estimate(trials: Iterable[Trial]) -> list[Trial]:
@@ -87,8 +87,8 @@ class Timing(Document):
     differing_outputs: int = 0  # greedy outputs unequal to autoregressive (bfloat16 near-ties)
 
     def over(self, other: Timing) -> Ratio:
-        """How many times faster it is than another one on the same prompts in the same repeats;
-        where their outputs differ in length, for the same number of tokens."""
+        """How many times faster it is than another timing of the same prompts and repeats, for the
+        same number of tokens."""
         lengths = np.array(other.tokens) / np.maximum(self.tokens, 1)
         repeats = min(len(self.seconds), len(other.seconds))
         ours, theirs = (np.array(t.seconds[:repeats]) for t in (self, other))
@@ -112,8 +112,8 @@ class ReplaySummary(Document):
     per_second: float  # configurations, in that run
     n_draft: int  # draft forwards that counting them live would have taken
     n_target: int  # target forwards, likewise
-    checked: int = 0  # replayed configurations that were timed, and so also counted, live
-    equal: int = 0  # of these, whose live counts are the replayed ones
+    checked: int = 0  # replayed configurations that were timed, and thereby also counted, live
+    equal: int = 0  # of these, with equal counts live and replayed
     deviation: float = 0.0  # the largest of the others' relative differences in forwards
 
     @property
@@ -122,7 +122,7 @@ class ReplaySummary(Document):
 
 
 class SweepResult(Document):
-    """Everything a sweep found out."""
+    """Everything that a sweep found out."""
 
     name: str
     started: datetime
@@ -143,10 +143,10 @@ class SweepResult(Document):
 
     @property
     def labels(self) -> dict[str, str]:
-        """What each configuration is called, by its id; no two alike."""
-        known = id(self.trials), len(self.trials)  # trials are only ever added
-        if self._labels[0] != known:
-            self._labels = known, distinct_labels(trial.configuration for trial in self.trials)
+        """The configurations' labels by id, all distinct."""
+        key = id(self.trials), len(self.trials)  # trials are only ever added
+        if self._labels[0] != key:
+            self._labels = key, distinct_labels(trial.configuration for trial in self.trials)
         return self._labels[1]
 
     def trial(self, config_id: str) -> Trial:
@@ -159,8 +159,8 @@ class SweepResult(Document):
         return self.trial(self.champion)
 
     def notable(self, most: int = NOTABLE) -> list[Trial]:
-        """Up to `most` trials with a drafter: the best of each family with each draft first in
-        line, then the fastest by estimate."""
+        """Up to `most` trials with a drafter: first the best of each family with each draft, then
+        the fastest by estimate."""
         ranked = by_estimate(t for t in self.trials if t.configuration.drafter is not None)
         leaders: dict[tuple[str, str | None], Trial] = {}
         for trial in ranked:

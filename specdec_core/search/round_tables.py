@@ -1,4 +1,4 @@
-"""Rounds on their way from a trial's process to the sweep's folder."""
+"""Tables of rounds that trials hand to the sweep."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pandas as pd
 
 @dataclass(frozen=True)
 class Rounds:
-    """A table of rounds as a Parquet file, made where the rounds were. Tune prints results into
-    messages that nobody sees; a table takes longer to print than a trial to start."""
+    """A table of rounds as a Parquet file, made in the trial's process. Ray Tune prints results
+    into messages that nobody sees, and printing a table takes longer than starting a trial."""
 
     parquet: bytes = field(repr=False)
 
@@ -22,7 +22,7 @@ class Rounds:
 
     @classmethod
     def joined(cls, parts: Sequence[Rounds]) -> Rounds | None:
-        """One table of several; None of none."""
+        """All parts as one table; None without parts."""
         if len(parts) < 2:
             return parts[0] if parts else None
         frames = [pd.read_parquet(io.BytesIO(part.parquet)) for part in parts]

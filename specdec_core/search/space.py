@@ -1,4 +1,4 @@
-"""A search: configurations in which some values are still open.
+"""A search: configurations in which some values are open.
 
 An entry looks like a :class:`Configuration`, but any value may be
 
@@ -7,10 +7,10 @@ An entry looks like a :class:`Configuration`, but any value may be
 - `{uniform: [low, high]}`, `{loguniform: [low, high]}`: a real number (random and Optuna search),
 - `{randint: [low, high]}`: a whole number, both ends included,
 - `{trees: {nodes: n, depth: d, most: b}}`: the branching of a tree of at most n nodes and d levels
-  with at most b children a node; none has more nodes, so that none is refused.
+  with at most b children a node.
 
 A list of mappings is a value, not a choice, and so is a list where a sequence belongs, such as a
-tree's branching or a bandit's arms; what is open inside it stays open.
+tree's branching or a bandit's arms. Values inside it may be open.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOST_CORNERS = 1024  # combinations of extreme values validated for each entry
 
 
 class Suggester(Protocol):
-    """The part of an Optuna trial that is used here."""
+    """The part of Optuna's trial that is used here."""
 
     def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any: ...
 
@@ -45,7 +45,7 @@ class Suggester(Protocol):
 
 
 @dataclass(frozen=True)
-class Choice:
+class OneOf:
     """One of `values`."""
 
     values: tuple[Any, ...]
@@ -121,10 +121,10 @@ class Trees(Value):
         return rng.choice(self.values)
 
     def suggest(self, name: str, trial: Suggester) -> list[int]:
-        """Level by level, as far as the budget goes, so that a search learns what a level is
-        worth; 0 children end the tree."""
+        """Level by level within the budget, so that a search learns the value of each level; 0
+        children end the tree."""
         branching: list[int] = []
-        left = self.nodes  # below each node of the last level, itself not counted
+        left = self.nodes  # for the subtree below each node of the last level
         while len(branching) < self.depth and left:
             level = f"{name}.{len(branching)}"
             count = trial.suggest_int(level, 1 if not branching else 0, min(self.most, left))
@@ -135,13 +135,13 @@ class Trees(Value):
         return branching
 
 
-Axis = Choice | Interval | Integers | Trees
+Axis = OneOf | Interval | Integers | Trees
 Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
 class Space:
-    """An entry of a search: a template and what is open in it."""
+    """An entry of a search: a template and its open values."""
 
     source: str  # names the file and the entry in messages
     template: Mapping[str, Any]
@@ -168,7 +168,7 @@ class Space:
     def grid(self) -> Iterator[Configuration]:
         values: list[Sequence[Any]] = []
         for path, axis in self.axes.items():
-            if not isinstance(axis, Choice | Trees):
+            if not isinstance(axis, OneOf | Trees):
                 where = ".".join(map(str, path))
                 raise UserError(
                     f"{self.source}: {where}: a grid needs a list of values; draw from a range "
@@ -194,7 +194,7 @@ class Space:
 
 @dataclass(frozen=True)
 class Search:
-    """What a sweep looks through."""
+    """The entries of a sweep's search."""
 
     spaces: tuple[Space, ...]
 
@@ -209,17 +209,17 @@ class Search:
         return _distinct(c for space in self.spaces for c in space.grid())
 
     def draw(self, trials: int, seed: int) -> list[Configuration]:
-        """`trials` distinct configurations, entries being equally likely; fewer when there are not
-        that many. The same for the same seed."""
+        """`trials` distinct configurations, or fewer if there are not that many; entries are
+        equally likely. The same for the same seed."""
         self.extremes()
         rng = random.Random(seed)
-        found: dict[str, Configuration] = {}
+        drawn: dict[str, Configuration] = {}
         for _ in range(100 * trials):
             configuration = rng.choice(self.spaces).draw(rng)
-            found.setdefault(configuration.id, configuration)
-            if len(found) == trials:
+            drawn.setdefault(configuration.id, configuration)
+            if len(drawn) == trials:
                 break
-        return list(found.values())
+        return list(drawn.values())
 
     def suggest(self, trial: Suggester) -> Configuration:
         """The configuration that an Optuna trial proposes."""
@@ -229,7 +229,7 @@ class Search:
         return self.spaces[index].suggest(str(index), trial)
 
     def extremes(self) -> list[Configuration]:
-        """Configurations at the ends of every range: if these are valid, so is what lies between;
+        """Configurations at the ends of every range. If these are valid, so are those in between;
         raises :class:`UserError` for one that is not."""
         return _distinct(c for space in self.spaces for c in space.extremes())
 
@@ -256,7 +256,7 @@ def _open_values(value: Any, path: Path, source: str) -> Iterator[tuple[Path, Ax
 
 
 def _members(values: list[Any], path: Path, source: str) -> Iterator[tuple[Path, Axis]]:
-    """What is open inside the members of a list that is a value."""
+    """The open values inside the members of a list that is a value."""
     for index, inner in enumerate(values):
         if isinstance(inner, Mapping):
             yield from _open_values(inner, (*path, index), source)
@@ -278,7 +278,7 @@ def _axis(kind: str, value: Any, path: Path, source: str) -> Axis:
     if kind == "choice":
         if not isinstance(value, list) or not value:
             raise UserError(f"{where}: expected a list of values (got {value!r})")
-        return Choice(tuple(value))
+        return OneOf(tuple(value))
     if kind == "trees":
         return parse(Trees, value, where)
     number = int if kind == "randint" else (int, float)

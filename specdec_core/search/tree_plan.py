@@ -1,10 +1,10 @@
 """The best static token tree under a budget of nodes, planned from acceptance rates by rank.
 
-A path goes on at a node with probability p[r] to its child of rank r, the (r + 1)-th most likely
-token of the draft model, wherever in the tree the node is (Sequoia's positional acceptance; Chen et
-al., 2024, §4.1). The expected length of the accepted path is then the sum over all nodes of the
-products of the rates on the way to them, and the best tree of a number of nodes follows by dynamic
-programming over its subtrees.
+At every node the path continues with probability p[r] to the child of rank r, the (r + 1)-th most
+likely token of the draft model (Sequoia's positional acceptance; Chen et al., 2024, §4.1). The
+expected length of the accepted path is then the sum over all nodes of the product of the rates on
+the path to the node, and the best tree of a number of nodes follows by dynamic programming over its
+subtrees.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Rates = Sequence[float] | np.ndarray
 
 @dataclass(frozen=True)
 class PlannedTree:
-    """A static tree: how many children each node of each level has, the root being level 0. Nodes
-    of a level are in the order of their parents, siblings in the order of their ranks."""
+    """A static tree: the number of children of each node of each level, the root being level 0.
+    Nodes of a level are in the order of their parents, siblings in the order of their ranks."""
 
     children: tuple[tuple[int, ...], ...]
     expected: float  # accepted candidates a round
@@ -44,10 +44,10 @@ class PlannedTree:
 
     @cached_property
     def branching(self) -> tuple[int, ...] | None:
-        """The k-configuration that this is: all nodes of a level have as many children. None where
-        they have not."""
-        levels = [set(level) for level in self.children]
-        return tuple(min(own) for own in levels) if all(len(own) == 1 for own in levels) else None
+        """Children a node by level, if this is a k-configuration: all nodes of a level have as many
+        children. Else None."""
+        uniform = all(len(set(level)) == 1 for level in self.children)
+        return tuple(level[0] for level in self.children) if uniform else None
 
     @property
     def label(self) -> str:
@@ -70,7 +70,7 @@ def expected_accepted(acceptance: Rates, children: Sequence[Sequence[int]]) -> f
     return expected
 
 
-def of_branching(acceptance: Rates, branching: Sequence[int]) -> PlannedTree:
+def uniform_tree(acceptance: Rates, branching: Sequence[int]) -> PlannedTree:
     """The tree of a k-configuration."""
     children, width = [], 1
     for count in branching:
@@ -115,9 +115,9 @@ class KConfigurations(Planner):
         for d in range(1, depth + 1):
             for n in range(1, nodes + 1):
                 b = np.arange(1, min(n, len(within)) + 1)
-                found = within[b - 1] * (1 + self.values[d - 1][n // b - 1])
-                self._best[d, n] = b[found.argmax()]
-                self.values[d, n] = found.max()
+                expected = within[b - 1] * (1 + self.values[d - 1][n // b - 1])
+                self._best[d, n] = b[expected.argmax()]
+                self.values[d, n] = expected.max()
 
     def tree(self, nodes: int, depth: int) -> PlannedTree:
         branching = []
@@ -125,7 +125,7 @@ class KConfigurations(Planner):
             count = int(self._best[depth, nodes])
             branching.append(count)
             nodes, depth = nodes // count - 1, depth - 1
-        return of_branching(self.acceptance, branching)
+        return uniform_tree(self.acceptance, branching)
 
 
 class StaticTrees(Planner):
@@ -145,13 +145,13 @@ class StaticTrees(Planner):
         for d in range(1, depth + 1):
             later = np.zeros(nodes + 1)
             for r in reversed(range(ranks)):
-                own = self.acceptance[r] * (1 + self.values[d - 1])  # of j = 1, 2, … nodes
+                child = self.acceptance[r] * (1 + self.values[d - 1])  # with j = 1, 2, … nodes
                 best = np.zeros(nodes + 1)
                 for m in range(1, nodes + 1):
-                    found = own[:m] + later[m - 1 :: -1]
-                    j = int(found.argmax())
-                    if found[j] > 0:
-                        best[m], self._size[d, r, m] = found[j], j + 1
+                    expected = child[:m] + later[m - 1 :: -1]
+                    j = int(expected.argmax())
+                    if expected[j] > 0:
+                        best[m], self._size[d, r, m] = expected[j], j + 1
                 later = best
             self.values[d] = later
 
@@ -166,7 +166,7 @@ class StaticTrees(Planner):
         return PlannedTree(children, expected_accepted(self.acceptance, children))
 
     def _split(self, depth: int, budget: int) -> Iterator[int]:
-        """How many nodes each child's subtree gets."""
+        """The number of nodes of each child's subtree."""
         for sizes in self._size[depth]:
             size = int(sizes[budget])
             if not size:
@@ -178,9 +178,8 @@ class StaticTrees(Planner):
 def fastest(
     planner: Planner, seconds: Callable[[PlannedTree], float], nodes: int | None = None
 ) -> PlannedTree:
-    """The planned tree with the most tokens a second, 1 + expected over the `seconds` that a round
-    with it takes; of those that are best for some number of levels and of nodes, these at most
-    `nodes`."""
+    """The planned tree of at most `nodes` nodes with the most tokens a second: (1 + expected) over
+    the `seconds` of a round with it."""
     return max(planner.candidates(nodes), key=lambda tree: (1 + tree.expected) / seconds(tree))
 
 

@@ -1,4 +1,4 @@
-"""Bandits and their arms from prompts or from a recording, and what is kept of a comparison."""
+"""Comparing bandits with their arms on prompts or on a recording, and saving the comparison."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def race_prompts(
     slots: int,
     observer: Observer,
 ) -> tuple[ArmComparison, str]:
-    """Decoded live, the first `limit` prompts of each of `sources` in turn, and what was decoded in
-    words."""
+    """Decode the first `limit` prompts of each of `sources` in turn; returns the comparison and a
+    description of what was decoded."""
     observer.stage(f"loading {plan.pair.name}")
     pair = load_pair(plan.pair)
     texts = list(mixed([load_prompts(source, limit, pair.tokenizer) for source in sources]))
@@ -42,7 +42,7 @@ def race_prompts(
 
 
 def mixed(sets: Sequence[Sequence[Prompt]]) -> Iterator[Prompt]:
-    """One prompt of each set in turn, so that a bandit meets a mixture."""
+    """One prompt of each set in turn: a mixture."""
     return (prompt for row in zip_longest(*sets) for prompt in row if prompt is not None)
 
 
@@ -53,11 +53,11 @@ def replay_recording(
     profile: Path | None,
     observer: Observer,
 ) -> tuple[ArmComparison, str]:
-    """From a recording, whose pair and sampling the plan has, and what was replayed in words;
-    times are those of :func:`forward_times`."""
+    """Replay a recording whose pair and sampling the plan has; returns the comparison and a
+    description of what was replayed. Times are those of :func:`forward_times`."""
     header = recording.header
-    asked = [entrant.configuration for entrant in plan.entrants]
-    times = forward_times(header.pair, asked, hardware, profile, observer)
+    configurations = [entrant.configuration for entrant in plan.entrants]
+    times = forward_times(header.pair, configurations, hardware, profile, observer)
     comparison = replay_all(Replay(recording, profile=times), plan, times, observer)
     return comparison, (
         f"{recording.folder.name}: replayed, {header.prompts.count} prompts of "
@@ -67,7 +67,7 @@ def replay_recording(
 
 
 def save(comparison: ArmComparison, folder: Path) -> list[Path]:
-    """Write the rounds and what the bandits have learned; returns the files."""
+    """Write the rounds and the bandits' states; returns the files."""
     with atomic_path(folder / "rounds.parquet") as path:
         comparison.frame().to_parquet(path)
     return [

@@ -1,11 +1,11 @@
-"""Bandits against each of their arms alone, on the same prompts: decoded in turn, or replayed."""
+"""Bandits against each of their arms alone, on the same prompts: decoded in turns, or replayed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import zip_longest
 from pathlib import Path
 from time import perf_counter
@@ -33,7 +33,7 @@ from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.studies.regret import Course, Regret, best_arm, mean_tokens, regret
-from specdec_core.tokens.statistics import Counts, Generation, Ratio, Round, paired_ratio
+from specdec_core.tokens.statistics import Generation, Ratio, Round, paired_ratio
 
 Kind = Literal["baseline", "arm", "bandit"]
 Tokens = tuple[int, ...]
@@ -41,8 +41,8 @@ _WARM_UP_TOKENS = 8
 
 
 class ArmsPlan(Value):
-    """Which bandits to compare with which arms. In a YAML file `arms` and `sampling` are given once
-    and a bandit is its settings without arms."""
+    """The bandits and arms to compare. In a YAML file `arms` and `sampling` are given once, and a
+    bandit is its settings without arms."""
 
     pair: PairSpec = PairSpec()
     bandits: tuple[Configuration, ...] = Field(min_length=1)
@@ -52,11 +52,12 @@ class ArmsPlan(Value):
     def _share_arms(cls, value: Any) -> Any:
         if not isinstance(value, dict) or "arms" not in value:
             return value
-        rest = {key: own for key, own in value.items() if key not in ("arms", "sampling")}
+        rest = {key: entry for key, entry in value.items() if key not in ("arms", "sampling")}
         sampling = {"sampling": value["sampling"]} if "sampling" in value else {}
         shared = {"kind": "bandit", "arms": value["arms"]}
         bandits = rest.get("bandits") or [{}]
-        return {**rest, "bandits": [{"drafter": {**shared, **own}, **sampling} for own in bandits]}
+        drafters = [{**shared, **bandit} for bandit in bandits]
+        return {**rest, "bandits": [{"drafter": drafter, **sampling} for drafter in drafters]}
 
     @model_validator(mode="after")
     def _same_arms(self) -> ArmsPlan:
@@ -73,14 +74,14 @@ class ArmsPlan(Value):
         return ArmsPlan(pair=pair, bandits=bandits)
 
     def starting_from(self, folder: Path) -> ArmsPlan:
-        """The same, every bandit starting from what an earlier comparison of it left in `folder`.
-        Raises :class:`UserError` where there is no such state."""
+        """The same plan, every bandit starting from the state that an earlier comparison left in
+        `folder`. Raises :class:`UserError` where there is no such state."""
         bandits = []
         for bandit in self.bandits:
-            path, own = folder / state_name(bandit), settings_of(bandit)
+            path, settings = folder / state_name(bandit), settings_of(bandit)
             if not path.is_file():
-                raise UserError(f"{folder}: no state of {own.label} with these arms")
-            drafter = own.model_copy(update={"state": str(path.resolve())})
+                raise UserError(f"{folder}: no state of {settings.label} with these arms")
+            drafter = settings.model_copy(update={"state": str(path.resolve())})
             bandits.append(bandit.model_copy(update={"drafter": drafter}))
         return ArmsPlan(pair=self.pair, bandits=tuple(bandits))
 
@@ -106,20 +107,20 @@ class ArmsPlan(Value):
 
 
 def settings_of(bandit: Configuration) -> BanditSettings:
-    """The settings of a bandit of a plan, which has no others."""
+    """The settings of a plan's bandit."""
     assert isinstance(bandit.drafter, BanditSettings)
     return bandit.drafter
 
 
 def state_name(bandit: Configuration) -> str:
-    """The file of what a bandit has learned, whatever it started from."""
+    """The file of a bandit's state, the same whatever state it started from."""
     drafter = settings_of(bandit).model_copy(update={"state": None})
     return f"{bandit.model_copy(update={'drafter': drafter}).id}.json"
 
 
 @dataclass
 class Entrant:
-    """A way to decode the prompts, and how it did. Prompts are decoded in turns, of one prompt or
+    """A way to decode the prompts, and its results. Prompts are decoded in turns, of one prompt or
     of a batch that begins together; lists have one entry a turn."""
 
     kind: Kind
@@ -128,31 +129,31 @@ class Entrant:
     turns: list[list[list[Round]]] = field(default_factory=list)  # the rounds of its requests
     outputs: list[list[int]] = field(default_factory=list)  # one a prompt; none in a replay
     seconds: list[list[float]] = field(default_factory=list)  # [repeat][turn]
-    state: dict[str, Any] | None = None  # of a bandit, behind the last prompt
+    state: dict[str, Any] | None = None  # of a bandit, after the last prompt
     drafter: Drafter | None = None
 
     @property
     def rounds(self) -> list[Round]:
-        """All rounds as they came."""
+        """All rounds in the order of decoding."""
         return [
             r for turn in self.turns for step in zip_longest(*turn) for r in step if r is not None
         ]
 
     @property
     def tokens(self) -> np.ndarray:
-        """Written tokens (turns,)."""
+        """Generated tokens (turns,)."""
         return np.array(
             [sum(r.generated for rounds in turn for r in rounds) for turn in self.turns]
         )
 
     @property
     def tokens_per_second(self) -> float:
-        """Of each turn the median over the repeats."""
+        """From the median over the repeats of each turn."""
         return float(self.tokens.sum() / np.median(self.seconds, axis=0).sum())
 
     @property
     def mat(self) -> float:
-        """Tokens a round, as the papers count them (MAT)."""
+        """Tokens a round (MAT)."""
         return mean_tokens(self.courses(timed=False))
 
     def courses(self, timed: bool) -> list[Course]:
@@ -160,7 +161,7 @@ class Entrant:
         return [Course.of(*turn, timed=timed) for turn in self.turns]
 
     def faster_than(self, other: Entrant) -> Ratio:
-        """How many times, a token."""
+        """How many times faster, a token."""
         ours, theirs = (
             np.array(e.seconds) / np.maximum(e.tokens, 1) * other.tokens for e in (self, other)
         )
@@ -169,7 +170,7 @@ class Entrant:
 
 @dataclass(frozen=True)
 class ArmComparison:
-    """Everybody on the same prompts. `modelled` where a profile gave the times."""
+    """All entrants on the same prompts. `modelled` where a profile gave the times."""
 
     entrants: list[Entrant]
     modelled: bool = False
@@ -183,8 +184,8 @@ class ArmComparison:
         return max(self.of("arm"), key=lambda arm: arm.tokens_per_second)
 
     def best(self, timed: bool = False) -> Entrant:
-        """The best arm in hindsight: that with the fewest rounds, the paper's ALG_i*, or with the
-        least seconds in them."""
+        """The best arm in hindsight: the one with the fewest rounds (the paper's ALG_i*), or with
+        the fewest seconds in them."""
         arms = self.of("arm")
         return arms[best_arm([arm.courses(timed) for arm in arms])]
 
@@ -206,8 +207,8 @@ class ArmComparison:
     def table(self) -> pd.DataFrame:
         """One row an entrant: `kind`, `name`, `mat`, `tokens_per_second`, `speedup` over
         autoregressive decoding, `over_best` (over the fastest arm) with its interval `low`, `high`,
-        `regret_rounds` and `regret_seconds` against the best arm in hindsight, and outputs
-        `differing` from autoregressive decoding's. NaN where it says nothing."""
+        `regret_rounds` and `regret_seconds` against the best arm in hindsight (NaN for the
+        baseline), and outputs `differing` from autoregressive decoding's."""
         [baseline] = self.of("baseline")
         rows = []
         for entrant in self.entrants:
@@ -253,8 +254,8 @@ class ArmComparison:
         return pd.DataFrame(rows)
 
     def frame(self) -> pd.DataFrame:
-        """One row a round, in its order: `name`, `turn`, `request` of the turn, `round`, and what
-        it added and took."""
+        """One row a round: `name`, `turn`, `request` of the turn, `round`, its arm, tokens and
+        seconds."""
         rows = [
             {
                 "name": entrant.name,
@@ -285,9 +286,9 @@ def race(
     slots: int = 1,
     observer: Observer | None = None,
 ) -> ArmComparison:
-    """Everybody decodes a turn of `slots` prompts before the next turn comes, and another one
-    begins each time, so that what the machine does meanwhile meets all alike. A bandit goes on
-    learning from turn to turn, and begins anew with each repeat.
+    """Decode with all entrants, in turns of `slots` prompts. All of them decode a turn before the
+    next one comes, each time another one first, so that the machine's load falls on all alike. A
+    bandit learns from turn to turn and starts anew with each repeat.
 
     Rounds, outputs and states are the first repeat's. Raises UserError for a prompt that does not
     fit and for arms that the pair cannot have.
@@ -323,7 +324,7 @@ def race(
 def _decode(
     engine: Engine, entrant: Entrant, requests: Sequence[Request]
 ) -> tuple[float, list[Generation]]:
-    """Decode with the drafter that the entrant had before, if any."""
+    """Decode with the entrant's drafter of the turn before, if any."""
     engine.configure(entrant.configuration)
     if entrant.drafter is not None:
         engine.drafter = entrant.drafter
@@ -339,11 +340,11 @@ def replay_all(
     profile: Profile,
     observer: Observer | None = None,
 ) -> ArmComparison:
-    """The same from a recording, without a model: rounds are exact, their times the profile's.
-    What a bandit has learned so is a state that decoding can start from.
+    """The same from a recording, without a model: rounds are exact, and their times the profile's.
+    Decoding can start from the states that the bandits learn.
 
     Raises:
-        UserError: the recording does not tell what an arm would do.
+        UserError: an arm cannot be replayed.
     """
     entrants = plan.entrants
     unknown = [entrant.name for entrant in entrants if not replay.can(entrant.configuration)]
@@ -352,16 +353,16 @@ def replay_all(
     observer = observer or Observer()
     observer.stage("replaying", len(entrants))
     for entrant in entrants:
-        found = replay.run(entrant.configuration)
-        frame = found.frame()
+        replayed = replay.run(entrant.configuration)
+        frame = replayed.frame()
         frame["target_seconds"] = _modelled(frame, entrant.configuration, profile, replay)
-        rounds: dict[str, list[Round]] = {name: [] for name in found.ids}
+        rounds: dict[str, list[Round]] = {name: [] for name in replayed.ids}
         for row in frame.drop(columns="round").to_dict("records"):
             values = {str(name): value for name, value in row.items()}
             rounds[values.pop("request_id")].append(Round(**values))
-        entrant.turns = [[own] for own in rounds.values()]
+        entrant.turns = [[of_request] for of_request in rounds.values()]
         entrant.seconds = [[course.spent[-1] for course in entrant.courses(timed=True)]]
-        entrant.state = found.state
+        entrant.state = replayed.state
         observer.step()
     return ArmComparison(entrants, modelled=True)
 
@@ -372,32 +373,12 @@ def _modelled(
     """Seconds (rounds,) of replayed rounds."""
     context = replay.recording.prompts.context
 
+    @cache
     def seconds(arm: int | None, drafted: int, forwards: int, tokens: int) -> float:
-        counts = Counts(
-            requests=1,
-            n=1,
-            n_draft=forwards,
-            n_target=1,
-            n_discarded=0,
-            n_drafted=drafted,
-            n_accepted=0,
-            n_target_tokens=1,
-            n_draft_tokens=tokens,
-        )
-        own = configuration.by(arm)
-        return profile.under(own).estimate_seconds(counts, own.draft, context)
+        by_arm = configuration.by(arm)
+        cost = profile.under(by_arm)
+        return cost.round_seconds(drafted, forwards, tokens, by_arm.draft, context)
 
-    known: dict[tuple[Any, ...], float] = {}
-    columns: Iterable[tuple[Any, ...]] = zip(
-        [None if pd.isna(arm) else int(arm) for arm in frame["arm"]],
-        frame["drafted"],
-        frame["draft_forwards"],
-        frame["draft_tokens"],
-        strict=True,
-    )
-    found = []
-    for key in columns:
-        if key not in known:
-            known[key] = seconds(*key)
-        found.append(known[key])
-    return np.array(found)
+    arms = [None if pd.isna(arm) else int(arm) for arm in frame["arm"]]
+    columns = (frame[name] for name in ("drafted", "draft_forwards", "draft_tokens"))
+    return np.array([seconds(*row) for row in zip(arms, *columns, strict=True)])

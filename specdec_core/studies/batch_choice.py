@@ -1,4 +1,4 @@
-"""The number of candidates that suits each number of requests decoded together, by a profile."""
+"""The best number of candidates for each batch size, by a profile."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True)
 class BatchChoice:
-    """What a profile expects of every K: `predicted` as
-    :func:`specdec_core.search.batch_plan.predict` has it, the `best` K by the number of requests,
-    and the configuration that follows these. None where nothing should be drafted."""
+    """Throughput of every K by a profile: `predicted` as returned by
+    :func:`specdec_core.search.batch_plan.predict`, the `best` K by the number of requests, and the
+    configuration that follows these; None where nothing should be drafted."""
 
     draft: str
     predicted: pd.DataFrame
@@ -58,11 +58,11 @@ def choose_by_batch(
     observer: Observer | None = None,
 ) -> BatchChoice:
     """The best K at every number of requests up to the largest of `slots`, with the draft that is
-    best on average, by where the drafts agree with the target's greedy text. Only the numbers in
-    `slots` are kept of what was predicted."""
+    best on average, from the drafts' agreement with the target's greedy text. `predicted` has the
+    numbers in `slots` only."""
     observer = observer or Observer()
     observer.stage("reading the target's own text", len(prompts))
-    requests = [Request(str(n), own, new_tokens) for n, own in enumerate(prompts)]
+    requests = [Request(str(n), tokens, new_tokens) for n, tokens in enumerate(prompts)]
     generations = Engine(pair, slots=max(slots)).generate(requests, lambda _: observer.step())
     outputs = [generation.tokens for generation in generations]
     context = sum(map(len, prompts)) / len(prompts) + new_tokens / 2
@@ -71,8 +71,8 @@ def choose_by_batch(
         agreeing = agreement(model, prompts, outputs)
         counts = {k: chain_counts(agreeing, k) for k in LENGTHS if k < new_tokens}
         tables[name] = predict(profile, counts, range(1, max(slots) + 1), name, context)
-    reached = {n: own.groupby("batch")["speedup"].max().mean() for n, own in tables.items()}
-    draft = max(reached, key=reached.__getitem__)
+    speedups = {n: table.groupby("batch")["speedup"].max().mean() for n, table in tables.items()}
+    draft = max(speedups, key=speedups.__getitem__)
     table = tables[draft]
     best = best_lengths(table)
     policy = batch_policy(best)

@@ -1,8 +1,8 @@
-"""How far decoding drifts from the target: what a lossy method costs, and that others cost nothing.
+"""How far decoding drifts from the target: the loss of lossy methods, and that others have none.
 
-Two measures. On the toy pair the target's distribution over texts is known exactly, so that samples
-of a configuration tell its divergence. On real prompts the target scores what was written, next to
-what it writes itself (the quality loss of improved MCSD, Table 1, without a judge).
+Two measures. On the toy pair the target's distribution over texts is known exactly, so samples of a
+configuration give its divergence. On real prompts the target scores the configuration's texts and
+its own (the quality loss of improved MCSD, Table 1, without a judge).
 """
 
 from __future__ import annotations
@@ -56,14 +56,15 @@ class Divergence:
 
 
 def divergence(counts: np.ndarray, target: np.ndarray) -> Divergence:
-    """What `counts` (texts,) of samples tell of a distribution's distance from `target` (texts,).
+    """A distribution's distance from `target` (texts,), estimated from `counts` (texts,) of its
+    samples.
 
     KL is the plug-in estimate less its bias (k − 1) / 2n for k texts seen (Miller and Madow).
-    Total variation max_A Q(A) − P(A) would be overstated by choosing A on the samples that then
-    measure it: A is chosen on one half and measured on the other, both ways and for several
-    splits. That is 0 on average where nothing drifts. Neither is cut at 0, and both err on the low
-    side: texts that are too rare to estimate count as one, and an A chosen on samples is not the
-    best one (a tenth too low with 50 samples a text).
+    Choosing A on the samples that measure it would overstate the total variation
+    max_A Q(A) − P(A), so A is chosen on one half and measured on the other, both ways and for
+    several splits. That is 0 on average without drift. Neither is cut at 0, and both err on the low
+    side: texts too rare to estimate are pooled, and an A chosen on samples is not the best one (a
+    tenth too low with 50 samples a text).
     """
     p_value = goodness_of_fit(counts, target)
     counts, target = _pooled(counts, target)
@@ -86,7 +87,7 @@ def divergence(counts: np.ndarray, target: np.ndarray) -> Divergence:
 
 
 def goodness_of_fit(counts: np.ndarray, target: np.ndarray) -> float:
-    """The chi-square test's p-value; 0 where something was sampled that cannot happen."""
+    """The chi-square test's p-value; 0 where a text of probability 0 was sampled."""
     if counts[target == 0].any():
         return 0.0
     observed, share = _pooled(counts, target)
@@ -94,8 +95,8 @@ def goodness_of_fit(counts: np.ndarray, target: np.ndarray) -> float:
 
 
 def _pooled(counts: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both with the texts that are rarely expected as one, at the end; impossible ones are left
-    out unless they were seen."""
+    """Both with rarely expected texts pooled at the end, and without impossible texts that were not
+    seen."""
     rare = (target > 0) & (target * counts.sum() < _LEAST_EXPECTED)
     counts = np.append(counts[~rare], counts[rare].sum())
     target = np.append(target[~rare], target[rare].sum())
@@ -115,16 +116,16 @@ def _corrected_kl(counts: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 def _split_variation(counts: np.ndarray, target: np.ndarray, rng: np.random.Generator) -> float:
     half = rng.multivariate_hypergeometric(counts, int(counts.sum()) // 2)
-    found = 0.0
+    total = 0.0
     for choosing, measuring in ((half, counts - half), (counts - half, half)):
         favoured = choosing / choosing.sum() > target
-        found += measuring[favoured].sum() / measuring.sum() - target[favoured].sum()
-    return found / 2
+        total += measuring[favoured].sum() / measuring.sum() - target[favoured].sum()
+    return total / 2
 
 
 @dataclass(frozen=True)
 class Written:
-    """What a configuration wrote for some prompts, as the target scores it."""
+    """A configuration's texts for some prompts, scored by the target."""
 
     counts: Counts
     log_likelihood: np.ndarray  # (prompts,) summed over a prompt's texts, nats
@@ -140,7 +141,7 @@ class Written:
         return _bootstrap(lambda pick: self._means(pick), len(self.tokens))
 
     def against(self, other: Written) -> Estimate:
-        """How much likelier a token is than in what `other` wrote for the same prompts; the
+        """The log-likelihood a token less that of `other`'s texts for the same prompts; the
         bootstrap interval keeps prompts paired."""
         return _bootstrap(lambda pick: self._means(pick) - other._means(pick), len(self.tokens))
 
@@ -190,21 +191,21 @@ def write(
 def log_likelihoods(
     pair: Pair, texts: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float
 ) -> list[float]:
-    """The target's log-likelihood in nats, at `temperature`, of each output behind its prompt.
+    """The target's log-likelihood in nats, at `temperature`, of each output after its prompt.
 
-    Without top-k and top-p: what they cut off has no finite logarithm, and rounding decides what
-    lies at the border.
+    Without top-k and top-p: tokens that they cut off have no finite logarithm, and rounding decides
+    at the border.
     """
-    found = []
+    likelihoods = []
     for start in range(0, len(texts), _SCORED_TOGETHER):
         group = texts[start : start + _SCORED_TOGETHER]
         longest = max(len(prompt) + len(output) for prompt, output in group)
-        # A text does not see what is behind it, so padding needs no mask.
+        # Attention is causal, so padding at the end needs no mask.
         ids = torch.tensor([[*p, *o, *[0] * (longest - len(p) - len(o))] for p, o in group])
         logits = pair.target(input_ids=ids.to(pair.target.device)).logits
         for row, (prompt, output) in enumerate(group):
-            behind = logits[row, len(prompt) - 1 : len(prompt) + len(output) - 1]
-            scores = tempered(behind, temperature).log_softmax(dim=-1)
+            of_output = logits[row, len(prompt) - 1 : len(prompt) + len(output) - 1]
+            scores = tempered(of_output, temperature).log_softmax(dim=-1)
             chosen = torch.tensor(list(output), device=scores.device)[:, None]
-            found.append(float(scores.gather(1, chosen).sum()))
-    return found
+            likelihoods.append(float(scores.gather(1, chosen).sum()))
+    return likelihoods

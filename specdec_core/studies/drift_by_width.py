@@ -1,5 +1,5 @@
-"""How far target-initialised trees drift from the target, by how many of the target's own tokens
-they begin with: on a toy pair exactly, on real prompts as the target scores what was written."""
+"""How far target-initialised trees drift from the target, by their width: exactly on a toy pair,
+and on real prompts by the target's scores of the texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specdec_core.studies.exact_drift import exact_divergence, written_distribut
 from specdec_core.studies.toy_pair import FAR, NEAR, exact_distribution, sample_counts, toy_pair
 
 TOY_SAMPLING = Sampling(temperature=1.0)
-TOY_BRANCHING = (2, 2)  # behind the target's tokens: the toy's texts have few tokens
+TOY_BRANCHING = (2, 2)  # after the target's tokens: the toy's texts are short
 
 
 def target_tree(draft: str, branching: Sequence[int], sampling: Sampling) -> Configuration:
@@ -30,8 +30,8 @@ def target_tree(draft: str, branching: Sequence[int], sampling: Sampling) -> Con
 def on_toy_pair(
     widths: Sequence[int], samples: int, length: int, observer: Observer | None = None
 ) -> pd.DataFrame:
-    """One row a draft of the toy pair and width: the exact divergence of what is written from the
-    target (`kl` in nats, `total_variation`), as the engine's samples tell it (`sampled_kl` with its
+    """One row a draft of the toy pair and width: the exact divergence of the texts from the target
+    (`kl` in nats, `total_variation`), its estimate from the engine's samples (`sampled_kl` with its
     interval), and how well these fit the target's distribution (`p_value`) and the enumerated one
     (`p_value_enumerated`). Empty without samples."""
     if not samples:
@@ -47,7 +47,7 @@ def on_toy_pair(
             written = written_distribution(pair, settings_of(tree), TOY_SAMPLING, length)
             kl, variation = exact_divergence(written, exact)
             counts = sample_counts(pair, tree, samples, length)
-            found = divergence(counts, exact)
+            sampled = divergence(counts, exact)
             rows.append(
                 {
                     "draft": draft,
@@ -55,10 +55,10 @@ def on_toy_pair(
                     "lossless": tree.lossless,
                     "kl": kl,
                     "total_variation": variation,
-                    "sampled_kl": found.kl.value,
-                    "sampled_kl_low": found.kl.low,
-                    "sampled_kl_high": found.kl.high,
-                    "p_value": found.p_value,
+                    "sampled_kl": sampled.kl.value,
+                    "sampled_kl_low": sampled.kl.low,
+                    "sampled_kl_high": sampled.kl.high,
+                    "p_value": sampled.p_value,
                     "p_value_enumerated": goodness_of_fit(counts, written),
                 }
             )

@@ -1,4 +1,4 @@
-"""Which forward times a study models with: another machine's, a saved profile's, or measured."""
+"""The forward times that a study models with: another machine's, a saved profile's, or measured."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def forward_times(
     profile: Path | None,
     observer: Observer | None = None,
 ) -> Profile:
-    """Those of the machine in the file `hardware`, those of the file `profile`, or the workspace's,
-    where what is missing is measured now, the time of the configurations' policies included.
-    Raises :class:`UserError` for a profile that lacks a draft."""
+    """The times of the machine in the file `hardware`, of the file `profile`, or of the workspace.
+    What the workspace's lack, the configurations' policies included, is measured now. Raises
+    :class:`UserError` for a profile that lacks a draft."""
     if hardware is not None:
         return load_hardware(hardware).profile(list(pair.drafts))
     path = profile or workspace() / "profile.json"
@@ -34,28 +34,28 @@ def forward_times(
             raise UserError(f"{path}: no forward time of draft {draft!r} (it has: {there})")
     if times is not None and profile is not None:
         return times
-    known = times.policies if times else {}
-    unknown = [own for own in configurations if _policies(pair, own) - known.keys()]
-    if times is None or unknown:
+    measured = times.policies if times else {}
+    missing = [c for c in configurations if _policies(pair, c) - measured.keys()]
+    if times is None or missing:
         observer = observer or Observer()
         observer.stage(f"loading {pair.name}")
         loaded = load_pair(pair)
         times = times or profile_pair(loaded, observer=observer)
         observer.stage("measuring policies")
-        policies = {**known, **measure_policies(loaded, unknown)}
+        policies = {**measured, **measure_policies(loaded, missing)}
         times = times.model_copy(update={"policies": policies})
         times.save(path)
     return times
 
 
 def origin(times: Profile, hardware: Path | None) -> str:
-    """Whose forward times they are, in words."""
+    """A description of the machine whose times they are."""
     where = " (not this machine)" if hardware else f", target in {times.target_dtype}"
     return f"forward times: {times.device}{where}"
 
 
 def _policies(pair: PairSpec, configuration: Configuration) -> set[str]:
-    """Whose time is measured: all that can be decoded with."""
+    """The keys of the policies whose time is measured: those that can decode."""
     first = next(iter(pair.drafts), "")
     return {
         policy_key(draft or first, policy)

@@ -1,4 +1,4 @@
-"""The best threshold of every trained head, and of the rules that need no training, by replay."""
+"""The best threshold of every trained head and of every training-free rule, by replay."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from specdec_core.training.heads.finished import Finished
 def judge_rules(
     recording: Recording, draft: str, profile: Path | None = None, observer: Observer | None = None
 ) -> dict[str, Modelled]:
-    """The rules that need no training, by their names. Raises :class:`UserError` where heads could
-    not be judged so, either."""
+    """The training-free rules, by their names. Raises :class:`UserError` where the recording cannot
+    be replayed."""
     observer = observer or Observer()
     replay, rules = Replay(recording, hidden=False, drawn=True), training_free()
-    times = _times(recording, draft, [own[0] for own in rules.values()], profile, observer)
+    times = _times(recording, draft, [tried[0] for tried in rules.values()], profile, observer)
     observer.stage(f"replaying thresholds on {recording.folder.name}")
     return evaluate(replay, times, draft, rules)
 
@@ -44,20 +44,20 @@ def judge_heads(
 ) -> dict[str, Modelled]:
     """The heads, by their labels; times are those of :func:`forward_times`."""
     observer = observer or Observer()
-    own = recording.header.fingerprints
+    prints = recording.header.fingerprints
     folders = {head.label: head.folder for head in heads}
 
     def load(draft: str, head: str) -> LoadedHead:
-        return load_head(folders[head], own[draft], own["target"])
+        return load_head(folders[head], prints[draft], prints["target"])
 
-    asking = {head.label: with_thresholds(head.card, str(head.folder))[0] for head in heads}
-    times = _times(recording, draft, list(asking.values()), profile, observer)
-    known = {
+    by_folder = {head.label: with_thresholds(head.card, str(head.folder))[0] for head in heads}
+    times = _times(recording, draft, list(by_folder.values()), profile, observer)
+    by_label = {
         policy_key(draft, policy.model_copy(update={"head": label})): times.policies[key]
-        for label, policy in asking.items()
+        for label, policy in by_folder.items()
         if (key := policy_key(draft, policy)) in times.policies
     }
-    times = times.model_copy(update={"policies": {**times.policies, **known}})
+    times = times.model_copy(update={"policies": {**times.policies, **by_label}})
     tried = {head.label: with_thresholds(head.card, head.label) for head in heads}
     observer.stage(f"replaying thresholds on {recording.folder.name}")
     return evaluate(Replay(recording, load, drawn=True), times, draft, tried)
@@ -70,7 +70,8 @@ def _times(
     profile: Path | None,
     observer: Observer,
 ) -> Profile:
-    """Forward times of the recorded pair, with what the policies themselves take: measured once a
-    kind and head, whatever its threshold."""
-    wanted = [Configuration(drafter=DraftModelSettings(draft=draft, policy=p)) for p in policies]
-    return forward_times(recording.header.pair, wanted, None, profile, observer)
+    """Forward times of the recorded pair, and times of the policies: measured once for each kind
+    and head, whatever its threshold."""
+    drafters = [DraftModelSettings(draft=draft, policy=policy) for policy in policies]
+    configurations = [Configuration(drafter=drafter) for drafter in drafters]
+    return forward_times(recording.header.pair, configurations, None, profile, observer)

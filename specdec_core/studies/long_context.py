@@ -1,4 +1,4 @@
-"""What a round costs by how long the text before it is.
+"""The cost of a round by the length of its context.
 
 Attention reads the cache once a forward, so a forward takes a + b · context. The rest of the round
 must not depend on the context: nothing copies the cache.
@@ -59,12 +59,12 @@ def measure_contexts(
     likewise. Contexts take turns; `text` is repeated to fill them.
 
     Raises:
-        UserError: the pair cannot hold the longest context and what is decoded behind it.
+        UserError: the pair cannot hold the longest context and what is decoded after it.
     """
     contexts = sorted(set(contexts))
     if room_for(contexts) > pair.max_length:
         raise UserError(
-            f"a context of {contexts[-1]} tokens and {room_for(contexts) - contexts[-1]} behind it"
+            f"a context of {contexts[-1]} tokens and {room_for(contexts) - contexts[-1]} after it"
             f" are more than the {pair.max_length} that the pair can hold"
         )
     name = pair.draft_name(draft)

@@ -1,4 +1,4 @@
-"""What drafting beside the target gains: PEARL against the chains of one process."""
+"""The gain of asynchronous drafting: PEARL against the chains of one process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from specdec_core.tokens.statistics import Counts, Generation, Ratio, paired_rat
 
 @dataclass
 class Contestant:
-    """One configuration in one process, and what it took: seconds [repeat][prompt]."""
+    """One configuration in one process, and its times: seconds [repeat][prompt]."""
 
     name: str
     bench: Any  # the actor that decodes
@@ -41,13 +41,14 @@ class Contestant:
 
     def over(self, other: Contestant) -> Ratio:
         """How many times faster it is than another one."""
-        own = np.array(self.seconds) * (other.tokens / self.tokens)
-        return paired_ratio(np.array(other.seconds), own)
+        seconds = np.array(self.seconds) * (other.tokens / self.tokens)
+        return paired_ratio(np.array(other.seconds), seconds)
 
 
 @dataclass
 class Overlap:
-    """A finished comparison: everybody, autoregressive decoding first, and a look at PEARL."""
+    """A finished comparison: all contestants, autoregressive decoding first, and the spans of one
+    request in PEARL."""
 
     spec: PairSpec
     contestants: list[Contestant]
@@ -59,28 +60,29 @@ class Overlap:
         return max(chains, key=lambda c: c.tokens_per_second)
 
     def frame(self) -> pd.DataFrame:
-        """A row for each contestant. `differing` are outputs unlike autoregressive decoding's."""
+        """A row for each contestant. `differing` are outputs that differ from autoregressive
+        decoding's."""
         first = self.contestants[0]
         labels = distinct_labels(c.configuration for c in self.contestants)
         rows = []
-        for own in self.contestants:
-            ratio = Ratio(1.0, 1.0, 1.0) if own is first else own.over(first)
-            texts = zip(own.generations, first.generations, strict=True)
-            rounds = [r for g in own.generations for r in g.rounds]
+        for contestant in self.contestants:
+            ratio = Ratio(1.0, 1.0, 1.0) if contestant is first else contestant.over(first)
+            texts = zip(contestant.generations, first.generations, strict=True)
+            rounds = [r for g in contestant.generations for r in g.rounds]
             parts = {
                 part: 1e3 * float(np.mean([getattr(r, name) for r in rounds]))
                 for part, name in PARTS.items()
             }
             rows.append(
                 {
-                    "where": own.name,
-                    "configuration": labels[own.configuration.id],
-                    "config_id": own.configuration.id,
-                    "tokens_per_second": own.tokens_per_second,
+                    "where": contestant.name,
+                    "configuration": labels[contestant.configuration.id],
+                    "config_id": contestant.configuration.id,
+                    "tokens_per_second": contestant.tokens_per_second,
                     "speedup": ratio.value,
                     "low": ratio.low,
                     "high": ratio.high,
-                    "mat": Counts.of(own.generations).metrics()["mat"],
+                    "mat": Counts.of(contestant.generations).metrics()["mat"],
                     "differing": sum(a.tokens != b.tokens for a, b in texts),
                     **{f"{part} (ms)": value for part, value in parts.items()},
                 }
@@ -94,20 +96,21 @@ ONE, TWO, PEARL = "one thread", "two threads", "draft beside target"
 def chains(
     drafts: Iterable[str], lengths: Iterable[int], lookups: bool
 ) -> Iterator[DrafterSettings]:
-    """Drafting and verifying in turns: chains of each length."""
+    """Chains of each length, drafted and verified in turns."""
     for draft, length in product(drafts, lengths):
         policy = FixedSettings(max_tokens=length)
         chain = DraftModelSettings(draft=draft, policy=policy)
         yield from _with_lookups(chain, CascadeSettings(draft=draft, policy=policy), lookups)
 
 
-def beside(drafts: Iterable[str], window: int, lookups: bool) -> Iterator[DrafterSettings]:
-    """Drafting while the target verifies `window` candidates at most."""
+def asynchronous(drafts: Iterable[str], window: int, lookups: bool) -> Iterator[DrafterSettings]:
+    """PEARL: drafting while the target verifies `window` candidates at most."""
     for draft in drafts:
         policy = FixedSettings(max_tokens=window)
         chain = DraftModelSettings(draft=draft, policy=policy)
         cascade = CascadeSettings(draft=draft, policy=policy)
-        alone, sped_up = (PearlSettings(drafter=own, window=window) for own in (chain, cascade))
+        alone = PearlSettings(drafter=chain, window=window)
+        sped_up = PearlSettings(drafter=cascade, window=window)
         yield from _with_lookups(alone, sped_up, lookups)
         yield PearlSettings(drafter=chain, window=window, wait=0)
         yield PearlSettings(drafter=chain, window=window, width=4)
@@ -121,8 +124,8 @@ def under(sampling: Sampling, drafters: Iterable[DrafterSettings]) -> Iterator[C
 def _with_lookups(
     chain: DrafterSettings, sped_up: DrafterSettings, lookups: bool
 ) -> Iterator[DrafterSettings]:
-    """A chain by itself; and by a draft that a lookup speeds up, that one only where the target's
-    text does not repeat itself, and with what is found there as a branch."""
+    """A chain by itself and, with `lookups`, a chain sped up by a lookup in the draft: alone, only
+    where a lookup in the text finds nothing, and merged with that lookup's match as a branch."""
     yield chain
     if lookups:
         yield sped_up

@@ -1,5 +1,5 @@
-"""Length policies compared on recordings: the table that the papers lead with, and how well what is
-chosen on one set of prompts does on another."""
+"""Length policies compared on recordings: the papers' main table, and how well a configuration that
+is chosen on one set of prompts does on another."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from specdec_core.search.results import METRIC, ORACLE, Trial, by_estimate
 from specdec_core.tokens.statistics import Counts
 
 FIXED = "fixed"
-ADAPTIVE = "any adaptive"  # as a family: all that decide anew in every round
+ADAPTIVE = "any adaptive"  # a family of all policies that decide anew in every round
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What was replayed on one recording."""
+    """The trials replayed on one recording."""
 
     name: str
     trials: list[Trial]
@@ -42,33 +42,33 @@ class Compared:
 
     def families(self) -> dict[tuple[str | None, str], list[Trial]]:
         """The trials by draft and family, the fastest first in each, families by their fastest."""
-        found: dict[tuple[str | None, str], list[Trial]] = {}
+        families: dict[tuple[str | None, str], list[Trial]] = {}
         for trial in by_estimate(self.trials):
             key = trial.configuration.draft, trial.configuration.family
-            found.setdefault(key, []).append(trial)
-        return found
+            families.setdefault(key, []).append(trial)
+        return families
 
 
 def open_recordings(names: Iterable[str], home: Path) -> dict[str, Recording]:
     """Recordings, folders or names in the workspace `home`, by their prompts. Raises
     :class:`UserError` unless they are different ones of the same models."""
-    found: dict[str, Recording] = {}
+    opened: dict[str, Recording] = {}
     for name in names:
         recording = find_named(name, home)
-        first = next(iter(found.values()), recording)
+        first = next(iter(opened.values()), recording)
         if recording.header.fingerprints != first.header.fingerprints:
             raise UserError(f"{recording.folder} and {first.folder}: of different models")
-        if any(recording.folder.samefile(other.folder) for other in found.values()):
+        if any(recording.folder.samefile(other.folder) for other in opened.values()):
             raise UserError(f"--traces {name}: it was given already")
         label = Path(recording.header.prompts.source).stem.removeprefix("bundled:")
-        if label in found:
+        if label in opened:
             label = f"{label} {recording.folder.resolve().name[-8:]}"
-        found[label] = recording
-    return found
+        opened[label] = recording
+    return opened
 
 
 def searched(search: Path, recording: Recording) -> list[Configuration]:
-    """What the sweep file `search` asks for, on what was recorded."""
+    """The configurations of the sweep file `search`, for the recorded pair and settings."""
     header = recording.header
     plan = load_plan(
         search,
@@ -84,21 +84,21 @@ def searched(search: Path, recording: Recording) -> list[Configuration]:
 def replay_search(
     name: str,
     replay: Replay,
-    wanted: Sequence[Configuration],
+    configurations: Sequence[Configuration],
     profile: Profile,
     observer: Observer | None = None,
 ) -> Compared:
-    """Replay `wanted`; what the recording does not tell is left out with a warning. Raises
-    :class:`UserError` where it tells none of them."""
+    """Replay `configurations`; those that cannot be replayed are left out with a warning. Raises
+    :class:`UserError` where none can."""
     observer = observer or Observer()
-    known = [configuration for configuration in wanted if replay.can(configuration)]
-    if len(known) < len(wanted):
-        observer.warned(f"{name} does not tell {len(wanted) - len(known)} configurations")
-    if not known:
+    replayable = [configuration for configuration in configurations if replay.can(configuration)]
+    if left_out := len(configurations) - len(replayable):
+        observer.warned(f"{name} does not tell {left_out} configurations")
+    if not replayable:
         raise UserError(f"{replay.recording.folder}: tells none of the search's configurations")
-    observer.stage(f"replaying {name}", len(known))
+    observer.stage(f"replaying {name}", len(replayable))
     context, trials = replay.recording.prompts.context, []
-    for configuration in known:
+    for configuration in replayable:
         counts = replay.run(configuration).counts
         trials.append(Trial.of(configuration, counts, profile, context, replayed=True))
         observer.step()
@@ -115,7 +115,7 @@ def best_of_families(sets: list[Compared]) -> pd.DataFrame:
     for compared in sets:
         families = compared.families()
         # Families are in the order of their fastest; drafts come in the order of their names.
-        for (draft, family), trials in sorted(families.items(), key=lambda own: own[0][0] or ""):
+        for (draft, family), trials in sorted(families.items(), key=lambda item: item[0][0] or ""):
             best = trials[0]
             rows.append(
                 {
@@ -137,17 +137,17 @@ def best_of_families(sets: list[Compared]) -> pd.DataFrame:
 
 def transfers(sets: list[Compared]) -> pd.DataFrame:
     """One row a draft, family, recording `chosen_on` and recording `used_on`: how much slower the
-    configuration that is the family's best on the one is on the other than that one's own best
-    (`loss`, in modelled latency: 0.01 is 1 %). Only what was replayed on both counts. The family
-    "any adaptive" is the best of all that adapt."""
+    family's best configuration on `chosen_on` is on `used_on` than the best there (`loss`, in
+    modelled latency: 0.01 is 1 %). Only trials replayed on both count. The family "any adaptive"
+    is the best of all that adapt."""
     rows = []
     for chosen in sets:
         for used in sets:
-            theirs = {_key(trial): trial for trial in used.trials}
-            own = [trial for trial in chosen.trials if _key(trial) in theirs]
-            for (draft, family), trials in _pools(own).items():
+            on_used = {_key(trial): trial for trial in used.trials}
+            on_both = [trial for trial in chosen.trials if _key(trial) in on_used]
+            for (draft, family), trials in _pools(on_both).items():
                 best = by_estimate(trials)[0]
-                at_best = min(used.latency(theirs[_key(trial)]) for trial in trials)
+                least = min(used.latency(on_used[_key(trial)]) for trial in trials)
                 rows.append(
                     {
                         "draft": draft or "",
@@ -155,7 +155,7 @@ def transfers(sets: list[Compared]) -> pd.DataFrame:
                         "chosen_on": chosen.name,
                         "used_on": used.name,
                         "configuration": _label(best.configuration),
-                        "loss": used.latency(theirs[_key(best)]) / at_best - 1,
+                        "loss": used.latency(on_used[_key(best)]) / least - 1,
                     }
                 )
     return pd.DataFrame(rows)
@@ -181,7 +181,7 @@ def everything(sets: list[Compared]) -> pd.DataFrame:
 
 
 def _pools(trials: Iterable[Trial]) -> dict[tuple[str | None, str], list[Trial]]:
-    """Among which the best is chosen: each family of a draft, and all that adapt."""
+    """The trials among which the best is chosen: each family of a draft, and all that adapt."""
     pools: dict[tuple[str | None, str], list[Trial]] = {}
     for trial in trials:
         draft, family = trial.configuration.draft, trial.configuration.family
@@ -199,13 +199,13 @@ def _gain(trial: Trial, others: list[Trial] | None) -> float:
 
 
 def _key(trial: Trial) -> str:
-    """The same drafting, whatever the sampling."""
+    """Equal for equal drafting, whatever the sampling."""
     drafter = trial.configuration.drafter
     return drafter.model_dump_json() if drafter else ""
 
 
 def _label(configuration: Configuration) -> str:
-    """Without the draft and the sampling, which are named elsewhere."""
+    """The label without draft and sampling."""
     drafter = configuration.drafter
     if drafter is None:
         return configuration.family

@@ -30,7 +30,7 @@ WIDTHS = (1, 2, 3, 5, 8, 12, 16, 24, 33)  # up to a tree of 32 candidates
 CHAIN_WIDTHS = (1, 2, 3, 5, 9, 17)  # up to a chain of 16 candidates
 CONTEXTS = (64, 256, 512)
 BATCHES = (1, 2, 4, 8, 16)
-# Tokens of a forward at most where batches are not asked for: of large ones few widths tell all.
+# The most tokens of a forward where batches are unset: for large forwards few widths suffice.
 _MOST_TOKENS = 144
 
 
@@ -56,17 +56,7 @@ def profile_pair(
         contexts = [context for context in CONTEXTS if context <= room] or [max(room, 1)]
     most = math.inf if batches else max(_MOST_TOKENS, max(widths))
     batches = batches or BATCHES
-    for name, sizes in (("widths", widths), ("contexts", contexts), ("batches", batches)):
-        if min(sizes) < 1:
-            raise UserError(f"profile {name} must be at least 1 (got {min(sizes)})")
-    if max(contexts) > room:
-        raise UserError(
-            f"{max(widths)} tokens after a context of {max(contexts)} are more than the"
-            f" {pair.max_length} that the pair can hold"
-        )
-    if repeats < 1:
-        raise UserError(f"profile repeats must be at least 1 (got {repeats})")
-
+    _check_sizes(widths, contexts, batches, repeats, pair.max_length)
     runners = {_TARGET: pair.open_runner(None, max(batches))}
     runners |= {name: pair.open_runner(name, max(batches)) for name in pair.drafts}
     shapes = [
@@ -107,8 +97,26 @@ def profile_pair(
     return profile.model_copy(update=_overheads(profile, pair))
 
 
+def _check_sizes(
+    widths: Sequence[int],
+    contexts: Sequence[int],
+    batches: Sequence[int],
+    repeats: int,
+    max_length: int,
+) -> None:
+    sizes = {"widths": widths, "contexts": contexts, "batches": batches, "repeats": (repeats,)}
+    for name, values in sizes.items():
+        if min(values) < 1:
+            raise UserError(f"profile {name} must be at least 1 (got {min(values)})")
+    if max(widths) + max(contexts) > max_length:
+        raise UserError(
+            f"{max(widths)} tokens after a context of {max(contexts)} are more than the"
+            f" {max_length} that the pair can hold"
+        )
+
+
 def profile_chains(pair: Pair, batches: Sequence[int], observer: Observer | None = None) -> Profile:
-    """The profile of the widths that chains have, at the batch sizes that are asked for."""
+    """The profile at the widths of chains, for these batch sizes."""
     return profile_pair(pair, CHAIN_WIDTHS, batches=batches, repeats=5, observer=observer)
 
 
@@ -116,49 +124,49 @@ def measure_policies(
     pair: Pair, configurations: Iterable[Configuration], rounds: int = 60
 ) -> dict[str, float]:
     """Seconds that the length policies of `configurations` take for a candidate token, by
-    :func:`policy_key`: asked behind each of a round's candidates and told the outcome. Policies
-    that only a replay can follow have none. Raises :class:`UserError` for an unknown head.
+    :func:`policy_key`: deciding after each of a round's candidates and observing the outcome.
+    Policies that only a replay can follow have none. Raises :class:`UserError` for an unknown head.
     """
     import torch
 
     from specdec_core.drafting.policies.policy import PolicyOutcome, build_policy
     from specdec_core.drafting.policies.signals import Signals
 
-    wanted: dict[str, tuple[str, PolicySettings]] = {}
+    measured: dict[str, tuple[str, PolicySettings]] = {}
     for configuration in configurations:
         for draft, settings in configuration.policies:
             if settings.decodes:
                 draft = pair.draft_name(draft)
-                wanted.setdefault(policy_key(draft, settings), (draft, settings))
+                measured.setdefault(policy_key(draft, settings), (draft, settings))
     policies = {
         key: build_policy(settings, partial(load_pair_head, pair, draft))
-        for key, (draft, settings) in wanted.items()
+        for key, (draft, settings) in measured.items()
     }
-    seen = {}
-    for draft in {draft for draft, _ in wanted.values()}:
+    outputs = {}
+    for draft in {draft for draft, _ in measured.values()}:
         runner = pair.open_runner(draft, 1)
         runner.watch_hidden(True)
         output = runner.forward(Batch([0], [[1]]))
         assert output.hidden is not None  # it is watched
-        seen[draft] = output.logits, output.hidden
+        outputs[draft] = output.logits, output.hidden
         runner.watch_hidden(False)
-    told = PolicyOutcome(_CANDIDATES, _CANDIDATES - 1, _CANDIDATES)
+    outcome = PolicyOutcome(_CANDIDATES, _CANDIDATES - 1, _CANDIDATES)
     seconds: dict[str, list[float]] = {key: [] for key in policies}
     with torch.inference_mode():
         for _ in range(rounds):
             for key, policy in policies.items():
-                logits, hidden = seen[wanted[key][0]]
+                logits, hidden = outputs[measured[key][0]]
                 start = time.perf_counter()
                 policy.limit(0)
                 for position in range(1, _CANDIDATES + 1):
                     policy.go_on(Signals([0], [1], [position], logits, None, hidden))
-                policy.observe(0, told)
+                policy.observe(0, outcome)
                 seconds[key].append((time.perf_counter() - start) / _CANDIDATES)
     return {key: statistics.median(times) for key, times in seconds.items()}
 
 
 _CANDIDATES = 4  # of a round
-_TARGET = "\0target"  # beside the drafts' names, which people choose
+_TARGET = "\0target"  # never a draft's name
 
 
 def _dtype(model: Any) -> str:
@@ -216,10 +224,10 @@ def _overheads(profile: Profile, pair: Pair, repeats: int = 3) -> dict[str, Any]
     per_round = max(statistics.median(map(beyond_target, rounds.pop(_TARGET))), 0.0)
     per_draft = {
         name: statistics.median(
-            (beyond_target(r) - per_round) / r.draft_forwards for r in own if r.draft_forwards
+            (beyond_target(r) - per_round) / r.draft_forwards for r in drafted if r.draft_forwards
         )
         - profile.t_draft(name, context)
-        for name, own in rounds.items()
+        for name, drafted in rounds.items()
     }
     return {
         "round_overhead": per_round,

@@ -1,5 +1,5 @@
-"""What choosing among arms cost: stopping-time regret against the best arm in hindsight, and the
-papers' bounds on it (BanditSpec, Hou et al., 2025)."""
+"""The cost of choosing among arms: stopping-time regret against the best arm in hindsight, and the
+paper's bounds on it (BanditSpec, Hou et al., 2025)."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Course:
         return np.concatenate([[0.0], np.cumsum(self.cost)])
 
     def cost_of(self, tokens: np.ndarray) -> np.ndarray:
-        """What the first `tokens` tokens cost; within a round in proportion, beyond the last one
+        """The cost of the first `tokens` tokens: within a round in proportion, beyond the last one
         (outputs may differ by a near-tie) at the mean."""
-        known = np.interp(tokens, self.reached, self.spent)
+        within = np.interp(tokens, self.reached, self.spent)
         beyond = np.maximum(tokens - self.reached[-1], 0)
-        return np.asarray(known + beyond * self.spent[-1] / max(self.reached[-1], 1))
+        return np.asarray(within + beyond * self.spent[-1] / max(self.reached[-1], 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ class Regret:
 
 
 def seconds_of(r: Round) -> float:
-    """Drafting, verifying and everything else of a round."""
+    """Seconds of a whole round."""
     return r.draft_seconds + r.target_seconds + r.other_seconds
 
 
@@ -76,22 +76,21 @@ def best_arm(arms: Sequence[Sequence[Course]]) -> int:
 
 
 def regret(courses: Sequence[Course], reference: Sequence[Course]) -> Regret:
-    """What `courses` cost more than `reference`, decodings of the same requests in the same order.
+    """The cost of `courses` beyond that of `reference`, decodings of the same requests in the same
+    order.
 
-    At the end it is the stopping-time regret ST(ALG) − ST(ALG_i*) where `reference` is the best
-    arm's. A request whose output ends earlier than the reference's is compared up to there.
+    If `reference` is the best arm's, the last entry is the stopping-time regret
+    ST(ALG) − ST(ALG_i*). A request that ends earlier than the reference's is compared up to there.
     """
     if len(courses) != len(reference) or not courses:
         raise ValueError(f"{len(courses)} requests against {len(reference)}")
-    tokens, spent, theirs = [], [], []
-    written = own = other = 0.0
+    tokens, spent, baseline = [0.0], [0.0], [0.0]
     for course, same in zip(courses, reference, strict=True):
-        tokens.append(written + course.reached[1:])
-        spent.append(own + course.spent[1:])
-        theirs.append(other + same.cost_of(course.reached[1:]))
-        written, own, other = tokens[-1][-1], spent[-1][-1], theirs[-1][-1]
-    total = np.concatenate(spent)
-    return Regret(np.concatenate(tokens), total, total - np.concatenate(theirs))
+        tokens.extend(tokens[-1] + course.reached[1:])
+        spent.extend(spent[-1] + course.spent[1:])
+        baseline.extend(baseline[-1] + same.cost_of(course.reached[1:]))
+    cost = np.array(spent[1:])
+    return Regret(np.array(tokens[1:]), cost, cost - np.array(baseline[1:]))
 
 
 def mean_tokens(courses: Iterable[Course]) -> float:

@@ -1,4 +1,4 @@
-"""How counting configurations scales over nodes, and what holds it up."""
+"""How counting configurations scales over nodes, and its bottleneck."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from functools import cached_property
 
 from specdec_core.base.memory import MemoryWatch
 
-ENOUGH = 0.9  # of what a part could do at most: it is what holds the rest up
+ENOUGH = 0.9  # a part at this share of its capacity is the bottleneck
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """What counting `trials` configurations on some nodes took; times in seconds."""
+    """The cost of counting `trials` configurations on some nodes; times in seconds."""
 
     nodes: int
     slots: int  # trials that a node runs at a time
     trials: int
-    idle: float | None  # that a trial sleeps; None where it decodes
-    starting: float  # the nodes
+    idle: float | None  # sleep of a trial; None where it decodes
+    starting: float  # start-up of the nodes
     counting: float
-    finished: list[float]  # when each trial was
+    finished: list[float]  # when each trial finished
     driver: float  # CPU time of this process while counting
-    main_thread: float  # of that Tune and the folder
-    behind: int  # entries that MLflow had not taken when counting was over
-    delivering: float  # these
+    main_thread: float  # the part of it in Tune and the folder
+    behind: int  # entries that MLflow lacked when counting was over
+    delivering: float  # time to deliver these
     free: float  # memory before, MiB
     memory: MemoryWatch
 
     @cached_property
     def rate(self) -> float:
-        """Trials a second, but for the first of each slot, which load the models."""
+        """Trials a second, without the first of each slot, which load the models."""
         steady = sorted(self.finished)[min(self.nodes * self.slots, self.trials // 2) :]
         return (len(steady) - 1) / max(steady[-1] - steady[0], 1e-9) if len(steady) > 1 else 0.0
 
     @property
     def share(self) -> float | None:
-        """Of the rate that the workers allow; None where they decode."""
+        """The rate's share of what the workers allow; None where they decode."""
         return self.rate * self.idle / (self.nodes * self.slots) if self.idle else None
 
     @property
@@ -46,12 +46,12 @@ class Scaled:
 
     @property
     def busy_counting(self) -> float:
-        """Of that Tune's and the folder's."""
+        """The share of a core that Tune and the folder took."""
         return self.main_thread / self.counting
 
     @property
     def bottleneck(self) -> str:
-        """What would have to be faster first."""
+        """The part that limits the rate."""
         if self.share is None or self.share > ENOUGH:
             slow = "workers"
         elif self.busy > ENOUGH:

@@ -1,8 +1,7 @@
-"""Tokens a second by how many requests are decoded together, with and without speculation.
+"""Tokens a second by the number of requests decoded together, with and without speculation.
 
 A queue of more requests than slots keeps every slot busy until the queue is empty. The clock stops
-where the first slot stays empty: what it counts is the steady part, prefill included, as a server
-with enough to do would see it.
+when the first slot stays empty: it counts the steady part, prefill included, as on a busy server.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Counts, Generation, Ratio, paired_ratio
 
 SLOTS = (1, 2, 4, 8, 16)
-WAVES = 3  # requests for each slot in a queue: the last one is not counted in full
+WAVES = 3  # requests for each slot in a queue; the last is not counted in full
 _LEAST = 6  # requests in a queue, however few the slots
 _WARM_UP_TOKENS = 8
 
@@ -31,15 +30,15 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """What was decoded while all slots were busy."""
+    """Time and tokens while all slots were busy."""
 
     seconds: float
     tokens: int
 
 
 def decode_queue(engine: Engine, requests: Sequence[Request]) -> tuple[Busy, list[Generation]]:
-    """Decode `requests`, at least as many as the engine has slots, and clock the part of it in
-    which all slots are busy."""
+    """Decode `requests`, at least as many as the engine has slots, and time the part in which all
+    slots are busy."""
     for request in requests:
         engine.add(request)
     done: dict[str, Generation] = {}
@@ -58,8 +57,8 @@ def decode_queue(engine: Engine, requests: Sequence[Request]) -> tuple[Busy, lis
 def queues_of(
     prompts: Sequence[Tokens], slots: int, queues: int, new_tokens: int
 ) -> list[list[Request]]:
-    """`queues` queues for so many slots, of prompts in random order, all of them before one comes
-    again; the same for the same arguments."""
+    """`queues` queues for `slots` slots, of prompts in random order, each once before any repeats;
+    the same for the same arguments."""
     rng = random.Random(0)
 
     def endless() -> Iterator[Tokens]:
@@ -87,7 +86,7 @@ class Throughput:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What each configuration is called, by its id."""
+        """The configurations' labels by id."""
         return distinct_labels(self.configurations)
 
     def table(self) -> pd.DataFrame:
@@ -121,8 +120,9 @@ class Throughput:
 
     def over(self, slots: int, config_id: str, other: str) -> Ratio:
         """How many times faster a configuration is than another one at as many slots."""
-        theirs, own = (self._seconds_per_token((slots, which)) for which in (other, config_id))
-        return paired_ratio(theirs, own)
+        return paired_ratio(
+            self._seconds_per_token((slots, other)), self._seconds_per_token((slots, config_id))
+        )
 
     def frame(self) -> pd.DataFrame:
         """One row a run: slots, configuration, repeat, queue, and the seconds and tokens of its
@@ -148,11 +148,10 @@ class Throughput:
 
 
 def stops_paying(table: pd.DataFrame, config_id: str) -> int | None:
-    """The fewest slots at which a configuration of :meth:`Throughput.table` is no longer faster
-    than the baseline for certain: the interval of its speedup reaches 1. None where it always
-    is."""
-    own = table[(table["config_id"] == config_id) & (table["low"] <= 1)]
-    return int(own["slots"].min()) if len(own) else None
+    """The fewest slots at which a configuration of :meth:`Throughput.table` is no longer surely
+    faster than the baseline: the interval of its speedup reaches 1. None where it always is."""
+    unsure = table[(table["config_id"] == config_id) & (table["low"] <= 1)]
+    return int(unsure["slots"].min()) if len(unsure) else None
 
 
 def measure_throughput(
@@ -167,11 +166,11 @@ def measure_throughput(
 ) -> Throughput:
     """Decode the same queues autoregressively and under each of `configurations`, in turns, at each
     number of slots."""
-    wanted = {c.id: c for c in (AUTOREGRESSIVE, *configurations)}
-    result = Throughput(list(wanted.values()), tuple(sorted(set(slots))))
+    distinct = {c.id: c for c in (AUTOREGRESSIVE, *configurations)}
+    result = Throughput(list(distinct.values()), tuple(sorted(set(slots))))
     turn = 0
     observer = observer or Observer()
-    observer.stage("decoding queues", len(wanted) * len(result.slots) * repeats * queues)
+    observer.stage("decoding queues", len(distinct) * len(result.slots) * repeats * queues)
     for count in result.slots:
         engine = Engine(pair, slots=count)
         waiting = queues_of(prompts, count, queues, new_tokens)

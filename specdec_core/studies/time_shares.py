@@ -1,4 +1,4 @@
-"""Where the time of decoding goes: by part of the round, and by function."""
+"""The time of decoding by part of the round, and by function."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pandas as pd
 
 from specdec_core.tokens.statistics import Generation, Round
 
-# By part of a round, the field of :class:`Round` that has its seconds.
+# The fields of :class:`Round` with the seconds of its parts.
 PARTS = {
     "draft forwards": "draft_forward_seconds",
     "target forward": "target_forward_seconds",
@@ -54,8 +54,8 @@ def _total(rounds: Iterable[Round], name: str) -> float:
 
 
 def sample_stacks(run: Callable[[], object], interval: float = 1e-3) -> dict[Stack, float]:
-    """Call `run` and look every `interval` seconds at what it is doing: the seconds that each stack
-    of functions, from those that `run` calls on, was seen for."""
+    """Call `run` and sample its stack every `interval` seconds; returns the seconds of each stack
+    of functions, from those that `run` calls on."""
     seen: Counter[Stack] = Counter()
     watched, over = get_ident(), Event()
     top: FrameType | None = None
@@ -87,8 +87,8 @@ def sample_stacks(run: Callable[[], object], interval: float = 1e-3) -> dict[Sta
 
 @contextmanager
 def _switching(interval: float) -> Iterator[None]:
-    """Threads get their turn after `interval`. After the usual 5 ms the sampler would mostly be let
-    in where native code lets go of the interpreter, and would see little else."""
+    """Threads switch after `interval`. With the usual 5 ms the sampler would run mostly where
+    native code releases the interpreter, and would see little else."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(interval)
     try:

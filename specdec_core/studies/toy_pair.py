@@ -1,7 +1,7 @@
-"""A pair so small that the distribution of its texts can be written down in full.
+"""A pair so small that the distribution of its texts can be computed in full.
 
-What decoding does to the target's distribution is then measured, or refuted, against the exact
-probabilities of all VOCABULARY^length continuations of a prompt.
+Decoding is compared with the exact probabilities of all VOCABULARY^length continuations of a
+prompt.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Planned trees against a grid of them, all replayed on a recording: does the planner find what
-trying everything finds?"""
+"""Planned trees against a grid of all, replayed on a recording: does the planner find the best?"""
 
 from __future__ import annotations
 
@@ -20,9 +19,8 @@ from specdec_core.search.tree_plan import (
     StaticTrees,
     fastest,
     k_configurations,
-    of_branching,
+    uniform_tree,
 )
-from specdec_core.tokens.statistics import Counts
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from specdec_core.recordings.replay import Replay
@@ -35,12 +33,12 @@ KINDS = (CHAIN, GRID, PLANNED_K, PLANNED)
 class TreeComparison:
     """Trees of one draft on one recording.
 
-    `grid` has one row a k-configuration, all of them within the budget; `budgets` one row a budget
-    and kind: the best chain and the best of the grid by replay, and the planner's choices, which
-    know the acceptance rates and the profile only. Columns: `shape`, `nodes`, `depth`, `expected`
+    `grid` has one row for each k-configuration within the budget. `budgets` has one row for each
+    budget and kind: the best chain and the best of the grid by replay, and the planner's choices,
+    made from acceptance rates and the profile alone. Columns: `shape`, `nodes`, `depth`, `expected`
     (tokens a round, by the planner's model), `mat` (by replay), `speedup` (modelled by the profile
-    from replayed counts), and `branching` as in a configuration. `proposed` is, of all trees that
-    are planned for some number of nodes and levels, the fastest by replay.
+    from replayed counts), and `branching` as in a configuration. `proposed` is the fastest by
+    replay of all planned trees.
     """
 
     draft: str
@@ -64,7 +62,7 @@ class TreeComparison:
 
 
 def budgets_up_to(nodes: int) -> list[int]:
-    """Where the comparison looks at trees: finely where a node more matters most."""
+    """The budgets compared: densest where another node matters most."""
     steps = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
     return sorted({*(step for step in steps if step < nodes), nodes})
 
@@ -84,8 +82,8 @@ def compare_trees(
     """
     name = replay.recording.draft_name(draft)
     acceptance = replay.track(name).acceptance(nodes)
-    known = _Replayed(replay, profile, name, observer or Observer())
-    shapes = [of_branching(acceptance, b) for b in k_configurations(nodes, depth)]
+    replayed = _Replayed(replay, profile, name, observer or Observer())
+    shapes = [uniform_tree(acceptance, b) for b in k_configurations(nodes, depth)]
     planners = {
         PLANNED_K: KConfigurations(acceptance, nodes, depth),
         PLANNED: StaticTrees(acceptance, nodes, depth),
@@ -93,19 +91,19 @@ def compare_trees(
     candidates = {
         tree.children: tree for planner in planners.values() for tree in planner.candidates()
     }
-    known.expect([*shapes, *candidates.values()])
-    grid = pd.DataFrame([known.row(tree) for tree in shapes])
+    replayed.expect([*shapes, *candidates.values()])
+    grid = pd.DataFrame([replayed.row(tree) for tree in shapes])
     rows = []
     for budget in budgets_up_to(nodes):
         within = grid[grid["nodes"] <= budget]
         chains = within[within["nodes"] == within["depth"]]
-        for kind, found in ((CHAIN, chains), (GRID, within)):
-            best = found.iloc[found["speedup"].argmax()]
+        for kind, trees in ((CHAIN, chains), (GRID, within)):
+            best = trees.iloc[trees["speedup"].argmax()]
             rows.append({"kind": kind, "budget": budget, **best})
         for kind, planner in planners.items():
-            tree = fastest(planner, known.seconds, budget)
-            rows.append({"kind": kind, "budget": budget, **known.row(tree)})
-    proposed = max(map(known.row, candidates.values()), key=lambda row: row["speedup"])
+            tree = fastest(planner, replayed.seconds, budget)
+            rows.append({"kind": kind, "budget": budget, **replayed.row(tree)})
+    proposed = max(map(replayed.row, candidates.values()), key=lambda row: row["speedup"])
     return TreeComparison(name, acceptance, grid, pd.DataFrame(rows), proposed)
 
 
@@ -134,19 +132,10 @@ class _Replayed:
         return self.rows[tree.children]
 
     def seconds(self, tree: PlannedTree) -> float:
-        """Of a round with `tree`, as the profile has it."""
-        counts = Counts(
-            requests=1,
-            n=1,
-            n_draft=tree.depth,
-            n_target=1,
-            n_discarded=0,
-            n_drafted=tree.nodes,
-            n_accepted=0,
-            n_target_tokens=1,
-            n_draft_tokens=tree.draft_tokens,
+        """Seconds of a round with `tree`, by the profile."""
+        return self.profile.round_seconds(
+            tree.nodes, tree.depth, tree.draft_tokens, self.draft, self.context
         )
-        return self.profile.estimate_seconds(counts, self.draft, self.context)
 
     def _replay(self, tree: PlannedTree) -> dict[str, Any]:
         drafter = TreeSettings(draft=self.draft, branching=tree.children)

@@ -58,13 +58,13 @@ class Places:
 
     @cached_property
     def probs(self) -> Tensor | None:
-        """The distributions (n, vocabulary) that are drawn from, at temperature 1 where decoding is
-        greedy; None where all is."""
+        """The distributions (n, vocabulary) to draw from, at temperature 1 where decoding is
+        greedy; None where it is greedy everywhere."""
         return distributions(self.logits, self.samplings)
 
     @property
     def sampled(self) -> Tensor:
-        """`probs` where not all is greedy."""
+        """`probs` where decoding is not greedy everywhere."""
         assert self.probs is not None
         return self.probs
 
@@ -74,8 +74,8 @@ class Places:
         if len(parts) == 1:
             return parts[0][0].draw(self)
         drawn = torch.empty(len(self.positions), dtype=torch.long, device=self.logits.device)
-        for rule, own, part in parts:
-            drawn[own] = rule.draw(part)
+        for rule, rows, part in parts:
+            drawn[rows] = rule.draw(part)
         return drawn
 
     def carried(self) -> list[Tensor | None]:
@@ -88,12 +88,12 @@ class Places:
     def siblings(self, counts: Sequence[int], replacement: bool = False) -> list[list[Candidate]]:
         """At most `counts[i]` candidates for place i, in the order drawn; fewer where no other
         token has any probability. With `replacement` a token may be drawn again."""
-        found: list[list[Candidate]] = [[] for _ in counts]
-        for rule, own, part in self._by_rule():
-            drawn = rule.siblings(part, [counts[n] for n in own], replacement)
-            for n, candidates in zip(own, drawn, strict=True):
-                found[n] = candidates
-        return found
+        siblings: list[list[Candidate]] = [[] for _ in counts]
+        for rule, rows, part in self._by_rule():
+            drawn = rule.siblings(part, [counts[n] for n in rows], replacement)
+            for n, candidates in zip(rows, drawn, strict=True):
+                siblings[n] = candidates
+        return siblings
 
     def confidences(self) -> Tensor:
         """How likely the model is to choose each token (n, vocabulary), before it does: the token's
@@ -104,35 +104,36 @@ class Places:
         parts = self._by_rule()
         if len(parts) == 1:
             return parts[0][0].confidences(self)
-        found = torch.empty_like(self.probs)
-        for rule, own, part in parts:
-            found[own] = rule.confidences(part)
-        return found
+        confidences = torch.empty_like(self.probs)
+        for rule, rows, part in parts:
+            confidences[rows] = rule.confidences(part)
+        return confidences
 
     def _by_rule(self) -> list[tuple[AcceptanceRule, list[int], Places]]:
+        """The rules in use, the rows that each applies to, and these rows' places."""
         rules: dict[AcceptanceRule, list[int]] = {}
         for n, sampling in enumerate(self.samplings):
             rules.setdefault(rule_of(sampling), []).append(n)
         if len(rules) == 1:
-            return [(rule, own, self) for rule, own in rules.items()]
-        return [(rule, own, self._part(own)) for rule, own in rules.items()]
+            return [(rule, rows, self) for rule, rows in rules.items()]
+        return [(rule, rows, self._part(rows)) for rule, rows in rules.items()]
 
-    def _part(self, own: list[int]) -> Places:
+    def _part(self, rows: list[int]) -> Places:
         part = Places(
-            [self.samplings[n] for n in own],
-            [self.streams[n] for n in own],
-            [self.positions[n] for n in own],
-            self.logits[own],
-            lambda: self.likely()[own],
+            [self.samplings[n] for n in rows],
+            [self.streams[n] for n in rows],
+            [self.positions[n] for n in rows],
+            self.logits[rows],
+            lambda: self.likely()[rows],
         )
-        part.probs = None if self.probs is None else self.probs[own]
+        part.probs = None if self.probs is None else self.probs[rows]
         return part
 
 
 class Reading(NamedTuple):
-    """What a verifier says of a tree that begins at the position `start` of a request's text: its
-    most `likely` tokens and its distributions `probs` (1 + nodes, vocabulary), behind the text,
-    [0], and behind each node i, [i + 1]."""
+    """A verifier's output for a tree that begins at the position `start` of a request's text: the
+    most `likely` tokens and the distributions `probs` (1 + nodes, vocabulary) after the text, [0],
+    and after each node i, [i + 1]."""
 
     tree: TokenTree
     likely: list[int]
@@ -162,7 +163,7 @@ class AcceptanceRule(ABC):
         return at.sampled
 
     def choices(self, reading: Reading) -> list[int]:
-        """The verifier's own tokens: [0] behind the text, [i + 1] behind each node i."""
+        """The verifier's own tokens: [0] after the text, [i + 1] after each node i."""
         return reading.likely
 
     @abstractmethod
@@ -172,7 +173,7 @@ class AcceptanceRule(ABC):
     @abstractmethod
     def others(self, verdict: Verdict, at: Places, count: int) -> list[int]:
         """At most `count` tokens that the verifier draws, without replacement, besides the
-        verdict's; `at` is the one place behind the accepted path."""
+        verdict's; `at` is the one place after the accepted path."""
 
 
 class _Equality(AcceptanceRule):
@@ -190,7 +191,7 @@ class _Equality(AcceptanceRule):
     ) -> list[list[Candidate]]:
         best = self._best(self.scores(at), max(counts))
         rows = zip(best, counts, strict=True)
-        return [[(token, None) for token in own[:count]] for own, count in rows]
+        return [[(token, None) for token in row[:count]] for row, count in rows]
 
     def verify(self, reading: Reading, choices: list[int], below: int = ROOT) -> Verdict:
         return verify_greedy(reading.tree, choices, below)
@@ -203,7 +204,7 @@ class _Equality(AcceptanceRule):
         """The `count` best tokens of each row (n, vocabulary) that can be chosen at all."""
         best = scores.topk(min(count, scores.shape[-1]))
         rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [[t for t, own in zip(*row, strict=True) if own > self.least] for row in rows]
+        return [[t for t, score in zip(*row, strict=True) if score > self.least] for row in rows]
 
 
 class _Greedy(_Equality):
@@ -220,14 +221,14 @@ class _Coupled(_Equality):
     least = 0.0
 
     def scores(self, at: Places) -> Tensor:
-        return scores(at.sampled, [own.noise for own in at.streams], at.positions)
+        return scores(at.sampled, [stream.noise for stream in at.streams], at.positions)
 
     def draw(self, at: Places) -> Tensor:
         return self.scores(at).argmax(dim=-1)
 
     def confidences(self, at: Places) -> Tensor:
-        own = self.scores(at)
-        return own / own.sum(dim=-1, keepdim=True)
+        scores = self.scores(at)
+        return scores / scores.sum(dim=-1, keepdim=True)
 
     def choices(self, reading: Reading) -> list[int]:
         tree, _, probs, random, start = reading
@@ -251,8 +252,8 @@ class _Rejection(AcceptanceRule):
         drawn, sources = draw_siblings(at.sampled, uniforms, replacement)
         carried = [source.unbind() for source in sources]
         return [
-            [(token, carried[n][row]) for n, token in enumerate(own)]
-            for row, own in enumerate(drawn)
+            [(token, carried[n][row]) for n, token in enumerate(tokens)]
+            for row, tokens in enumerate(drawn)
         ]
 
     def verify(self, reading: Reading, choices: list[int], below: int = ROOT) -> Verdict:
@@ -261,14 +262,14 @@ class _Rejection(AcceptanceRule):
 
     def others(self, verdict: Verdict, at: Places, count: int) -> list[int]:
         assert verdict.left is not None
-        found: list[int] = []
+        tokens: list[int] = []
         left = verdict.left.clone()
         left[verdict.token] = 0
-        while len(found) < count and left.sum() > 0:
+        while len(tokens) < count and left.sum() > 0:
             [token] = draw(left[None], [at.streams[0].uniform()])
             left[token] = 0
-            found.append(token)
-        return found
+            tokens.append(token)
+        return tokens
 
 
 _GREEDY = _Greedy()

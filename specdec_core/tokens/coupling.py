@@ -2,10 +2,10 @@
 
 For every position of a request there is one vector E of independent Exp(1) noise, a function of the
 request's seed and the position alone. A model with distribution p chooses argmax p(x) / E(x), the
-winner of an exponential race, which is an exact sample of p (the Gumbel-max trick in other words).
-The target chooses so at every position, whoever drafted; a candidate is accepted when it *is* the
-target's choice. The output is therefore one fixed sample of the target, like greedy decoding is
-one fixed text, and a recorded trace of it can be replayed exactly.
+winner of an exponential race, which is an exact sample of p (equivalent to the Gumbel-max trick).
+The target chooses so at every position, whatever the draft; a candidate is accepted when it *is*
+the target's choice. So the output is one fixed sample of the target, as greedy output is one fixed
+text, and a recorded trace of it can be replayed exactly.
 
 The acceptance rule is equality, not rejection sampling: a candidate of the draft, which chooses
 with the same E, is accepted with probability Σ_x 1 / Σ_y max(p(y)/p(x), q(y)/q(x)), at least

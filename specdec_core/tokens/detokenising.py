@@ -1,8 +1,8 @@
 """Tokens to text, one after the other.
 
 A token's text depends on its neighbours: characters are split over tokens, and SentencePiece-style
-decoders drop the space at the start of a text. So a short window of tokens is decoded, and what it
-says beyond the text already known is new (the incremental detokenisation of TGI and vLLM).
+decoders drop the space at the start of a text. So a short window of tokens is decoded, and its text
+beyond what is already known is new (the incremental detokenisation of TGI and vLLM).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from specdec_core.base.errors import UserError
 
 REPLACEMENT = "\ufffd"  # what decoders write for bytes that are not a character (yet)
 PROMPT_CONTEXT = 6  # prompt tokens that decide how the first generated one reads
-MAX_OPEN = 64  # open window tokens after which a trailing U+FFFD is taken for what it is
+MAX_OPEN = 64  # open window tokens after which a trailing U+FFFD counts as text
 
 
 class StreamDecoder:
@@ -61,7 +61,7 @@ class StreamDecoder:
         """Take generated tokens; returns the text that is certain now, which may lag behind."""
         if self.stopped:
             return ""
-        known = [token for token in tokens if token not in self._special]  # the others say nothing
+        known = [token for token in tokens if token not in self._special]  # the others have no text
         text = self._decode(self._window + known) if known else ""
         if len(tokens) > 1 and self._ends_within(text):
             return "".join(self.push([token]) for token in tokens)

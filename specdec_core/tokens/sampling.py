@@ -44,9 +44,9 @@ def tempered(logits: Tensor, temperature: float) -> Tensor:
 
 
 def distributions(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor | None:
-    """What the rows of `logits` (rows, ..., vocabulary) are sampled from, each warped by its own
-    sampling, at temperature 1 where that is greedy; None where all are greedy. Rows that sample
-    alike are warped together."""
+    """The distributions of the rows of `logits` (rows, ..., vocabulary), each warped by its own
+    sampling, at temperature 1 where that is greedy; None where all are greedy. Rows with equal
+    sampling are warped together."""
     first = samplings[0]
     if all(sampling is first or sampling == first for sampling in samplings):
         return None if first.greedy else warp(logits, first)
@@ -56,9 +56,9 @@ def distributions(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor | Non
     if all(sampling.greedy for sampling in rows):
         return None
     probs = logits.float().softmax(dim=-1)
-    for sampling, own in rows.items():
+    for sampling, chosen in rows.items():
         if not sampling.greedy:
-            probs[own] = warp(logits[own], sampling)
+            probs[chosen] = warp(logits[chosen], sampling)
     return probs
 
 
@@ -81,11 +81,11 @@ def draw_siblings(
 ) -> tuple[list[list[int]], list[Tensor]]:
     """Several tokens from each row of `probabilities` (rows, vocabulary), one for each of the row's
     uniform numbers; and the distributions (rows, vocabulary) that the first, second, … tokens were
-    drawn from. Without `replacement` these are what the tokens before have left, and a row runs out
-    of tokens where none of weight above 0 is left.
+    drawn from. Without `replacement` these leave out the tokens drawn before, and a row has fewer
+    tokens where none of weight above 0 is left.
     """
     most = max(map(len, uniforms))
-    padded = [[*own, *[0.0] * (most - len(own))] for own in uniforms]
+    padded = [[*row, *[0.0] * (most - len(row))] for row in uniforms]
     quantiles = torch.tensor(padded, dtype=torch.float64).reshape(len(padded), most)
     if replacement or most == 1:
         drawn = _quantiles(probabilities, quantiles).tolist()
@@ -103,7 +103,7 @@ def draw_siblings(
             sources.append(left)
         drawn = torch.cat(tokens, dim=1).tolist()
     counted = zip(drawn, uniforms, strict=True)
-    return [[t for t in row[: len(own)] if t >= 0] for row, own in counted], sources
+    return [[t for t in row[: len(numbers)] if t >= 0] for row, numbers in counted], sources
 
 
 def _quantiles(weights: Tensor, uniforms: Tensor) -> Tensor:
@@ -111,16 +111,16 @@ def _quantiles(weights: Tensor, uniforms: Tensor) -> Tensor:
     vocabulary)."""
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     scaled = uniforms.to(cumulative.device) * cumulative[:, -1:]
-    found, first = (
+    tokens, first = (
         torch.searchsorted(cumulative, place, right=True).clamp_(max=weights.shape[-1] - 1)
         for place in (scaled, torch.zeros_like(scaled))
     )
     # Rounding may reach the end, or in a GPU's parallel sums give a slice to a token of weight 0.
-    return torch.where(weights.gather(-1, found) > 0, found, first)
+    return torch.where(weights.gather(-1, tokens) > 0, tokens, first)
 
 
 class RandomStream:
-    """A request's own randomness: what it draws does not depend on who shares its batch.
+    """A request's own randomness, independent of the other requests of its batch.
 
     `uniform()` is its next uniform number, `noise` what coupled sampling shares between models.
     """
@@ -133,8 +133,8 @@ class RandomStream:
 def to_host(*values: Tensor) -> list[list[float]]:
     """The numbers of vectors of one length (n,) on one device, with a single copy from it."""
     if values[0].device.type == "cpu":
-        return [own.tolist() for own in values]
+        return [vector.tolist() for vector in values]
     if len(values) == 1:
         return [values[0].tolist()]
     # Tokens are exact in double precision.
-    return torch.stack([own.double() for own in values]).tolist()
+    return torch.stack([vector.double() for vector in values]).tolist()

@@ -1,4 +1,4 @@
-"""What a round and a generation leave behind, and the metrics table made from them.
+"""The records of rounds and generations, and the metrics made from them.
 
 Names follow the papers: N generated tokens, N_draft and N_target forward passes, N_discarded
 drafted tokens that are not in the output. "Acceptance rate" means accepted / drafted here.
@@ -30,8 +30,8 @@ class Round:
     draft_seconds: float
     target_seconds: float
     other_seconds: float
-    depth: int = 0  # candidates behind each other at most
-    draft_tokens: int = 0  # places at which the draft model gave a distribution
+    depth: int = 0  # of the deepest candidate
+    draft_tokens: int = 0  # positions at which the draft model gave a distribution
     arm: int | None = None  # which of a bandit's arms proposed
     draft_forward_seconds: float = 0.0  # of `draft_seconds`, in the draft model
     policy_seconds: float = 0.0  # of `draft_seconds`, choosing tokens and asking whether to go on
@@ -85,8 +85,8 @@ class Counts:
     n_discarded: int
     n_drafted: int
     n_accepted: int
-    n_target_tokens: int  # tokens of the target's own in the output
-    n_draft_tokens: int = 0  # places at which the draft model gave a distribution
+    n_target_tokens: int  # the target's own tokens in the output
+    n_draft_tokens: int = 0  # positions at which the draft model gave a distribution
 
     @classmethod
     def of(cls, generations: Iterable[Generation]) -> Counts:
@@ -135,8 +135,8 @@ def rounds_frame(generations: Sequence[Generation], **columns: str) -> pd.DataFr
 def path_rate(generations: Iterable[Generation], depth: int) -> float:
     """α of improved MCSD: drafted tokens of the longest accepted path over the maximum `depth` of
     the method's drafts, over all rounds. A token that the target drew to begin a tree counts on
-    neither side, nor does the round that only drew the first of these; and at the end of a request
-    only what still had room counts as possible."""
+    neither side, nor does the round that only drew the first of these. At the end of a request only
+    the remaining room counts as possible."""
     accepted = possible = 0
     for generation in generations:
         accepted += sum(origin not in _OF_THE_TARGET for origin in generation.origins)
@@ -160,7 +160,7 @@ class Ratio:
 
     @property
     def tied(self) -> bool:
-        """Whether the interval includes 1: the two cannot be told apart."""
+        """Whether the interval includes 1: there is no measurable difference."""
         return self.low <= 1.0 <= self.high
 
 

@@ -26,9 +26,9 @@ class Origin(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """The distribution that a candidate was drawn from, where another process has it: the
-    candidate's own probability, and a way to get all of it."""
+class RemoteDistribution:
+    """The distribution that a candidate was drawn from, in another process: the candidate's
+    probability, and a function that fetches all of it."""
 
     probability: float
     fetch: Callable[[], Tensor]
@@ -46,12 +46,12 @@ class TokenTree:
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
-    draft_probs: list[Tensor | Elsewhere | None] = field(default_factory=list)
+    draft_probs: list[Tensor | RemoteDistribution | None] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
-    draft_forwards: int = 0  # forward passes of the draft model that it took
-    draft_tokens: int = 0  # places at which these gave a distribution: one a forward in a chain
+    draft_forwards: int = 0  # forward passes of the draft model
+    draft_tokens: int = 0  # positions at which these gave a distribution: one a forward in a chain
     arm: int | None = None  # which of a bandit's arms proposed it
-    fed: int | None = None  # its first nodes, which the target has read; unset, all
+    fed: int | None = None  # number of its first nodes, which the target has read; None: all
 
     @classmethod
     def chain(cls, tokens: Sequence[int], origin: Origin) -> TokenTree:
@@ -67,7 +67,7 @@ class TokenTree:
         token: int,
         parent: int,
         origin: Origin,
-        probs: Tensor | Elsewhere | None = None,
+        probs: Tensor | RemoteDistribution | None = None,
     ) -> int:
         """Append a node and return its number."""
         self.tokens.append(token)
@@ -77,8 +77,8 @@ class TokenTree:
         return len(self.tokens) - 1
 
     def graft(self, parent: int, tokens: Sequence[int], origin: Origin) -> int:
-        """Make the deterministic phrase `tokens` follow `parent`, sharing the nodes that say the
-        same already; returns the phrase's last node."""
+        """Add the deterministic phrase `tokens` below `parent`, sharing nodes of equal tokens;
+        returns the phrase's last node."""
         for token in tokens:
             same = (
                 node
@@ -90,7 +90,7 @@ class TokenTree:
         return parent
 
     def follow(self, tokens: Sequence[int]) -> list[int]:
-        """The nodes that say what `tokens` say, from the root on."""
+        """The path of nodes from the root on whose tokens are the first of `tokens`."""
         if self.is_chain:
             agreed = 0
             while agreed < min(len(self), len(tokens)) and self.tokens[agreed] == tokens[agreed]:
@@ -107,7 +107,7 @@ class TokenTree:
 
     @property
     def read(self) -> int:
-        """How many of its nodes the target has read: the first ones."""
+        """The number of its first nodes, which the target has read."""
         return len(self) if self.fed is None else self.fed
 
     @property
@@ -116,7 +116,7 @@ class TokenTree:
 
     @property
     def depth(self) -> int:
-        """Candidates behind each other at most."""
+        """Nodes on its longest path."""
         return max(self.depths(), default=-1) + 1
 
     def depths(self) -> list[int]:

@@ -1,8 +1,7 @@
-"""Who sees whom in a token tree: masks that are built once and sliced (improved MCSD, §3.2).
+"""Attention masks of token trees, built once and then sliced (improved MCSD, §3.2).
 
-Nodes are numbered parents first. The first nodes of a tree are therefore a tree themselves, whose
-mask is the upper left corner of the whole tree's. A forward that feeds some nodes needs their rows
-of it.
+Nodes are numbered parents first. So the first nodes of a tree are a tree themselves, whose mask is
+the upper left corner of the whole mask. A forward of some nodes needs their rows of it.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ _LEAST_CHAIN = 64
 
 
 def static_tree(children: Iterable[Sequence[int]]) -> list[int]:
-    """The parents of a tree, numbered level by level, in which `children[i]` says how many children
-    each node of level i has, the text's last token being level 0."""
+    """The parents of a tree, numbered level by level, in which `children[i]` has the number of
+    children of each node of level i, level 0 being the text's last token."""
     parents: list[int] = []
     level: Sequence[int] = [ROOT]
     for counts in children:
@@ -47,14 +46,14 @@ def fork(width: int, depth: int) -> list[int]:
     return k_configuration([width, *[1] * (depth - 1)])
 
 
-def behind(count: int, parents: Iterable[int]) -> list[int]:
+def after_text(count: int, parents: Iterable[int]) -> list[int]:
     """The parents when the text's last `count` tokens are fed with the tree, as first nodes."""
     return [*range(ROOT, count - 1), *(parent + count for parent in parents)]
 
 
 class Topology:
-    """A shape of tree: its `parents`, the `depths` (nodes,) of its nodes, and its masks. Given a
-    topology that it `begins` with, only the nodes behind that are computed."""
+    """The shape of a tree: its `parents`, the `depths` (nodes,) of its nodes, and its masks. Given
+    a topology that it `begins` with, only the other nodes are computed."""
 
     def __init__(
         self,
@@ -84,16 +83,15 @@ class Topology:
         return torch.tensor(self.depth_list, dtype=torch.long)
 
     def mask(self, window: int | None) -> Tensor:
-        """The whole additive mask (nodes, 1 + nodes + 1), with or without a sliding window: who
-        sees the text, in column 0, and who sees node i, in column 1 + i. The last column stands for
-        what lies behind the tree, which nobody sees. It does not say which part of the text is
-        outside the window."""
+        """The whole additive mask (nodes, 1 + nodes + 1), with or without a sliding window. Column
+        0 stands for the text, column 1 + i for node i, and the last column for whatever comes after
+        the tree, which no node sees. The part of the text outside the window is not masked here."""
         return self.rows(window, 0, len(self))[0]
 
     def rows(self, window: int | None, first: int, count: int) -> Tensor:
         """Rows of :meth:`mask`, (1, count, columns)."""
-        found = self._slices.get((window, first, count))
-        if found is None:
+        rows = self._slices.get((window, first, count))
+        if rows is None:
             sees = self._sees[first : first + count]
             if window is not None:
                 depths = np.array(self.depth_list)
@@ -101,13 +99,13 @@ class Topology:
             mask = np.full((1, len(sees), len(self) + 2), torch.finfo(self.dtype).min, np.float32)
             mask[..., 0] = 0
             mask[0, :, 1:-1][sees] = 0
-            found = torch.from_numpy(mask).to(self.device, self.dtype)
-            self._slices[window, first, count] = found
-        return found
+            rows = torch.from_numpy(mask).to(self.device, self.dtype)
+            self._slices[window, first, count] = rows
+        return rows
 
 
 class Topologies:
-    """The shapes that a model's forwards have met. Each is built once, then sliced."""
+    """The shapes of a model's forwards. Each is built once, then sliced."""
 
     def __init__(self, positions: int, dtype: torch.dtype, device: torch.device | str) -> None:
         self._made_for = dtype, device
@@ -126,8 +124,8 @@ class Topologies:
         return topology
 
     def find(self, parents: Sequence[int], new: int = 0) -> Topology:
-        """A topology that begins with `parents`, of which all but the last `new` may have been met
-        before."""
+        """A topology that begins with `parents`, of which all but the last `new` may be known
+        already."""
         key = tuple(parents)
         topology = self._known.get(key)
         if topology is None:
@@ -152,16 +150,16 @@ class Topologies:
         width: int,
         parents: Sequence[Sequence[int] | None] | None = None,
     ) -> Slices:
-        """For a forward of `width` tokens a row, of which the first `counts[i]` are row i's own:
-        the last nodes of the tree `parents[i]`, or a chain. The nodes of a chain that are held
-        already count as text."""
+        """For a forward of `width` tokens a row, of which the first `counts[i]` are not padding:
+        the last nodes of the tree `parents[i]`, or a chain. The nodes of a chain that the cache
+        holds already count as text."""
         rows = []
         for n, count in enumerate(counts):
-            own = None if parents is None else parents[n]
-            if own is None or list(own) == list(range(-1, len(own) - 1)):
+            tree = None if parents is None else parents[n]
+            if tree is None or list(tree) == list(range(-1, len(tree) - 1)):
                 rows.append((self.chain(width), 0, count))
             else:
-                rows.append((self.find(own, count), len(own) - count, count))
+                rows.append((self.find(tree, count), len(tree) - count, count))
         return Slices(rows, width, self._columns)
 
 
@@ -176,9 +174,9 @@ class Slices:
         self.first = [first for _, first, _ in rows]
         topology, first, _ = rows[0]
         self.single = len(rows) == width == 1 and first == 0  # a token that sees everything
-        # The usual case, static trees and chains. What a row gets behind its own tokens is unused.
+        # The usual case, static trees and chains. The masks of padding do not matter.
         self._alike = first + width <= len(topology) and all(
-            own is topology and begin == first for own, begin, _ in rows
+            other is topology and begin == first for other, begin, _ in rows
         )
 
     @cached_property
@@ -188,8 +186,8 @@ class Slices:
         if self._alike:
             return topology.depths[first : first + self._width].expand(len(self._rows), -1)
         depths = torch.zeros((len(self._rows), self._width), dtype=torch.long)
-        for row, (own, begin, count) in enumerate(self._rows):
-            depths[row, :count] = own.depths[begin : begin + count]
+        for row, (topology, begin, count) in enumerate(self._rows):
+            depths[row, :count] = topology.depths[begin : begin + count]
         return depths
 
     def mask(self, starts: Tensor, end: int, window: int | None) -> Tensor:
@@ -217,10 +215,10 @@ class Slices:
         if self._alike:
             topology, first, _ = rows[0]
             return topology.rows(window, first, width).expand(len(rows), -1, -1)
-        own = [topology.rows(window, first, count)[0] for topology, first, count in rows]
-        most = max(mask.shape[1] for mask in own)
-        blocked = torch.finfo(own[0].dtype).min
-        together = own[0].new_full((len(rows), width, most), blocked)
-        for row, mask in enumerate(own):
-            together[row, : mask.shape[0], : mask.shape[1]] = mask
-        return together
+        masks = [topology.rows(window, first, count)[0] for topology, first, count in rows]
+        most = max(mask.shape[1] for mask in masks)
+        blocked = torch.finfo(masks[0].dtype).min
+        padded = masks[0].new_full((len(rows), width, most), blocked)
+        for row, mask in enumerate(masks):
+            padded[row, : mask.shape[0], : mask.shape[1]] = mask
+        return padded

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from specdec_core.tokens.sampling import RandomStream, draw
-from specdec_core.tokens.token_tree import ROOT, Elsewhere, TokenTree
+from specdec_core.tokens.token_tree import ROOT, RemoteDistribution, TokenTree
 
 
 @dataclass(slots=True)
 class Verdict:
-    """The accepted nodes from the root on, and the target's own token behind them."""
+    """The accepted nodes from the root on, and the target's own token after them."""
 
     path: list[int]
-    token: int | None  # None: nothing is known behind the path, the target has not read its end
+    token: int | None  # None: the target has not read the end of the path
     corrected: bool  # the token replaces a rejected candidate; otherwise it is a bonus
     left: Tensor | None = None  # the distribution that the token was drawn from, when sampling
 
@@ -61,7 +61,7 @@ def verify_sampled(
     path: list[int] = []
     node, read = start, tree.read
     if known is None and target_probs.device.type != "cpu":
-        # Each number that is looked at by itself makes the host wait for the device.
+        # Each number that is read by itself makes the host wait for the device.
         known = chances(tree, target_probs)
     while True:
         if node >= read:
@@ -81,8 +81,8 @@ def verify_sampled(
                 break
             left = residual(left, token, q)
         else:
-            [own] = draw(left[None], [random.uniform()])
-            return Verdict(path, own, corrected=bool(tried), left=left)
+            [drawn] = draw(left[None], [random.uniform()])
+            return Verdict(path, drawn, corrected=bool(tried), left=left)
 
 
 def chances(tree: TokenTree, target_probs: Tensor) -> list[tuple[float, float]]:
@@ -93,35 +93,35 @@ def chances(tree: TokenTree, target_probs: Tensor) -> list[tuple[float, float]]:
     places = [parent + 1 for parent in tree.parents]
     p = target_probs[places, tree.tokens]
     q = [
-        own[token] if isinstance(own, Tensor) else p.new_tensor(_chance(own, token))
-        for own, token in zip(tree.draft_probs, tree.tokens, strict=True)
+        probs[token] if isinstance(probs, Tensor) else p.new_tensor(_chance(probs, token))
+        for probs, token in zip(tree.draft_probs, tree.tokens, strict=True)
     ]
     return list(zip(*torch.stack([p, torch.stack(q).to(p)]).tolist(), strict=True))
 
 
-def _chance(q: Tensor | Elsewhere | None, token: int) -> float:
+def _chance(q: Tensor | RemoteDistribution | None, token: int) -> float:
     """q(`token`)."""
-    if isinstance(q, Elsewhere):
+    if isinstance(q, RemoteDistribution):
         return q.probability
     return 1.0 if q is None else float(q[token])
 
 
 def longest(starts: Sequence[int], verdicts: Sequence[Verdict]) -> Verdict:
-    """Of the verdicts below each of the target's own tokens, nodes `starts`, the one with the
-    longest path, that token included; the first of equals (improved MCSD, §3.1). Choosing among
-    several by what follows them does not keep the target's distribution."""
+    """The verdict with the longest path of those below each of the target's own tokens, nodes
+    `starts`, that token included; the first of equals (improved MCSD, §3.1). With several tokens
+    this choice does not keep the target's distribution."""
     best = max(range(len(starts)), key=lambda i: len(verdicts[i].path))
-    found = verdicts[best]
-    return Verdict([starts[best], *found.path], found.token, found.corrected, found.left)
+    verdict = verdicts[best]
+    return Verdict([starts[best], *verdict.path], verdict.token, verdict.corrected, verdict.left)
 
 
-def residual(p: Tensor, token: int, q: Tensor | Elsewhere | None) -> Tensor:
+def residual(p: Tensor, token: int, q: Tensor | RemoteDistribution | None) -> Tensor:
     """norm(max(p − q, 0)) for a rejected `token` drawn from `q` (None: one-hot)."""
     if q is None:
         left = p.clone()
         left[token] = 0
     else:
-        q = q.fetch().to(p.device) if isinstance(q, Elsewhere) else q
+        q = q.fetch().to(p.device) if isinstance(q, RemoteDistribution) else q
         left = p.clone()
         left[: len(q)] -= q  # a draft model may lack the target's padding entries
         left.clamp_(min=0)

@@ -76,7 +76,7 @@ def test_a_sweep_times_pearl_on_its_devices(
     ).resolve()
     result, _ = run_sweep(plan, tmp_path)
     timed = {result.trial(t.config_id).configuration: t for t in result.timings}
-    assert sum(configuration.beside for configuration in timed) == 3
+    assert sum(configuration.asynchronous for configuration in timed) == 3
     assert len(timed) == 4
     assert all(timing.differing_outputs == 0 for timing in timed.values())
     assert len(result.trials) == 5

@@ -66,7 +66,7 @@ def recorded(
     plan: RecordingPlan, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Recording, Heard]:
     heard = Heard()
-    return run_recording(plan, tmp_path_factory.mktemp("home"), tell=heard), heard
+    return run_recording(plan, tmp_path_factory.mktemp("home"), observer=heard), heard
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_the_same_call_finds_a_finished_recording_and_writes_nothing(
     plan: RecordingPlan, copy: Path
 ) -> None:
     before, heard = times(copy), Heard()
-    again = run_recording(plan, copy.parents[1], tell=heard)
+    again = run_recording(plan, copy.parents[1], observer=heard)
     assert (again.folder, heard.prompts, times(copy)) == (copy, 0, before)
 
 
@@ -128,7 +128,7 @@ def test_missing_broken_and_foreign_shards_alone_are_recorded_again(
     (copy / "drafts/draft/.shard-00003.parquet.x.parquet").write_bytes(b"half")
     shutil.copy(shard_file(copy, "prompts", 1), shard_file(copy, "prompts", 7))
     before, heard = times(copy), Heard()
-    run_recording(plan, copy.parents[1], tell=heard)
+    run_recording(plan, copy.parents[1], observer=heard)
     assert heard.prompts == 8 + 8 + 3
     assert [message.split()[1] for message in heard.warnings] == ["0", "1", "7"]
     assert tables(copy) == whole
@@ -156,7 +156,7 @@ def test_killed_actors_are_started_again_with_their_shards(
                     self.killed += 1
 
     killer = Killer()
-    recording = run_recording(plan, tmp_path, tell=killer)
+    recording = run_recording(plan, tmp_path, observer=killer)
     assert killer.killed >= 1
     assert killer.prompts == len(PROMPTS) - 1
     assert tables(recording.folder) == tables(recorded[0].folder)
@@ -260,7 +260,7 @@ def test_what_is_on_a_full_disk_stays_whole_and_the_recording_goes_on_with_more_
     filler, heard = Filler(), Heard()
     try:
         with pytest.raises(UserError, match=r"cannot be written, file too large"):
-            run_recording(plan, tmp_path, tell=filler)
+            run_recording(plan, tmp_path, observer=filler)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, room)
     assert filler.prompts in (SHARD, 3)  # one shard, any of them
@@ -269,7 +269,7 @@ def test_what_is_on_a_full_disk_stays_whole_and_the_recording_goes_on_with_more_
     (number,) = {int(file.stem.removeprefix("shard-")) for file in (folder / "prompts").iterdir()}
     kept = {shard_file(folder, part, number) for part in PARTS}
     before = times(folder)
-    run_recording(plan, tmp_path, tell=heard)
+    run_recording(plan, tmp_path, observer=heard)
     assert heard.prompts == len(PROMPTS) - 1 - filler.prompts
     after = times(folder)
     assert {file: after[file] for file in kept} == {file: before[file] for file in kept}

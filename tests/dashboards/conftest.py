@@ -81,17 +81,17 @@ def swept(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Sw
     tokens = [NEW_TOKENS] * len(requests)
     timings = []
     for configuration in finalists:
-        own = seconds[configuration.id]
-        ratio = paired_ratio(seconds[AUTOREGRESSIVE.id], own)
+        taken = seconds[configuration.id]
+        ratio = paired_ratio(seconds[AUTOREGRESSIVE.id], taken)
         timings.append(
             Timing(
                 config_id=configuration.id,
-                seconds=own.tolist(),
+                seconds=taken.tolist(),
                 tokens=tokens,
                 speedup=ratio.value,
                 low=ratio.low,
                 high=ratio.high,
-                tokens_per_second=sum(tokens) / float(np.median(own, axis=0).sum()),
+                tokens_per_second=sum(tokens) / float(np.median(taken, axis=0).sum()),
             )
         )
     timings[2].tied_with_champion = True

@@ -100,10 +100,12 @@ def test_a_frontier_of_a_thousand_configurations_keeps_every_front_and_thins_the
     traces = [t for t in figure.data if t.mode in ("lines+markers", "markers")]
     points = [(t, *p) for t in traces for p in zip(t.x, t.y, strict=True)]
     assert len(points) < 700
-    said = re.search(r"Of (\d+) configurations (\d+) that lie", figure.layout.title.subtitle.text)
+    numbers = re.search(
+        r"Of (\d+) configurations (\d+) that lie", figure.layout.title.subtitle.text
+    )
     drafting = len(ranking.ranked(crowded))
     stars = sum(t.name == "oracle" for t in traces)
-    assert (int(said[1]), int(said[2])) == (drafting, drafting - len(points) + stars)
+    assert (int(numbers[1]), int(numbers[2])) == (drafting, drafting - len(points) + stars)
     for kind in ("confidence", "svip", "confidence_product"):
         members = [t for t in crowded.trials if t.configuration.family == kind]
         front = [
@@ -235,14 +237,14 @@ def test_contenders_begin_with_the_champion(result):
 def test_lengths_over_position_average_the_rounds(result, rounds):
     figure = figures.lengths_over_position(result, rounds, bins=1)
     for column in ("drafted", "accepted"):
-        own = rounds[rounds["config_id"] == result.champion]
+        of_champion = rounds[rounds["config_id"] == result.champion]
         (trace,) = [
             t
             for t in figure.data
             if t.legendgroup == result.champion and f">{column} " in t.hovertemplate
         ]
         assert trace.visible is True
-        assert trace.y[0] == pytest.approx(own[column].mean())
+        assert trace.y[0] == pytest.approx(of_champion[column].mean())
 
 
 def test_time_of_a_token_adds_up_to_the_estimate(result):
@@ -364,5 +366,5 @@ def test_every_drafter_has_a_look_of_its_own():
     bandits = {"ucb", "exp3", "ucb_time", "exp3_time"}
     known = look.STYLES | look.VARIANTS
     assert known.keys() >= policies | drafters - {"draft_model", "bandit"} | bandits
-    symbols = [own.symbol for own in known.values()]
+    symbols = [look.symbol for look in known.values()]
     assert len(set(symbols)) == len(symbols)

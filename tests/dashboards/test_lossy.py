@@ -86,8 +86,8 @@ def test_mlflow_runs_and_versions_are_tagged(
         for lossless, config_id in (("true", result.champion), ("false", LOSSY.id))
     }
     for lossless, version in versions.items():
-        found = client.get_model_version(result.pair.name, str(version))
-        assert found.tags["lossless"] == lossless
+        registered = client.get_model_version(result.pair.name, str(version))
+        assert registered.tags["lossless"] == lossless
 
 
 def test_responses_say_so() -> None:

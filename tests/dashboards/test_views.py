@@ -26,8 +26,8 @@ from specdec_core.search.results import SweepResult
 from specdec_core.studies.bench.result import BenchResult
 from specdec_core.training.heads.training import HeadTraining
 from tests.dashboards import browser
-from tests.dashboards.test_delivery import server
-from tests.dashboards.test_heads import SETTINGS
+from tests.dashboards.tracking.test_delivery import server
+from tests.dashboards.tracking.test_heads_run import SETTINGS
 from tests.specdec_core.drafting.heads.examples import learnable
 
 KIND = "mlflow.experimentKind"
@@ -94,12 +94,12 @@ def test_an_experiment_gets_the_tags_that_it_lacks_and_keeps_those_that_it_has(
         assert experiment_id_of(client, name) == known
     tags = {known: client.get_experiment(known).tags for known in (old, kept, new)}
     assert tags[kept].items() >= theirs.items()
-    for own in (old, new):
-        assert tags[own][KIND] == "custom_model_development"
-        assert f"#/experiments/{own}/runs?" in tags[own][NOTE]
+    for experiment in (old, new):
+        assert tags[experiment][KIND] == "custom_model_development"
+        assert f"#/experiments/{experiment}/runs?" in tags[experiment][NOTE]
     for view in VIEWS:
-        for own in tags.values():
-            saved = json.loads(own[f"mlflow.sharedViewState.{view}"])
+        for of_experiment in tags.values():
+            saved = json.loads(of_experiment[f"mlflow.sharedViewState.{view}"])
             assert (saved["name"], type(saved["state"])) == (view, str)
 
 

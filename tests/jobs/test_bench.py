@@ -29,11 +29,11 @@ def files(tiny_spec: PairSpec, tmp_path: Path) -> dict[str, Path]:
     drafter = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 2}}
     content = {"pair": tiny_spec.model_dump(mode="json"), "configuration": {"drafter": drafter}}
     config.write_text(yaml.safe_dump(content))
-    asked = [
+    lines = [
         {"question_id": 81 + n, "category": category, "turns": [text, "And?"]}
         for n, (category, text) in enumerate((("writing", "def f("), ("qa", "import re")))
     ]
-    questions.write_text("\n".join(map(json.dumps, asked)))
+    questions.write_text("\n".join(map(json.dumps, lines)))
     return {"rows": rows, "config": config, "prompts": questions, "home": tmp_path / "home"}
 
 
@@ -101,21 +101,21 @@ def test_a_peer_that_was_asked_for_must_be_there(
     files: dict[str, Path], tiny_pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from specdec_core.base.observer import Observer
-    from specdec_core.studies.bench.benchmark import open_others
+    from specdec_core.studies.bench.benchmark import open_peers
 
-    class Told(Observer):
-        said: str | None = None
+    class Warned(Observer):
+        message: str | None = None
 
         def warned(self, message: str) -> None:
-            self.said = message
+            self.message = message
 
     monkeypatch.setattr("specdec_core.studies.peers.vllm.VENV", files["home"] / "nowhere")
-    with pytest.raises(UserError, match="make bench-peers"), open_others(tiny_pair, ["vllm"], True):
+    with pytest.raises(UserError, match="make bench-peers"), open_peers(tiny_pair, ["vllm"], True):
         pass
-    told = Told()
-    with open_others(tiny_pair, ["vllm"], False, told) as others:
+    observer = Warned()
+    with open_peers(tiny_pair, ["vllm"], False, observer) as others:
         assert others == []
-    assert "make bench-peers" in told.said
+    assert "make bench-peers" in observer.message
 
 
 def test_the_rows_hold_for_any_pair() -> None:

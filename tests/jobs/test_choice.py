@@ -39,10 +39,10 @@ def test_a_file_comes_before_an_id_of_its_name(inside: Path, tmp_path: Path) -> 
     ],
 )
 def test_what_is_neither_is_said_in_one_line(inside: Path, given: str, message: str) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as raised:
         choose(Path(given))
-    assert str(told.value).startswith(message)
-    assert "\n" not in str(told.value)
+    assert str(raised.value).startswith(message)
+    assert "\n" not in str(raised.value)
 
 
 def test_an_id_that_fits_several_is_refused(
@@ -50,7 +50,7 @@ def test_an_id_that_fits_several_is_refused(
 ) -> None:
     result, trial = find_trial(inside / "sweeps", BANDIT)
     many = (Configuration(drafter=SuffixSettings(per_match=k / 100)) for k in range(10_000))
-    alike = next(own for own in many if own.id[:2] == BANDIT[:2])
+    alike = next(candidate for candidate in many if candidate.id[:2] == BANDIT[:2])
     more = [*result.trials, trial.model_copy(update={"configuration": alike})]
     result.model_copy(update={"trials": more}).save(tmp_path / "sweeps" / "twins")
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))

@@ -51,7 +51,7 @@ def test_drift_is_shown_written_and_logged_by_width(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--widths", "0,2"), "expected positive numbers"),
         (("--widths", "9", "--branching", "9,9"), "a tree of 819 nodes, at most 128"),
@@ -62,9 +62,9 @@ def test_drift_is_shown_written_and_logged_by_width(
     ],
 )
 def test_what_is_wrong_is_one_line(
-    command: Command, tmp_path: Path, options: tuple[str, ...], said: str
+    command: Command, tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
     done = command(drift.main, tmp_path, *options)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1

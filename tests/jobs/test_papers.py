@@ -38,8 +38,8 @@ def plan(folder: Path, spec: PairSpec) -> dict[str, Any]:
     """Three small tables: one timed, over two sets and their mixture, one timed once, sampled, one
     counted, over a number."""
     texts = {"sums": ["x = 1 + 1", "y = 2 + 2"], "loops": ["for i in x:", "while True:"]}
-    for name, own in texts.items():
-        lines = [json.dumps({"prompt": text}) for text in own]
+    for name, prompts in texts.items():
+        lines = [json.dumps({"prompt": text}) for text in prompts]
         (folder / f"{name}.jsonl").write_text("\n".join(lines))
     return {
         "pair": spec.model_dump(),
@@ -304,23 +304,23 @@ def test_datastores_are_built_where_they_are_missing(
     ]
     config = tmp_path / "papers.yaml"
     config.write_text(json.dumps(content))
-    asked = load_paper_plan(config)
-    assert asked.needs() == ["mine"]
+    needing = load_paper_plan(config)
+    assert needing.needs() == ["mine"]
     tokenizer = load_tokenizer(tiny_spec.target)
-    assert with_datastores(asked, tokenizer) == asked
+    assert with_datastores(needing, tokenizer) == needing
     card = open_datastore("mine", tokenizer_digest(tokenizer)).card
     assert card.documents == 1
     built = (tmp_path / "datastores" / "mine" / "datastore.json").stat().st_mtime_ns
-    with_datastores(asked, tokenizer)
+    with_datastores(needing, tokenizer)
     assert (tmp_path / "datastores" / "mine" / "datastore.json").stat().st_mtime_ns == built
 
     other = load_tokenizer("bundled:target")  # one of the name is there, of another vocabulary
-    (name,) = with_datastores(asked, other).needs()
+    (name,) = with_datastores(needing, other).needs()
     assert name.startswith("mine-")
     assert open_datastore(name).card.tokenizer == tokenizer_digest(other)
 
     with pytest.raises(UserError, match="no datastore gone"):
-        with_datastores(asked.renamed({"mine": "gone"}), other)
+        with_datastores(needing.renamed({"mine": "gone"}), other)
 
 
 def test_sources_of_prompt_sets_are_given_by_name() -> None:

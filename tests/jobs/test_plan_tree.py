@@ -123,8 +123,8 @@ def test_bad_input_is_one_line_with_exit_code_2(
 
 def test_the_sweep_over_trees_stays_within_its_budget() -> None:
     plan = load_plan(ROOT / "jobs" / "sweeps" / "trees.yaml")
-    found = [c.drafter for c in plan.space.draw(60, seed=0)]
-    trees = [drafter for drafter in found if drafter.kind == "tree"]
+    drafters = [c.drafter for c in plan.space.draw(60, seed=0)]
+    trees = [drafter for drafter in drafters if drafter.kind == "tree"]
     assert trees
     assert all(drafter.nodes <= 44 for drafter in trees)  # 4·2·2·1 is named by itself
-    assert {drafter.draft for drafter in found} == set(plan.pair.drafts)
+    assert {drafter.draft for drafter in drafters} == set(plan.pair.drafts)

@@ -126,7 +126,7 @@ def test_the_rayservices_application_is_built_from_its_arguments(
     assert deployment.name == described["deployments"][0]["name"]
     spec, configuration, slots, _, _, placement = deployment.init_args
     assert (spec, slots) == (tiny_spec, described["args"]["slots"])
-    assert configuration.beside
+    assert configuration.asynchronous
     assert (placement.draft.devices, placement.target.devices) == (1, 1)
     with pytest.raises(UserError, match="args: slot: "):
         serve.application({"slot": 4})

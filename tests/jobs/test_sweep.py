@@ -225,7 +225,7 @@ def test_a_sweep_on_placed_devices_times_a_draft_beside_the_target(
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = (home / "sweeps").iterdir()
     result = SweepResult.load(folder)
-    assert any(result.trial(t.config_id).configuration.beside for t in result.timings)
+    assert any(result.trial(t.config_id).configuration.asynchronous for t in result.timings)
     assert all(timing.differing_outputs == 0 for timing in result.timings)
 
 

@@ -66,8 +66,8 @@ def test_it_measures_plans_writes_and_logs(
         *("--profile", profile.save(tmp_path / "given.json")),
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for said in ("by batch size", "K for each batch", "Cost by context", "fastest other"):
-        assert said in done.stdout
+    for shown in ("by batch size", "K for each batch", "Cost by context", "fastest other"):
+        assert shown in done.stdout
     folder = tmp_path / "throughput" / "here"
     plan = parse(Configuration, load_yaml(folder / "plan.yaml"), "plan")
     table = pd.read_csv(folder / "throughput.csv")
@@ -90,7 +90,7 @@ def test_it_measures_plans_writes_and_logs(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"slots": "0"}, "--slots 0: expected positive numbers"),
         ({"contexts": "many"}, "--contexts many: expected positive numbers"),
@@ -101,11 +101,11 @@ def test_it_measures_plans_writes_and_logs(
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_loaded(
-    options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def loaded(*_: object) -> None:
         raise AssertionError("a model was loaded")
 
     monkeypatch.setattr("specdec_core.models.pair.load_pair", loaded)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         main(**options)

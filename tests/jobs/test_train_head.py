@@ -22,18 +22,18 @@ from tests.specdec_core.training.heads.test_examples import PROMPTS, record
 def home(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace with a profile, a recording named `numbers`, and others to judge heads on."""
     home = tmp_path_factory.mktemp("home")
-    own = tiny_pair.fingerprints
+    fingerprints = tiny_pair.fingerprints
     recordings: dict[str, tuple[int, dict]] = {
         "numbers": (len(PROMPTS), {}),
         "sampled": (len(PROMPTS), {"sampling": Sampling(temperature=1)}),
         "bare": (2, {"continuations": False}),
         "short": (2, {"max_draft": 4}),
-        "other": (2, {"fingerprints": {**own, "target": "x"}}),
+        "other": (2, {"fingerprints": {**fingerprints, "target": "x"}}),
         "lost": (2, {}),
     }
     for name, (prompts, changes) in recordings.items():
         folder = home / "traces" / name
-        record(tiny_pair, folder, range(prompts), **{"fingerprints": own, **changes})
+        record(tiny_pair, folder, range(prompts), **{"fingerprints": fingerprints, **changes})
     shutil.rmtree(home / "traces" / "lost" / "drafts")
     profile_pair(tiny_pair, widths=(1, 2, 4), contexts=(16, 32), repeats=2).save(
         home / "profile.json"

@@ -27,47 +27,47 @@ class _Pull:
 
     arm: int
     length: int  # of the text before the round
-    seconds: float = 0.0  # beyond the drafting of its own arm
+    other_seconds: float = 0.0  # of drafting by other arms
 
 
 class BanditDrafter(Drafter):
-    """Drafts by the arm that the bandit selects, and tells the bandit of the tokens that the round
-    added and of its time.
+    """Drafts by the arm that the bandit selects, and rewards the arm with the tokens that the round
+    added and the time that it took.
 
-    Slots with the same arm draft together; so do all arms that are chains of one draft model,
-    whatever their length policies, a K for each request among them (the paper's second setting).
-    An arm learns from its own rounds alone. A draft model that not all arms need reads a text, and
-    what it missed of it, when an arm that needs it is chosen: that is part of the round's time.
+    Slots with the same arm draft together. So do all arms that are chains of one draft model,
+    whatever their length policies: a K for each request is the paper's second setting. An arm
+    learns from its own rounds only. A draft model that only some arms need reads a text when one of
+    them is chosen; this is part of the round's time.
 
     With memory "all" one bandit, `bandit`, serves all slots and all requests, else each request has
     its own.
 
     A round's seconds are those of the target's forward, which the slots of a batch share, and of
-    drafting by the slot's own arm; of arms that drafted together each counts its share by forwards.
+    drafting by the slot's arm. Of arms that drafted together, each counts its share by forwards.
     """
 
     def __init__(self, settings: BanditSettings, resources: Resources) -> None:
         self.bandit = build_bandit(settings)
         self.shared = settings.memory == "all"
-        self.arms, asked = [], []
-        for own in settings.arms:
+        self.arms, used = [], []
+        for arm in settings.arms:
             runners: dict[int, ModelRunner] = {}
-            self.arms.append(_noting(resources, runners).build(own))
-            asked.append(runners)
-        for number, runner in {n: r for runners in asked for n, r in runners.items()}.items():
-            # Nobody waits for a draft model to read a text that it is not asked about.
-            runner.lazy = runner.lazy or not all(number in runners for runners in asked)
+            self.arms.append(_recording_use(resources, runners).build(arm))
+            used.append(runners)
+        for number, runner in {n: r for runners in used for n, r in runners.items()}.items():
+            # A draft model that not all arms use reads a text only when it has to.
+            runner.lazy = runner.lazy or not all(number in runners for runners in used)
         self.target_width = self.arms[0].target_width
-        for own, drafter in zip(settings.arms, self.arms, strict=True):
+        for arm, drafter in zip(settings.arms, self.arms, strict=True):
             if drafter.target_width != self.target_width:
                 raise UserError(
-                    f"bandit: {own.label} begins its trees with {drafter.target_width} of the"
+                    f"bandit: {arm.label} begins its trees with {drafter.target_width} of the"
                     f" target's tokens, {settings.arms[0].label} with {self.target_width};"
                     " arms must agree"
                 )
         self.shapes = [shape for drafter in self.arms for shape in drafter.shapes]
         self._drafters, self._policies = _joined(self.arms)
-        self._bandits: dict[int, Bandit] = {}  # by slot, of those with one of their own
+        self._bandits: dict[int, Bandit] = {}  # by slot; empty if shared
         self._pulls: dict[int, _Pull] = {}  # by slot
 
     def prepare(self, seconds: float) -> bool:
@@ -89,7 +89,7 @@ class BanditDrafter(Drafter):
             if (policy := self._policies[pull.arm]) is not None:
                 policy.chosen[sequence.slot] = pull.arm
         trees: list[TokenTree] = [TokenTree()] * len(sequences)
-        own = [0.0] * len(sequences)
+        shares = [0.0] * len(sequences)  # of each slot in the drafting
         began = start = perf_counter()
         for drafter, places in groups.items():
             drafted = drafter.propose([sequences[place] for place in places])
@@ -99,10 +99,10 @@ class BanditDrafter(Drafter):
                 tree.arm = pulls[place].arm
                 trees[place] = tree
                 share = tree.draft_forwards / most if most else 1.0
-                own[place] = share * (now - start)
+                shares[place] = share * (now - start)
             start = now
-        for pull, seconds in zip(pulls, own, strict=True):
-            pull.seconds = start - began - seconds
+        for pull, seconds in zip(pulls, shares, strict=True):
+            pull.other_seconds = start - began - seconds
         return trees
 
     def arrived(self, sequences: Sequence[SlotState], trees: Sequence[TokenTree]) -> None:
@@ -111,10 +111,10 @@ class BanditDrafter(Drafter):
 
     def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         slot = sequence.slot
-        pull = self._pulls[slot]  # an arm that is a bandit has noted its own choice in the tree
+        pull = self._pulls[slot]  # not tree.arm: a bandit among the arms sets that, too
         added = len(sequence.tokens) - pull.length
-        if added:  # else the target began the first tree, whoever drafts
-            self.of(slot).update(pull.arm, added, outcome.seconds - pull.seconds, slot)
+        if added:  # 0 where the target begins the trees, in a request's first round
+            self.of(slot).update(pull.arm, added, outcome.seconds - pull.other_seconds, slot)
         for drafter in dict.fromkeys(self._drafters):
             if drafter is self._drafters[pull.arm]:
                 drafter.observe(sequence, outcome)
@@ -159,8 +159,8 @@ class BanditDrafter(Drafter):
         return groups
 
 
-def _noting(resources: Resources, runners: dict[int, ModelRunner]) -> Resources:
-    """`resources` that note in `runners` which draft models are asked for."""
+def _recording_use(resources: Resources, runners: dict[int, ModelRunner]) -> Resources:
+    """`resources` that add the draft models in use to `runners`."""
 
     def draft_runner(name: str | None) -> ModelRunner:
         runner = resources.draft_runner(name)
@@ -171,8 +171,8 @@ def _noting(resources: Resources, runners: dict[int, ModelRunner]) -> Resources:
 
 
 def _joined(arms: Sequence[Drafter]) -> tuple[list[Drafter], list[PerSlot | None]]:
-    """Who drafts for each arm, and the policies that it is one of: chains of one draft model have
-    one drafter, with a policy for each slot."""
+    """The drafter of each arm, and the joint policy that it belongs to. Chains of one draft model
+    share one drafter with a policy for each slot."""
     drafters = list(arms)
     policies: list[PerSlot | None] = [None] * len(arms)
     chains: dict[int, dict[int, DraftModelDrafter]] = {}

@@ -1,5 +1,5 @@
-"""What drafters and policies were called until version 0.1.0. States that bandits saved then name
-their arms so; nothing else reads these names."""
+"""The labels of drafters and policies until version 0.1.0. Saved states of bandits from then name
+their arms by them; nothing else reads them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PRE_CUT = {
 
 
 def old_label(settings: KindSettings) -> str:
-    """The name in those states; of a kind of one's own the one that it has now."""
+    """The old label; the current one for a kind added by :func:`add_drafter` or `add_policy`."""
     write = _OLD.get(settings.kind)
     return settings.label if write is None else write(settings)
 
@@ -99,8 +99,8 @@ def _cascade(s: Any) -> str:
 
 def _tree(s: Any) -> str:
     levels = "×".join(map(str, s.branching))
-    if any(isinstance(own, tuple) for own in s.branching):
-        levels = f"{s.nodes} in {'|'.join(str(sum(own)) for own in s.children)}"
+    if any(isinstance(counts, tuple) for counts in s.branching):
+        levels = f"{s.nodes} in {'|'.join(str(sum(counts)) for counts in s.children)}"
     return _drafted(s, f"tree {levels}{_replaced(s)}")
 
 
@@ -121,16 +121,16 @@ def _post_use(s: Any) -> str:
 
 
 def _hybrid(s: Any) -> str:
-    joint, behind = " + " if s.merge else " else ", " extended" if s.extend else ""
-    return f"{old_label(s.lookup)} ≥{s.min_match}{joint}{old_label(s.otherwise)}{behind}"
+    joint, extended = " + " if s.merge else " else ", " extended" if s.extend else ""
+    return f"{old_label(s.lookup)} ≥{s.min_match}{joint}{old_label(s.otherwise)}{extended}"
 
 
 def _bandit(s: Any) -> str:
     name = {"ucb": "UCBSpec", "exp3": "EXP3Spec"}[s.rule]
     scaled = "" if s.exploration == 1 else f" ×{s.exploration:g}"
     timed = " by time" if s.reward == "time" else ""
-    own = " per request" if s.memory == "request" else ""
-    return f"{name}{scaled}{timed}{own} of {', '.join(map(old_label, s.arms))}"
+    memory = " per request" if s.memory == "request" else ""
+    return f"{name}{scaled}{timed}{memory} of {', '.join(map(old_label, s.arms))}"
 
 
 def _pearl(s: Any) -> str:

@@ -1,8 +1,8 @@
-"""Which drafter next: UCBSpec and EXP3Spec (BanditSpec, Hou et al., 2025).
+"""Choosing the next drafter: UCBSpec and EXP3Spec (BanditSpec, Hou et al., 2025).
 
-Each round of decoding pulls one of K arms, whole drafters, and is rewarded with the tokens that it
-adds to the output, Y ∈ 1 … L + 1. No horizon has to be known. Whichever arm is pulled the output
-keeps the target's distribution, since each arm alone does.
+Each round of decoding pulls one of K arms, which are drafters. Its reward is the number of tokens
+that it adds to the output, Y ∈ 1 … L + 1. The rules need no horizon. The output keeps the target's
+distribution whichever arm is pulled, since each arm keeps it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class BanditState(BaseModel, extra="forbid"):
 
     rule: Literal["ucb", "exp3"]
     reward: Reward
-    arms: list[str]  # their ids; before, what they were called
-    names: list[str] | None = None  # what they are called
+    arms: list[str]  # their ids; until version 0.1.0 their names
+    names: list[str] | None = None
     longest: int = Field(ge=1)  # L
     selections: int = Field(ge=0)
     rounds: list[int]  # n_i, the observed pulls
@@ -44,18 +44,17 @@ class BanditState(BaseModel, extra="forbid"):
 
 
 class Bandit(ABC):
-    """Chooses among `arms` and learns from what it is told of them.
+    """Chooses among `arms` and learns from their rounds.
 
     `longest` is L, the most candidate tokens that an arm may propose: a round's reward is
-    1 … L + 1 tokens. Reward "time" is ours: arms cost differently, and what is wanted is accepted
-    tokens a millisecond, for each arm the ratio of its sums ΣY / ΣT. It is kept on the scale of
-    tokens, on which the papers' radius and losses are made: Y of arm i counts as Y · T_min / T_i,
-    where T_i is the mean time of its rounds and T_min that of the fastest arm, the tokens that it
-    would have brought in the time of a round of the fastest arm. Means, because single rounds'
-    times are noisy; and the radius is not divided by an arm's own T_i, so that an arm whose first
-    round happened to be slow is tried again.
+    1 … L + 1 tokens. Reward "time" is ours: arms cost differently, and the goal is accepted tokens
+    a millisecond, ΣY / ΣT of each arm. It is kept on the scale of tokens, which the papers' radius
+    and losses assume: Y of arm i counts as Y · T_min / T_i, the tokens that it would have brought
+    in a round of the fastest arm. T_i is the mean time of an arm's rounds and T_min the least of
+    these. Means, because the times of single rounds are noisy; and the radius is not divided by
+    T_i, so that an arm whose first round happened to be slow is tried again.
 
-    Slots of a batch choose before any of them is told of its round; `slot` keeps them apart.
+    The slots of a batch all choose before the first of their rounds ends; `slot` keeps them apart.
     """
 
     rule: ClassVar[Literal["ucb", "exp3"]]
@@ -103,11 +102,10 @@ class Bandit(ABC):
 
     @abstractmethod
     def preferences(self) -> list[float]:
-        """What the rule makes of each arm now: its upper confidence bound (in tokens), or its
-        probability."""
+        """Each arm's upper confidence bound (in tokens), or its probability."""
 
     def paces(self) -> list[float]:
-        """What a token of each arm counts: T_min / T_i for reward in time, else 1."""
+        """The value of a token of each arm: T_min / T_i for reward in time, else 1."""
         if self.reward == "tokens":
             return [1.0] * self.arms
         means = [s / n if n else 0.0 for s, n in zip(self.seconds, self.rounds, strict=True)]
@@ -153,43 +151,43 @@ class Bandit(ABC):
         }
 
     def restore(self, state: dict[str, Any], source: str = "the state") -> None:
-        """Go on from what :meth:`state` gave, exactly as the bandit that it was taken from would.
+        """Continue from a :meth:`state`, exactly as the bandit that it was taken from would.
 
         Raises:
-            UserError: it is no bandit's state, or one of another rule or of other arms.
+            UserError: it is not a bandit's state, or has another rule or other arms.
         """
         try:
-            found = BanditState.model_validate(state)
+            saved = BanditState.model_validate(state)
         except ValidationError as error:
             raise UserError(f"{source}: not a bandit's state: {describe(error)[:200]}") from None
-        theirs, own = (f"{b.rule} by {b.reward}" for b in (found, self))
-        if theirs != own:
-            raise UserError(f"{source}: learned by {theirs}, the bandit is {own}")
-        order = self._order(found.arms)
-        if order is None or found.longest != self.longest:
+        saved_rule, rule = (f"{b.rule} by {b.reward}" for b in (saved, self))
+        if saved_rule != rule:
+            raise UserError(f"{source}: learned by {saved_rule}, the bandit is {rule}")
+        order = self._order(saved.arms)
+        if order is None or saved.longest != self.longest:
             raise UserError(
-                f"{source}: of other arms: {', '.join(found.names or found.arms)} (at most "
-                f"{found.longest} tokens), the bandit's are {', '.join(self.names)} (at most "
+                f"{source}: of other arms: {', '.join(saved.names or saved.arms)} (at most "
+                f"{saved.longest} tokens), the bandit's are {', '.join(self.names)} (at most "
                 f"{self.longest})"
             )
-        self.selections = found.selections
+        self.selections = saved.selections
         for name in ("rounds", "tokens", "seconds", "losses"):
-            values = getattr(found, name)
+            values = getattr(saved, name)
             setattr(self, name, [values[place] for place in order])
 
     def _order(self, arms: Sequence[str]) -> list[int] | None:
-        """Where each arm is among those of a state; None where these are others. In states of
-        before an arm has the name that it had then."""
-        for own in (self.ids, self.old_names):
-            if sorted(arms) == sorted(own):
-                return [arms.index(arm) for arm in own]
+        """The place of each arm among those of a state; None where the state has other arms. States
+        written until version 0.1.0 have names instead of ids."""
+        for names in (self.ids, self.old_names):
+            if sorted(arms) == sorted(names):
+                return [arms.index(name) for name in names]
         return None
 
 
 class UCBSpec(Bandit):
     """Each arm once, then the one with the highest upper confidence bound μ̂ + cr (Alg. 7), the
     lowest of equals. `confidence` is δ. `exploration` scales the radius: 1 is the paper's, whose
-    bound holds for any process with these means; real arms are told apart sooner with less."""
+    bound holds for any process with these means; less tells real arms apart sooner."""
 
     rule = "ucb"
 

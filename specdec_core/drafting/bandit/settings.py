@@ -1,4 +1,4 @@
-"""What there is to say of a bandit over drafters."""
+"""The settings of a bandit over drafters."""
 
 from __future__ import annotations
 
@@ -46,27 +46,27 @@ class BanditSettings(DrafterSettings):
         return arms
 
     def model_post_init(self, _: Any) -> None:
-        # There is one draft beside the target, and it drafts in one way.
-        if sum(part.beside for part in self.walk()) > 1:
+        # The engine has one link to an asynchronous draft, which drafts in one way.
+        if sum(part.asynchronous for part in self.walk()) > 1:
             raise ValueError(f"{self.kind}: has more than one pearl; only one draft can draft on")
 
     @property
     def label(self) -> str:
         rule = {"ucb": "UCB", "exp3": "EXP3"}[self.rule]
-        own = ", each request" if self.memory == "request" else ""
+        memory = ", each request" if self.memory == "request" else ""
         timed = ", by time" if self.reward == "time" else ""
         scaled = "" if self.exploration == 1 else f", exploration {self.exploration:g}"
-        return f"{rule} of {len(self.arms)} arms{timed}{own}{scaled}"
+        return f"{rule} of {len(self.arms)} arms{timed}{memory}{scaled}"
 
     @property
     def sentence(self) -> str:
         rule = {"ucb": "UCBSpec", "exp3": "EXP3Spec"}[self.rule]
         timed = ", by tokens a millisecond" if self.reward == "time" else ""
-        own = ", anew with each request" if self.memory == "request" else ""
+        memory = ", anew with each request" if self.memory == "request" else ""
         saved = f", starting from the state {Path(self.state).stem}" if self.state else ""
         unusual = self.unusual("confidence", "exploration", "seed")
         return (
-            f"Learns who drafts best{timed}{own} ({rule}){saved}{unusual}:"
+            f"Learns who drafts best{timed}{memory} ({rule}){saved}{unusual}:"
             f" {'; '.join(distinct_labels(self.arms).values())}."
         )
 

@@ -1,1 +1,1 @@
-"""A draft model's chain that is itself sped up: a lookup guesses how it goes on."""
+"""A draft model's chain that is itself sped up: a lookup guesses its tokens."""

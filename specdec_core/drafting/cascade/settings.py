@@ -1,4 +1,4 @@
-"""What there is to say of a chain that a lookup speeds up."""
+"""The settings of a chain that a lookup speeds up."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CascadeSettings(ChainSettings):
 
     @property
     def name(self) -> str:
-        return "cascade"
+        return f"cascade {self.draft_name}"
 
     @property
     def parts(self) -> tuple[DrafterSettings, ...]:

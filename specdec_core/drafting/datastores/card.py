@@ -1,4 +1,4 @@
-"""What a datastore holds and how it lies in its folder.
+"""The contents of a datastore and its folder.
 
 datastore.json   the card
 tokens.npy       (N,) the documents' tokens in turn, each document ended by `separator`;

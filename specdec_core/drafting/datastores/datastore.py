@@ -1,4 +1,4 @@
-"""Look up a datastore: the longest suffix of a text that is in it, and what follows there."""
+"""Look up the longest suffix of a text in a datastore, and what follows it there."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ DATASTORES = "datastores"  # their folder in the workspace
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """The suffixes `first` … `end` − 1 begin with the last `length` tokens of a text and something
-    behind them."""
+    """The suffixes `first` … `end` − 1 of a datastore begin with the last `length` tokens of a text
+    and continue."""
 
     length: int = 0
     first: int = 0
@@ -44,7 +44,7 @@ class Matches:
 
 
 class Datastore:
-    """A datastore's files, mapped into memory: what is never looked up is never read."""
+    """A datastore's files, mapped into memory: only what is looked up is read."""
 
     def __init__(
         self, card: DatastoreCard, tokens: np.ndarray, suffixes: np.ndarray, starts: np.ndarray
@@ -57,8 +57,8 @@ class Datastore:
         self._letter = "H" if self._size == 2 else "I"
 
     def longest(self, text: Sequence[int], least: int, most: int) -> Matches:
-        """Where the longest suffix of `text`, of `least` … `most` tokens, is followed by something;
-        no matches where there is none."""
+        """The matches of the longest suffix of `text`, of `least` … `most` tokens, that is followed
+        by something; none where there is no such suffix."""
         end = text[-most:]
         for place in range(len(end) - 1, -1, -1):
             if end[place] >= self.card.separator:  # a model may have more entries than tokens
@@ -67,37 +67,38 @@ class Datastore:
         if len(end) < least:
             return Matches()
         phrase = struct.pack(f">{len(end)}{self._letter}", *end)
-        # What follows a phrase also follows its end: the lengths that are found are the first ones.
-        found, at = 0, -1
+        # What follows a phrase also follows its suffixes, so the lengths can be bisected.
+        matched, at = 0, -1
         low, high = least, len(end)
         while low <= high:
             length = (low + high) // 2
             first = self._first(end[-length], phrase[-length * self._size :])
             if first >= 0:
-                found, at, low = length, first, length + 1
+                matched, at, low = length, first, length + 1
             else:
                 high = length - 1
-        if not found:
+        if not matched:
             return Matches()
-        ended = phrase[-found * self._size :] + self._packed(self.card.separator)
-        return Matches(found, at, self._bisect(end[-found], ended))
+        ended = phrase[-matched * self._size :] + self._packed(self.card.separator)
+        return Matches(matched, at, self._bisect(end[-matched], ended))
 
     def continuations(self, matches: Matches, depth: int, most: int) -> list[list[int]]:
-        """What follows at `matches`: for each of `depth` places behind them the tokens there, in
-        the order of the suffixes. Of more than `most` matches as many, evenly spread: in sorted
-        order that keeps the shares of what follows. Nothing behind a separator means anything."""
+        """What follows the `matches`: for each of the next `depth` places the tokens there, in the
+        order of the suffixes. Of more than `most` matches, `most` evenly spread ones: in sorted
+        order this keeps the shares of the continuations. Tokens after a separator are
+        meaningless."""
         if len(matches) <= most:
             chosen = self.suffixes[matches.first : matches.end]
         else:
             chosen = self.suffixes[
                 np.arange(most, dtype=np.int64) * len(matches) // most + matches.first
             ]
-        behind = chosen + (np.arange(depth)[:, None] + matches.length)
-        return list(self.tokens[np.minimum(behind, len(self.tokens) - 1)].tolist())
+        places = chosen + (np.arange(depth)[:, None] + matches.length)
+        return list(self.tokens[np.minimum(places, len(self.tokens) - 1)].tolist())
 
     def _first(self, token: int, phrase: bytes) -> int:
-        """The first suffix that begins with `phrase` (whose first token is `token`) and something
-        behind it; −1 where there is none."""
+        """The first suffix that begins with `phrase` (whose first token is `token`) and continues;
+        −1 where there is none."""
         first = self._bisect(token, phrase)
         if first == self._starts[token + 1]:
             return -1
@@ -133,7 +134,7 @@ def resolve_datastore(name: str) -> Path:
 
 
 def open_datastore(name: str | Path, tokenizer: str | None = None) -> Datastore:
-    """The datastore with this name or folder; of the tokenizer with this digest, if given.
+    """The datastore of this name or folder. With `tokenizer` it must have that digest.
 
     Raises:
         UserError: there is none, its files are broken, or it is of another tokenizer.
@@ -165,9 +166,9 @@ def open_datastore(name: str | Path, tokenizer: str | None = None) -> Datastore:
 
 
 def check_datastores(configurations: Iterable[Configuration], tokenizer: Any) -> None:
-    """Raises :class:`UserError` where a drafter looks into a datastore that is not there or not of
-    this tokenizer."""
-    for name in dict.fromkeys(name for own in configurations for name in own.datastores):
+    """Raises :class:`UserError` where a drafter uses a datastore that is missing or has another
+    tokenizer."""
+    for name in dict.fromkeys(name for c in configurations for name in c.datastores):
         open_datastore(name, tokenizer_digest(tokenizer))
 
 

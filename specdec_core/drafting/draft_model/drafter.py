@@ -12,7 +12,7 @@ from torch import Tensor
 from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
-from specdec_core.drafting.policies.policy import PolicyOutcome
+from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.drafting.recorded import PolicyChains, Recorded, RecordedResources
 from specdec_core.models.runner import Batch
@@ -58,7 +58,7 @@ class DraftModelDrafter(Drafter):
         while active:
             drafting = [sequences[i] for i in active]
             positions = [len(trees[i]) + 1 for i in active]
-            # Nobody is asked about the last possible candidates.
+            # The policy need not be asked about the last possible candidates.
             ends = [position == limits[i] for i, position in zip(active, positions, strict=True)]
             reads = () if all(ends) and not self.policy.learns else self.policy.reads
             signals, probs = self._draft(drafting, [feed[i] for i in active], positions, reads)
@@ -82,10 +82,7 @@ class DraftModelDrafter(Drafter):
 
     def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         self.context.keep(sequence, outcome)
-        tree = outcome.tree
-        if drafted := len(tree):
-            told = PolicyOutcome(drafted, outcome.accepted, tree.draft_forwards)
-            self.policy.observe(sequence.slot, told)
+        _report(self.policy, sequence.slot, outcome)
 
     def _draft(
         self,
@@ -130,6 +127,11 @@ class RecordedChain(Recorded):
         return tree
 
     def observe(self, sequence: SlotState, outcome: Outcome) -> None:
-        if drafted := len(outcome.tree):
-            told = PolicyOutcome(drafted, outcome.accepted, outcome.tree.draft_forwards)
-            self.policy.observe(sequence.slot, told)
+        _report(self.policy, sequence.slot, outcome)
+
+
+def _report(policy: LengthPolicy, slot: int, outcome: Outcome) -> None:
+    """Report a chain's outcome to its length policy."""
+    if drafted := len(outcome.tree):
+        calls = outcome.tree.draft_forwards
+        policy.observe(slot, PolicyOutcome(drafted, outcome.accepted, calls))

@@ -1,4 +1,4 @@
-"""What there is to say of a draft model's chain."""
+"""The settings of a draft model's chain."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 
 
 @dataclass(slots=True)
-class _Marks:
-    """What is known of the nodes of a tree."""
+class _Values:
+    """Values of the nodes of a tree."""
 
     limit: int  # levels that the tree may have
     scores: list[float] = field(default_factory=list)  # log confidence, from the root on
@@ -41,9 +41,9 @@ class DynamicTreeDrafter(Drafter):
     levels to verification.
 
     The candidates are the draft's most likely tokens, so proposals are deterministic: which ones
-    are tried depends on the text alone, and that is lossless. A node that the length policy stops
-    at is not expanded; drafting ends when none is. A node with less than the `least` confidence is
-    neither expanded nor sent: what is expected of it does not pay for its place in the forward.
+    are tried depends on the text alone, and that is lossless. A node at which the length policy
+    stops is not expanded; drafting ends when none is. A node with less than the `least` confidence
+    is neither expanded nor sent: it is not expected to pay for its place in the forward.
     """
 
     def __init__(self, settings: DynamicTreeSettings, resources: Resources) -> None:
@@ -67,24 +67,24 @@ class DynamicTreeDrafter(Drafter):
     @torch.inference_mode()
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         growth = Growth(self.context, sequences)
-        marks = [_Marks(min(s.room, self.policy.limit(s.slot, s.batch))) for s in sequences]
-        wanted = {i: [ROOT] for i, own in enumerate(marks) if own.limit > 0}
+        values = [_Values(min(s.room, self.policy.limit(s.slot, s.batch))) for s in sequences]
+        wanted = {i: [ROOT] for i, tree in enumerate(values) if tree.limit > 0}
         depth = 0
         while wanted:
             level = growth.read(wanted)
             returned = perf_counter()
             at = growth.places(level)
-            candidates = self._expand(growth, marks, level, at)
+            candidates = self._expand(growth, values, level, at)
             depth += 1
-            wanted = self._choose(growth, marks, level, at.probs, candidates, depth)
+            wanted = self._choose(growth, values, level, at.probs, candidates, depth)
             self.clock.chose(returned, level.logits)
         trees = []
-        for sequence, tree, own, cached in zip(
-            sequences, growth.trees, marks, growth.cached, strict=True
+        for sequence, tree, nodes, cached in zip(
+            sequences, growth.trees, values, growth.cached, strict=True
         ):
-            kept = rerank(own.scores, self.settings.keep, self.least)
+            kept = rerank(nodes.scores, self.settings.keep, self.least)
             number = {node: n for n, node in enumerate(kept)}
-            trees.append(_part(tree, number))
+            trees.append(_renumbered(tree, number))
             self._cached[sequence.slot] = {number[n]: at for n, at in cached.items() if n in number}
         return trees
 
@@ -92,52 +92,52 @@ class DynamicTreeDrafter(Drafter):
         self.context.keep(sequence, outcome, self._cached.pop(sequence.slot))
         tree = outcome.tree
         if drafted := tree.depth:
-            told = PolicyOutcome(drafted, outcome.accepted, tree.draft_forwards)
-            self.policy.observe(sequence.slot, told)
+            result = PolicyOutcome(drafted, outcome.accepted, tree.draft_forwards)
+            self.policy.observe(sequence.slot, result)
 
     def _expand(
         self,
         growth: Growth,
-        marks: Sequence[_Marks],
+        values: Sequence[_Values],
         level: Level,
         at: Places,
     ) -> dict[int, dict[int, int]]:
-        """Give every place of the level its candidates. For each tree the new nodes, and behind
-        which place each is."""
+        """Add the candidates of every place of the level. Returns for each tree the new nodes, and
+        the place that each follows."""
         likely = at.confidences()
         best = likely.topk(min(self.settings.children, likely.shape[-1]), dim=-1)
-        found: dict[int, dict[int, int]] = {i: {} for i in level.trees}
+        new: dict[int, dict[int, int]] = {i: {} for i in level.trees}
         candidates = zip(
             level.trees, level.nodes, best.indices.tolist(), best.values.tolist(), strict=True
         )
         for place, (i, parent, tokens, confidences) in enumerate(candidates):
-            own = marks[i]
+            nodes = values[i]
             score, product = (
-                (own.scores[parent], own.products[parent]) if parent != ROOT else (0, 1)
+                (nodes.scores[parent], nodes.products[parent]) if parent != ROOT else (0, 1)
             )
             for token, confidence in zip(tokens, confidences, strict=True):
                 if confidence > 0:  # warped away, a token is never accepted
-                    found[i][growth.trees[i].add(token, parent, Origin.DRAFT)] = place
-                    own.scores.append(score + math.log(min(confidence, 1.0)))
-                    own.products.append(product)
-        return found
+                    new[i][growth.trees[i].add(token, parent, Origin.DRAFT)] = place
+                    nodes.scores.append(score + math.log(min(confidence, 1.0)))
+                    nodes.products.append(product)
+        return new
 
     def _choose(
         self,
         growth: Growth,
-        marks: Sequence[_Marks],
+        values: Sequence[_Values],
         level: Level,
         probs: Tensor | None,
         candidates: Mapping[int, Mapping[int, int]],
         depth: int,
     ) -> dict[int, list[int]]:
-        """What to expand next of each tree: the most confident candidates that are no text's end,
-        where the policy lets them go on."""
+        """The nodes of each tree to expand next: the most confident candidates that do not end the
+        text, where the policy goes on."""
         shown: list[tuple[int, int]] = []
         for i, nodes in candidates.items():
-            # What will not be expanded is shown to a policy that learns.
-            if depth < marks[i].limit or self.policy.learns:
-                tokens, scores = growth.trees[i].tokens, marks[i].scores
+            # A policy that learns also sees what will not be expanded.
+            if depth < values[i].limit or self.policy.learns:
+                tokens, scores = growth.trees[i].tokens, values[i].scores
                 open_ended = [
                     n
                     for n in nodes
@@ -157,12 +157,12 @@ class DynamicTreeDrafter(Drafter):
             level.hidden,
             places,
         )
-        before = [marks[i].products[node] for i, node in shown]
+        before = [values[i].products[node] for i, node in shown]
         answers, products = self.branches.go_on(signals, before)
         wanted: dict[int, list[int]] = {}
         for (i, node), go, product in zip(shown, answers, products, strict=True):
-            marks[i].products[node] = product
-            if go and depth < marks[i].limit:
+            values[i].products[node] = product
+            if go and depth < values[i].limit:
                 wanted.setdefault(i, []).append(node)
         return wanted
 
@@ -175,7 +175,7 @@ def rerank(scores: Sequence[float], count: int, least: float = -math.inf) -> lis
     return sorted(nlargest(count, possible, key=lambda node: (scores[node], -node)))
 
 
-def _part(tree: TokenTree, number: Mapping[int, int]) -> TokenTree:
+def _renumbered(tree: TokenTree, number: Mapping[int, int]) -> TokenTree:
     """The nodes of `tree` that have a `number`, which is their new one."""
     part = TokenTree(draft_forwards=tree.draft_forwards, draft_tokens=tree.draft_tokens)
     for node in number:

@@ -1,4 +1,4 @@
-"""What there is to say of a tree that grows where the draft model is confident."""
+"""The settings of a tree that grows where the draft model is confident."""
 
 from __future__ import annotations
 
@@ -54,4 +54,4 @@ class DynamicTreeSettings(PolicyDrafterSettings):
         return self.keep
 
     def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
-        return "the draft's tokens behind those that the target leaves are not recorded"
+        return "the draft's tokens after those that the target rejects are not recorded"

@@ -24,8 +24,8 @@ class ForkDrafter(ShapedTree):
     """Draws the first candidates of `width` branches, then one more for every branch, until the
     policy would stop all of them.
 
-    Each branch is a slot of its own to the policy. A policy that learns from its candidates is told
-    what became of each branch; one that only follows how rounds end, what became of the fork.
+    Each branch is a slot of its own to the policy. A policy that learns from its candidates
+    observes the outcome of each branch; one that learns from rounds, the outcome of the fork.
     """
 
     def __init__(self, settings: ForkSettings, resources: Resources) -> None:
@@ -56,7 +56,7 @@ class ForkDrafter(ShapedTree):
         ends = {i: [ROOT] for i, limit in enumerate(limits) if limit > 0}
         depth = 0
         while ends:
-            counts = [1 if depth else self.settings.width for own in ends.values() for _ in own]
+            counts = [1 if depth else self.settings.width for row in ends.values() for _ in row]
             level = growth.read(ends)
             returned = perf_counter()
             children = growth.branch(level, counts, self.settings.replacement)
@@ -65,17 +65,17 @@ class ForkDrafter(ShapedTree):
             for i, nodes in zip(level.trees, children.nodes, strict=True):
                 ends[i] += nodes
             open_ended = {i for i in ends if depth < limits[i]}
-            going = self._go_on(growth, level, children, depth, open_ended)
-            ends = {i: nodes for i, nodes in ends.items() if i in going}
+            unfinished = self._go_on(growth, level, children, depth, open_ended)
+            ends = {i: nodes for i, nodes in ends.items() if i in unfinished}
             self.clock.chose(returned, level.logits)
         for sequence, cached in zip(sequences, growth.cached, strict=True):
             self._cached[sequence.slot] = cached
         return growth.trees
 
     def _go_on(
-        self, growth: Growth, level: Level, children: Children, depth: int, asked: set[int]
+        self, growth: Growth, level: Level, children: Children, depth: int, open_ended: set[int]
     ) -> set[int]:
-        """Which of the trees `asked` about go on: those with a branch that the policy would not
+        """Which of the `open_ended` trees go on: those with a branch that the policy would not
         stop. A policy that learns sees the other trees' candidates as well."""
         slots: list[int] = []
         tokens: list[int] = []
@@ -83,7 +83,7 @@ class ForkDrafter(ShapedTree):
         trees: list[int] = []
         branches = [iter(self._branches(sequence)) for sequence in growth.sequences]
         for place, (i, nodes) in enumerate(zip(level.trees, children.nodes, strict=True)):
-            if i in asked or self.policy.learns:
+            if i in open_ended or self.policy.learns:
                 slots += islice(branches[i], len(nodes))
                 tokens += [growth.trees[i].tokens[node] for node in nodes]
                 places += [place] * len(nodes)
@@ -100,7 +100,7 @@ class ForkDrafter(ShapedTree):
             None if level.hidden is None else level.hidden[pick],
         )
         answers = zip(trees, self.policy.go_on(signals), strict=True)
-        return {i for i, go in answers if go and i in asked}
+        return {i for i, go in answers if go and i in open_ended}
 
     def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         self.context.keep(sequence, outcome, self._cached[sequence.slot])
@@ -113,8 +113,8 @@ class ForkDrafter(ShapedTree):
             accepted = [0] * tree.parents.count(ROOT)
             if outcome.path:
                 accepted[outcome.path[0]] = outcome.accepted
-        for slot, own in zip(slots, accepted, strict=False):
-            self.policy.observe(slot, PolicyOutcome(tree.depth, own, tree.draft_forwards))
+        for slot, count in zip(slots, accepted, strict=False):
+            self.policy.observe(slot, PolicyOutcome(tree.depth, count, tree.draft_forwards))
 
     def _branches(self, sequence: SlotState) -> range:
         """The policy's slots of the branches of a slot."""

@@ -1,4 +1,4 @@
-"""What there is to say of a fork."""
+"""The settings of a fork."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ class ForkSettings(PolicyDrafterSettings):
 
     def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         if not isinstance(self.policy, FixedSettings):
-            return "a fork's policy looks at branches of which only the target's is recorded"
+            return "a fork's policy looks at all branches, only the accepted one is recorded"
         return self.unknown_tree(recording, whole)

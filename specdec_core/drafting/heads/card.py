@@ -1,4 +1,4 @@
-"""What a head is, what it was trained on and how it did: the JSON that lies beside its weights."""
+"""A head's kind, training data and metrics: the JSON file next to its weights."""
 
 from __future__ import annotations
 

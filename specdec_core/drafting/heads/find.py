@@ -1,4 +1,4 @@
-"""Which trained heads are there for a draft of a pair?"""
+"""Find the trained heads for a draft of a pair."""
 
 from __future__ import annotations
 
@@ -14,19 +14,16 @@ def find_heads(
     kinds: Collection[str], draft_fingerprint: str, target_fingerprint: str, sampling: Sampling
 ) -> list[str]:
     """Names of the heads of these `kinds`, in the workspace and bundled, that were trained for the
-    models with these fingerprints under this sampling. Cards that cannot be read are passed by."""
-    found = []
+    models with these fingerprints under this sampling. Heads with unreadable cards are skipped."""
+    pair = {"draft": draft_fingerprint, "target": target_fingerprint}
+    names = []
     for prefix, root in (("", workspace() / "heads"), ("bundled:", BUNDLED)):
         for file in sorted(root.glob(f"*/{CARD}")):
             try:
                 card = load_card(file.parent)
             except UserError:
                 continue
-            own = {"draft": draft_fingerprint, "target": target_fingerprint}
-            if (
-                card.kind in kinds
-                and card.sampling == sampling
-                and own.items() <= card.pair.items()
-            ):
-                found.append(prefix + file.parent.name)
-    return found
+            trained_for_pair = pair.items() <= card.pair.items()
+            if card.kind in kinds and card.sampling == sampling and trained_for_pair:
+                names.append(prefix + file.parent.name)
+    return names

@@ -1,4 +1,4 @@
-"""A trained head as policies call it, behind every candidate token."""
+"""A trained head as policies call it, after every candidate token."""
 
 from __future__ import annotations
 

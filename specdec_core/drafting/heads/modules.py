@@ -83,7 +83,7 @@ class DistributionDecision(Head):
 
 class JointDecision(Head):
     """T1 and T2 in one: a three-layer MLP on hidden state, top-k probabilities and entropy,
-    (n, hidden_size + k + 1). Of no paper: each of T1's and T2's inputs lacks what the other has."""
+    (n, hidden_size + k + 1). From no paper: T1 and T2 each lack the other's input."""
 
     def __init__(self, hidden_size: int, top_k: int, width: int) -> None:
         super().__init__(hidden_size + top_k + 1, [width, width], hidden_size)
@@ -108,9 +108,9 @@ def join_features(
     top_probs: Tensor | None = None,
     entropy: Tensor | None = None,
 ) -> Tensor:
-    """The features (n, f) that a head of this kind reads, from what is known of candidates:
-    `hidden` (n, hidden_size), `top_probs` (n, k) descending, `entropy` (n,) in nats. What the kind
-    does not read may be left out."""
+    """The features (n, f) that a head of this kind reads, from `hidden` (n, hidden_size),
+    `top_probs` (n, k) descending, and `entropy` (n,) in nats. Those that the kind does not read may
+    be left out."""
     if kind in ("specdecpp", "t1"):
         assert hidden is not None
         return hidden

@@ -1,10 +1,9 @@
-"""A head's folder: `model.safetensors` and `head.json`. It loads only beside the pair it is for."""
+"""A head's folder: `model.safetensors` and `head.json`. A head loads only for its own pair."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -32,7 +31,7 @@ def weights_of(head: Head) -> bytes:
 
 def save_head(head: Head | bytes, card: HeadCard, folder: Path) -> HeadCard:
     """Write a head, or its :func:`weights_of`, and its card into `folder`; returns the card as
-    written. The card comes last and names its weights, so a torn folder is found out."""
+    written. The card comes last and has the digest of the weights, so a torn folder is detected."""
     weights = head if isinstance(head, bytes) else weights_of(head)
     card = card.model_copy(update={"weights": hashlib.sha256(weights).hexdigest()})
     with atomic_path(folder / WEIGHTS) as path:
@@ -86,8 +85,7 @@ def load_head(
             was trained for another draft or target.
     """
     card = load_card(name)
-    own: Mapping[str, str] = {"draft": draft_fingerprint, "target": target_fingerprint}
-    for role, fingerprint in own.items():
+    for role, fingerprint in (("draft", draft_fingerprint), ("target", target_fingerprint)):
         if card.pair.get(role) != fingerprint:
             raise UserError(
                 f"head {name} was trained for another {role} model (weights "
@@ -113,5 +111,5 @@ def load_pair_head(pair: Pair, draft: str | None, name: str) -> LoadedHead:
     """A trained head for a draft of `pair`, on that draft's device. Raises :class:`UserError` for a
     head of another pair."""
     draft = pair.draft_name(draft)
-    own, device = pair.fingerprints, str(pair.drafts[draft].device)
-    return load_head(name, own[draft], own[TARGET], device)
+    weights, device = pair.fingerprints, str(pair.drafts[draft].device)
+    return load_head(name, weights[draft], weights[TARGET], device)

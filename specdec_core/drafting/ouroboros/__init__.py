@@ -1,1 +1,1 @@
-"""Ouroboros: drafts are made and lengthened phrase by phrase (Zhao et al., 2024)."""
+"""Ouroboros: phrases speed up and lengthen drafts (Zhao et al., 2024)."""

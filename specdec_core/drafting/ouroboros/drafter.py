@@ -1,4 +1,4 @@
-"""Ouroboros: drafts are made and lengthened phrase by phrase (Zhao et al., 2024)."""
+"""Ouroboros: phrases speed up and lengthen drafts (Zhao et al., 2024)."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 
 @dataclass(slots=True)
 class _Line:
-    """Guesses at the tokens to come, of which some were fed: nodes of the latest guess."""
+    """Guesses at the coming tokens; `nodes` are theirs in the latest guessed tree."""
 
     tokens: list[int]
     nodes: list[int] = field(default_factory=list)
 
 
 class OuroborosDrafter(PostUseDrafter):
-    """A draft model that writes phrase by phrase, and phrases behind its drafts.
+    """A draft model that drafts phrase by phrase, and phrases after its drafts.
 
-    As published: the draft model tries pooled phrases, several tokens a forward; K phrases behind
-    the end of the draft go to the target with it; what the target approves of in rejected drafts
-    becomes phrases; the pool is kept from request to request.
+    As published: the draft model tries pooled phrases, several tokens a forward; K phrases after
+    the end of the draft go to the target with it; runs of rejected drafts that the target confirms
+    become phrases; the pool is kept from request to request.
 
-    Otherwise than published: the draft model finds new phrases by iterating one line of `window`
-    guesses (Jacobi decoding), where the published code has lookahead's two-dimensional window,
-    whose forwards are several times as wide. Of the line, of tried phrases and of rejected drafts
-    those runs become phrases that the verifier's own choices confirm. All proposals are one-hot
-    and verified by the common rule: lossless under sampling too, where the published code verifies
-    greedily or compares samples.
+    Unlike published: the draft model finds new phrases by iterating one line of `window` guesses
+    (Jacobi decoding). The published code has lookahead's two-dimensional window, whose forwards are
+    several times as wide. Runs of the line, of tried phrases and of rejected drafts become phrases
+    where the verifier's own choices confirm them. All proposals are one-hot and verified by the
+    common rule, which is lossless under sampling too; the published code verifies greedily or
+    compares samples.
     """
 
     def __init__(self, settings: OuroborosSettings, resources: Resources) -> None:
@@ -73,7 +73,7 @@ class OuroborosDrafter(PostUseDrafter):
 
     def learn(self, sequence: SlotState, drafted: Sequence[int], outcome: Outcome) -> None:
         super().learn(sequence, drafted, outcome)
-        # Jacobi: the next guess at a place is what the draft model says behind the guesses so far.
+        # Jacobi: the next guess at a place is the draft model's choice after the guesses before it.
         line = self._lines[sequence.slot]
         answers = [outcome.choices[node + 1] for node in (ROOT, *line.nodes)]
         decided = outcome.accepted + 1
@@ -84,6 +84,6 @@ class OuroborosDrafter(PostUseDrafter):
         self._lines.pop(sequence.slot, None)
 
     def _filled(self, line: list[int], text: list[int]) -> list[int]:
-        """The line with as many of the text's last tokens behind it as it lacks."""
+        """The line, filled up to `window` tokens with the text's last ones."""
         missing = self.window - len(line)
         return [*line, *text[len(text) - missing :]] if missing > 0 else line[: self.window]

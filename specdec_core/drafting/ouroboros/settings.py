@@ -1,4 +1,4 @@
-"""What there is to say of drafting phrase by phrase."""
+"""The settings of drafting phrase by phrase."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class OuroborosSettings(ModelSettings):
 
     kind: Literal["ouroboros"] = "ouroboros"
     max_tokens: MaxTokens = 12
-    phrases: Width = Field(default=3, description="K, phrases tried behind the draft")
+    phrases: Width = Field(default=3, description="K, phrases tried after the draft")
     phrase_length: int = Field(default=5, ge=1, le=32, description="β, tokens of a phrase")
     window: int = Field(default=6, ge=1, le=32, description="guesses iterated at the draft model")
     pool: int = Field(default=1000, ge=1)
@@ -36,7 +36,7 @@ class OuroborosSettings(ModelSettings):
         phrases = f"{count(self.phrases, 'phrase')} of {count(self.phrase_length, 'token')}"
         return (
             f"{self.subject} drafts up to {count(self.max_tokens, 'token')} phrase by phrase"
-            f" (Ouroboros), and {phrases} are tried behind them"
+            f" (Ouroboros), and {phrases} are tried after them"
             f"{self.unusual('window', 'pool', 'per_key')}."
         )
 
@@ -49,4 +49,4 @@ class OuroborosSettings(ModelSettings):
         return self.max_tokens + self.phrases * self.phrase_length
 
     def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
-        return "the draft's answers to phrases that it leaves are not recorded"
+        return "the draft's tokens after phrases that it rejects are not recorded"

@@ -1,17 +1,18 @@
-"""Candidates from a draft that drafts on while the target verifies (PEARL, Liu et al., 2025).
+"""Candidates from a draft that drafts while the target verifies (PEARL, Liu et al., 2025).
 
-The draft runs elsewhere (:mod:`specdec_core.drafting.pearl.ahead`) and sends what it drafts. A
-round feeds
-the candidates that are there. What arrives while the target is busy is the next round's, if the
-text turns out to be what the draft took it for (post-verification); and the first of it is judged
-with this round's last distribution, where otherwise the target would add a token of its own. So a
-round that feeds no candidate is PEARL's pre-verification. Beyond PEARL, the draft also looks behind
-what the target may say in place of a candidate: candidates that follow the target's own token are
-then there when it is said. Everything is judged by the one rule of verify.py: the output is the
-target's, and what is judged was drawn without looking at it.
+The draft runs elsewhere (:mod:`specdec_core.drafting.pearl.asynchronous_draft`) and sends what it
+drafts. A round feeds the candidates that have arrived. Those that arrive while the target is busy
+belong to the next round, if the text turns out as the draft assumed (post-verification). The first
+of them is verified with this round's last distribution, where otherwise the target would add a
+token of its own. So a round that feeds no candidate is PEARL's pre-verification. Beyond PEARL, the
+draft also drafts after tokens that the target may choose in place of a candidate; when the target
+chooses one of them, its continuation is there.
 
-Without a draft, because it has died or has not come yet, rounds have no candidates: that is
-autoregressive decoding.
+Every candidate is verified by the rule of the request's sampling
+(:mod:`specdec_core.tokens.acceptance`), and was drawn without knowing the verdict. So the output is
+the target's.
+
+While no draft is connected, rounds have no candidates: decoding is autoregressive.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.wire import LinkLost
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.pearl.messages import (
-    Ask,
     Begin,
     Commit,
     Configure,
@@ -39,195 +39,197 @@ from specdec_core.drafting.pearl.messages import (
     Pause,
     Ready,
     Refused,
+    RequestDistribution,
 )
 from specdec_core.drafting.pearl.pace import Pace
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.drafting.pearl.timeline import Timeline
-from specdec_core.tokens.token_tree import Elsewhere, Origin, TokenTree
+from specdec_core.tokens.token_tree import Origin, RemoteDistribution, TokenTree
 
-# How many times longer than expected a draft may keep the target waiting.
+# The target waits at most this many times longer than expected.
 _PATIENCE = 4.0
 _LEAST_PATIENCE = 0.005  # seconds
-# A draft that has died between drafting a rejected token and saying what from is waited for.
+# A draft that dies before it has sent the distribution of a rejected token is waited for.
 _RETURN = 600.0  # seconds
 
-# Of the texts that drafts are told. Negative: tokens that drafts think of have the others.
+# Numbers of the last tokens of the texts that drafts are sent. Drafted tokens have positive ones.
 _ROOTS = count(-1, -1)
 
 
 @dataclass(slots=True, eq=False)
-class _Sprout:
-    """A token that the draft has told of, and what it has told to come behind it."""
+class _Node:
+    """A token that the draft has sent, and its children."""
 
     number: int
     token: int = -1
     chance: float | None = None
-    drawn: _Sprout | None = None
-    guesses: list[_Sprout] = field(default_factory=list)
+    drawn: _Node | None = None
+    guesses: list[_Node] = field(default_factory=list)
 
-    def child(self, token: int) -> _Sprout | None:
+    def child(self, token: int) -> _Node | None:
         if self.drawn is not None and self.drawn.token == token:
             return self.drawn
         return next((guess for guess in self.guesses if guess.token == token), None)
 
 
 @dataclass(slots=True)
-class _Stream:
-    """What has come from the draft for a slot, and may still be of use."""
+class _Slot:
+    """A slot's tokens from the draft that may still be of use: a tree after `anchor`, the last
+    token of the text that the draft is known to have. `place` is its position."""
 
-    sequence: SlotState
+    state: SlotState
     end: int
-    told: int = 0  # tokens of the text that the draft was told
-    draft: int = 0  # the number of the draft that knows the slot's text
-    anchor: _Sprout = field(default_factory=partial(_Sprout, 0))
-    place: int = 0  # the last of the text's tokens that the draft is known to have heard of: anchor
-    known: dict[int, _Sprout] = field(default_factory=dict)  # the anchor, and what is behind it
-    paused: int | None = None  # the candidate behind which the policy would stop
-    outdated: bool = False  # the draft was told a text that a round has been judged behind since
-    places: int = 0
+    sent: int = 0  # tokens of the text that the draft was sent
+    draft: int = 0  # the number of the draft that has the slot's text
+    anchor: _Node = field(default_factory=partial(_Node, 0))
+    place: int = 0
+    nodes: dict[int, _Node] = field(default_factory=dict)  # the tree's, by number
+    paused: int | None = None  # the candidate after which the policy would stop
+    outdated: bool = False  # a round has been verified since the draft was sent a text
+    fed: int = 0
     forwards: int = 0
 
     def restart(self, root: int, length: int) -> None:
-        """The draft is told a text of so many tokens, whose last one has this number."""
-        self.place, self.told, self.paused = length - 1, length, None
-        self._move(_Sprout(root))
+        """The draft is sent a text of `length` tokens, whose last one has the number `root`."""
+        self.place, self.sent, self.paused = length - 1, length, None
+        self._move(_Node(root))
 
-    def take(self, number: int, parent: int, token: int, drawn: bool, chance: float | None) -> bool:
-        """A token was told of. Whether it may be of use."""
-        owner, text = self.known.get(parent), self.sequence.tokens
+    def add(self, number: int, parent: int, token: int, drawn: bool, chance: float | None) -> bool:
+        """Add a token that the draft has sent. Returns whether it may be of use."""
+        owner, text = self.nodes.get(parent), self.state.tokens
         if owner is None:
             return False
-        sprout = _Sprout(number, token, chance)
+        node = _Node(number, token, chance)
         if owner is self.anchor and self.place < len(text) - 1:
             if text[self.place + 1] != token:
-                return False  # the target was first, and said another
+                return False  # the target has chosen another one meanwhile
             self.place += 1
-            self._move(sprout)
+            self._move(node)
             return True
         if drawn:
-            owner.drawn = sprout
+            owner.drawn = node
         else:
-            owner.guesses.append(sprout)
-        self.known[number] = sprout
+            owner.guesses.append(node)
+        self.nodes[number] = node
         return True
 
     def follow(self) -> None:
-        """The text has grown."""
-        text = self.sequence.tokens
+        """Move the anchor along the text, which has grown."""
+        text = self.state.tokens
         while self.place < len(text) - 1:
             following = self.anchor.child(text[self.place + 1])
             if following is None:
                 self.anchor.drawn, self.anchor.guesses = None, []
-                self.known = {self.anchor.number: self.anchor}
-                return
+                break
             self.place += 1
             self.anchor = following
         self._move(self.anchor)
 
-    def _move(self, anchor: _Sprout) -> None:
-        self.anchor, self.known = anchor, {}
-        behind = [anchor]
-        while behind:
-            sprout = behind.pop()
-            self.known[sprout.number] = sprout
-            behind += sprout.guesses
-            if sprout.drawn is not None:
-                behind.append(sprout.drawn)
+    def _move(self, anchor: _Node) -> None:
+        self.anchor, self.nodes = anchor, {}
+        pending = [anchor]
+        while pending:
+            node = pending.pop()
+            self.nodes[node.number] = node
+            pending += node.guesses
+            if node.drawn is not None:
+                pending.append(node.drawn)
 
-    def chain(self) -> list[_Sprout]:
-        """The candidates that are here."""
-        found: list[_Sprout] = []
-        if self.place == len(self.sequence.tokens) - 1:
-            sprout = self.anchor.drawn
-            while sprout is not None:
-                found.append(sprout)
-                sprout = sprout.drawn
-        return found
+    def chain(self) -> list[_Node]:
+        """The candidates that have arrived."""
+        chain: list[_Node] = []
+        if self.place == len(self.state.tokens) - 1:
+            node = self.anchor.drawn
+            while node is not None:
+                chain.append(node)
+                node = node.drawn
+        return chain
 
 
 class PearlDrafter(Drafter):
-    """Proposes what a draft elsewhere has drafted."""
+    """Proposes the candidates of an asynchronous draft."""
 
     def __init__(self, settings: PearlSettings, resources: Resources) -> None:
         self.settings, self.resources = settings, resources
         self.link = resources.open_link()
         self.pace = Pace(settings.window)
         self.timeline: Timeline | None = None
-        self._streams: dict[int, _Stream] = {}
-        self._answers: list[Distribution] = []
+        self._slots: dict[int, _Slot] = {}
+        self._distributions: list[Distribution] = []
         self._fed_at = 0.0
-        self._judging = False  # trees are at the target, or being judged
+        self._verifying = False  # from feeding the trees to the next proposal
         self._ready = False
-        self._refused: str | None = None  # why the draft cannot do what it was told to
-        self._meet()
+        self._refused: str | None = None  # why the draft cannot be configured
+        self._configure_draft()
 
     def prepare(self, seconds: float) -> bool:
         until = perf_counter() + seconds
         self._receive()
-        self._meet()
+        self._configure_draft()
         while not (ready := self._is_ready()) and (left := until - perf_counter()) > 0:
             if self._refused is not None:
                 raise UserError(self._refused)
             self._receive(min(left, 1.0))
-            self._meet()
+            self._configure_draft()
         return ready
 
     def open(self, sequences: Sequence[SlotState]) -> None:
-        for sequence in sequences:
-            # The target adds a token behind the last candidate.
-            end = len(sequence.tokens) + sequence.room + 1
-            self._streams[sequence.slot] = _Stream(sequence, end)
-        self._judging = False
-        self._meet()
+        for state in sequences:
+            # The target adds a token after the last candidate.
+            end = len(state.tokens) + state.room + 1
+            self._slots[state.slot] = _Slot(state, end)
+        self._verifying = False
+        self._configure_draft()
 
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         start = perf_counter()
-        self._judging = False
-        self._await(sequences)
-        trees = [self._tree(sequence) for sequence in sequences]
-        self._judging, self._fed_at = True, perf_counter()
+        self._verifying = False
+        self._wait_for_candidates(sequences)
+        trees = [self._tree(state) for state in sequences]
+        self._verifying, self._fed_at = True, perf_counter()
         self.resources.clock.waited += self._fed_at - start
-        self._mark("wait", start, self._fed_at)
+        self._trace("wait", start, self._fed_at)
         return trees
 
     def arrived(self, sequences: Sequence[SlotState], trees: Sequence[TokenTree]) -> None:
-        """The target's forward is over: the candidate behind each tree, if it is here by now, can
-        be judged too."""
+        """After the target's forward: the candidate after each tree, if it has arrived by now, can
+        be verified too."""
         now = perf_counter()
         self.pace.verified(now - self._fed_at)
-        self._mark("verify", self._fed_at, now, fed=[len(tree) for tree in trees])
+        self._trace("verify", self._fed_at, now, fed=[len(tree) for tree in trees])
         self._receive()
-        for sequence, tree in zip(sequences, trees, strict=True):
-            stream = self._streams[sequence.slot]
+        for state, tree in zip(sequences, trees, strict=True):
+            slot = self._slots[state.slot]
             tree.fed = fed = len(tree)
-            if fed <= sequence.room and self._knows(stream):
-                self._extend(tree, stream, fed + 1)
+            if fed <= state.room and self._has_text(slot):
+                self._extend(tree, slot, fed + 1)
 
     def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         accepted, judged = outcome.accepted, len(outcome.tree)
         self.pace.judged(accepted, rejected=accepted < judged)
-        self._tell(sequence.slot, judged, accepted, outcome.choices[: outcome.tree.read + 1])
+        self._commit(sequence.slot, judged, accepted, outcome.choices[: outcome.tree.read + 1])
 
     def missed(self, sequence: SlotState) -> None:
-        self._tell(sequence.slot)
+        self._commit(sequence.slot)
 
     def close(self, sequence: SlotState) -> None:
-        stream = self._streams.pop(sequence.slot)
-        if self._knows(stream):
-            new = [] if stream.outdated else sequence.tokens[stream.told :]
+        slot = self._slots.pop(sequence.slot)
+        if self._has_text(slot):
+            new = [] if slot.outdated else sequence.tokens[slot.sent :]
             self.link.send(End(sequence.slot, new))
 
-    # What is said
+    # Sending
 
-    def _knows(self, stream: _Stream) -> bool:
+    def _has_text(self, slot: _Slot) -> bool:
+        """Whether the draft that is connected was sent this slot's text."""
         link = self.link
-        return link.connected and link.configured is self and stream.draft == link.number
+        return link.connected and link.configured is self and slot.draft == link.number
 
     def _is_ready(self) -> bool:
         return self._ready and self.link.connected and self.link.configured is self
 
-    def _meet(self) -> None:
-        """Tell a draft that has come all that it has to know."""
+    def _configure_draft(self) -> None:
+        """Send a new draft its configuration and the texts of all slots."""
         link = self.link
         if not link.connected:
             return
@@ -237,44 +239,44 @@ class PearlDrafter(Drafter):
             facts = resources.vocab_size, resources.eos_token_ids
             link.send(Configure(settings.drafter, *shape, *facts))
             link.configured, self._ready, self._refused = self, False, None
-        for stream in self._streams.values():
-            if stream.draft != link.number:
-                self._introduce(stream)
+        for slot in self._slots.values():
+            if slot.draft != link.number:
+                self._begin(slot)
 
-    def _tell(
-        self, slot: int, judged: int = 0, accepted: int = 0, choices: Sequence[int] = ()
+    def _commit(
+        self, number: int, judged: int = 0, accepted: int = 0, choices: Sequence[int] = ()
     ) -> None:
-        """Tell the draft how a slot's text goes on."""
-        stream = self._streams[slot]
-        if self._knows(stream):
-            if stream.outdated:
-                self._introduce(stream)
+        """Send the draft the tokens that a slot's text has grown by."""
+        slot = self._slots[number]
+        if self._has_text(slot):
+            if slot.outdated:
+                self._begin(slot)
             else:
-                # All of it: of a round that it has proposed a part of it may be shown less.
-                text = stream.sequence.tokens
+                # All of the text: the outcome may be of a part of the round's tree.
+                text = slot.state.tokens
                 start = perf_counter()
-                self.link.send(Commit(slot, text[stream.told :], judged, accepted, list(choices)))
-                self._mark("talk", start, perf_counter())
-                stream.told = len(text)
-                stream.follow()
-        self._meet()
-        stream.outdated = False
+                self.link.send(Commit(number, text[slot.sent :], judged, accepted, list(choices)))
+                self._trace("talk", start, perf_counter())
+                slot.sent = len(text)
+                slot.follow()
+        self._configure_draft()
+        slot.outdated = False
 
-    def _introduce(self, stream: _Stream, candidates: Sequence[int] = ()) -> None:
-        """Tell the draft a slot's text, and the `candidates` behind it."""
-        sequence, root = stream.sequence, next(_ROOTS)
-        tokens = [*sequence.tokens, *candidates]
-        stream.restart(root, len(tokens))
-        stream.draft, stream.outdated = self.link.number, self._judging
-        seed = sequence.random.noise.seed
-        self.link.send(Begin(sequence.slot, root, tokens, stream.end, sequence.sampling, seed))
+    def _begin(self, slot: _Slot, candidates: Sequence[int] = ()) -> None:
+        """Send the draft a slot's text, and the `candidates` after it."""
+        state, root = slot.state, next(_ROOTS)
+        tokens = [*state.tokens, *candidates]
+        slot.restart(root, len(tokens))
+        slot.draft, slot.outdated = self.link.number, self._verifying
+        seed = state.random.noise.seed
+        self.link.send(Begin(state.slot, root, tokens, slot.end, state.sampling, seed))
 
-    # What is heard
+    # Receiving
 
-    def _await(self, sequences: Sequence[SlotState]) -> None:
-        """Give the draft time for as many candidates as are worth waiting for."""
+    def _wait_for_candidates(self, sequences: Sequence[SlotState]) -> None:
+        """Wait for as many candidates as pay."""
         self._receive()
-        self._meet()
+        self._configure_draft()
         wait = self.settings.wait
         if wait is None:
             wait = self.pace.wait()
@@ -283,104 +285,105 @@ class PearlDrafter(Drafter):
         expected = wait * self.pace.t_draft + self.pace.t_notice
         patience = max(_PATIENCE * expected, _LEAST_PATIENCE)
         start = perf_counter()
-        empty = any(not self._streams[s.slot].chain() for s in sequences)
+        empty = any(not self._slots[s.slot].chain() for s in sequences)
         while (left := start + patience - perf_counter()) > 0:
-            if not any(self._lacks(sequence, wait) for sequence in sequences):
+            if not any(self._lacks(state, wait) for state in sequences):
                 if empty:
                     self.pace.waited(wait, perf_counter() - start)
                 return
             if not self._receive(left):
                 return
 
-    def _lacks(self, sequence: SlotState, wait: int) -> bool:
-        stream = self._streams[sequence.slot]
-        if not self._knows(stream):
+    def _lacks(self, state: SlotState, wait: int) -> bool:
+        """Whether more candidates of a slot are worth waiting for."""
+        slot = self._slots[state.slot]
+        if not self._has_text(slot):
             return False
-        chain = stream.chain()
-        paused = any(sprout.number == stream.paused for sprout in chain)
-        return len(chain) < min(wait, sequence.room) and not paused
+        chain = slot.chain()
+        paused = any(node.number == slot.paused for node in chain)
+        return len(chain) < min(wait, state.room) and not paused
 
     def _receive(self, timeout: float = 0.0) -> bool:
-        """Take in what the draft has said. Whether it is there."""
+        """Handle the draft's messages. Returns whether it is connected."""
         start = perf_counter()
         for message in self.link.receive(timeout):
             match message:
                 case Drafted():
-                    self._drafted(message)
+                    self._add_drafted(message)
                 case Pause():
-                    if stream := self._streams.get(message.slot):
-                        stream.paused = message.node
+                    if slot := self._slots.get(message.slot):
+                        slot.paused = message.node
                 case Distribution():
-                    self._answers.append(message)
+                    self._distributions.append(message)
                 case Ready():
                     self._ready = True
                 case Refused():
                     self._refused = message.reason
         if not timeout:
-            self._mark("talk", start, perf_counter())
+            self._trace("talk", start, perf_counter())
         return self.link.connected
 
-    def _drafted(self, message: Drafted) -> None:
+    def _add_drafted(self, message: Drafted) -> None:
         if message.candidates:
             self.pace.drafted((message.ended - message.began) / message.candidates)
-        stream = self._streams.get(message.slot)
+        slot = self._slots.get(message.slot)
         useful = False
-        if stream is not None:
-            stream.forwards += 1
-            stream.places += message.places
-            useful = any([stream.take(*sprout) for sprout in message.sprouts])
+        if slot is not None:
+            slot.forwards += 1
+            slot.fed += message.nodes
+            useful = any([slot.add(*token) for token in message.tokens])
         if self.timeline is not None:
             began, ended = (time + self.link.offset for time in (message.began, message.ended))
-            self._mark("draft", began, ended, by="draft", useless=not useful)
+            self._trace("draft", began, ended, by="draft", useless=not useful)
 
-    # What is made of it
+    # Proposing
 
-    def _tree(self, sequence: SlotState) -> TokenTree:
-        stream, tree = self._streams[sequence.slot], TokenTree()
-        # Who drafted them cannot be asked about them when the draft is another by now.
-        if self._knows(stream):
-            self._extend(tree, stream, min(sequence.room, self.settings.window))
-        tree.draft_forwards, tree.draft_tokens = stream.forwards, stream.places
-        stream.forwards = stream.places = 0
+    def _tree(self, state: SlotState) -> TokenTree:
+        slot, tree = self._slots[state.slot], TokenTree()
+        # The distributions of a draft that is gone cannot be requested.
+        if self._has_text(slot):
+            self._extend(tree, slot, min(state.room, self.settings.window))
+        tree.draft_forwards, tree.draft_tokens = slot.forwards, slot.fed
+        slot.forwards = slot.fed = 0
         return tree
 
-    def _extend(self, tree: TokenTree, stream: _Stream, length: int) -> None:
-        """Make `tree` so long, where so much has come."""
-        parent = stream.anchor.number
-        for place, sprout in enumerate(stream.chain()[:length]):
-            if place >= len(tree):
-                self._add(tree, stream, parent, sprout)
-            parent = sprout.number
+    def _extend(self, tree: TokenTree, slot: _Slot, length: int) -> None:
+        """Extend `tree` to at most `length` candidates."""
+        parent = slot.anchor.number
+        for depth, node in enumerate(slot.chain()[:length]):
+            if depth >= len(tree):
+                self._add(tree, slot, parent, node)
+            parent = node.number
 
-    def _add(self, tree: TokenTree, stream: _Stream, parent: int, sprout: _Sprout) -> None:
+    def _add(self, tree: TokenTree, slot: _Slot, parent: int, node: _Node) -> None:
         source = None
-        if sprout.chance is not None:
-            fetch = partial(self._fetch, stream, stream.draft, parent, tree.tokens[:])
-            source = Elsewhere(sprout.chance, fetch)
-        tree.add(sprout.token, len(tree) - 1, Origin.DRAFT, source)
+        if node.chance is not None:
+            fetch = partial(self._fetch, slot, slot.draft, parent, tree.tokens[:])
+            source = RemoteDistribution(node.chance, fetch)
+        tree.add(node.token, len(tree) - 1, Origin.DRAFT, source)
 
-    def _fetch(self, stream: _Stream, draft: int, node: int, before: Sequence[int]) -> Tensor:
-        """What `draft` drew the candidate behind this node from, `before` which there are others.
-        The candidate was rejected: to go on without an answer would not be exact, so a draft that
-        has died is waited for, and its successor asked."""
-        slot, until = stream.sequence.slot, perf_counter() + _RETURN
-        asked = 0
+    def _fetch(self, slot: _Slot, draft: int, node: int, before: Sequence[int]) -> Tensor:
+        """The distribution from which `draft` drew the candidate after `node`, which follows the
+        candidates `before`. The candidate was rejected, and resampling without the distribution
+        would not be exact. So a draft that has died is waited for, and its successor asked."""
+        number, until = slot.state.slot, perf_counter() + _RETURN
+        asked = 0  # the number of the draft that was asked
         while perf_counter() < until:
             if self.link.connected and asked != self.link.number:
                 if draft != self.link.number:
                     draft = self.link.number
-                    self._meet()
-                    self._introduce(stream, before)
-                    node = stream.anchor.number
-                self.link.send(Ask(slot, node))
+                    self._configure_draft()
+                    self._begin(slot, before)
+                    node = slot.anchor.number
+                self.link.send(RequestDistribution(number, node))
                 asked = self.link.number
             self._receive(0.05)
-            for answer in self._answers:
-                if (answer.slot, answer.node) == (slot, node):
-                    self._answers.clear()
+            for answer in self._distributions:
+                if (answer.slot, answer.node) == (number, node):
+                    self._distributions.clear()
                     return answer.tensor()
         raise LinkLost("the draft has died and did not come back")
 
-    def _mark(self, what: str, start: float, end: float, by: str = "target", **facts: Any) -> None:
+    def _trace(self, what: str, start: float, end: float, by: str = "target", **facts: Any) -> None:
         if self.timeline is not None:
             self.timeline.add(by, what, start, end, **facts)

@@ -1,4 +1,4 @@
-"""How the two sides of PEARL reach each other."""
+"""The connection between the two sides of PEARL."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specdec_core.base.errors import UserError
 
 
 def no_link() -> Link:
-    """The link of an engine that runs in one process only.
+    """The link of an engine in a single process.
 
     Raises:
         UserError: always.
@@ -20,29 +20,27 @@ def no_link() -> Link:
 
 
 class Link(Protocol):
-    """The target's end of the way to its draft. Messages arrive whole and in order, or the link
-    is lost; then another draft may come, on the same link, under the next number. `configured` is
-    the drafter by which the draft that is there now was told how to draft, `offset` the seconds
-    that the draft's clock is behind."""
+    """The target's end of the connection to its draft. Messages arrive whole and in order until
+    the draft is lost; then another draft may connect under the next number. `configured` is the
+    drafter that configured the current draft, `offset` the seconds to add to the draft's clock."""
 
     configured: object
     offset: float
 
     @property
     def number(self) -> int:
-        """How many drafts have come so far; 0 while none has."""
+        """How many drafts have connected so far."""
         ...
 
     @property
     def connected(self) -> bool:
-        """Whether the draft is there, as far as anybody knows."""
+        """Whether a draft is connected, as far as is known."""
         ...
 
     def send(self, message: Any) -> None:
-        """Say something. Nobody may be there to hear it."""
+        """Send a message; it is dropped when no draft is connected."""
         ...
 
     def receive(self, timeout: float = 0.0) -> Sequence[Any]:
-        """What the draft has said since the last call; waits up to so many seconds for the first
-        of it."""
+        """The draft's messages since the last call; waits up to `timeout` seconds for the first."""
         ...

@@ -1,8 +1,8 @@
-"""What the two sides of PEARL tell each other: tokens, and now and then a distribution.
+"""The messages between the two sides of PEARL: tokens, and now and then a distribution.
 
-Every token that a draft thinks of has a number, and is told with the number of the token that it
-follows. So both sides know a tree of what the text may become, and neither has to ask the other
-what a message was about: a token whose predecessor is not known any more is of no use.
+Every drafted token has a number and is sent with the number of the token before it. So both sides
+hold a tree of what may follow the text, and messages may cross: a token whose predecessor has been
+dropped meanwhile is dropped, too.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from specdec_core.config import ChainSettings, Sampling
 
-# Of a distribution's entries, so many at most may be above 0 for it to travel without its zeros.
+# A distribution is sent without its zeros when at most this share of its entries is above 0.
 _SPARSE = 0.25
 
 
 class Configure(NamedTuple):
-    """Draft in this way from now on, up to `ahead` tokens beyond what the target has confirmed,
-    at up to `width` places of a slot's tree in each forward, beside the candidates' end those that
-    the text comes to with a chance of at least `least`."""
+    """Draft in this way from now on: up to `ahead` tokens beyond what the target has confirmed, at
+    up to `width` nodes of a slot's tree in each forward, the end of the chain and others that the
+    text reaches with a probability of at least `least`."""
 
     drafter: ChainSettings
     slots: int
@@ -34,7 +34,7 @@ class Configure(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The answer to :class:`Configure`: whatever it takes is loaded."""
+    """The answer to :class:`Configure`: everything is loaded."""
 
 
 class Refused(NamedTuple):
@@ -44,8 +44,7 @@ class Refused(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """A slot's text, whose last token has the number `root`; it ends with `end` tokens at the
-    latest."""
+    """A slot's text, whose last token has the number `root`; it will have at most `end` tokens."""
 
     slot: int
     root: int
@@ -56,9 +55,9 @@ class Begin(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """The target has confirmed that a slot's text goes on with these tokens. Of `drafted`
-    candidates it accepted so many; `choices` are its own behind the text before and behind those
-    that it has read."""
+    """The target has confirmed the next tokens of a slot's text. Of `drafted` candidates it has
+    `accepted` some; `choices` are its own tokens after the text before the round and after each
+    candidate that it has read."""
 
     slot: int
     tokens: list[int]
@@ -68,47 +67,46 @@ class Commit(NamedTuple):
 
 
 class End(NamedTuple):
-    """The slot's request is over; its text has gone on with these tokens."""
+    """The slot's request is over; `tokens` are the last of its text."""
 
     slot: int
     tokens: list[int]
 
 
-class Ask(NamedTuple):
-    """From what was the token behind this one drawn?"""
+class RequestDistribution(NamedTuple):
+    """Asks for the distribution that the token after this node was drawn from."""
 
     slot: int
     node: int
 
 
-# A token: its number, that of the token before it, what it is, whether it was drawn from what the
-# draft says there (else it is a guess at what the target may say instead), and under rejection
-# sampling with what probability.
-Sprout = tuple[int, int, int, bool, float | None]
+# A token: its number, the number of the token before it, the token itself, whether the draft drew
+# it (else the target may choose it instead), and under rejection sampling its probability.
+DraftedToken = tuple[int, int, int, bool, float | None]
 
 
 class Drafted(NamedTuple):
-    """Tokens of a slot, by one forward, which took from `began` to `ended` on the draft's clock,
-    looked at so many places and brought so many new `candidates`."""
+    """New tokens of a slot by one forward, from `began` to `ended` on the draft's clock. It read
+    `nodes` nodes of the slot's tree and made the chain `candidates` longer."""
 
     slot: int
-    sprouts: list[Sprout]
-    places: int
+    tokens: list[DraftedToken]
+    nodes: int
     candidates: int
     began: float
     ended: float
 
 
 class Pause(NamedTuple):
-    """The draft's policy would have the candidates up to this one verified now."""
+    """The draft's length policy stops the chain at this candidate: verify it now."""
 
     slot: int
     node: int
 
 
 class Distribution(NamedTuple):
-    """The answer to :class:`Ask`: `values` of a distribution over `size` tokens, at `places` or
-    at all of them."""
+    """The answer to :class:`RequestDistribution`: the `values` of a distribution over `size`
+    tokens, at `places` or at all of them."""
 
     slot: int
     node: int
@@ -118,7 +116,7 @@ class Distribution(NamedTuple):
 
     @classmethod
     def of(cls, slot: int, node: int, probabilities: Tensor) -> Distribution:
-        """`probabilities` (vocabulary,), as small as they are without loss."""
+        """The message for `probabilities` (vocabulary,), as short as possible without loss."""
         values = probabilities.float().cpu().numpy()
         places = values.nonzero()[0]
         if len(places) > _SPARSE * len(values):

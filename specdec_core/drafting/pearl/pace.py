@@ -1,30 +1,28 @@
-"""How many candidates to wait for behind a rejection.
+"""How many candidates to wait for after a rejection.
 
-While the target verifies, the draft drafts, so behind an accepted round the next candidates are
-there at once: n of them, about t_target / t_draft. Behind a rejection there are none, and waiting
-for w of them costs w · t_draft. A round that feeds k candidates judges k + 1: the one that comes
-meanwhile by the last of its distributions. It brings those that are accepted and, at a rejection,
-the target's own token; with a chance α that a candidate is accepted that is, on average,
-E(k) = Σ α^i for i = 0 … k = (1 − α^(k+1)) / (1 − α). A round is followed by another that need not
-wait with probability α^(k+1). So of the rounds the share that
-begins behind a rejection, π, and the others, 1 − π, are in balance at π α^(w+1) = (1 − π)(1 −
-α^(n+1)), and the w to choose brings the most tokens a second:
+The draft drafts while the target verifies, so after an accepted round the next candidates are there
+at once: n of them, about t_target / t_draft. After a rejection there are none, and waiting for w of
+them costs w · t_draft. A round that feeds k candidates verifies k + 1: the one that arrives
+meanwhile by the last of its distributions. It brings the accepted ones and, at a rejection, the
+target's own token; with the probability α that a candidate is accepted, this is on average
+E(k) = Σ α^i for i = 0 … k = (1 − α^(k+1)) / (1 − α). The next round need not wait with probability
+α^(k+1). The share π of rounds that begin after a rejection is in balance with the others, 1 − π, at
+π α^(w+1) = (1 − π)(1 − α^(n+1)). The best w brings the most tokens a second:
 
     (π E(w) + (1 − π) E(n)) / (π (w t_draft + t_notice) + t_target)
 
-where t_notice is what passes until the draft has heard of the rejection and ended the forward that
-it was in. PEARL's pre-verification is w = 0, without t_notice.
+where t_notice is the time until the draft has received the rejection and ended its current forward.
+PEARL's pre-verification is w = 0, without t_notice.
 """
 
 from __future__ import annotations
 
-_FORWARDS, _CANDIDATES = 50, 200  # of the last that were seen, about so many count
-_HOLDS = 16  # rounds for which an answer holds
+_FORWARDS, _CANDIDATES = 50, 200  # about how many of the latest are averaged
+_HOLDS = 16  # rounds between two computations of the wait
 
 
 class _Mean:
-    """The mean of the last values, of about `memory`; of all while there are fewer. It begins at
-    `start`, as if that had been seen `times`."""
+    """The mean of about the last `memory` values. It begins as if `start` had come `times`."""
 
     def __init__(self, memory: int, start: float = 0.0, times: int = 0) -> None:
         self.value, self.count, self._memory = start, times, memory
@@ -35,8 +33,8 @@ class _Mean:
 
 
 class Pace:
-    """What forwards take and how often candidates are accepted, as seen lately; `most` candidates
-    can be waited for."""
+    """Recent times of forwards and acceptance of candidates, and the wait of at most `most`
+    candidates that follows from them."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -46,7 +44,7 @@ class Pace:
 
     @property
     def t_draft(self) -> float:
-        """Seconds that the draft takes for a candidate."""
+        """Seconds of drafting a candidate."""
         return self._draft.value
 
     @property
@@ -56,28 +54,28 @@ class Pace:
 
     @property
     def t_notice(self) -> float:
-        """Seconds that pass behind a rejection beside drafting."""
+        """Seconds of a wait after a rejection that are not spent on drafting."""
         return self._notice.value
 
     @property
     def acceptance(self) -> float:
-        """The chance that a candidate is accepted."""
+        """The probability α that a candidate is accepted."""
         return self._acceptance.value
 
     def drafted(self, seconds: float) -> None:
-        """A candidate took the draft so long."""
+        """A candidate was drafted in `seconds`."""
         self._draft.add(seconds)
 
     def verified(self, seconds: float) -> None:
-        """A forward of the target took so long."""
+        """A forward of the target took `seconds`."""
         self._target.add(seconds)
 
     def waited(self, candidates: int, seconds: float) -> None:
-        """So many candidates came behind a rejection after so long."""
+        """After a rejection the `candidates` arrived within `seconds`."""
         self._notice.add(max(seconds - candidates * self.t_draft, 0.0))
 
     def judged(self, accepted: int, rejected: bool) -> None:
-        """So many candidates of a round were accepted before one was rejected, or none was."""
+        """A round's verdict: the candidates `accepted`, and whether one was `rejected`."""
         for value in [1.0] * accepted + [0.0] * rejected:
             self._acceptance.add(value)
 
@@ -95,10 +93,10 @@ class Pace:
         alpha = min(self.acceptance, 0.999)
         n = min(int(self.t_target / self.t_draft), self.most)
         on, stays = alpha ** (w + 1), alpha ** (n + 1)
-        behind = (1 - stays) / (1 - stays + on)
-        tokens = behind * _tokens(alpha, w) + (1 - behind) * _tokens(alpha, n)
+        share = (1 - stays) / (1 - stays + on)  # π
+        tokens = share * _tokens(alpha, w) + (1 - share) * _tokens(alpha, n)
         waiting = w * self.t_draft + self.t_notice if w else 0.0
-        return tokens / (behind * waiting + self.t_target)
+        return tokens / (share * waiting + self.t_target)
 
 
 def _tokens(alpha: float, fed: int) -> float:

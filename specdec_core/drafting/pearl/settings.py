@@ -1,4 +1,4 @@
-"""What there is to say of a draft that drafts on while the target verifies."""
+"""The settings of asynchronous drafting (PEARL)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 
 
 class PearlSettings(DrafterSettings):
-    """A draft model, by itself or sped up by a lookup, drafts on, on a device of its own, while the
+    """A draft model, by itself or sped up by a lookup, drafts on a device of its own while the
     target verifies (PEARL)."""
 
     kind: Literal["pearl"] = "pearl"
@@ -21,22 +21,22 @@ class PearlSettings(DrafterSettings):
     wait: int | None = Field(
         default=None,
         ge=0,
-        description="candidates waited for behind a rejection; 0: none, as PEARL's"
+        description="candidates waited for after a rejection; 0: none, as PEARL's"
         " pre-verification; unset: as many as pay, by the forwards' times",
     )
     width: int = Field(
         default=1,
         ge=1,
         le=16,
-        description="places that a forward of the draft looks at: the candidates' end, and so many"
-        " less 1 behind what the target may say instead of one of them. For where a forward of a"
-        " few tokens takes as long as one of a single token; 1 is PEARL as published",
+        description="tokens that a forward of the draft reads: the last candidate, and the others"
+        " are alternatives that the target may choose instead of a candidate. For devices where a"
+        " forward of a few tokens takes as long as one of a single token; 1 is PEARL as published",
     )
     least: float = Field(
         default=0.1,
         ge=0,
         lt=1,
-        description="the chance, as the draft sees it, from which on such a place is worth a look",
+        description="the least probability, by the draft, of an alternative that is read",
     )
 
     def model_post_init(self, _: Any) -> None:
@@ -51,12 +51,15 @@ class PearlSettings(DrafterSettings):
 
     @property
     def sentence(self) -> str:
-        waits = {None: "", 0: " It never waits for candidates behind a rejection."}
-        wait = waits.get(self.wait, f" Behind a rejection {self.wait} candidates are waited for.")
+        waits = {None: "", 0: " It never waits for candidates after a rejection."}
+        wait = waits.get(
+            self.wait,
+            f" After a rejection the target waits for {count(self.wait or 0, 'candidate')}.",
+        )
         width = ""
         if self.width > 1:
-            width = f" Each of its forwards looks at up to {self.width} places"
-            width += f" of a chance of {self.least:g} or more."
+            width = f" Each of its forwards reads up to {self.width} tokens that"
+            width += f" follow with a probability of {self.least:g} or more."
         return (
             f"{self.drafter.sentence} Meanwhile the target verifies, on another device, up to"
             f" {count(self.window, 'token')} at once (PEARL).{wait}{width}"
@@ -64,13 +67,13 @@ class PearlSettings(DrafterSettings):
 
     @property
     def depth(self) -> int:
-        # The last one is judged, but not fed.
+        # The last one is verified, but not fed.
         return self.window + 1
 
     @property
     def ahead(self) -> int:
-        """Tokens that are drafted beyond what is confirmed, at most: a window that is being
-        verified, and the next."""
+        """The most tokens drafted beyond the confirmed text: a window that is being verified, and
+        the next."""
         return 2 * self.window + 1
 
     @property
@@ -78,8 +81,8 @@ class PearlSettings(DrafterSettings):
         return (self.drafter,)
 
     @property
-    def beside(self) -> bool:
+    def asynchronous(self) -> bool:
         return True
 
     def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
-        return "what is there when depends on time"
+        return "which candidates have arrived when depends on time"

@@ -1,4 +1,4 @@
-"""A link over a socket, and the draft's process at its other end."""
+"""A link over a socket, and the loop of the draft's process."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from time import perf_counter
 from typing import Any
 
 from specdec_core.base.wire import PATIENCE, LinkLost, Listener, Wire, connect, dumps
-from specdec_core.drafting.pearl.ahead import Ahead
+from specdec_core.drafting.pearl.asynchronous_draft import AsynchronousDraft
 from specdec_core.drafting.pearl.messages import Commit, Drafted, Pause
 from specdec_core.models.pair import Pair
 
 # Clocks further apart than this are different clocks: processes of one machine share one.
 _SAME_CLOCK = 0.05  # seconds
 
-# Messages of numbers alone, by far the most frequent, are written in a quicker way than others.
+# The most frequent messages hold only numbers; marshal writes those faster than pickle.
 _PLAIN = (Drafted, Commit, Pause)
 _KINDS = {kind: bytes([number]) for number, kind in enumerate(_PLAIN)}
 _ANY = bytes([255])
@@ -37,10 +37,9 @@ def _decode(data: bytearray) -> Any:
     return pickle.loads(content)
 
 
-class WireLink:
-    """A :class:`specdec_core.drafting.pearl.link.Link` that drafts connect to: at `port`, if they
-    know the
-    `key`. When one is lost, the next one that comes takes its place."""
+class SocketLink:
+    """A :class:`specdec_core.drafting.pearl.link.Link`. Drafts that know the `key` connect to it at
+    `port`. When one is lost, the next one that connects takes its place."""
 
     def __init__(self, host: str = "") -> None:
         self.number, self.offset = 0, 0.0
@@ -61,19 +60,18 @@ class WireLink:
                 self._lose()
 
     def receive(self, timeout: float = 0.0) -> list[Any]:
-        wire = self._wire or self._meet(timeout)
+        wire = self._wire or self._accept(timeout)
         if wire is None:
             return []
-        found: list[Any] = []
         try:
-            found = wire.receive(timeout)
+            return wire.receive(timeout)
         except LinkLost:
             self._lose()
-        return found
+            return []
 
     def wait(self, timeout: float) -> bool:
-        """Whether a draft is there, within so many seconds."""
-        return (self._wire or self._meet(timeout)) is not None
+        """Whether a draft is connected, within `timeout` seconds."""
+        return (self._wire or self._accept(timeout)) is not None
 
     def close(self) -> None:
         self._lose()
@@ -84,8 +82,8 @@ class WireLink:
             self._wire.close()
         self._wire = self.configured = None
 
-    def _meet(self, timeout: float) -> Wire | None:
-        """Let a draft in that has come, or comes within so many seconds."""
+    def _accept(self, timeout: float) -> Wire | None:
+        """Accept the next draft that connects within `timeout` seconds."""
         if (wire := self._listener.accept(timeout)) is None:
             return None
         try:
@@ -100,16 +98,16 @@ class WireLink:
 
 
 def serve(host: str, port: int, key: bytes, pair: Pair) -> None:
-    """Draft for the engine at that address until it is gone. Raises :class:`LinkLost` where it
-    cannot be reached."""
+    """Draft for the engine at that address until it closes the connection. Raises
+    :class:`LinkLost` where it cannot be reached."""
     with closing(connect(host, port, key, _encode, _decode)) as wire, suppress(LinkLost):
         wire.send(perf_counter())
-        ahead = Ahead(pair, wire.send, salt=secrets.token_hex(8))
-        # What is loaded by now stays: no target shall wait for it to be looked through.
+        draft = AsynchronousDraft(pair, wire.send, salt=secrets.token_hex(8))
+        # What is loaded by now stays; collecting it again would keep the target waiting.
         gc.collect()
         gc.freeze()
         busy = False
         while True:
             for message in wire.receive(0.0 if busy else None):
-                ahead.handle(message)
-            busy = ahead.draft()
+                draft.handle(message)
+            busy = draft.draft()

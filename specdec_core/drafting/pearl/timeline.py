@@ -1,4 +1,4 @@
-"""What the draft and the target did when."""
+"""When the draft and the target did what, for a trace."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-_MOST = 200_000  # spans that are kept, the latest
+_MOST = 200_000  # spans kept, the latest
 
 
 @dataclass(slots=True)
 class Span:
-    """Seconds on the target's clock in which somebody did something."""
+    """Work of one side, in seconds on the target's clock."""
 
     by: str  # "draft" or "target"
     what: str  # "draft", "verify", "wait"
@@ -26,7 +26,7 @@ class Span:
 
 
 class Timeline:
-    """Spans in the order in which they were heard of."""
+    """Spans in the order of their arrival."""
 
     def __init__(self) -> None:
         self.spans: deque[Span] = deque(maxlen=_MOST)
@@ -38,11 +38,11 @@ class Timeline:
         """For chrome://tracing and Perfetto: a row each for the draft and the target."""
         first = min((span.start for span in self.spans), default=0.0)
         rows = {name: number for number, name in enumerate(sorted({s.by for s in self.spans}), 1)}
-        named = [
+        names = [
             {"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": name}}
             for name, tid in rows.items()
         ]
-        return {"traceEvents": [*named, *(_event(s, first, rows[s.by]) for s in self.spans)]}
+        return {"traceEvents": [*names, *(_event(s, first, rows[s.by]) for s in self.spans)]}
 
 
 def _event(span: Span, first: float, row: int) -> dict[str, Any]:
@@ -58,5 +58,5 @@ def _event(span: Span, first: float, row: int) -> dict[str, Any]:
 
 
 def busy(spans: Iterable[Span], by: str, what: str) -> float:
-    """Seconds that somebody spent on something."""
+    """Seconds that a side spent on one kind of work."""
     return sum(span.seconds for span in spans if (span.by, span.what) == (by, what))

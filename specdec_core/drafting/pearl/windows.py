@@ -1,15 +1,16 @@
-"""A length policy for a draft that drafts ahead.
+"""Length policies in asynchronous drafting.
 
-A policy knows rounds: a limit, one candidate after the other, a verdict. A draft that drafts on has
-no rounds. So its chain is divided into windows, and each window is a round to the policy. A window
-begins with the first candidate that the text has not confirmed, and grows until the policy stops
-it. Its verdict is the text: accepted are the candidates that the text repeats, whichever round of
-the target wrote it. It comes when the text has repeated all of them, or goes on in another way.
-Greedy and coupled, that is what the target would say of each candidate; with rejection sampling one
-that came too late to be judged counts as accepted only if the target has drawn the same token.
+A length policy works in rounds: a limit, one candidate after the other, a verdict. An asynchronous
+draft has no rounds. So its chain is divided into windows, and each window is a round to the policy.
+A window begins with the first candidate that the text does not have yet, and grows until the policy
+stops it. Its accepted candidates are those that the text repeats, whichever round of the target
+wrote it. Its verdict comes when the text has repeated all of them or has departed from them. In
+greedy and coupled decoding this is the target's verdict on each candidate. With rejection sampling
+a candidate that came too late to be verified counts as accepted only if the target drew the same
+token.
 
-What is drafted behind a stopped window waits for that window's verdict. So the policy knows what
-became of one window when it decides about the next, as it does where draft and target take turns.
+The policy sees the candidates after a stopped window once that window has its verdict. So it knows
+the outcome of one window when it decides about the next, as in synchronous drafting.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec_core.drafting.pearl.canopy import Node, Source
+from specdec_core.drafting.pearl.draft_tree import Node, Source
 from specdec_core.drafting.pearl.messages import Pause
 from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
 from specdec_core.drafting.policies.signals import Signals
@@ -28,7 +29,7 @@ from specdec_core.drafting.policies.signals import Signals
 
 @dataclass(slots=True)
 class _Window:
-    last: Node  # of its candidates; of an empty one, what the first candidate will follow
+    last: Node  # its last candidate; the token before the first one while it is empty
     source: Source | None = None  # what the last candidate was drawn from
     limit: int = 0
     drafted: int = 0
@@ -47,27 +48,27 @@ class _Window:
 
 
 class Windows:
-    """The windows of all slots, one at a time of each. `final` tokens end a text."""
+    """The current window of each slot. `final` tokens end a text."""
 
     def __init__(self, policy: LengthPolicy, final: frozenset[int]) -> None:
         self._policy, self._final = policy, final
         self._windows: dict[int, _Window] = {}
 
     def begin(self, slot: int, root: Node) -> None:
-        """A slot's text is new; `root` is its last token."""
+        """A slot has a new text, whose last token is `root`."""
         self._policy.reset(slot)
         self._windows[slot] = _Window(root)
 
-    def confirm(self, slot: int, root: Node, agreed: int, parted: bool) -> None:
-        """The text, now up to `root`, goes on with so many of the chain's tokens; whether it has
-        then `parted` from the chain."""
+    def confirm(self, slot: int, root: Node, agreed: int, departed: bool) -> None:
+        """The text, now up to `root`, has repeated `agreed` more of the chain's tokens, and has
+        then `departed` from the chain or not."""
         window = self._windows[slot]
         window.accepted = min(window.accepted + agreed, window.drafted)
-        if not parted and window.accepted < window.drafted:
+        if not departed and window.accepted < window.drafted:
             return
         if window.drafted:
-            told = PolicyOutcome(window.drafted, window.accepted, window.draft_calls)
-            self._policy.observe(slot, told)
+            outcome = PolicyOutcome(window.drafted, window.accepted, window.draft_calls)
+            self._policy.observe(slot, outcome)
         self._windows[slot] = _Window(root)
 
     def end(self, slot: int) -> None:
@@ -75,8 +76,8 @@ class Windows:
         del self._windows[slot]
 
     def grow(self) -> Iterator[Pause]:
-        """Show the policy what the chains have grown by, one token of each slot at a time. Where it
-        stops, there is a pause."""
+        """Show the policy the new tokens of the chains, one of each slot at a time. Yields a pause
+        where it stops."""
         policy = self._policy
         while grown := {s: w for s, w in self._windows.items() if w.last.drawn and not w.stopped}:
             for slot, window in grown.items():
@@ -88,8 +89,8 @@ class Windows:
             shown = {s: w for s, w in grown.items() if policy.learns or not w.stopped}
             if shown:
                 answers = zip(shown.values(), policy.go_on(self._signals(shown)), strict=True)
-                for window, going in answers:
-                    window.stopped = window.stopped or not going
+                for window, goes_on in answers:
+                    window.stopped = window.stopped or not goes_on
             yield from (Pause(s, w.last.number) for s, w in grown.items() if w.stopped)
 
     def _signals(self, shown: Mapping[int, _Window]) -> Signals:

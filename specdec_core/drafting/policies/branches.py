@@ -1,4 +1,4 @@
-"""A length policy on a tree: which branches go on?"""
+"""Length policies on trees: which branches go on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Branches:
         self.policy = policy
 
     def go_on(self, signals: Signals, before: Sequence[float]) -> tuple[list[bool], list[float]]:
-        """For each of n candidates (branches of a slot best first) whether to draft behind it, and
+        """For each of n candidates (branches of a slot best first) whether to draft after it, and
         its branch's product; `before` (n,) has the products up to the candidates before, 1 at
         first."""
         policy = self.policy

@@ -12,9 +12,9 @@ from specdec_core.drafting.policies.policy import LengthPolicy
 
 
 class ByBatchSettings(PolicySettings):
-    """K candidate tokens by how many requests are decoded together: `tokens[n]` from n requests on,
-    up to the next larger one that is named; 0 drafts nothing. With more requests a forward of
-    several tokens each stops being nearly free, and a rejected candidate begins to cost."""
+    """K candidate tokens by the number of requests decoded together: `tokens[n]` from n requests
+    on, up to the next larger key; 0 drafts nothing. With more requests a forward of several tokens
+    each stops being nearly free, and a rejected candidate begins to cost."""
 
     kind: Literal["by_batch"] = "by_batch"
     tokens: dict[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0, le=128)]]
@@ -53,8 +53,8 @@ class ByBatchSettings(PolicySettings):
 
 
 class ByBatchPolicy(LengthPolicy):
-    """K by the number of requests in the round. What is drafted for a request then depends on who
-    shares its batch, but neither its greedy output does, nor the distribution of a sampled one."""
+    """K by the number of requests in the round. A request's drafts then depend on the size of the
+    batch, but neither its greedy output does, nor the distribution of a sampled one."""
 
     settings: ByBatchSettings
 

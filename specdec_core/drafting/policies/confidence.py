@@ -33,7 +33,7 @@ class ConfidenceSettings(PolicySettings):
 
 
 class ConfidencePolicy(Rule):
-    """Stop behind a token whose distribution peaks below the threshold."""
+    """Stop after a token whose distribution peaks below the threshold."""
 
     reads = ("top_probability",)
 

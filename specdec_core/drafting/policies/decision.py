@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class DecisionSettings(HeadSettings):
-    """Stop behind a candidate that a decision model gives less than `threshold` to be accepted
-    (improved MCSD, §3.3); `cumulative`, behind candidates that it gives less than that together."""
+    """Stop after a candidate whose acceptance has a probability below `threshold` by a decision
+    model (improved MCSD, §3.3); `cumulative`, where the product of the round's is below it."""
 
     head_kinds: ClassVar = ("t1", "t2", "joint")
 
@@ -44,8 +44,8 @@ class DecisionSettings(HeadSettings):
 
 
 class DecisionPolicy(HeadRule):
-    """Stop behind a candidate that the decision model gives less than the threshold (improved
-    MCSD, §3.3; a chain is one sequence, so all sequences are below when it is)."""
+    """Stop after a candidate whose probability by the decision model is below the threshold
+    (improved MCSD, §3.3; a chain is one sequence, so all sequences are below when it is)."""
 
     def __init__(self, settings: DecisionSettings, head: LoadedHead) -> None:
         super().__init__(settings, head)

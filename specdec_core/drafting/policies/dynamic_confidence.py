@@ -55,7 +55,7 @@ class _History:
 
 
 class DynamicConfidenceSettings(PolicySettings):
-    """Stop behind a token with q(y) below a threshold that follows what was accepted and rejected
+    """Stop after a token with q(y) below a threshold that follows what was accepted and rejected
     (transformers' `assistant_confidence_threshold`)."""
 
     kind: Literal["dynamic_confidence"] = "dynamic_confidence"
@@ -77,7 +77,7 @@ class DynamicConfidenceSettings(PolicySettings):
 
 
 class DynamicConfidencePolicy(LengthPolicy):
-    """Stop behind a token with q(y) < τ, where τ is moved after every round to the point of the
+    """Stop after a token with q(y) < τ, where τ is moved after every round to the point of the
     request's ROC curve with the least cost (see :func:`best_threshold`).
 
     This is transformers' `assistant_confidence_threshold` with `num_assistant_tokens` =
@@ -111,7 +111,7 @@ class DynamicConfidencePolicy(LengthPolicy):
 
     def observe(self, slot: int, outcome: PolicyOutcome) -> None:
         history, accepted = self._history(slot), outcome.accepted
-        # Behind the first rejected token the target has judged nothing.
+        # The target has judged nothing after the first rejected token.
         judged, history.round = history.round[: accepted + 1], []
         history.probabilities += judged
         history.accepted += [True] * min(accepted, len(judged)) + [False] * (len(judged) - accepted)

@@ -45,9 +45,9 @@ class HeuristicPolicy(LengthPolicy):
 
     The rule of transformers' `AssistedCandidateGenerator`. Transient, every request begins with
     `start` (its "heuristic_transient"); lasting, a slot's K goes on into its next request (its
-    "heuristic"). Each slot has a K of its own, so that nobody's drafts depend on who shares the
-    batch. Unlike there, K never exceeds `max_tokens`, and what a request's last round would have
-    changed is not carried over, because that round is cut by the end of the text.
+    "heuristic"). Each slot has its own K, so that a request's drafts do not depend on the rest of
+    the batch. Unlike there, K never exceeds `max_tokens`, and the last round of a request does not
+    change K, because it is cut by the end of the text.
     """
 
     settings: HeuristicSettings

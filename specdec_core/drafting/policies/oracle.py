@@ -38,7 +38,7 @@ class OraclePolicy(LengthPolicy):
     """As many candidates as the target would accept, from a recording.
 
     Raises:
-        UserError: it is to decode.
+        UserError: always; only a replay can follow it.
     """
 
     def __init__(self, settings: OracleSettings) -> None:
@@ -53,7 +53,7 @@ class OraclePolicy(LengthPolicy):
 
 
 class Foresight(LengthPolicy):
-    """The oracle where the future is on record."""
+    """The oracle in a replay, where the future is recorded."""
 
     def lengths(self, draft: RecordedChains) -> np.ndarray:
         return np.asarray(np.minimum(draft.agreeing, self.settings.max_tokens))

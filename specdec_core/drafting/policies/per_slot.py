@@ -1,4 +1,4 @@
-"""Several policies at once: every slot follows one of its own."""
+"""Several length policies in one drafter: each slot follows one of them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class PerSlot(LengthPolicy):
         for place, slot in enumerate(signals.slots):
             places.setdefault(self.chosen[slot], []).append(place)
         answers = [False] * len(signals.slots)
-        for number, own in places.items():
-            shown = signals if len(places) == 1 else signals.only(own)
-            for place, answer in zip(own, self.policies[number].go_on(shown), strict=True):
+        for number, chosen in places.items():
+            shown = signals if len(places) == 1 else signals.only(chosen)
+            for place, answer in zip(chosen, self.policies[number].go_on(shown), strict=True):
                 answers[place] = answer
         return answers
 

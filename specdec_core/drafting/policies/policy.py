@@ -1,4 +1,4 @@
-"""What a length policy is asked, and what it answers."""
+"""The interface of length policies."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ if TYPE_CHECKING:
 
 
 class RecordedChains(Protocol):
-    """What a draft model writes from every place of recorded texts where a round may begin, of
-    which there are T."""
+    """A draft model's chains from all T places of recorded texts where a round may begin."""
 
     @property
     def agreeing(self) -> np.ndarray:
-        """How many candidates in a row would be accepted (T,)."""
+        """How many candidates of each chain would be accepted (T,)."""
 
     def drafted(self, rule: Rule) -> np.ndarray:
-        """How many candidates `rule` would draft, as if a round had no other bound (T,)."""
+        """How many candidates `rule` would draft, without other bounds of the round (T,)."""
 
 
 def build_policy(settings: PolicySettings, load_head: Callable[[str], LoadedHead]) -> LengthPolicy:
     """The policy that decodes by `settings`; `load_head` finds a trained head by its name.
 
     Raises:
-        UserError: nothing that decodes can follow it.
+        UserError: only a replay can follow it.
     """
     built: LengthPolicy = run_time(settings)(settings, *map(load_head, settings.heads))
     return built
@@ -40,7 +39,7 @@ def build_policy(settings: PolicySettings, load_head: Callable[[str], LoadedHead
 
 @dataclass(frozen=True, slots=True)
 class PolicyOutcome:
-    """What became of a round's candidates, which follow each other."""
+    """The verdict on a round's chain of candidates."""
 
     drafted: int
     accepted: int  # the first ones
@@ -48,15 +47,15 @@ class PolicyOutcome:
 
 
 class LengthPolicy:
-    """Answers for all slots at once, and may learn from a round's outcome."""
+    """Decides for all slots at once, and may learn from a round's outcome."""
 
     needs_hidden = False
-    # Which values of the signals `go_on` reads: they come from the device with the tokens.
+    # The values of the signals that `go_on` reads; they are copied from the device with the tokens.
     reads: Sequence[str] = ()
-    # Learns from its candidates: `go_on` sees each of them, also where nobody asks for the answer
-    # any more because the round is at its limit or the text at its end.
+    # Learns from its candidates: `go_on` sees each of them, also where its answer is not needed
+    # because the round is at its limit or the text at its end.
     learns = False
-    # May want no candidates for many rounds: until it does, the draft need not read the text.
+    # May want no candidates for many rounds; the draft model then reads the text only when it does.
     rests = False
 
     def __init__(self, settings: Any) -> None:
@@ -64,17 +63,17 @@ class LengthPolicy:
 
     @classmethod
     def replayed(cls, settings: Any, *heads: LoadedHead) -> LengthPolicy:
-        """The policy as a replay follows it."""
+        """The policy for a replay."""
         return cls(settings, *heads)
 
     def lengths(self, draft: RecordedChains) -> np.ndarray | None:
-        """How many candidates it would draft from every start of a recording (T,), as if a round
-        had no other bound; None where that depends on the rounds before."""
+        """How many candidates it would draft from every start of a recording (T,), without other
+        bounds of the round; None where that depends on earlier rounds."""
         return None
 
     def limit(self, slot: int, batch: int = 1) -> int:
-        """Candidate tokens at most in the coming round of `slot`, which `batch` requests share;
-        asked once, as it begins."""
+        """The most candidate tokens in the coming round of `slot`, which `batch` requests share;
+        called once a round, at its beginning."""
         return int(self.settings.max_tokens)
 
     def go_on(self, signals: Signals) -> Sequence[bool]:
@@ -91,14 +90,14 @@ class LengthPolicy:
 class Rule(LengthPolicy):
     """A policy that decides from the candidates of the round alone.
 
-    Every candidate has a value; the round stops behind the first one whose value, or with
-    `cumulative` the product of the round's values so far, `stops`. No memory reaches beyond the
-    round, so that a replay can evaluate all rounds of a trace at once.
+    Every candidate has a value. The round stops after the first one whose value, or with
+    `cumulative` the product of the round's values so far, `stops`. A rule has no memory beyond the
+    round, so a replay can evaluate all rounds of a trace at once.
     """
 
     cumulative = False
     min_tokens = 1
-    # A candidate's value is the one of the candidate before, which is known only now.
+    # The values at a candidate are those of the candidate before, known only now.
     lagging = False
 
     def __init__(self, settings: Any) -> None:
@@ -117,7 +116,7 @@ class Rule(LengthPolicy):
         raise NotImplementedError
 
     def thresholds(self, values: np.ndarray) -> np.ndarray:
-        """The settings' thresholds that lie at these values."""
+        """The settings' thresholds that correspond to these values."""
         return values
 
     def limit(self, slot: int, batch: int = 1) -> int:
@@ -137,10 +136,10 @@ class Rule(LengthPolicy):
 
 
 class HeadRule(Rule):
-    """A rule that asks a trained head.
+    """A rule that uses a trained head.
 
     Raises:
-        UserError: the head is of a kind that answers another question.
+        UserError: the head is of a kind that this rule cannot use.
     """
 
     def __init__(self, settings: Any, head: LoadedHead) -> None:

@@ -105,7 +105,7 @@ class QTable(BaseModel, extra="forbid"):
         return (cost - 1) * self.bins + column
 
     def value(self, state: int) -> float:
-        """max Q(state, a) over the possible actions; behind the last candidate that is STOP."""
+        """max Q(state, a) over the possible actions; only STOP after the last candidate."""
         if state >= (self.max_tokens - 1) * self.bins:
             return self.stop[state]
         return max(self.go[state], self.stop[state])
@@ -203,7 +203,7 @@ class PreCutPolicy(LengthPolicy):
     trying longer drafts for good, once exploration has died out.
 
     With probability `exploration` · `exploration_decay`^round an action is taken at random. Each
-    round has a random stream of its own, made from `seed` and the round's number: replayed rounds
+    round has its own random stream, made from `seed` and the round's number: replayed rounds
     explore as live ones do. One table serves all slots and all requests. `target_cost` is
     t_target / t_draft of a profile.
     """
@@ -230,11 +230,11 @@ class PreCutPolicy(LengthPolicy):
             UserError: no Q-table, or one of other states than the settings'.
         """
         table = QTable.load(path)
-        own = self.settings
-        if (table.max_tokens, table.bins) != (own.max_tokens, own.bins):
+        settings = self.settings
+        if (table.max_tokens, table.bins) != (settings.max_tokens, settings.bins):
             raise UserError(
                 f"{path}: a Q-table with max_tokens {table.max_tokens} and bins {table.bins}, but "
-                f"the policy has max_tokens {own.max_tokens} and bins {own.bins}"
+                f"the policy has max_tokens {settings.max_tokens} and bins {settings.bins}"
             )
         self.table, self._rounds = table, {}
 

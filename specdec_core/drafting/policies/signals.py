@@ -1,4 +1,4 @@
-"""What a length policy sees of the candidates."""
+"""The signals that a length policy decides by."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ T = TypeVar("T")
 
 
 class Signals:
-    """What is known when one candidate token has been drafted for each of n slots.
+    """Signals of one candidate token for each of n slots.
 
-    `slots` (n,) says whose, `tokens` (n,) which, `positions` (n,) how many candidates the round has
-    with it. `logits` (n, vocabulary) and, under sampling, `probs` are what the tokens were drawn
-    from. `hidden` (n, dimension), for policies that ask for it, is what the draft's output layer
-    read to make them: the state of the token before. Whatever else is here is computed only when a
-    policy asks for it.
+    `slots` (n,), `tokens` (n,), and `positions` (n,), the candidate's number in its round from 1
+    on. `logits` (n, vocabulary) and, under sampling, `probs` are what the tokens were drawn from.
+    `hidden` (n, dimension), where a policy needs it, is the input of the draft's output layer: the
+    state of the token before. Everything else is computed when a policy reads it.
 
-    Tokens that the host does not know yet are a tensor (n,) until they are fetched. With `places`
-    (n,), these rows of `logits`, `probs` and `hidden` are meant.
+    Tokens that are still on the device are a tensor (n,) until they are fetched. With `places`
+    (n,), row i is the row `places[i]` of `logits`, `probs` and `hidden`.
     """
 
     tokens: Sequence[int]
@@ -48,7 +47,7 @@ class Signals:
             self.tokens = tokens
 
     def only(self, places: Sequence[int]) -> Signals:
-        """What is known of the slots at `places`."""
+        """The signals at `places` alone."""
         chosen = list(places)
         if chosen == list(range(len(self.slots))):
             return self
@@ -75,19 +74,19 @@ class Signals:
         self.__dict__.update(zip(names, values, strict=True))
 
     def measure(self, name: str) -> Tensor:
-        """The values (n,) `top_probability`, `probability` or `entropy` where the logits are."""
+        """The values (n,) `top_probability`, `probability` or `entropy`, on the logits' device."""
         return _MEASURED[name](self)
 
     @cached_property
     def logits(self) -> Tensor:
-        return self._own(self._states[0])
+        return self._rows(self._states[0])
 
     @cached_property
     def hidden(self) -> Tensor | None:
         states = self._states[2]
-        return None if states is None else self._own(states)
+        return None if states is None else self._rows(states)
 
-    def _own(self, states: Tensor) -> Tensor:
+    def _rows(self, states: Tensor) -> Tensor:
         places = self._places
         if places is None:
             return states
@@ -103,7 +102,7 @@ class Signals:
     def probs(self) -> Tensor:
         """The draft distribution q (n, vocabulary); at temperature 1 when decoding is greedy."""
         given = self._states[1]
-        return self._scores.softmax(dim=-1) if given is None else self._own(given)
+        return self._scores.softmax(dim=-1) if given is None else self._rows(given)
 
     @cached_property
     def top_probability(self) -> list[float]:
@@ -123,8 +122,8 @@ class Signals:
     def top_probabilities(self, k: int) -> Tensor:
         """The k largest probabilities (n, k), falling; 0 beyond the vocabulary."""
         known = min(k, self.probs.shape[-1])
-        found = self.probs.topk(known, dim=-1).values
-        return found if known == k else torch.nn.functional.pad(found, (0, k - known))
+        top = self.probs.topk(known, dim=-1).values
+        return top if known == k else torch.nn.functional.pad(top, (0, k - known))
 
     def _top_probability(self) -> Tensor:
         return self.probs.amax(dim=-1)

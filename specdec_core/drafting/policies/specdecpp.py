@@ -51,8 +51,8 @@ class SpecDecPlusPlusSettings(HeadSettings):
 class SpecDecPlusPlusPolicy(HeadRule):
     """Stop when 1 − Π p̂ > h (SpecDec++, Alg. 1).
 
-    The head reads the state of a candidate, which exists once the candidate has been fed to the
-    draft model, that is while the next one is drawn: the product reaches to the one before.
+    The head reads the state of a candidate, which exists once the draft model has read it, while it
+    draws the next one. So the product reaches to the candidate before.
     """
 
     needs_hidden = True

@@ -36,7 +36,7 @@ class SvipSettings(PolicySettings):
 
 
 class SvipPolicy(Rule):
-    """Stop behind a token whose distribution has √H > h (SVIP, Eq. 7)."""
+    """Stop after a token whose distribution has √H > h (SVIP, Eq. 7)."""
 
     reads = ("entropy",)
 

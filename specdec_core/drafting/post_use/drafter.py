@@ -16,17 +16,17 @@ from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 class PostUseDrafter(GuessedChain):
     """A draft model's chain with a token cache on both sides.
 
-    At the draft model (Alg. 2) W phrases behind the chain's last token go through it in one masked
-    pass; the best of them lengthens the chain as far as the draft model agrees, by the draft
-    model's own token at least. At the target (Alg. 3) W phrases behind each of the chain's last m
-    tokens join the tree; of a chain shorter than m also behind the text.
+    At the draft model (Alg. 2) W phrases after the chain's last token go through it in one masked
+    pass; the best of them lengthens the chain as far as the draft model agrees, and at least by its
+    own token. At the target (Alg. 3) W phrases after each of the chain's last m tokens join the
+    tree; of a chain shorter than m also after the text.
 
-    Where the paper leaves room, or we go another way:
+    Where the paper leaves a choice, or this differs from it:
 
     - Alg. 2 appends a phrase when more than one of its tokens matches. One is enough here: the
-      draft model's own token behind it comes for nothing.
+      draft model's own token after it costs nothing.
     - Verified phrases return to the cache (line 19 of Alg. 2, line 20 of Alg. 3) as far as they
-      are USEFUL (Eq. 7), with the verifier's next token. What it says behind a mismatch answers
+      are USEFUL (Eq. 7), with the verifier's next token. Its token after a mismatch belongs to
       another text and is left out.
     - Alg. 3 chooses the longest match. The tree's verification does so when greedy, and tries the
       siblings in the cache's order when sampling, where the choice must not depend on the outcome.
@@ -72,7 +72,7 @@ class PostUseDrafter(GuessedChain):
         self.cache.close(sequence)
 
     def _reuse_at_target(self, sequence: SlotState, tree: TokenTree) -> None:
-        """Alg. 3: phrases behind the chain's last tokens."""
+        """Alg. 3: phrases after the chain's last tokens."""
         drafted = list(tree.tokens)
         for anchor in range(max(len(drafted) - self.settings.anchors, ROOT), len(drafted)):
             last = drafted[anchor] if anchor >= 0 else sequence.tokens[-1]

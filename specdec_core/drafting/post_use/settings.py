@@ -1,4 +1,4 @@
-"""What there is to say of a draft model that uses its tokens again."""
+"""The settings of a draft model that uses its tokens again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specdec_core.drafting.token_cache import TokenCacheSettings
 
 
 class PostUseSettings(PolicyDrafterSettings):
-    """A draft model with a token cache: reused at the draft model (Post-use, Alg. 2) and behind
+    """A draft model with a token cache: reused at the draft model (Post-use, Alg. 2) and after
     the last tokens of the draft at the target (Alg. 3)."""
 
     kind: Literal["post_use"] = "post_use"
@@ -45,7 +45,7 @@ class PostUseSettings(PolicyDrafterSettings):
         limits = "".join(f", {limit}" for limit in self.cache.limits)
         return (
             f"{self.subject} {clause(self.policy.sentence)} and uses its tokens again (Post-use):"
-            f" {phrases} at the draft model, {self.at_target} behind each of its last"
+            f" {phrases} at the draft model, {self.at_target} after each of its last"
             f" {self.anchors} tokens at the target, of"
             f" {count(self.cache.phrase_length, 'token')} each{limits}."
         )
@@ -68,7 +68,7 @@ class PostUseSettings(PolicyDrafterSettings):
 
 
 def check_tried(kind: str, tokens: int) -> None:
-    """Raises ValueError where so many tokens cannot be tried at the draft model at once."""
+    """Raises ValueError where the draft model cannot try this many tokens at once."""
     if tokens > MOST_NODES:
         raise ValueError(
             f"{kind}: tries {tokens} tokens at the draft model, at most {MOST_NODES} are possible"

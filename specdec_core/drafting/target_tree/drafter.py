@@ -16,16 +16,16 @@ from specdec_core.tokens.topology import k_configuration
 
 
 class TargetTreeDrafter(Drafter):
-    """The first level is what the target drew for the next place, `branching[0]` tokens, one of
-    which is sure to be in the output; each has a subtree of the draft's, of `branching[1:]`
-    children. A request's first round only lets the target draw.
+    """The first level are the `branching[0]` tokens that the target drew for the next position, one
+    of which is always accepted. Each has a subtree of the draft's, of `branching[1:]` children. In
+    a request's first round the target only draws.
 
-    One token to begin with is lossless: it is the target's own, whatever follows. Of several the
-    engine takes the one with the longest accepted path, which prefers tokens that the draft can go
-    on from: the output does not keep the target's distribution.
+    With one token to begin with the output is lossless: the token is the target's own. Of several
+    the engine takes the one with the longest accepted path. This prefers tokens that the draft can
+    continue, so the output does not keep the target's distribution.
 
-    Like any static tree it goes on behind a token that would end the text: of several such a token
-    must not lose for want of candidates.
+    Like any static tree it grows on after a token that would end the text: such a token must not
+    lose against others because it has no candidates.
     """
 
     def __init__(self, settings: TargetTreeSettings, resources: Resources) -> None:
@@ -48,7 +48,7 @@ class TargetTreeDrafter(Drafter):
             for i, (tree, sequence) in enumerate(zip(growth.trees, sequences, strict=True))
         }
         for depth, count in enumerate(self.settings.branching[1:]):
-            wanted = {i: own for i, own in ends.items() if own and depth < sequences[i].room}
+            wanted = {i: nodes for i, nodes in ends.items() if nodes and depth < sequences[i].room}
             if not wanted:
                 break
             level = growth.read(wanted)

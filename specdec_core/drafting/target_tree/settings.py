@@ -1,4 +1,4 @@
-"""What there is to say of a tree that the target begins."""
+"""The settings of a tree that the target begins."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class TargetTreeSettings(ModelSettings):
 
     @property
     def sentence(self) -> str:
-        first, *behind = self.branching
-        levels = tuple((own,) for own in behind)
-        more = f", and {clause(self.subject)} continues it with {grown(levels)}" if behind else ""
+        first, *others = self.branching
+        levels = tuple((count,) for count in others)
+        more = f", and {clause(self.subject)} continues it with {grown(levels)}" if others else ""
         lossy = "" if self.lossless else " The output does not keep the target's distribution."
         return (
             f"The target begins a tree with {count(first, 'token')} of its own{more}"

@@ -17,11 +17,11 @@ from specdec_core.tokens.topology import static_tree
 
 
 class TreeDrafter(ShapedTree):
-    """Grows the same tree every round, cut where the request ends. It goes on behind a token that
+    """Grows the same tree every round, cut where the request ends. It grows on after a token that
     would end the text, so that its shape does not depend on what is drafted.
 
-    Under sampling a node has fewer children than the shape says where fewer tokens have any
-    probability; what follows is as the shape says.
+    Under sampling a node has fewer children than in the shape where fewer tokens have any
+    probability.
     """
 
     def __init__(self, settings: TreeSettings, resources: Resources) -> None:
@@ -30,10 +30,10 @@ class TreeDrafter(ShapedTree):
         self.context = DraftContext(resources.draft_runner(settings.draft))
         parents = static_tree(settings.children)
         self.shapes = [parents]
-        self._children: dict[int, list[int]] = {}  # of the shape's nodes that have any
+        self._children: dict[int, list[int]] = {}  # of the shape's inner nodes
         for node, parent in enumerate(parents):
             self._children.setdefault(parent, []).append(node)
-        # These, and no leaves, are what the draft model reads of the tree.
+        # The draft model reads these, and no leaves.
         read = {node: n - 1 for n, node in enumerate(self._children)}
         self.context.runner.expect([read[parents[node]] for node in read if node != ROOT])
         self._cached: dict[int, dict[int, int]] = {}

@@ -1,4 +1,4 @@
-"""What there is to say of a static tree."""
+"""The settings of a static tree."""
 
 from __future__ import annotations
 
@@ -26,29 +26,32 @@ class TreeSettings(ModelSettings):
     @classmethod
     def _fits(cls, branching: tuple[Any, ...]) -> tuple[Any, ...]:
         """Each list has an entry for every node before it; equal entries become one number."""
-        width, found = 1, []
-        for level, own in enumerate(branching):
-            counts = own if isinstance(own, tuple) else (own,)
-            if isinstance(own, tuple) and len(own) != width:
-                raise ValueError(f"level {level}: {len(own)} numbers for the {width} nodes before")
+        width, levels = 1, []
+        for level, given in enumerate(branching):
+            listed = isinstance(given, tuple)
+            counts = given if listed else (given,)
+            if listed and len(given) != width:
+                raise ValueError(
+                    f"level {level}: {len(given)} numbers for the {width} nodes before"
+                )
             if min(counts, default=0) < 0 or not any(counts):
                 raise ValueError(f"level {level}: expected numbers of children, not all of them 0")
-            width = sum(own) if isinstance(own, tuple) else width * own
-            found.append(counts[0] if len(set(counts)) == 1 else counts)
-        return tuple(found)
+            width = sum(counts) if listed else width * counts[0]
+            levels.append(counts[0] if len(set(counts)) == 1 else counts)
+        return tuple(levels)
 
     @property
     def children(self) -> tuple[tuple[int, ...], ...]:
         """How many children each node of each level has, the text's last token being level 0."""
         levels, width = [], 1
-        for own in self.branching:
-            levels.append(own if isinstance(own, tuple) else (own,) * width)
+        for counts in self.branching:
+            levels.append(counts if isinstance(counts, tuple) else (counts,) * width)
             width = sum(levels[-1])
         return tuple(levels)
 
     @property
     def label(self) -> str:
-        if any(isinstance(own, tuple) for own in self.branching):
+        if any(isinstance(counts, tuple) for counts in self.branching):
             levels = f"of {self.nodes}"
         else:
             levels = shape(self.branching)
@@ -65,8 +68,8 @@ class TreeSettings(ModelSettings):
     @property
     def nodes(self) -> int:
         width, nodes = 1, 0
-        for own in self.branching:
-            width = sum(own) if isinstance(own, tuple) else width * own
+        for counts in self.branching:  # not `children`: numbers may be too large to list
+            width = sum(counts) if isinstance(counts, tuple) else width * counts
             nodes += width
         return nodes
 

@@ -1,4 +1,4 @@
-"""What a compiled runner asks of its graphs."""
+"""The interface of a compiled runner's graphs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class CannotCompile(Exception):
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, in one line."""
+    """The first line of an error's text."""
     return next((line for line in str(error).splitlines() if line.strip()), "no reason given")
 
 
@@ -27,12 +27,12 @@ class Graphs:
         return width
 
     def cover(self, rows: Sequence[int], slots: int) -> tuple[int, int]:
-        """The first of the neighbouring rows that a forward of `rows` runs on, and how many."""
+        """The consecutive rows that a forward of `rows` runs on: the first, and how many."""
         first = min(rows)
         return first, max(rows) + 1 - first
 
     def end(self, end: int, positions: int) -> int:
-        """Positions to attend to, of `positions`, where `end` are used."""
+        """How many of `positions` to attend to, where `end` are in use."""
         raise NotImplementedError
 
     def run(self, inputs: Inputs) -> Sequence[Tensor]:

@@ -1,7 +1,7 @@
-"""Loading packages of graphs, each unpacked beside itself once for all processes.
+"""Loading packages of graphs, each unpacked once, next to itself, for all processes.
 
 Given a package, torch unpacks it anew for every process, into the temporary folder, where it stays
-when the process is killed. Given a folder, it loads what is there.
+when the process is killed. Given a folder, torch loads the files in it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from specdec_core.base.files import atomic_folder
 
 @cache
 def load(package: Path) -> Any:
-    """A graph, shared by all runners of this process. Of the package only what runs it: itself it
-    reads the description of its inputs at every call, longer than a small draft's forward takes.
+    """A graph, shared by all runners of this process. Only the package's loader, because its Python
+    wrapper reads the description of its inputs at every call, which takes longer than a small
+    draft's forward.
 
     Raises OSError, RuntimeError or BadZipFile for a package that cannot be unpacked or loaded.
     """
@@ -32,12 +33,12 @@ def load(package: Path) -> Any:
 
 
 def unpacked(package: Path) -> Path:
-    """The folder with the files of `package`, beside it: `row-token` of `row-token.pt2`. Unpacked
+    """The folder with the files of `package`, next to it: `row-token` of `row-token.pt2`. Unpacked
     where it is missing or differs from the package."""
     folder = package.with_suffix("")
     if not _same(folder, package):
         with alone(package):
-            if not _same(folder, package):  # nobody else has made it in the meantime
+            if not _same(folder, package):  # not made by another process meanwhile
                 with ZipFile(package) as archive, atomic_folder(folder) as new:
                     archive.extractall(new)
     return folder
@@ -45,8 +46,8 @@ def unpacked(package: Path) -> Path:
 
 @contextmanager
 def alone(package: Path) -> Iterator[None]:
-    """Let one process at a time make `package` or its folder; the others wait. What one that was
-    killed left half made goes."""
+    """Let one process at a time make `package` or its folder; the others wait. Unfinished files of
+    a killed process are deleted."""
     package.parent.mkdir(parents=True, exist_ok=True)
     with package.with_suffix(".lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -65,8 +66,8 @@ def _same(folder: Path, package: Path) -> bool:
 
 def _checksum(file: Path) -> int:
     """CRC-32, as in a zip archive."""
-    found = 0
+    checksum = 0
     with file.open("rb") as handle:
         while part := handle.read(1 << 20):
-            found = zlib.crc32(part, found)
-    return found
+            checksum = zlib.crc32(part, checksum)
+    return checksum

@@ -2,7 +2,7 @@
 
 One graph takes any number of rows, any width and any context, so there are at most four of a model
 (one row or several, one token or several: torch compiles these apart). The first start of a model
-compiles those it meets, which takes up to a minute each; later ones load them in a moment.
+compiles those it needs, which takes up to a minute each; later ones load them in a moment.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from specdec_core.models.compiled.step import Step
 
 log = logging.getLogger(__name__)
 
-# How far the attended part of the cache is rounded up: a graph has no use for every length.
+# The attended part of the cache is rounded up to a multiple of this.
 _BLOCK = 16
 
 
@@ -54,7 +54,7 @@ class Packages(Graphs):
     def __init__(self, step: Step, weights: str, positions: int) -> None:
         self._step, self._positions = step, positions
         self._name = step.model.config.name_or_path or step.model.config.model_type
-        # Asking what the processor can do takes a compiler, so it waits until there is need of one.
+        # The digest needs a compiler to detect the processor's features, so it is made when needed.
         self._folder = cache(lambda: graphs_folder() / _digest(step, weights, positions))
         self._loaded: dict[tuple[bool, bool], Any] = {}
 
@@ -78,7 +78,7 @@ class Packages(Graphs):
             path = self._folder() / f"{name}.pt2"
             if not path.exists():
                 with alone(path):
-                    if not path.exists():  # nobody else has made it in the meantime
+                    if not path.exists():  # not made by another process meanwhile
                         self._compile(path, several_rows, several_tokens, inputs)
             return load(path)
         except InvalidCxxCompiler:
@@ -126,7 +126,7 @@ def _digest(step: Step, weights: str, positions: int) -> str:
     """Names everything that a graph depends on."""
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-    code = [inspect.getsource(own) for own in (attention, step_module, Packages._compile)]
+    code = [inspect.getsource(source) for source in (attention, step_module, Packages._compile)]
     facts = [
         weights,
         str(step.model.dtype),

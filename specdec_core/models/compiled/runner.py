@@ -96,17 +96,17 @@ class CompiledRunner(ModelRunner):
         end = max(self.lengths[row] for row in rows) + width
         if end >= self.cache.positions:
             raise ValueError(f"{end} tokens do not fit in a slot of {self.cache.positions}")
-        slices = self._eager.topologies.slices([len(own) for own in tokens], width, batch.parents)
-        # Rows that happen to lie between are fed padding, which lands behind their text.
+        slices = self._eager.topologies.slices([len(row) for row in tokens], width, batch.parents)
+        # Rows in between are fed padding, which lands after their text.
         feed = [
             [[length, *[0] * width], [length, *[0] * width]]
             for length in self.lengths[first : first + count]
         ]
         begins = zip(rows, tokens, slices.first, slices.depth_rows(), strict=True)
-        for row, own, begun, depths in begins:
+        for row, new, begun, depths in begins:
             length = self.lengths[row]
-            padding = [0] * (width - len(own))
-            feed[row - first] = [[length, *own, *padding], [length - begun, *depths]]
+            padding = [0] * (width - len(new))
+            feed[row - first] = [[length, *new, *padding], [length - begun, *depths]]
         places = None if rows == list(range(first, first + count)) else [r - first for r in rows]
         windows = self._eager.windows.values()
         inputs = (
@@ -123,22 +123,22 @@ class CompiledRunner(ModelRunner):
         return PaddedOutput(batch, logits, hidden if self._watched else None, chosen)
 
     @staticmethod
-    def _sees(own: Tensor, places: list[int] | None, count: int) -> Tensor:
-        """The rows' slices where the graph's rows are."""
+    def _sees(slices: Tensor, places: list[int] | None, count: int) -> Tensor:
+        """The slices of the batch's rows at the `places` of the graph's `count` rows."""
         if places is None:
-            return own if own.is_contiguous() else own.contiguous()
-        everyone = own.new_zeros((count, *own.shape[1:]))
-        everyone[places] = own
-        return everyone
+            return slices.contiguous()
+        padded = slices.new_zeros((count, *slices.shape[1:]))
+        padded[places] = slices
+        return padded
 
     def _stored(self, first: int, count: int) -> tuple[list[Tensor], list[Tensor]]:
         """Every layer's keys and values of `count` rows."""
-        found = self._stores.get((first, count))
-        if found is None:
+        stores = self._stores.get((first, count))
+        if stores is None:
             rows, layers = slice(first, first + count), self.cache.held()
             with torch.inference_mode(False):  # torch.compile takes no other views
                 keys = [layer.keys[rows] for layer in layers]
                 values = [layer.values[rows] for layer in layers]
-            found = keys, values
-            self._stores[first, count] = found
-        return found
+            stores = keys, values
+            self._stores[first, count] = stores
+        return stores

@@ -23,7 +23,7 @@ class Captured(Graphs):
     def __init__(self, step: Step) -> None:
         self._step = torch.compile(step, mode="reduce-overhead", fullgraph=True, dynamic=False)
         self._fixed: set[int] = set()
-        # Each size is a compilation of its own, and torch would give up after a few.
+        # Each size is compiled separately, and torch would give up after a few.
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 1024)
 
     def width(self, width: int) -> int:
@@ -43,11 +43,11 @@ class Captured(Graphs):
                 # The cache stays where it is, so a graph may write to it in place.
                 torch._dynamo.mark_static_address(store)
                 self._fixed.add(id(store))
-        nodes = _power(max(own.shape[2] for own in sees))
-        padded = [torch.nn.functional.pad(own, (0, nodes - own.shape[2])) for own in sees]
-        for own, wide in zip(sees, padded, strict=True):
-            # The last column is what nobody sees, whatever lies behind the tree.
-            wide[..., own.shape[2] :] = own[..., -1:]
+        nodes = _power(max(mask.shape[2] for mask in sees))
+        padded = [torch.nn.functional.pad(mask, (0, nodes - mask.shape[2])) for mask in sees]
+        for mask, wide in zip(sees, padded, strict=True):
+            # The last column masks everything after the tree.
+            wide[..., mask.shape[2] :] = mask[..., -1:]
         torch.compiler.cudagraph_mark_step_begin()
         try:
             outputs = self._step(feed, padded, columns, keys, values)

@@ -1,7 +1,7 @@
 """The benchmark from plan to result: load, race at every temperature, measure the limits.
 
-It runs in the process that was asked, on a laptop or as the driver of a Ray job: times are those of
-one process that decodes alone, so there is nothing to distribute.
+It runs in the calling process, on a laptop or as the driver of a Ray job: times are those of one
+process that decodes alone, so there is nothing to distribute.
 """
 
 from __future__ import annotations
@@ -34,20 +34,26 @@ from specdec_core.prompts.conversation import Conversation, conversations
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet, digest
 from specdec_core.search.plan import Plan, PromptSource
 from specdec_core.studies.bench.limits import ForwardClock, oracle_limits, widths_of
-from specdec_core.studies.bench.race import Contestant, Other, Own, race, take
+from specdec_core.studies.bench.race import (
+    Contestant,
+    EngineContestant,
+    PeerContestant,
+    race,
+    take,
+)
 from specdec_core.studies.bench.result import BenchResult, Profiled, Row, fastest
 from specdec_core.studies.peers.choose import NAMES, peers_of
 from specdec_core.studies.time_shares import sample_stacks
 
-PROFILED = 4  # prompts that are decoded once more to see where the time goes
+PROFILED = 4  # prompts decoded once more to profile the fastest row
 
 
 class BenchPlan(Value):
     """What to measure.
 
     `rows` are configurations of this engine, in the grammar of a sweep's `search`: a list of values
-    means a row for each, and what names no draft is tried with each of the pair's. `chosen` are
-    whole configurations beside them, as a champion. `peers` are what people use instead.
+    means a row for each, and an entry that names no draft a row for each of the pair's. `chosen`
+    are further, whole configurations, such as a champion. `peers` are other libraries.
     """
 
     pair: PairSpec = PairSpec()
@@ -60,12 +66,13 @@ class BenchPlan(Value):
     chosen: tuple[Configuration, ...] = ()
 
     def configurations(self, source: str = "bench") -> list[Configuration]:
-        """This engine's rows, autoregressive decoding first, each once; the race says how they
-        sample. Raises :class:`UserError`, naming `source`, for what is malformed or lossy."""
-        found = [AUTOREGRESSIVE, *self.chosen]
+        """This engine's rows, autoregressive decoding first, each once; the race sets their
+        sampling. Raises :class:`UserError`, naming `source`, for malformed or lossy ones."""
+        configurations = [AUTOREGRESSIVE, *self.chosen]
         if self.rows:
-            found += Plan(pair=self.pair, search=self.rows).resolve(source).configurations or ()
-        greedy = {c.model_copy(update={"sampling": Sampling()}): None for c in found}
+            plan = Plan(pair=self.pair, search=self.rows).resolve(source)
+            configurations += plan.configurations or ()
+        greedy = {c.model_copy(update={"sampling": Sampling()}): None for c in configurations}
         for configuration in greedy:
             if not configuration.lossless:
                 raise UserError(
@@ -99,40 +106,40 @@ def run_bench(
     plan: BenchPlan,
     prompts: Sequence[Prompt],
     pair: Pair,
-    others: Sequence[Contestant],
+    peers: Sequence[Contestant],
     name: str,
     command: str,
-    tell: Observer | None = None,
+    observer: Observer | None = None,
 ) -> BenchResult:
-    """Race this engine's rows on `pair` and `others` at every temperature.
+    """Race this engine's rows on `pair` and `peers` at every temperature.
 
     Raises :class:`UserError` for prompts that do not fit.
     """
-    tell = tell or Observer()
-    asked = conversations(prompts, pair.tokenizer, plan.max_new_tokens, pair.max_length)
+    observer = observer or Observer()
+    texts = conversations(prompts, pair.tokenizer, plan.max_new_tokens, pair.max_length)
     facts = environment()
     engine = Engine(pair)
     version = f"specdec {facts.get('specdec', '')} {facts.get('git_commit', '')[:10]}".strip()
     names = distinct_labels(configurations := plan.configurations())
-    own = [Own(engine, c, version, names[c.id]) for c in configurations]
-    contestants: list[Contestant] = [*own, *others]
-    clock = ForwardClock(pair, _typical_context(asked, plan.max_new_tokens))
+    ours = [EngineContestant(engine, c, version, names[c.id]) for c in configurations]
+    contestants: list[Contestant] = [*ours, *peers]
+    clock = ForwardClock(pair, _typical_context(texts, plan.max_new_tokens))
     rows: list[Row] = []
     for temperature in plan.temperatures:
         at = f" at temperature {temperature:g}" if len(plan.temperatures) > 1 else ""
-        steps = len(contestants) * len(asked) * plan.repeats
-        tell.stage(f"{len(contestants)} contestants in turns{at}", steps)
+        steps = len(contestants) * len(texts) * plan.repeats
+        observer.stage(f"{len(contestants)} contestants in turns{at}", steps)
         rows += race(
             contestants,
-            asked,
+            texts,
             plan.max_new_tokens,
             Sampling(temperature=temperature),
             plan.repeats,
-            tell.step,
-            lambda known: clock.measure(widths_of([r for r in known if r.ours], pair)),
+            observer.step,
+            lambda so_far: clock.measure(widths_of([r for r in so_far if r.ours], pair)),
         )
     forwards = clock.forwards()
-    tell.stage("profiling our best, measuring the oracle")
+    observer.stage("profiling our best, measuring the oracle")
     greedy = next((r for r in rows if r.ours and r.autoregressive and not r.temperature), None)
     return BenchResult(
         name=name,
@@ -146,21 +153,24 @@ def run_bench(
         repeats=plan.repeats,
         rows=rows,
         forwards=forwards,
-        oracles=oracle_limits(pair, _texts(asked, greedy), forwards) if greedy else [],
-        profiled=profiled(own, rows, asked[:PROFILED], plan.max_new_tokens),
-        notes=_notes(asked),
+        oracles=oracle_limits(pair, _outputs(texts, greedy), forwards) if greedy else [],
+        profiled=profiled(ours, rows, texts[:PROFILED], plan.max_new_tokens),
+        notes=_notes(texts),
         environment=facts,
     )
 
 
 def profiled(
-    own: Sequence[Own], rows: Sequence[Row], prompts: Sequence[Conversation], new_tokens: int
+    ours: Sequence[EngineContestant],
+    rows: Sequence[Row],
+    prompts: Sequence[Conversation],
+    new_tokens: int,
 ) -> Profiled | None:
-    """What the fastest of ours at the first temperature does while it decodes `prompts` again."""
+    """A profile of our fastest row at the first temperature, decoding `prompts` again."""
     best = fastest([r for r in rows if r.ours and r.temperature == rows[0].temperature])
     if best is None:
         return None
-    contestant = next(c for c in own if c.configuration == best.configuration)
+    contestant = next(c for c in ours if c.configuration == best.configuration)
     sampling = Sampling(temperature=best.temperature)
 
     def decode() -> None:
@@ -177,57 +187,58 @@ def profiled(
 
 
 @contextmanager
-def open_others(
-    pair: Pair, names: Sequence[str], explicit: bool, tell: Observer | None = None
-) -> Iterator[list[Other]]:
-    """Every way of the libraries `names`, loaded; closed at the end.
+def open_peers(
+    pair: Pair, names: Sequence[str], explicit: bool, observer: Observer | None = None
+) -> Iterator[list[PeerContestant]]:
+    """Every mode of the libraries `names`, loaded; closed at the end.
 
-    A library that cannot be used here is left out with a warning, or, if it was asked for by name
+    A library that cannot be used here is left out with a warning, or, if the user named it
     (`explicit`), a :class:`UserError`.
     """
-    tell = tell or Observer()
-    with ExitStack() as everything:
-        found: list[Other] = []
+    observer = observer or Observer()
+    with ExitStack() as all_groups:
+        contestants: list[PeerContestant] = []
         for group in names:
             peers = peers_of(pair, [group])
-            tell.stage(f"loading {group}", len(peers))
-            with ExitStack() as own:
+            observer.stage(f"loading {group}", len(peers))
+            with ExitStack() as one_group:
                 opened = []
                 try:
                     for number, peer in enumerate(peers):
-                        # The first way of every library is its autoregressive decoding.
-                        opened.append(Other(own.enter_context(peer), group, not number))
-                        tell.step()
+                        # The first mode of every library is its autoregressive decoding.
+                        ready = one_group.enter_context(peer)
+                        opened.append(PeerContestant(ready, group, autoregressive=not number))
+                        observer.step()
                 except UserError as error:
                     if explicit:
                         raise
-                    tell.warned(f"without {group}: {error}")
+                    observer.warned(f"without {group}: {error}")
                     continue
-                found += opened
-                everything.enter_context(own.pop_all())
-        yield found
+                contestants += opened
+                all_groups.enter_context(one_group.pop_all())
+        yield contestants
 
 
-def _typical_context(asked: Sequence[Conversation], new_tokens: int) -> int:
+def _typical_context(texts: Sequence[Conversation], new_tokens: int) -> int:
     """Tokens in the cache half-way through a first turn's output."""
-    lengths = [len(conversation.tokens([])) for conversation in asked]
+    lengths = [len(conversation.tokens([])) for conversation in texts]
     return max(round(sum(lengths) / len(lengths) + new_tokens / 2), 1)
 
 
-def _texts(asked: Sequence[Conversation], row: Row) -> list[tuple[tuple[int, ...], list[int]]]:
-    """What a row wrote in its first repeat: prompt and output of every turn."""
-    found = []
-    for conversation, taken in zip(asked, row.takes[0], strict=True):
+def _outputs(texts: Sequence[Conversation], row: Row) -> list[tuple[tuple[int, ...], list[int]]]:
+    """Prompt and output of every turn in a row's first repeat."""
+    turns = []
+    for conversation, taken in zip(texts, row.takes[0], strict=True):
         answers: list[str] = []
         for output in taken.outputs:
-            found.append((conversation.tokens(answers), output))
+            turns.append((conversation.tokens(answers), output))
             answers.append(conversation.answer(output))
-    return found
+    return turns
 
 
-def _notes(asked: Sequence[Conversation]) -> list[str]:
-    """What the reader should know of the prompts."""
-    several = [c for c in asked if len(c.prompt.turns) > 1]
+def _notes(texts: Sequence[Conversation]) -> list[str]:
+    """How prompts with several turns are decoded."""
+    several = [c for c in texts if len(c.prompt.turns) > 1]
     if not several:
         return []
     if several[0].chat:

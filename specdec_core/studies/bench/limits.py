@@ -1,13 +1,13 @@
-"""How far the hardware would let a row go: what its forwards alone take, and the oracle's.
+"""The limits of a row's speed on this hardware: its forwards alone, and the oracle's.
 
-The forwards of the widths that occurred are timed between the repeats of a race, in the same
-process, so that a change of the machine's load meets both.
+Forwards of the widths that occurred are timed between the repeats of a race, in the same process,
+so that the machine's load falls on both alike.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -30,7 +30,7 @@ from specdec_core.studies.bench.result import (
     Take,
 )
 
-PARTS = {  # of a token's time, and what they are called
+PARTS = {  # of a token's time, and their titles
     "target_forward": "target forwards",
     "draft_forward": "draft forwards",
     "policy": "policy",
@@ -39,12 +39,12 @@ PARTS = {  # of a token's time, and what they are called
     "prefill": "prefill",
     "outside": "outside rounds",
 }
-TIMES = 15  # that a width is timed in each repeat, all widths in turns
+TIMES = 15  # samples of a width in each repeat, all widths in turns
 
 
 class Split(Document):
-    """Seconds of an output token by where they went; but for the last they add up to the token's
-    whole time. `alone` is what the same forwards, and the prefill, take by themselves."""
+    """Seconds of an output token, by part. All but `alone` add up to the token's whole time;
+    `alone` is the time of the prefill and of the same forwards measured alone."""
 
     prefill: float
     target_forward: float
@@ -52,7 +52,7 @@ class Split(Document):
     policy: float
     verify: float
     bookkeeping: float
-    outside: float  # of no round: entering, leaving, the text
+    outside: float  # outside rounds: opening and closing requests, the text
     alone: float
 
     @property
@@ -61,17 +61,17 @@ class Split(Document):
 
     @property
     def rounds(self) -> float:
-        return self.target_forward + self.draft_forward + self.beside
+        return self.target_forward + self.draft_forward + self.beyond_forwards
 
     @property
-    def beside(self) -> float:
-        """Of the rounds, what is no forward."""
+    def beyond_forwards(self) -> float:
+        """Time of the rounds outside their forwards."""
         return self.policy + self.verify + self.bookkeeping
 
     @property
-    def beside_share(self) -> float:
-        """The part of the rounds that is no forward; NaN where rounds took no time."""
-        return self.beside / self.rounds if self.rounds else float("nan")
+    def beyond_forwards_share(self) -> float:
+        """Share of the rounds outside their forwards; NaN where rounds took no time."""
+        return self.beyond_forwards / self.rounds if self.rounds else float("nan")
 
     @property
     def of_forwards(self) -> float:
@@ -90,10 +90,14 @@ class ForwardClock:
 
     def measure(self, widths: Mapping[str, Iterable[int]], times: int = TIMES) -> None:
         """Add `times` samples of every width of every model, by "target" or the draft's name.
-        Widths that do not fit behind the context are left out."""
+        Widths that do not fit after the context are left out."""
         room = self.pair.max_length - self.context
-        shapes = [(m, w) for m, own in widths.items() for w in sorted(set(own)) if w <= room]
-        forwards = [(m, w, self._forward(m, w)) for m, w in shapes]
+        forwards = [
+            (model, width, self._forward(model, width))
+            for model, of_model in widths.items()
+            for width in sorted(set(of_model))
+            if width <= room
+        ]
         for _, _, forward in forwards:
             forward()
         for _ in range(times):
@@ -104,13 +108,13 @@ class ForwardClock:
                 self.samples.setdefault(model, {}).setdefault(width, []).append(taken)
 
     def forwards(self) -> dict[str, Forwards]:
-        """What was measured: medians."""
+        """The medians of all samples."""
         return {
             model: Forwards(
                 context=self.context,
-                seconds={width: statistics.median(own) for width, own in sorted(widths.items())},
+                seconds={width: statistics.median(taken) for width, taken in sorted(times.items())},
             )
-            for model, widths in self.samples.items()
+            for model, times in self.samples.items()
         }
 
     def _forward(self, model: str, width: int) -> Callable[[], None]:
@@ -133,28 +137,27 @@ class ForwardClock:
 
 
 def widths_of(rows: Iterable[Row], pair: Pair) -> dict[str, set[int]]:
-    """The widths of forwards that own rows ran and the oracle needs, by model. A draft model's are
-    known as their mean in a take, whose neighbours are taken."""
-    found: dict[str, set[int]] = {TARGET: {1, 2}, **{name: {1, 2} for name in pair.drafts}}
+    """The widths of forwards that our rows ran and the oracle needs, by model. Of a draft model's
+    only their mean in a take is known: the two widths around it."""
+    widths: dict[str, set[int]] = {TARGET: {1, 2}, **{name: {1, 2} for name in pair.drafts}}
     for row in rows:
         draft = row.configuration.draft_of(pair.drafts) if row.configuration is not None else None
         for effort in _efforts(row):
-            found[TARGET] |= set(effort.widths)
+            widths[TARGET] |= set(effort.widths)
             if draft is not None and effort.draft_forwards:
                 mean = int(_draft_width(effort))
-                found[draft] |= {mean, mean + 1}
-    return found
+                widths[draft] |= {mean, mean + 1}
+    return widths
 
 
 def split(row: Row, forwards: Mapping[str, Forwards], draft: str | None) -> Split | None:
-    """Where the time of a row of ours went, over all its takes; None where forwards of its models
+    """The time of one of our rows by part, over all its takes; None where forwards of its models
     were not measured."""
     efforts = _efforts(row)
     if not efforts or TARGET not in forwards:
         return None
-    run = sum(effort.draft_forwards for effort in efforts)
     drafts = 0.0
-    if run:
+    if any(effort.draft_forwards for effort in efforts):
         if draft is None or draft not in forwards:
             return None
         drafts = sum(e.draft_forwards * forwards[draft].at(_draft_width(e)) for e in efforts)
@@ -163,13 +166,11 @@ def split(row: Row, forwards: Mapping[str, Forwards], draft: str | None) -> Spli
         for effort in efforts
         for width, count in effort.widths.items()
     )
-    takes = [take for own in row.takes for take in own]
-    tokens = max(sum(take.tokens for take in takes), 1)
+    tokens = _tokens(row)
     parts = {part: sum(e.seconds[part] for e in efforts) / tokens for part in efforts[0].seconds}
-    whole = sum(sum(take.seconds) for take in takes) / tokens
     return Split(
         **parts,
-        outside=whole - sum(parts.values()),
+        outside=_seconds(row) / tokens - sum(parts.values()),
         alone=parts["prefill"] + (target + drafts) / tokens,
     )
 
@@ -179,7 +180,7 @@ def oracle_limits(
     texts: Sequence[tuple[Sequence[int], Sequence[int]]],
     forwards: Mapping[str, Forwards],
 ) -> list[OracleLimit]:
-    """The oracle of each draft over `texts`, each a prompt and the target's own greedy tokens."""
+    """The oracle of each draft over `texts`, each a prompt and the target's greedy tokens."""
     device = pair.target.device
     trajectories = [
         Trajectory(torch.tensor([*prompt, *output], device=device), len(prompt))
@@ -188,7 +189,7 @@ def oracle_limits(
     ]
     if not trajectories:
         return []
-    found = []
+    oracles = []
     for name, draft in pair.drafts.items():
         if name not in forwards:
             continue
@@ -199,32 +200,30 @@ def oracle_limits(
         width = 1 + counts.n_drafted / counts.n_target
         seconds = counts.n_target * forwards[TARGET].at(width)
         seconds += counts.n_draft * forwards[name].at(1)
-        found.append(
+        oracles.append(
             OracleLimit(
                 draft=name,
                 verification_rate=counts.n_target / counts.n,
                 seconds_per_token=seconds / counts.n,
             )
         )
-    return found
+    return oracles
 
 
 def of_oracle(result: BenchResult, row: Row, draft: str | None) -> float | None:
-    """A greedy row's speed as a share of the oracle's with the same draft, to which the row's own
-    prefill is added; None without an oracle."""
-    oracle = next((own for own in result.oracles if own.draft == draft), None)
+    """A greedy row's speed as a share of the oracle's with the same draft and the row's prefill;
+    None without an oracle."""
+    oracle = next((limit for limit in result.oracles if limit.draft == draft), None)
     efforts = _efforts(row)
     if oracle is None or row.temperature or not efforts:
         return None
-    takes: list[Take] = [take for own in row.takes for take in own]
-    tokens = max(sum(take.tokens for take in takes), 1)
+    tokens = _tokens(row)
     prefill = sum(effort.seconds["prefill"] for effort in efforts) / tokens
-    whole = sum(sum(take.seconds) for take in takes) / tokens
-    return (oracle.seconds_per_token + prefill) / whole
+    return (oracle.seconds_per_token + prefill) / (_seconds(row) / tokens)
 
 
 def limits(result: BenchResult, row: Row) -> tuple[Split | None, float | None]:
-    """Where a row's time went, and its speed as a share of the oracle's; None where unknown."""
+    """A row's time by part, and its speed as a share of the oracle's; None where unknown."""
     if row.configuration is None:
         return None, None
     draft = row.configuration.draft_of(result.pair.drafts)
@@ -232,9 +231,8 @@ def limits(result: BenchResult, row: Row) -> tuple[Split | None, float | None]:
 
 
 def limits_frame(result: BenchResult, temperature: float) -> pd.DataFrame:
-    """One row for each of ours that ran rounds, the fastest first: milliseconds of a token by where
-    they went, and the speed as a share of what its forwards alone would allow and of the
-    oracle's."""
+    """One row for each of ours that ran rounds, the fastest first: milliseconds of a token by part,
+    and the speed as a share of that of its forwards alone and of the oracle's."""
     rows = []
     for row in result.at(temperature, OURS):
         parts, oracle = limits(result, row)
@@ -246,7 +244,7 @@ def limits_frame(result: BenchResult, temperature: float) -> pd.DataFrame:
                     "ms_per_token": 1e3 * parts.whole,
                     "of_forwards": parts.of_forwards,
                     "of_oracle": oracle,
-                    "beside_forwards": parts.beside_share,
+                    "beside_forwards": parts.beyond_forwards_share,
                     **{f"{name}_ms": 1e3 * getattr(parts, name) for name in PARTS},
                 }
             )
@@ -254,8 +252,20 @@ def limits_frame(result: BenchResult, temperature: float) -> pd.DataFrame:
     return frame.sort_values("ms_per_token").reset_index(drop=True) if rows else frame
 
 
+def _takes(row: Row) -> Iterator[Take]:
+    return (take for repeat in row.takes for take in repeat)
+
+
 def _efforts(row: Row) -> list[Effort]:
-    return [take.effort for own in row.takes for take in own if take.effort is not None]
+    return [take.effort for take in _takes(row) if take.effort is not None]
+
+
+def _tokens(row: Row) -> int:
+    return max(sum(take.tokens for take in _takes(row)), 1)
+
+
+def _seconds(row: Row) -> float:
+    return sum(sum(take.seconds) for take in _takes(row))
 
 
 def _draft_width(effort: Effort) -> float:

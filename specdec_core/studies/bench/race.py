@@ -1,4 +1,4 @@
-"""Everybody decodes the same prompts, timed in turns."""
+"""All contestants decode the same prompts, timed in turns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specdec_core.studies.bench.result import OURS, Effort, Row, Take
 from specdec_core.studies.peers.peer import Peer
 from specdec_core.tokens.statistics import Generation, Round
 
-# As :class:`specdec_core.tokens.statistics.Round` has them, in seconds; they add up to it.
+# Fields of :class:`specdec_core.tokens.statistics.Round` in seconds; together the round's time.
 PARTS_OF_A_ROUND = ("target_forward", "draft_forward", "policy", "verify", "bookkeeping")
 
 
@@ -25,24 +25,24 @@ class Contestant(Protocol):
     """A way to decode a prompt."""
 
     def row(self, temperature: float) -> Row:
-        """What it is, with no takes yet."""
+        """A row that describes it, with no takes yet."""
         ...
 
     def begin(self) -> None:
-        """A repeat begins: forget what earlier prompts have taught."""
+        """A repeat begins: forget everything learned from earlier prompts."""
         ...
 
     def decode(
         self, tokens: Sequence[int], new_tokens: int, sampling: Sampling, seed: int
     ) -> tuple[list[int], Generation | None]:
-        """The new tokens and, where it is this engine, how they came about."""
+        """The new tokens and, where it is this engine, the generation with its rounds."""
         ...
 
 
 @dataclass
-class Own:
-    """This engine under one configuration; its sampling is the race's. What its drafter learns
-    from a prompt it keeps for the next ones, until the repeat ends."""
+class EngineContestant:
+    """This engine under one configuration; its sampling is the race's. Its drafter learns from
+    prompt to prompt until the repeat ends."""
 
     engine: Engine
     configuration: Configuration
@@ -79,8 +79,8 @@ class Own:
 
 
 @dataclass
-class Other:
-    """What people use instead, open: a way of `group`'s, its autoregressive one or another."""
+class PeerContestant:
+    """An open peer: a mode of the library `group`, its autoregressive one or another."""
 
     peer: Peer
     group: str
@@ -97,7 +97,7 @@ class Other:
         )
 
     def begin(self) -> None:
-        """A peer's own caches are its own affair."""
+        """A peer manages its caches itself."""
 
     def decode(
         self, tokens: Sequence[int], new_tokens: int, sampling: Sampling, seed: int
@@ -114,13 +114,13 @@ def race(
     on_take: Callable[[], None] = lambda: None,
     on_repeat: Callable[[list[Row]], None] = lambda rows: None,
 ) -> list[Row]:
-    """Everybody decodes a prompt before the next prompt comes, and another one begins each time,
-    so that what the machine does meanwhile meets all alike. `on_repeat` is called with what is
-    known so far after every repeat, while no clock runs."""
+    """All contestants decode a prompt before the next one comes, each time another one first, so
+    that the machine's load falls on all alike. After every repeat `on_repeat` is called with the
+    rows so far, while no clock runs."""
     rows = [contestant.row(sampling.temperature) for contestant in contestants]
     for contestant in contestants:
         contestant.begin()
-        # All of them: compilers meet new sizes in one prompt and the next.
+        # Warm up with all prompts: compilers meet new sizes in each.
         for prompt in prompts:
             contestant.decode(prompt.tokens([]), new_tokens, sampling, 0)
     gc.collect()

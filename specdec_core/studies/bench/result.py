@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind, and what follows from it: ratios, equal outputs, the best."""
+"""A benchmark's result, and what follows from it: ratios, equal outputs, the best."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ LEAST_HALF = 4  # prompts in each half, for the best to be chosen on one and rep
 
 
 class Effort(Document):
-    """What this engine did for one prompt: seconds of the prefill and of each part of its rounds
-    (as :class:`specdec_core.tokens.statistics.Round` names them), and the forwards. `widths`
-    counts the
-    target's forwards by the tokens they were fed; the draft model's were `draft_forwards`, at
-    `draft_tokens` places together."""
+    """This engine's work for one prompt: seconds of the prefill and of each part of its rounds (as
+    :class:`specdec_core.tokens.statistics.Round` names them), and the forwards. `widths` counts the
+    target's forwards by their input tokens; the draft model ran `draft_forwards`, with
+    `draft_tokens` distributions together."""
 
     seconds: dict[str, float]
     widths: dict[int, int]
@@ -38,7 +37,7 @@ class Effort(Document):
 
 class Take(Document):
     """One contestant decodes one prompt, once: seconds and tokens of each of its turns. `steps`
-    are the tokens that each target forward of each turn added, where somebody tells."""
+    are the tokens that each target forward of each turn added, where known."""
 
     seconds: list[float]
     outputs: list[list[int]]
@@ -51,18 +50,18 @@ class Take(Document):
 
     @property
     def accepted(self) -> list[int]:
-        """All turns' steps, empty where nobody tells them."""
+        """All turns' steps; empty where unknown."""
         return [n for turn in self.steps or () for n in turn]
 
     @property
     def written(self) -> list[int]:
-        """All turns' tokens, one behind the other."""
+        """All turns' tokens, one after the other."""
         return [token for output in self.outputs for token in output]
 
 
 class Agreement(Document):
-    """How many of `compared` greedy outputs are a reference's, and at which token the earliest of
-    the others leaves it (from 0), None where none does."""
+    """How many of `compared` greedy outputs equal a reference's, and the first token (from 0) at
+    which any of the others differs; None where none does."""
 
     compared: int
     equal: int
@@ -74,10 +73,10 @@ class Agreement(Document):
 
 
 class Row(Document):
-    """A contestant at one temperature, and all it did: takes [repeat][prompt]."""
+    """A contestant at one temperature, and its takes [repeat][prompt]."""
 
     name: str
-    group: str  # who made it: OURS, "transformers", "vllm"
+    group: str  # its library: OURS, "transformers", "vllm"
     temperature: float
     autoregressive: bool = False
     lossless: bool = True
@@ -89,7 +88,9 @@ class Row(Document):
     @property
     def seconds_per_token(self) -> np.ndarray:
         """Shape (repeats, prompts), prefill included."""
-        return np.array([[sum(t.seconds) / max(t.tokens, 1) for t in own] for own in self.takes])
+        return np.array(
+            [[sum(t.seconds) / max(t.tokens, 1) for t in repeat] for repeat in self.takes]
+        )
 
     @property
     def tokens_per_second(self) -> float:
@@ -102,24 +103,27 @@ class Row(Document):
     def agreement(self, reference: Row) -> Agreement:
         """With the first repeat of `reference`, over every repeat."""
         expected = [take.written for take in reference.takes[0]]
-        outputs = [(t.written, e) for own in self.takes for t, e in zip(own, expected, strict=True)]
-        apart = [first_difference(a, b) for a, b in outputs]
-        positions = [place for place in apart if place is not None]
+        differences = [
+            first_difference(take.written, output)
+            for repeat in self.takes
+            for take, output in zip(repeat, expected, strict=True)
+        ]
+        positions = [position for position in differences if position is not None]
         return Agreement(
-            compared=len(outputs),
-            equal=len(outputs) - len(positions),
+            compared=len(differences),
+            equal=len(differences) - len(positions),
             first=min(positions, default=None),
         )
 
     def mean_accepted(self) -> float | None:
-        """Tokens a target forward, over all repeats; None where nobody tells."""
-        steps = [n for own in self.takes for take in own for n in take.accepted]
+        """Tokens a target forward, over all repeats; None where unknown."""
+        steps = [n for repeat in self.takes for take in repeat for n in take.accepted]
         return float(np.mean(steps)) if steps else None
 
 
 class Best(Document):
     """The best of ours against the best of a group. With `held_out`, both were chosen on every
-    other prompt and compared on the rest; else chosen and compared on all, which flatters both."""
+    other prompt and compared on the rest; else chosen and compared on all, which favours both."""
 
     temperature: float
     group: str
@@ -140,7 +144,7 @@ class Forwards(Document):
     seconds: dict[int, float]
 
     def at(self, width: float) -> float:
-        """Between two measured widths, the straight line."""
+        """Seconds at `width`, interpolated linearly."""
         widths = sorted(self.seconds)
         return float(np.interp(width, widths, [self.seconds[w] for w in widths]))
 
@@ -155,8 +159,8 @@ class OracleLimit(Document):
 
 
 class Profiled(Document):
-    """Where the time of one of our rows went, function by function: seconds of each stack, its
-    functions joined by ";", the outermost first. Decoded once more for this, outside the race."""
+    """The time of one of our rows by function: seconds of each stack, its functions joined by ";",
+    the outermost first. Decoded once more for this, outside the race."""
 
     contestant: str
     temperature: float
@@ -189,7 +193,7 @@ class BenchResult(Document):
 
     @property
     def groups(self) -> list[str]:
-        """Who takes part, we first."""
+        """The libraries in the race, ours first."""
         return sorted({row.group for row in self.rows}, key=lambda group: (group != OURS, group))
 
     def at(self, temperature: float, group: str | None = None) -> list[Row]:
@@ -198,7 +202,7 @@ class BenchResult(Document):
         return [row for row in rows if group in (None, row.group)]
 
     def autoregressive(self, temperature: float, group: str = OURS) -> Row | None:
-        """The row that a group's others must equal and are measured against."""
+        """The baseline of a group's rows, whose outputs they must equal."""
         return next((row for row in self.at(temperature, group) if row.autoregressive), None)
 
     def best(self, temperature: float, group: str) -> Row | None:
@@ -207,19 +211,19 @@ class BenchResult(Document):
 
     def headlines(self) -> list[Best]:
         """For each temperature, the best of ours against the best of every other group."""
-        found = []
-        for temperature in self.temperatures:
-            for group in self.groups:
-                if group != OURS and self.at(temperature, OURS):
-                    found.append(self._against(temperature, group))
-        return [best for best in found if best is not None]
+        headlines = (
+            self._against(temperature, group)
+            for temperature in self.temperatures
+            for group in self.groups
+            if group != OURS
+        )
+        return [best for best in headlines if best is not None]
 
     def _against(self, temperature: float, group: str) -> Best | None:
         prompts = len(self.ids)
         held_out = prompts >= 2 * LEAST_HALF
-        choose, report = (
-            (slice(0, None, 2), slice(1, None, 2)) if held_out else (slice(None), slice(None))
-        )
+        everything = slice(None), slice(None)
+        choose, report = (slice(0, None, 2), slice(1, None, 2)) if held_out else everything
         ours = fastest(self.at(temperature, OURS), choose)
         theirs = fastest(self.at(temperature, group), choose)
         if ours is None or theirs is None:
@@ -239,15 +243,11 @@ class BenchResult(Document):
 
     def unequal(self) -> list[Row]:
         """Our lossless rows whose greedy output in float32 is not autoregressive decoding's."""
-        runner = self.pair.runner
-        if runner.target_dtype != "float32":
+        baseline = self.autoregressive(0.0)
+        if self.pair.runner.target_dtype != "float32" or baseline is None:
             return []
-        found = []
-        for row in self.at(0.0, OURS):
-            baseline = self.autoregressive(0.0)
-            if row.lossless and baseline and not row.agreement(baseline).complete:
-                found.append(row)
-        return found
+        lossless = [row for row in self.at(0.0, OURS) if row.lossless]
+        return [row for row in lossless if not row.agreement(baseline).complete]
 
     def save(self, folder: Path) -> Path:
         return write_atomically(folder / "bench.json", self.model_dump_json())
@@ -277,13 +277,13 @@ def over(candidate: Row, baseline: Row, prompts: slice = slice(None)) -> Ratio:
 
 
 def fastest(rows: Iterable[Row], prompts: slice = slice(None)) -> Row | None:
-    """The fastest lossless one on some of the prompts; None where there is none."""
+    """The fastest lossless row on some of the prompts; None where there is none."""
     lossless = [row for row in rows if row.lossless]
     return max(lossless, key=lambda r: speed(r.seconds_per_token[:, prompts]), default=None)
 
 
 def first_difference(output: Sequence[int], expected: Sequence[int]) -> int | None:
-    """The first position at which they differ, the end of the shorter included; None if equal."""
+    """The first position at which they differ, or the end of the shorter; None if equal."""
     if output == expected:
         return None
     pairs = zip(output, expected, strict=False)
@@ -293,7 +293,7 @@ def first_difference(output: Sequence[int], expected: Sequence[int]) -> int | No
 
 def times_frame(result: BenchResult) -> pd.DataFrame:
     """One row a contestant, temperature, repeat and prompt: seconds, tokens, and the target's
-    forwards where they are known."""
+    forwards where known."""
     return pd.DataFrame(
         {
             "contestant": row.name,
@@ -318,7 +318,7 @@ def summary_frame(result: BenchResult) -> pd.DataFrame:
     rows = []
     for row in result.rows:
         at = row.temperature
-        found: dict[str, Any] = {
+        summary: dict[str, Any] = {
             "contestant": row.name,
             "group": row.group,
             "version": row.version,
@@ -331,18 +331,18 @@ def summary_frame(result: BenchResult) -> pd.DataFrame:
         against |= {group: result.best(at, group) for group in result.groups if group != OURS}
         for name, baseline in against.items():
             ratio = over(row, baseline) if baseline is not None else Ratio(*[float("nan")] * 3)
-            found |= {
+            summary |= {
                 f"over_{name}": ratio.value,
                 f"over_{name}_low": ratio.low,
                 f"over_{name}_high": ratio.high,
             }
-        own = result.autoregressive(at, row.group)
-        for name, reference in (("own", own), ("ours", result.autoregressive(at))):
-            known = row.agreement(reference) if reference is not None and at == 0 else None
-            found |= {
-                f"equal_{name}": known.equal if known else None,
-                f"compared_{name}": known.compared if known else None,
-                f"first_difference_{name}": known.first if known else None,
+        for name, group in (("own", row.group), ("ours", OURS)):
+            reference = result.autoregressive(at, group)
+            agreement = row.agreement(reference) if reference is not None and at == 0 else None
+            summary |= {
+                f"equal_{name}": agreement.equal if agreement else None,
+                f"compared_{name}": agreement.compared if agreement else None,
+                f"first_difference_{name}": agreement.first if agreement else None,
             }
-        rows.append(found)
+        rows.append(summary)
     return pd.DataFrame(rows)

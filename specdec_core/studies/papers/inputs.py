@@ -1,5 +1,4 @@
-"""What the papers' tables are measured on: prompt sets, and datastores built where they are
-missing."""
+"""The inputs of the papers' tables: prompt sets, and datastores built where missing."""
 
 from __future__ import annotations
 
@@ -18,11 +17,11 @@ from specdec_core.training.datastores.corpus import encode, read_texts
 
 
 def load_sets(
-    plan: PaperPlan, tokenizer: Any, home: Path, tell: Observer | None = None
+    plan: PaperPlan, tokenizer: Any, home: Path, observer: Observer | None = None
 ) -> dict[str, tuple[str, list[Prompt]]]:
-    """The prompts of each set that the tables use, and where they are from. Optional sets that are
-    not there are left out, with a warning, and so is what they were to be mixed into."""
-    tell = tell or Observer()
+    """The prompts of each set that the tables use, and their source. Missing optional sets are left
+    out with a warning, and so are mixtures with them."""
+    observer = observer or Observer()
     used = dict.fromkeys(name for table in plan.tables.values() for name in table.prompts)
     parts = dict.fromkeys(part for name in used for part in plan.prompts[name].mix or (name,))
     loaded: dict[str, tuple[str, list[Prompt]]] = {}
@@ -32,22 +31,23 @@ def load_sets(
         except UserError as error:
             if not plan.prompts[name].optional:
                 raise
-            tell.warned(f"{name} is left out ({error}); --prompts '{name}=FILE' says where it is")
-    found = {}
+            warning = f"{name} is left out ({error}); --prompts '{name}=FILE' says where it is"
+            observer.warned(warning)
+    sets = {}
     for name in used:
         mix = plan.prompts[name].mix
         if not mix and name in loaded:
-            found[name] = loaded[name]
+            sets[name] = loaded[name]
         elif mix and all(part in loaded for part in mix):
-            found[name] = _mixed({part: loaded[part][1] for part in mix}, plan.prompts[name].limit)
-    if not found:
+            sets[name] = _mixed({part: loaded[part][1] for part in mix}, plan.prompts[name].limit)
+    if not sets:
         raise UserError("no prompts: none of the tables' sets is there")
-    return found
+    return sets
 
 
 def _load(name: str, prompts: PromptsOf, tokenizer: Any, home: Path) -> tuple[str, list[Prompt]]:
-    """The first source that is a file, as seen from here or from the workspace; else the last,
-    which may also be a bundled set or a hub's."""
+    """Prompts of the first source that is a file, here or in the workspace, or else of the last,
+    which may also be a bundled set or one of the hub's."""
     for source in prompts.sources:
         for place in (Path(source), home / source):
             if place.is_file():
@@ -60,20 +60,20 @@ def _mixed(sets: Mapping[str, list[Prompt]], limit: int | None) -> tuple[str, li
     """The sets' prompts in turn."""
     longest = max(map(len, sets.values()))
     mixed = [
-        Prompt(f"{name}/{own[number].id}", own[number].text)
+        Prompt(f"{name}/{prompts[number].id}", prompts[number].text)
         for number in range(longest)
-        for name, own in sets.items()
-        if number < len(own)
+        for name, prompts in sets.items()
+        if number < len(prompts)
     ]
     return " + ".join(sets), mixed[:limit]
 
 
-def with_datastores(plan: PaperPlan, tokenizer: Any, tell: Observer | None = None) -> PaperPlan:
-    """`plan` with every datastore that its drafters look into there: what the workspace lacks is
-    built. One of the name but of another tokenizer is left alone, and another is built beside it.
+def with_datastores(plan: PaperPlan, tokenizer: Any, observer: Observer | None = None) -> PaperPlan:
+    """`plan` with all its datastores in the workspace: missing ones are built. Where the name is
+    taken by a datastore of another tokenizer, the new one gets another name.
 
     Raises :class:`UserError` for a datastore that is neither there nor described."""
-    tell = tell or Observer()
+    observer = observer or Observer()
     digest = tokenizer_digest(tokenizer)
     names = {}
     for name in plan.needs():
@@ -84,7 +84,7 @@ def with_datastores(plan: PaperPlan, tokenizer: Any, tell: Observer | None = Non
         if resolve_datastore(name).exists() and open_datastore(name).card.tokenizer != digest:
             names[name] = f"{name}-{digest[:8]}"
         if not resolve_datastore(names[name]).exists():
-            tell.stage(f"building the datastore {names[name]}")
+            observer.stage(f"building the datastore {names[name]}")
             _build(plan.datastores[name], tokenizer, resolve_datastore(names[name]))
     return plan.renamed(names)
 

@@ -1,7 +1,7 @@
 """The papers' comparison tables as a plan: a YAML file, checked in full before anything runs.
 
-A table has methods down and prompt sets across; `vary` puts the values of one number (λ) across as
-well. What several tables ask for is decoded once.
+A table has a row for each method and a column for each prompt set and, with `vary`, each value of
+one parameter (λ). Configurations that several tables share are decoded once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import Field, PositiveInt, model_validator
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Temperature, Value, load_yaml, parse
 
-TIMED = ("tokens_per_second", "speedup")  # what a clock tells; counts tell the others
+TIMED = ("tokens_per_second", "speedup")  # need a clock; the others follow from counts
 Quantity = Literal[
     "tokens_per_second",
     "speedup",
@@ -34,9 +34,9 @@ Scalar = int | float | str
 
 
 class PromptsOf(Value):
-    """A prompt set: the first of `source` that is a file, else the last, which may also be a
-    bundled set or a hub's; or, as `mix`, prompts of other sets in turn. An `optional` one is left
-    out where it is not there."""
+    """A prompt set: the first of `source` that is a file, or else the last, which may also be a
+    bundled set or one of the hub's; or, as `mix`, prompts of other sets in turn. An `optional` one
+    may be missing."""
 
     source: str | tuple[str, ...] = ()
     mix: tuple[str, ...] = ()
@@ -55,22 +55,22 @@ class PromptsOf(Value):
 
 
 class Datastore(Value):
-    """What a datastore is built from where the workspace has none of its name."""
+    """The text that a datastore is built from if the workspace has none of its name."""
 
     source: str
 
 
 class Row(Value):
-    """A method: a name and a drafter, in which the name of what the table varies stands for its
-    value. Without a drafter this is autoregressive decoding."""
+    """A method: a name and a drafter, in which the name of the varied parameter stands for its
+    value. Without a drafter, autoregressive decoding."""
 
     name: str
     drafter: dict[str, Any] | None = None
 
 
 class Table(Value):
-    """A table of a paper, in our terms. With `each_draft` every row that runs a draft model is
-    there for each of the pair's, else for the first alone."""
+    """A table of a paper, in our terms. With `each_draft`, rows with a draft model are repeated for
+    each of the pair's drafts; else they use the first."""
 
     title: str
     paper: str
@@ -93,18 +93,18 @@ class Table(Value):
 
     @property
     def varied(self) -> str | None:
-        """The name of what the table varies."""
+        """The name of the varied parameter."""
         return next(iter(self.vary), None)
 
     @property
     def values(self) -> tuple[Scalar | None, ...]:
-        """What it takes; None where the table varies nothing."""
+        """The values of the varied parameter; a single None where nothing varies."""
         return next(iter(self.vary.values()), (None,))
 
 
 @dataclass(frozen=True)
 class Method:
-    """A line of a table: what is decoded for it at each of the table's values."""
+    """A line of a table: a configuration for each value of the varied parameter."""
 
     name: str
     configurations: tuple[Configuration, ...]
@@ -119,7 +119,7 @@ class Method:
 
 
 class PaperPlan(Value):
-    """The tables, and what they are measured on."""
+    """The tables, and the models, prompts and datastores to measure them on."""
 
     pair: PairSpec = PairSpec()
     prompts: Annotated[dict[str, PromptsOf], Field(min_length=1)]
@@ -130,8 +130,8 @@ class PaperPlan(Value):
     notes: tuple[str, ...] = ()
 
     def methods(self, table: str, source: str = "papers") -> list[Method]:
-        """The lines of a table; those that need a draft model are left out for a pair without
-        one. Raises :class:`UserError`, naming `source` and the key, for a drafter that is none."""
+        """The lines of a table; those that need a draft model are left out for a pair without one.
+        Raises :class:`UserError`, naming `source` and the key, for a malformed drafter."""
         return [
             method
             for number in range(len(self.tables[table].rows))
@@ -139,47 +139,43 @@ class PaperPlan(Value):
         ]
 
     def work(self, sets: Sequence[str]) -> dict[str, dict[Configuration, int]]:
-        """For each of `sets` what is decoded on it, and how often it is timed; 0 for what is only
-        counted. That is what the tables show, and autoregressive decoding wherever something is
-        timed."""
-        found: dict[str, dict[Configuration, int]] = {}
+        """For each of `sets` the configurations to decode, and how often each is timed; 0 for those
+        that are only counted. Includes autoregressive decoding wherever something is timed."""
+        work: dict[str, dict[Configuration, int]] = {}
         for key, table in self.tables.items():
-            asked = [c for method in self.methods(key) for c in method.configurations]
+            configurations = [c for method in self.methods(key) for c in method.configurations]
             repeats = 0
             if table.timed:
                 repeats = min(table.repeats or self.repeats, self.repeats)
-                asked += [Configuration(sampling=c.sampling) for c in asked]
+                configurations += [Configuration(sampling=c.sampling) for c in configurations]
             for name in table.prompts:
                 if name in sets:
-                    own = found.setdefault(name, {})
-                    for configuration in asked:
-                        own[configuration] = max(own.get(configuration, 0), repeats)
-        return found
+                    timed = work.setdefault(name, {})
+                    for configuration in configurations:
+                        timed[configuration] = max(timed.get(configuration, 0), repeats)
+        return work
 
     def needs(self) -> list[str]:
-        """The datastores that the tables' drafters look into."""
-        found = {
-            name: None
+        """The datastores that the tables' drafters use."""
+        names = (
+            name
             for key in self.tables
             for method in self.methods(key)
             for configuration in method.configurations
             for name in configuration.datastores
-        }
-        return list(found)
+        )
+        return list(dict.fromkeys(names))
 
     def renamed(self, datastores: Mapping[str, str]) -> PaperPlan:
         """The plan with other names for datastores."""
-        tables = {
-            key: table.model_copy(
-                update={
-                    "rows": tuple(
-                        row.model_copy(update={"drafter": _renamed(row.drafter, datastores)})
-                        for row in table.rows
-                    )
-                }
+        tables = {}
+        for key, table in self.tables.items():
+            drafters = [_renamed(row.drafter, datastores) for row in table.rows]
+            rows = tuple(
+                row.model_copy(update={"drafter": drafter})
+                for row, drafter in zip(table.rows, drafters, strict=True)
             )
-            for key, table in self.tables.items()
-        }
+            tables[key] = table.model_copy(update={"rows": rows})
         return self.model_copy(update={"tables": tables})
 
     def check(self, source: str = "papers") -> None:
@@ -202,7 +198,7 @@ class PaperPlan(Value):
                 raise UserError(f"{source}: tables.{key}.rows: {again!r} is there twice")
 
     def digest(self, prompts: Mapping[str, str]) -> str:
-        """Names everything that the results depend on; `prompts` are the sets' digests."""
+        """A hash of everything that the results depend on; `prompts` are the sets' digests."""
         content = [self.model_dump(mode="json"), dict(prompts)]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -212,26 +208,25 @@ class PaperPlan(Value):
         where = f"{source}: tables.{key}.rows.{number}"
         for temperature in table.temperatures:
             sampling = {"temperature": temperature}
-            made = []
+            configurations = []
             for value in table.values:
                 drafter = _filled(row.drafter, table.varied, value)
                 if row.drafter is not None and not row.drafter:
                     raise UserError(f"{where}.drafter: empty; leave it out to decode without one")
                 content = {"drafter": drafter, "sampling": sampling}
-                made.append(parse(Configuration, content, where))
-            several = len(table.temperatures) > 1
-            warm = f", T={temperature:g}" if several else ""
-            if not any(configuration.drafts for configuration in made):
-                yield Method(row.name + warm, tuple(made))
+                configurations.append(parse(Configuration, content, where))
+            suffix = f", T={temperature:g}" if len(table.temperatures) > 1 else ""
+            if not any(configuration.drafts for configuration in configurations):
+                yield Method(row.name + suffix, tuple(configurations))
                 continue
-            self._check_drafts(made, where)
+            self._check_drafts(configurations, where)
             for draft in list(self.pair.drafts)[: None if table.each_draft else 1]:
                 named = f", {draft}" if table.each_draft else ""
-                complete = tuple(with_draft(configuration, draft) for configuration in made)
-                yield Method(row.name + named + warm, complete)
+                complete = tuple(with_draft(c, draft) for c in configurations)
+                yield Method(row.name + named + suffix, complete)
 
-    def _check_drafts(self, made: Sequence[Configuration], where: str) -> None:
-        for configuration in made:
+    def _check_drafts(self, configurations: Sequence[Configuration], where: str) -> None:
+        for configuration in configurations:
             if (name := configuration.foreign_draft(self.pair.drafts)) is not None:
                 known = ", ".join(self.pair.drafts) or "none"
                 raise UserError(f"{where}: the pair has no draft {name!r} (it has: {known})")
@@ -258,7 +253,7 @@ def _renamed(value: Any, datastores: Mapping[str, str]) -> Any:
 
 
 def with_draft(value: Any, draft: str) -> Any:
-    """A configuration, or a part of one, with `draft` as the draft model wherever none is named."""
+    """A configuration, or a part of one, with `draft` wherever no draft model is named."""
     changes: dict[str, Any] = {}
     for name in type(value).model_fields:
         part = getattr(value, name)
@@ -278,8 +273,8 @@ def load_paper_plan(
     limit: int | None = None,
     **overrides: Any,
 ) -> PaperPlan:
-    """Read the file of a plan. `only` names the tables to keep, `sources` says where prompt sets
-    are, `limit` how many prompts of each are taken, and `overrides` replace top-level values, a
+    """Read the file of a plan. `only` names the tables to keep, `sources` are the paths of prompt
+    sets, `limit` is the number of prompts of each, and `overrides` replace top-level values, a
     mapping key by key.
 
     Raises :class:`UserError` for anything wrong in it, every configuration included."""
@@ -297,13 +292,13 @@ def load_paper_plan(
     prompts = dict(plan.prompts)
     for name, source in (sources or {}).items():
         if name not in prompts or prompts[name].mix:
-            known = ", ".join(key for key, own in prompts.items() if not own.mix)
+            known = ", ".join(key for key, prompt_set in prompts.items() if not prompt_set.mix)
             raise UserError(f"--prompts {name}={source}: {path} has no such set ({known})")
         prompts[name] = prompts[name].model_copy(update={"source": source, "optional": False})
     if limit is not None:
         prompts = {
-            name: own.model_copy(update={"limit": limit * max(len(own.mix), 1)})
-            for name, own in prompts.items()
+            name: prompt_set.model_copy(update={"limit": limit * max(len(prompt_set.mix), 1)})
+            for name, prompt_set in prompts.items()
         }
     plan = plan.model_copy(update={"tables": tables, "prompts": prompts})
     plan.check(str(path))

@@ -1,4 +1,4 @@
-"""What the papers' tables are written from."""
+"""The measurements behind the papers' tables."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from specdec_core.tokens.statistics import Counts, Generation, path_rate
 
 
 class Measured(Document):
-    """A configuration on a prompt set; `timing`, against autoregressive decoding of the same
-    sampling, where a table asks for a time."""
+    """A configuration on a prompt set. `timing`, against autoregressive decoding with the same
+    sampling, where a table shows a time."""
 
     prompts: str
     configuration: Configuration
@@ -60,43 +60,43 @@ class Measured(Document):
 
 
 class PapersResult(Document):
-    """Everything that the tables are written from."""
+    """All measurements of a plan's tables."""
 
     name: str
     started: datetime
     plan: PaperPlan
-    pair: PairSpec  # with the data types that were found best
+    pair: PairSpec  # with concrete data types
     sets: dict[str, PromptSet]
     measured: list[Measured]
     environment: dict[str, str] = Field(default={})
 
     def tables(self) -> dict[str, Table]:
-        """The tables that have a prompt set left."""
+        """The tables of which at least one prompt set was measured."""
         return {key: table for key, table in self.plan.tables.items() if self.sets_of(table)}
 
     def sets_of(self, table: Table) -> list[str]:
-        """The prompt sets of a table that were there."""
+        """The prompt sets of a table that were measured."""
         return [name for name in table.prompts if name in self.sets]
 
     def find(self, prompts: str, configuration: Configuration) -> Measured | None:
-        """What was measured of `configuration` on a set; None where nothing was."""
+        """The measurement of `configuration` on a set; None where there is none."""
         return self._index.get((prompts, configuration))
 
     def value(self, prompts: str, configuration: Configuration, quantity: Quantity) -> float:
-        """The same as a number; NaN where there is none."""
-        found = self.find(prompts, configuration)
-        return math.nan if found is None else found.metrics.get(quantity, math.nan)
+        """One quantity of :meth:`find`; NaN where there is none."""
+        measured = self.find(prompts, configuration)
+        return math.nan if measured is None else measured.metrics.get(quantity, math.nan)
 
     def frame(self, key: str) -> pd.DataFrame:
-        """A table's numbers, one row a method, prompt set and value of what it varies: every
-        quantity that was measured, the ratio's interval, the counts."""
+        """A table's numbers, one row for each method, prompt set and value of the varied parameter:
+        every measured quantity, the speedup's interval, the counts."""
         table = self.plan.tables[key]
         return pd.DataFrame(
-            _row(table, method, number, found)
+            _row(table, method, number, measured)
             for method in self.plan.methods(key)
             for number, configuration in enumerate(method.configurations)
             for prompts in self.sets_of(table)
-            if (found := self.find(prompts, configuration)) is not None
+            if (measured := self.find(prompts, configuration)) is not None
         )
 
     @cached_property
@@ -111,19 +111,19 @@ class PapersResult(Document):
         return cls.model_validate_json((Path(folder) / "papers.json").read_text())
 
 
-def _row(table: Table, method: Method, number: int, found: Measured) -> dict[str, Any]:
-    timing, configuration = found.timing, found.configuration
+def _row(table: Table, method: Method, number: int, measured: Measured) -> dict[str, Any]:
+    timing, configuration = measured.timing, measured.configuration
     return {
         "method": method.label,
-        "prompts": found.prompts,
+        "prompts": measured.prompts,
         **({table.varied: table.values[number]} if table.varied else {}),
         "temperature": configuration.sampling.temperature,
         "lossless": configuration.lossless,
-        **{name: found.metrics.get(name, math.nan) for name in get_args(Quantity)},
+        **{name: measured.metrics.get(name, math.nan) for name in get_args(Quantity)},
         "speedup_low": timing.low if timing else math.nan,
         "speedup_high": timing.high if timing else math.nan,
         "differing_outputs": timing.differing_outputs if timing else math.nan,
-        **found.counts,
+        **measured.counts,
         "configuration": configuration.label,
         "config_id": configuration.id,
     }

@@ -1,1 +1,1 @@
-"""What people use instead, behind one interface: transformers and vLLM."""
+"""Other libraries behind one interface: transformers and vLLM."""

@@ -1,4 +1,4 @@
-"""What people use instead, behind one interface: transformers and vLLM."""
+"""The peers of each library."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ NAMES = ("transformers", "vllm")
 
 
 def peers_of(pair: Pair, names: Sequence[str], vllm_venv: Path | None = None) -> list[Peer]:
-    """Every way in which the libraries `names` can complete prompts with this pair, not yet open.
+    """Every mode in which the libraries `names` can complete prompts with this pair, not yet open.
 
-    They take the names, data types, lengths and threads of the pair, and load models of their own.
-    vLLM runs from the virtual environment `vllm_venv`, by default the one of `make bench-peers`.
+    They use the pair's model names, data types, lengths and threads, and load the models
+    themselves. vLLM runs from the virtual environment `vllm_venv`, by default the one of
+    `make bench-peers`.
 
     Raises:
         UserError: a name that is not in `NAMES`.
@@ -39,6 +40,6 @@ def peers_of(pair: Pair, names: Sequence[str], vllm_venv: Path | None = None) ->
 
 
 def _plain_pair(spec: PairSpec) -> Pair:
-    """The pair as transformers loads it, its drafts in the data type that is faster so."""
+    """The pair as transformers loads it, its drafts in the data type that is faster there."""
     plain = spec.runner.model_copy(update={"pack": False, "draft_dtype": "auto"})
     return load_pair(spec.model_copy(update={"runner": plain}))

@@ -1,4 +1,4 @@
-"""The interface that everything people could use instead is measured through."""
+"""The interface through which other libraries are measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Peer(ABC):
     Attributes:
         name: what tables call it
         version: its own version, e.g. `transformers 5.23.0`; complete once it is open
-        settings: all that decides how it runs, ready for JSON; complete once it is open
+        settings: everything that decides how it runs, as JSON; complete once it is open
     """
 
     name: str
@@ -38,8 +38,8 @@ class Peer(ABC):
         seed: int = 0,
     ) -> list[int]:
         """The new tokens of one request, up to and with the first that ends a text. Greedy at
-        temperature 0, else drawn from the whole distribution (no top-k, no top-p), where `seed`
-        decides, as far as the peer heeds it: vLLM's draft models draw without."""
+        temperature 0, else drawn from the whole distribution (no top-k, no top-p) with `seed`, as
+        far as the peer uses it: vLLM's draft models do not."""
 
     def close(self) -> None:  # noqa: B027 (most hold nothing)
         """Free what `open` took. Closing twice does nothing."""

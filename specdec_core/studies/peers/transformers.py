@@ -98,8 +98,8 @@ class TransformersPeer(Peer):
         self._pair = pair = self._load()
         eos = sorted(pair.eos_token_ids) or None
         for model in (pair.target, *pair.drafts.values()):
-            # `generate` takes from here what a call leaves open. Of a checkpoint's wishes only the
-            # end tokens are met here and in the engine.
+            # `generate` takes its defaults from here. Like the engine, it is to follow only the end
+            # tokens of a checkpoint's settings.
             model.generation_config = GenerationConfig(eos_token_id=eos)
         runner = pair.spec.runner
         self.settings |= {

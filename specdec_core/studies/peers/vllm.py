@@ -99,7 +99,7 @@ class VllmPeer(Peer):
         # This environment's modules are not for that one.
         inherited = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         environment = inherited | self._environment
-        # -P: beside the script lie modules that are called as the libraries it needs
+        # -P: the script's folder has modules named like the libraries it needs
         self._worker = Worker(self.name, [str(python), "-P", str(_WORKER)], environment)
         try:
             hello = self._worker.ask({"engine": self._engine}, _START)

@@ -97,8 +97,8 @@ class Worker:
     def _last_words(self) -> str:
         self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 10_000))
         lines = self._log.read().decode(errors="replace").split("\n")
-        said = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return said or f"exit status {self._process.returncode}"
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return last or f"exit status {self._process.returncode}"
 
     def _failure(self, what: str) -> UserError:
         self.close()

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from specdec_core.training.bundled_pair.training import Settings
+from specdec_core.training.bundled_pair.settings import Settings
 
 
 def _alignment_table(alignment: dict[str, dict[str, dict[str, float]]]) -> list[str]:
@@ -44,19 +44,9 @@ def write_card(
 ) -> None:
     """Write the card to `path` (README.md of the weights).
 
-    `facts` and `results` are what `training.facts` and `training.evaluate` return.
+    `facts` and `results` are what `recipe.train_pair` returns.
     """
-    models = facts["models"]
-    target, drafts = models["target"], {name: models[name] for name in settings.drafts}
-    taught = next(iter(drafts.values()))
-    tokens = ", ".join(
-        f"{draft['tokens']:,} tokens in {draft['seconds'] / 60:.0f} minutes ({name})"
-        for name, draft in drafts.items()
-    )
-    loss = results["held_out_loss"]
-    alternating = ", ".join(
-        f"{results['alternating_ratio'][name]:.3f} ({name})" for name in settings.drafts
-    )
+    seen = facts["models"]["target"]["corpus_tokens"]
     text = [
         "# The bundled pair",
         "A target and two drafts, Llama architecture with tied embeddings and one byte-level BPE "
@@ -64,6 +54,30 @@ def write_card(
         "library. They are here so that every command and test has a real pair to run on: they "
         "write Python-like text, not useful code.",
         "",
+        *_figures(settings, facts, results),
+        "## Data",
+        f"The `.py` files of the running interpreter's standard library (CPython "
+        f"{facts['python']}), without tests, encodings and tables. A module is held out when the "
+        "first byte of the SHA-256 of its dotted name is a multiple of 10. Tokenizer and models "
+        f"saw the other modules only: {seen:,} tokens. The prompts "
+        "(`prompts.json`) are references into both parts, kept apart.",
+        "",
+        *_recipe(settings, facts["models"]),
+        "## Limits",
+        "The drafts are distilled for greedy decoding from prompts that are Python source; on "
+        "other text agreement is lower. Compare figures between configurations on this pair, not "
+        "with those of large models.",
+        "",
+    ]
+    path.write_text("\n".join(text), encoding="utf-8")
+
+
+def _figures(settings: Settings, facts: dict[str, Any], results: dict[str, Any]) -> list[str]:
+    loss = results["held_out_loss"]
+    alternating = ", ".join(
+        f"{results['alternating_ratio'][name]:.3f} ({name})" for name in settings.drafts
+    )
+    return [
         "## Figures",
         *_model_table(facts, results),
         "",
@@ -85,13 +99,17 @@ def write_card(
         "held-out prompts: like any model of this size it falls into repetition, which is easy to "
         "draft. The rows of the first 32 tokens show the part before that.",
         "",
-        "## Data",
-        f"The `.py` files of the running interpreter's standard library (CPython "
-        f"{facts['python']}), without tests, encodings and tables. A module is held out when the "
-        "first byte of the SHA-256 of its dotted name is a multiple of 10. Tokenizer and models "
-        f"saw the other modules only: {target['corpus_tokens']:,} tokens. The prompts "
-        "(`prompts.json`) are references into both parts, kept apart.",
-        "",
+    ]
+
+
+def _recipe(settings: Settings, models: dict[str, Any]) -> list[str]:
+    target, drafts = models["target"], {name: models[name] for name in settings.drafts}
+    taught = next(iter(drafts.values()))
+    tokens = ", ".join(
+        f"{draft['tokens']:,} tokens in {draft['seconds'] / 60:.0f} minutes ({name})"
+        for name, draft in drafts.items()
+    )
+    return [
         "## Recipe",
         f"1. *Target*: {target['tokens']:,} tokens ({target['epochs']:.2f} epochs, final training "
         f"loss {target['training_loss']:.2f}), rows of {settings.row_tokens}, "
@@ -117,10 +135,4 @@ def write_card(
         "python -m jobs.train_pair --work build/pair --out build/bundled",
         "```",
         "",
-        "## Limits",
-        "The drafts are distilled for greedy decoding from prompts that are Python source; on "
-        "other text agreement is lower. Compare figures between configurations on this pair, not "
-        "with those of large models.",
-        "",
     ]
-    path.write_text("\n".join(text), encoding="utf-8")

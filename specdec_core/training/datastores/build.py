@@ -25,8 +25,8 @@ from specdec_core.models.fingerprints import tokenizer_digest
 def write_datastore(
     documents: Iterable[Sequence[int]], sources: Sequence[str], tokenizer: Any, folder: Path
 ) -> DatastoreCard:
-    """Write the datastore of `documents`, which `tokenizer` made, whole or not at all; it takes
-    the place of what is at `folder`.
+    """Write the datastore of `documents`, lists of `tokenizer`'s ids, whole or not at all. It
+    replaces what is at `folder`.
 
     Sorting takes about 10 bytes of memory a token.
 
@@ -34,7 +34,7 @@ def write_datastore(
         UserError: there are no documents, or only empty ones.
     """
     separator = separator_for(tokenizer)
-    parts = [np.asarray([*own, separator], dtype=np.uint32) for own in documents if len(own)]
+    parts = [np.asarray([*ids, separator], dtype=np.uint32) for ids in documents if len(ids)]
     if not parts:
         raise UserError(f"{', '.join(sources)}: no text in it; an empty datastore finds nothing")
     tokens = np.concatenate(parts).astype(token_type(separator))

@@ -9,7 +9,7 @@ from typing import Any
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
-from specdec_core.prompts import stdlib as corpus
+from specdec_core.prompts import stdlib
 from specdec_core.prompts.prompt_sets import file_records
 from specdec_core.recordings.schema import Recording
 
@@ -21,10 +21,10 @@ _AT_ONCE = 64  # texts
 
 
 class CorpusObserver(Observer):
-    """Follows a corpus as it is read."""
+    """Follows the reading of a corpus."""
 
     def read(self, tokens: int) -> None:
-        """One more document was read, of so many tokens."""
+        """A document of `tokens` tokens was read."""
 
 
 def read_texts(source: str) -> Iterator[str]:
@@ -40,8 +40,8 @@ def read_texts(source: str) -> Iterator[str]:
         yield from _bundled(source)
     elif path.is_dir():
         for file in sorted(path.rglob("*")):
-            shown = not any(part.startswith(".") for part in file.relative_to(path).parts)
-            if shown and file.is_file():
+            hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+            if file.is_file() and not hidden:
                 yield from _file(file, skip_binary=True)
     elif path.exists():
         yield from _file(path)
@@ -68,7 +68,7 @@ def encode(
 def recorded(
     recording: Recording, observer: CorpusObserver | None = None
 ) -> Iterator[Sequence[int]]:
-    """The recorded prompts, each with what the target wrote."""
+    """The recorded prompts, each with the target's output."""
     prompts = recording.prompts
     for prompt, output in zip(prompts.tokens, prompts.outputs, strict=True):
         if observer:
@@ -80,10 +80,10 @@ def _bundled(source: str) -> Iterator[str]:
     if source not in BUNDLED:
         raise UserError(f"{source}: no such bundled corpus; there are {', '.join(BUNDLED)}")
     train = source == "bundled:train"
-    left_out = {r.module for r in corpus.load_references("seen")} if train else set()
-    for module in corpus.modules_of("held_out" if source == "bundled:held_out" else "seen"):
+    left_out = {r.module for r in stdlib.load_references("seen")} if train else set()
+    for module in stdlib.modules_of("held_out" if source == "bundled:held_out" else "seen"):
         if module not in left_out:
-            yield corpus.module_source(module)
+            yield stdlib.module_source(module)
 
 
 def _file(path: Path, skip_binary: bool = False) -> Iterator[str]:

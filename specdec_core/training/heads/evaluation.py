@@ -1,4 +1,4 @@
-"""What trained heads are worth: on a recording, which threshold decodes fastest with each."""
+"""Evaluating trained heads on a recording: the threshold that decodes fastest with each."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
 from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.recordings.replay import Replay
-from specdec_core.training.heads.examples import rows_behind
+from specdec_core.training.heads.examples import rows_after
 
-# SpecDec++'s 0.1, 0.3, …, 0.9 among them
+# These include SpecDec++'s 0.1, 0.3, …, 0.9.
 THRESHOLDS = (*(round(0.05 * i, 2) for i in range(1, 20)), 0.975, 0.99)
 
 
 class Modelled(Value):
-    """A policy on a recording: what the profile says that its replayed counts take."""
+    """A policy on a recording: its replayed counts, timed by the profile."""
 
     policy: AnyPolicy
     speedup: float  # over autoregressive decoding
     latency: float  # seconds a token
     mat: float  # tokens a round
-    auc: float | None = None  # of what the policy compares, as a predictor of acceptance
+    auc: float | None = None  # of the value it compares with its threshold, predicting acceptance
 
 
 def model(replay: Replay, profile: Profile, draft: str, policy: PolicySettings) -> Modelled:
@@ -61,8 +61,8 @@ def best(
 def with_thresholds(
     card: HeadCard, head: str, thresholds: Sequence[float] = THRESHOLDS
 ) -> list[PolicySettings]:
-    """The policies that a head can steer. Decision models are tried both ways: by the candidate
-    alone, and by the round's product."""
+    """The policies that a head can steer. Decision models are tried on the candidate alone and on
+    the product over the round."""
     if card.kind == "specdecpp":
         return [SpecDecPlusPlusSettings(head=head, threshold=h) for h in thresholds]
     return [
@@ -73,7 +73,7 @@ def with_thresholds(
 
 
 def training_free() -> dict[str, list[PolicySettings]]:
-    """What heads have to beat, by name."""
+    """The baselines that heads have to beat, by name."""
     return {
         "fixed K": [FixedSettings(max_tokens=k) for k in range(1, 16)],
         "confidence": [ConfidenceSettings(threshold=h) for h in THRESHOLDS],
@@ -83,30 +83,26 @@ def training_free() -> dict[str, list[PolicySettings]]:
 
 
 def predictor_auc(replay: Replay, draft: str, policy: PolicySettings) -> float:
-    """How well what a threshold policy compares for a candidate tells accepted candidates of the
-    trajectory from rejected ones: the area under the ROC curve."""
+    """Area under the ROC curve of the value that a threshold policy compares, as a predictor of
+    whether a candidate of the trajectory is accepted."""
     trace = replay.track(draft).trace
     rule = replay.rule(draft, policy)
     values = replay.track(draft).values(rule)
-    rows, behind = rows_behind(trace)
-    if not rule.lagging:
-        behind = rows
-    if not rule.stops(-np.inf):  # but at high values, such as an entropy
-        values = -values
-    return auc(values[behind], trace.draft_token[rows] == trace.target_token[rows])
+    candidates, after = rows_after(trace)
+    compared = values[after if rule.lagging else candidates]
+    if not rule.stops(-np.inf):  # it stops at high values, such as an entropy
+        compared = -compared
+    return auc(compared, trace.draft_token[candidates] == trace.target_token[candidates])
 
 
 def evaluate(
     replay: Replay, profile: Profile, draft: str, policies: Mapping[str, Sequence[PolicySettings]]
 ) -> dict[str, Modelled]:
     """The best policy of each name."""
-    return {name: _judged(replay, profile, draft, own) for name, own in policies.items()}
-
-
-def _judged(
-    replay: Replay, profile: Profile, draft: str, policies: Sequence[PolicySettings]
-) -> Modelled:
-    found = best(replay, profile, draft, policies)
-    if isinstance(found.policy, FixedSettings):
-        return found
-    return found.model_copy(update={"auc": predictor_auc(replay, draft, found.policy)})
+    fastest = {name: best(replay, profile, draft, tried) for name, tried in policies.items()}
+    return {
+        name: modelled
+        if isinstance(modelled.policy, FixedSettings)
+        else modelled.model_copy(update={"auc": predictor_auc(replay, draft, modelled.policy)})
+        for name, modelled in fastest.items()
+    }

@@ -32,8 +32,8 @@ Rows = tuple[np.ndarray, np.ndarray, np.ndarray]  # prompts, features, labels
 
 @dataclass(frozen=True)
 class Examples:
-    """Rows of features (n, f) float32 and labels (n,) float32, the acceptance probabilities; where
-    only the outcome is known, 0 or 1. `held_out` (n,) marks the eval rows."""
+    """Rows of features (n, f) float32 and labels (n,) float32: acceptance probabilities, or 0 or 1
+    where only the outcome is known. `held_out` (n,) marks the eval rows."""
 
     kind: HeadKind
     features: np.ndarray
@@ -54,8 +54,8 @@ def load_examples(
     kinds: Sequence[HeadKind],
     source: Source = "mixed",
 ) -> dict[HeadKind, Examples]:
-    """The examples of each kind from recordings of one pair. `source` says where specdecpp's come
-    from: token mixing, or the trajectory with each candidate behind it.
+    """The examples of each kind from recordings of one pair. Those of specdecpp come from token
+    mixing or, with `source` "trajectory", from the candidates along the target's trajectory.
 
     Raises:
         UserError: recordings of different pairs, models or sampling; no such draft; a recording
@@ -74,7 +74,7 @@ def load_examples(
             if kind != "specdecpp":
                 prompts, features, labels = _decisions(kind, trace, sampling)
             elif source == "trajectory":
-                prompts, features, labels = _behind_candidates(trace, sampling)
+                prompts, features, labels = _after_candidates(trace, sampling)
             else:
                 prompts, features, labels = _mixed(recording.examples(draft))
             parts[kind].append((features, labels, held_out[prompts]))
@@ -167,25 +167,26 @@ def _decisions(kind: HeadKind, trace: Trace, sampling: Sampling) -> Rows:
     return trace.prompt[rows], features, labels
 
 
-def _behind_candidates(trace: Trace, sampling: Sampling) -> Rows:
-    """What SpecDec++'s head reads behind each candidate of the trajectory. §4.4 calls this ideal
+def _after_candidates(trace: Trace, sampling: Sampling) -> Rows:
+    """What SpecDec++'s head reads after each candidate of the trajectory. §4.4 calls this ideal
     but too expensive; here the continuations are recorded anyway."""
-    candidates, behind = rows_behind(trace)
+    candidates, after = rows_after(trace)
     labels = acceptance(trace, candidates, sampling)
-    return trace.prompt[candidates], trace.hidden[behind], labels
+    return trace.prompt[candidates], trace.hidden[after], labels
 
 
-def rows_behind(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
-    """Rows (n,) of the trajectory's candidates Y_t, and rows (n,) of what is drafted behind them,
+def rows_after(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (n,) of the trajectory's candidates Y_t, and rows (n,) of what is drafted after them,
     whose hidden state is that of Y_t: the next position where Y_t is the target's token, the
-    continuation where it is not. Candidates with nothing behind them are left out."""
+    continuation where it is not. Candidates with nothing after them are left out."""
     rows, agrees = trace.trajectory, trace.agrees
     keys = _keys(trace.prompt, trace.position, trace.step)
     order = np.argsort(keys)
-    wanted = _keys(trace.prompt[rows], trace.position[rows] + agrees, (~agrees).astype(int))
-    at = np.searchsorted(keys, wanted, sorter=order).clip(max=len(keys) - 1)
-    found = keys[order[at]] == wanted
-    return rows[found], order[at][found]
+    sought = _keys(trace.prompt[rows], trace.position[rows] + agrees, (~agrees).astype(int))
+    places = np.searchsorted(keys, sought, sorter=order).clip(max=len(keys) - 1)
+    after = order[places]
+    recorded = keys[after] == sought
+    return rows[recorded], after[recorded]
 
 
 def acceptance(trace: Trace, rows: np.ndarray, sampling: Sampling) -> np.ndarray:
@@ -198,8 +199,8 @@ def acceptance(trace: Trace, rows: np.ndarray, sampling: Sampling) -> np.ndarray
 
 
 def _keys(prompt: np.ndarray, position: np.ndarray, step: np.ndarray) -> np.ndarray:
-    behind = (position.astype(np.int64) << 16) | step
-    return np.asarray((prompt.astype(np.int64) << 40) | behind)
+    low = (position.astype(np.int64) << 16) | step
+    return np.asarray((prompt.astype(np.int64) << 40) | low)
 
 
 def training_digest(spec: HeadSpec, examples: Examples, settings: TrainingSettings) -> str:

@@ -1,4 +1,4 @@
-"""A trained head of a grid, and who hears of it."""
+"""A trained head of a grid, and the observer of the grid's training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Finished:
 
 
 class HeadObserver(Observer):
-    """Hears how the training of a grid goes."""
+    """Follows the training of a grid."""
 
     def head_finished(self, head: Finished) -> None:
         """A head is trained and on disk, now or earlier."""

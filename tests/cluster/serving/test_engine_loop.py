@@ -76,6 +76,21 @@ def test_a_closed_or_lost_submission_frees_its_slots(engine):
     in_loop(engine, story)
 
 
+def test_a_request_with_several_choices_is_cancelled_once_and_a_refused_one_not_at_all(engine):
+    async def story(loop: EngineLoop) -> None:
+        submission = await loop.submit([request(engine, f"choice {i}") for i in range(4)])
+        submission.close()
+        submission.close()
+        assert loop.cancelled == 1
+        with pytest.raises(UserError, match="context"):
+            await loop.submit([request(engine, "good"), request(engine, "bad", tokens=10_000)])
+        assert loop.cancelled == 1
+        await generations(await loop.submit([request(engine, "next", tokens=1)]))
+        assert loop.cancelled == 1
+
+    in_loop(engine, story)
+
+
 def test_a_bad_request_takes_its_companions_along(engine):
     async def story(loop: EngineLoop) -> None:
         with pytest.raises(UserError, match="context"):

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from cluster.sharded_target.exchange import SocketExchange
-from cluster.sharded_target.shard_weights import check_split, load_heads, load_layers, own_layers
+from cluster.sharded_target.shard_weights import check_split, layers_of, load_heads, load_layers
 from specdec_core.base.errors import UserError
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.packing import pack_linear_layers
@@ -113,6 +113,6 @@ def test_a_split_that_the_model_does_not_allow_names_what_it_does() -> None:
 
 @pytest.mark.parametrize(("layers", "parts"), [(3, 2), (7, 3), (32, 15), (4, 4)])
 def test_every_layer_is_on_one_rank(layers: int, parts: int) -> None:
-    split = [own_layers(layers, rank, parts) for rank in range(parts)]
+    split = [layers_of(layers, rank, parts) for rank in range(parts)]
     assert [layer for own in split for layer in own] == list(range(layers))
     assert max(map(len, split)) - min(map(len, split)) <= 1

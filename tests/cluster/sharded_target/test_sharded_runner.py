@@ -19,7 +19,7 @@ from cluster.sharded_target.sharded_pair import ShardedPair, sharded_pair
 from cluster.sharded_target.sharded_runner import ShardedRunner
 from specdec_core.config import Configuration, PairSpec, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.pearl.socket_link import WireLink, serve
+from specdec_core.drafting.pearl.socket_link import SocketLink, serve
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
@@ -137,7 +137,7 @@ def test_a_draft_beside_it_changes_no_token(both: Both) -> None:
     sampling = Sampling() if both.split == "heads" else coupled
     requests = [Request(r.id, r.tokens, 100, sampling, seed=r.seed) for r in REQUESTS]
     expected = [g.tokens for g in Engine(both.whole, slots=2).generate(requests)]
-    link = WireLink("127.0.0.1")
+    link = SocketLink("127.0.0.1")
     draft = Thread(target=serve, args=("127.0.0.1", link.port, link.key, both.whole))
     draft.start()
     try:

@@ -27,9 +27,9 @@ def test_the_histogram_is_the_share_of_rounds_at_each_distance():
     assert bars["fixed K=5"] == {-FARTHEST: 0.5, 3: 0.5}
     colours = {t.name: t.marker.color for t in figure.data}
     assert colours["svip 0.8"] == look.style("svip").colour
-    said = " ".join(note.text for note in figure.layout.annotations)
+    notes = " ".join(note.text for note in figure.layout.annotations)
     # means are of the distances themselves, wherever the bars end
-    assert "svip 0.8</b>   mean +4.8, off by 5.2, exact in 25%" in said
+    assert "svip 0.8</b>   mean +4.8, off by 5.2, exact in 25%" in notes
     assert "svip 0.8 comes closest" in figure.layout.title.text
     assert "off by 5.2 tokens" in figure.layout.title.text
 

@@ -65,10 +65,10 @@ def test_the_bound_stays_above_the_curve_and_touches_it(comparison: ArmCompariso
     figure = regret_curves(comparison)
     for bandit in comparison.of("bandit")[:2]:
         bound = bound_of(comparison, bandit)
-        found = comparison.regret(bandit)
+        loss = comparison.regret(bandit)
         assert bound.constant > 0
         late = bound.curve > bound.curve[-1] / 4
-        gap = bound.constant * bound.curve[late] - found.regret[late]
+        gap = bound.constant * bound.curve[late] - loss.regret[late]
         assert gap.min() == pytest.approx(0, abs=1e-9)
         drawn = next(t for t in figure.data if t.name.endswith(f"({bandit.name})"))
         assert drawn.name.startswith(f"{bound.constant:.2g} × ")
@@ -85,11 +85,11 @@ def test_shares_of_all_arms_fill_every_panel(comparison: ArmComparison) -> None:
     bandits, arms = comparison.of("bandit"), comparison.of("arm")
     assert len(figure.data) == len(bandits) * len(arms)
     for number, bandit in enumerate(bandits):
-        own = figure.data[number * len(arms) : (number + 1) * len(arms)]
-        assert [trace.name for trace in own] == [arm.name for arm in arms]
-        assert np.sum([trace.y for trace in own], axis=0) == pytest.approx(np.ones(6))
+        traces = figure.data[number * len(arms) : (number + 1) * len(arms)]
+        assert [trace.name for trace in traces] == [arm.name for arm in arms]
+        assert np.sum([trace.y for trace in traces], axis=0) == pytest.approx(np.ones(6))
         chosen = np.array([r.arm for r in bandit.rounds])
-        assert own[0].y[0] == np.mean(np.array_split(chosen, 6)[0] == 0)
+        assert traces[0].y[0] == np.mean(np.array_split(chosen, 6)[0] == 0)
 
 
 def test_the_table_belongs_to_the_figure(comparison: ArmComparison) -> None:
@@ -109,8 +109,8 @@ def test_the_page_needs_no_network_and_says_who_won(comparison: ArmComparison) -
         assert f'data-plot="{key}"' in html
     tables = [section for section in shown.sections if section.shown is not None]
     assert [section.key for section in tables] == ["table", "shares", "regret"]
-    found = re.findall(r"\n\| (\*\*)?UCB of 2 arms", text)
-    assert len(found) == 2 * len(tables)  # two rules in each
+    matches = re.findall(r"\n\| (\*\*)?UCB of 2 arms", text)
+    assert len(matches) == 2 * len(tables)  # two rules in each
     assert "- a note" in text
     assert console_table(tables[0]).row_count == len(comparison.entrants)
 

@@ -38,14 +38,14 @@ def test_a_generation_is_the_sum_of_its_rounds(result, rounds):
     table = generation_times(result, rounds)
     assert len(table) == len(rounds.groupby(["config_id", "request_id"]))
     fixed = result.trials[1]
-    own = table[table["config_id"] == fixed.id]
-    assert own["n_draft"].sum() == fixed.counts["n_draft"]
-    assert own["n_target"].sum() == fixed.counts["n_target"]
-    assert set(own["family"]) == {"fixed"}
-    assert set(own["draft"]) == {"draft"}
+    of_fixed = table[table["config_id"] == fixed.id]
+    assert of_fixed["n_draft"].sum() == fixed.counts["n_draft"]
+    assert of_fixed["n_target"].sum() == fixed.counts["n_target"]
+    assert set(of_fixed["family"]) == {"fixed"}
+    assert set(of_fixed["draft"]) == {"draft"}
     columns = ["draft_seconds", "target_seconds", "other_seconds"]
     spent = rounds.loc[rounds["config_id"] == fixed.id, columns].to_numpy().sum()
-    assert own["seconds"].sum() == pytest.approx(spent)
+    assert of_fixed["seconds"].sum() == pytest.approx(spent)
 
 
 def test_replayed_rounds_are_left_out(result, rounds):

@@ -81,7 +81,7 @@ def configuration(drafter: dict[str, Any] | None, **sampling: Any) -> Configurat
         ),
         (
             {"kind": "hybrid", "min_match": 3, "otherwise": CASCADE},
-            "suffix else cascade",
+            "suffix else cascade small",
             "Copies what followed the longest suffix seen before, at least 3 tokens long, up to 10"
             " tokens. Otherwise the small draft model drafts until the product of its probabilities"
             " falls below 0.4, sped up by suffix guesses of up to 6 tokens.",
@@ -97,7 +97,7 @@ def configuration(drafter: dict[str, Any] | None, **sampling: Any) -> Configurat
             "Copies what followed the longest suffix seen before, at least 2 tokens long, up to 10"
             " tokens. In the same tree the small draft model drafts 12 tokens a round. Meanwhile"
             " the target verifies, on another device, up to 12 tokens at once (PEARL). Its draft"
-            " goes on with what is looked up behind it.",
+            " goes on with what is looked up after it.",
         ),
         (
             {"kind": "tree", "draft": "small", "branching": [3, 1, 1, 1]},
@@ -181,7 +181,7 @@ def test_those_of_the_same_label_get_the_beginning_of_their_ids() -> None:
     labels = distinct_labels([AUTOREGRESSIVE, *hybrids, hybrids[0]])
     assert list(labels) == [c.id for c in (AUTOREGRESSIVE, *hybrids)]
     assert labels[AUTOREGRESSIVE.id] == "autoregressive"
-    assert labels[hybrids[0].id] == f"suffix else cascade ({hybrids[0].id[:4]})"
+    assert labels[hybrids[0].id] == f"suffix else cascade small ({hybrids[0].id[:4]})"
     assert len(set(labels.values())) == len(labels)
 
 

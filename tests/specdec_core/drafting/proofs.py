@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specdec_core.config import AUTOREGRESSIVE, Configuration, DrafterSettings, Sampling
-from specdec_core.drafting.drafter import Found, Lookup, SlotState
+from specdec_core.drafting.drafter import Lookup, LookupResult, SlotState
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.studies.drift import goodness_of_fit
@@ -54,7 +54,7 @@ def sequence(tokens: Sequence[int], slot: int = 0, room: int = 50) -> SlotState:
     return SlotState(slot, list(tokens), Sampling(), RandomStream(0, 320), room)
 
 
-def found_in(lookup: Lookup, text: Sequence[int], drafted: Sequence[int] = ()) -> Found:
+def found_in(lookup: Lookup, text: Sequence[int], drafted: Sequence[int] = ()) -> LookupResult:
     """What a request with the prompt `text` finds at once."""
     own = sequence(text)
     lookup.open([own])

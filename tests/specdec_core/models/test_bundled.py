@@ -1,16 +1,13 @@
 import json
 
-import mlflow
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from jobs import train_pair as job
 from specdec_core.base.bundled import NAMES, WEIGHTS, bundled_path
 from specdec_core.base.errors import UserError
 from specdec_core.models.alignment import greedy_trajectories, measure_alignment
 from specdec_core.prompts import stdlib as corpus
-from specdec_core.training.bundled_pair import training
 
 MEBIBYTE = 1024 * 1024
 
@@ -118,89 +115,3 @@ def test_missing_reference_is_one_clear_line_or_reported(tokenizer, tmp_path):
     prompts = corpus.resolve_prompts("seen", tokenizer, skipped=skipped, path=path)
     assert [name for name, _ in prompts] == ["stdlib/json.decoder:JSONDecoder.raw_decode"]
     assert len(skipped) == 2
-
-
-# --- the recipe -------------------------------------------------------------------------------
-
-
-def test_rows_are_the_same_whenever_asked():
-    documents = [list(range(start, start + 50)) for start in range(0, 500, 50)]
-    rows = training.Rows(documents, 16, seed=1)
-    late = rows.batch(30, 4)
-    assert torch.equal(training.Rows(documents, 16, seed=1).batch(30, 4), late)
-    first_epoch = torch.cat([rows.batch(number, 1) for number in range(rows.per_epoch)])
-    assert len(first_epoch.unique()) == rows.per_epoch * 16
-
-
-class Killed(Exception):
-    pass
-
-
-def test_killed_training_resumes_to_the_same_weights(tmp_path):
-    settings = training.SMOKE.model_copy(update={"checkpoint_seconds": 0.0})
-    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
-    unbroken.mkdir()
-    broken.mkdir()
-
-    def kill_half_way(phase: str, share: float, figures: dict[str, float]) -> None:
-        if share > 0.5:
-            raise Killed
-
-    def quiet(phase: str, share: float, figures: dict[str, float]) -> None:
-        pass
-
-    tokenizer = training.train_tokenizer(settings, unbroken)
-    training.train_target(settings, unbroken, tokenizer, quiet)
-    with pytest.raises(Killed):
-        training.train_target(settings, broken, tokenizer, kill_half_way)
-    assert not (broken / "target.pt").exists()
-    training.train_target(settings, broken, tokenizer, quiet)
-    first, second = (
-        torch.load(folder / "target.pt", weights_only=True)["model"]
-        for folder in (unbroken, broken)
-    )
-    for name, weight in first.items():
-        torch.testing.assert_close(second[name], weight)
-
-
-def test_sharpening_scales_logits_and_keeps_greedy_output(tmp_path):
-    settings = training.SMOKE
-    torch.manual_seed(0)
-    soft = training.build(settings.target, settings, end=0).bfloat16().float().eval()
-    torch.save({"model": soft.state_dict()}, tmp_path / "target.pt")
-    tokenizer = training.train_tokenizer(settings, tmp_path)
-    sharp = training.sharpen(settings, tmp_path, tokenizer)
-    ids = torch.arange(12)[None]
-    with torch.inference_mode():
-        before, after = soft(ids).logits, sharp(ids).logits
-    torch.testing.assert_close(after, settings.sharpness * before, rtol=1e-2, atol=1e-3)
-    assert torch.equal(after.argmax(-1), before.argmax(-1))
-
-
-def test_smoke_job_trains_a_loadable_pair_and_resumes(tmp_path, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    monkeypatch.chdir(tmp_path)
-    work, out = tmp_path / "work", tmp_path / "out"
-    threads = torch.get_num_threads()
-    try:
-        job.main(work=work, out=out, config=None, smoke=True)
-        trained = (work / "draft-small.pt").stat().st_mtime_ns
-        job.main(work=work, out=out, config=None, smoke=True)
-    finally:
-        torch.set_num_threads(threads)
-    assert (work / "draft-small.pt").stat().st_mtime_ns == trained
-    for name in NAMES:
-        model = AutoModelForCausalLM.from_pretrained(out / "weights" / name)
-        assert model.config.vocab_size == 512
-    assert "oracle N_target/N" in (out / "weights" / "README.md").read_text()
-    runs = mlflow.search_runs(experiment_names=["train_pair"])
-    assert len(runs) == 2
-    assert runs["metrics.draft-small.loss"].notna().any()
-    assert runs["metrics.held_out.draft-medium.agreement"].notna().all()
-
-
-def test_unknown_setting_is_one_line_that_names_it(tmp_path):
-    config = tmp_path / "settings.yaml"
-    config.write_text("sharpnes: 3\n")
-    with pytest.raises(UserError, match="sharpnes"):
-        job.settings_from(True, config)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Header, Recording, save_header, write_shard
+from specdec_core.recordings.track import RecordedSignals
 
 N = 40
 
@@ -89,6 +93,36 @@ def test_columns_are_those_of_both_models_along_the_text(
         for name, values in expected.items():
             found = getattr(trace, name)[rows]
             np.testing.assert_allclose(found, values.numpy(), rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+@contextmanager
+def every_warning_an_error() -> Iterator[None]:
+    """Also those that torch gives once a process."""
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            yield
+    finally:
+        torch.set_warn_always(always)
+
+
+def test_recorded_signals_are_read_without_a_warning_and_states_without_a_copy(
+    recording: Recording,
+) -> None:
+    trace = recording.trace()
+    with every_warning_an_error():
+        signals = RecordedSignals(trace)
+        read = {
+            "top_probability": signals.measure("top_probability"),
+            "entropy": signals.measure("entropy"),
+            "top_probs": signals.top_probabilities(10),
+            "hidden": signals.hidden,
+        }
+    for name, values in read.items():
+        np.testing.assert_array_equal(values.numpy(), getattr(trace, name))
+    assert read["hidden"].data_ptr() == trace.hidden.ctypes.data
 
 
 @torch.inference_mode()

@@ -16,7 +16,7 @@ from specdec_core.search.tree_plan import (
     expected_accepted,
     fastest,
     k_configurations,
-    of_branching,
+    uniform_tree,
 )
 
 RATES = [
@@ -82,7 +82,7 @@ def test_no_k_configuration_is_better_than_the_planned_one(
     trees = KConfigurations(acceptance, 14, depth)
     for nodes in (1, 2, 5, 9, 14):
         best = max(
-            of_branching(acceptance, branching).expected
+            uniform_tree(acceptance, branching).expected
             for branching in branchings(nodes, depth, len(acceptance))
         )
         planned = trees.tree(nodes, depth)
@@ -112,7 +112,7 @@ def test_what_is_expected_is_what_happens() -> None:
 
 
 def test_a_k_configuration_is_the_tree_that_its_numbers_say() -> None:
-    tree = of_branching([0.5, 0.2, 0.1, 0.05], (4, 2, 2, 1))
+    tree = uniform_tree([0.5, 0.2, 0.1, 0.05], (4, 2, 2, 1))
     assert tree.children == ((4,), (2,) * 4, (2,) * 8, (1,) * 16)
     assert (tree.nodes, tree.depth, tree.draft_tokens) == (44, 4, 29)
     assert tree.branching == (4, 2, 2, 1)

@@ -14,7 +14,7 @@ from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.token_tree import ROOT
-from specdec_core.tokens.topology import Topologies, behind, fork, k_configuration, static_tree
+from specdec_core.tokens.topology import Topologies, after_text, fork, k_configuration, static_tree
 
 POSITIONS = 80
 
@@ -101,7 +101,7 @@ def test_a_slice_of_the_big_mask_is_the_mask_of_the_cut_tree(data: st.DataObject
     window = data.draw(st.sampled_from([None, 2, 5]))
     whole = k_configuration(branching)
     if data.draw(st.booleans()):
-        whole = behind(1, whole)
+        whole = after_text(1, whole)
     known = new()
     big = known.expect(whole)
     depths = big.depths.tolist()
@@ -135,9 +135,9 @@ def test_shapes_are_numbered_level_by_level() -> None:
     assert k_configuration((2, 2)) == [ROOT, ROOT, 0, 0, 1, 1]
     assert fork(2, 3) == [ROOT, ROOT, 0, 1, 2, 3]
     assert static_tree([(3,), (2, 0, 1)]) == [ROOT, ROOT, ROOT, 0, 0, 2]
-    assert behind(1, fork(2, 2)) == [ROOT, 0, 0, 1, 2]
-    assert behind(3, [ROOT, 0, 0]) == [ROOT, 0, 1, 2, 3, 3]
-    assert behind(0, [ROOT, ROOT, 1]) == [ROOT, ROOT, 1]
+    assert after_text(1, fork(2, 2)) == [ROOT, 0, 0, 1, 2]
+    assert after_text(3, [ROOT, 0, 0]) == [ROOT, 0, 1, 2, 3, 3]
+    assert after_text(0, [ROOT, ROOT, 1]) == [ROOT, ROOT, 1]
 
 
 @pytest.mark.parametrize(

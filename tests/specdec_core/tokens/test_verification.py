@@ -5,7 +5,7 @@ import torch
 from specdec_core.tokens import verification as verify
 from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.statistics import Origin
-from specdec_core.tokens.token_tree import ROOT, Elsewhere, TokenTree
+from specdec_core.tokens.token_tree import ROOT, RemoteDistribution, TokenTree
 
 VOCAB = 7
 
@@ -16,7 +16,7 @@ def tree_and_target(seed: int) -> tuple[TokenTree, torch.Tensor]:
     for node, parent in enumerate(parents):
         q = torch.rand(VOCAB, generator=generator).softmax(0)
         token = int(torch.randint(VOCAB, (), generator=generator))
-        sources = (q, None, Elsewhere(float(q[token]), lambda q=q: q))
+        sources = (q, None, RemoteDistribution(float(q[token]), lambda q=q: q))
         tree.add(token, parent, Origin.DRAFT, sources[node % 3])
     p = (3 * torch.rand(len(parents) + 1, VOCAB, generator=generator)).softmax(1)
     return tree, p
@@ -27,7 +27,9 @@ def test_chances_are_those_of_each_node() -> None:
     for node, (own_p, own_q) in enumerate(verify.chances(tree, p)):
         token, q = tree.tokens[node], tree.draft_probs[node]
         assert own_p == float(p[tree.parents[node] + 1, token])
-        expected = 1.0 if q is None else q.probability if isinstance(q, Elsewhere) else q[token]
+        expected = (
+            1.0 if q is None else q.probability if isinstance(q, RemoteDistribution) else q[token]
+        )
         assert own_q == float(expected)
     assert verify.chances(TokenTree(), p[:1]) == []
 

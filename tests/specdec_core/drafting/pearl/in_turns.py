@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from specdec_core.drafting.pearl.ahead import Ahead
+from specdec_core.drafting.pearl.asynchronous_draft import AsynchronousDraft
 from specdec_core.models.pair import Pair
 
 
@@ -26,7 +26,7 @@ class InTurns:
         self.number, self.connected, self.configured = self.number + 1, True, None
         self.to_draft: deque[Any] = deque()
         self.to_target: deque[Any] = deque()
-        self.ahead = Ahead(self.pair, self.to_target.append, str(self.number))
+        self.draft = AsynchronousDraft(self.pair, self.to_target.append, str(self.number))
 
     def send(self, message: Any) -> None:
         if self.connected:
@@ -47,10 +47,10 @@ class InTurns:
         heard: list[Any] = []
         while not heard:
             for message in self._mail():
-                self.ahead.handle(message)
+                self.draft.handle(message)
             busy = True
             while busy and self.random.random() < 0.85:
-                busy = self.ahead.draft()
+                busy = self.draft.draft()
             waiting = len(self.to_target)
             heard = [self.to_target.popleft() for _ in range(self.random.randint(0, waiting))]
             if not timeout or not (self.to_draft or self.to_target or busy):

@@ -10,15 +10,15 @@ import pytest
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, Sampling, parse
 from specdec_core.drafting.drafter import Outcome, Resources, SlotState
+from specdec_core.drafting.pearl.draft_forward import DraftForward
 from specdec_core.drafting.pearl.drafter import PearlDrafter
-from specdec_core.drafting.pearl.look import Look
 from specdec_core.drafting.pearl.messages import Begin, Drafted, End, Pause, Ready
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.statistics import Origin
-from specdec_core.tokens.token_tree import Elsewhere, TokenTree
+from specdec_core.tokens.token_tree import RemoteDistribution, TokenTree
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 from tests.specdec_core.tokens.test_lossless import counted, joint, p_value, toy_pair
 
@@ -135,7 +135,7 @@ def test_others_may_propose_for_some_rounds_or_some_candidates(
     asked = requests(tiny_pair, sampling=sampling, seed=3)
     expected = Engine(tiny_pair).generate(asked)
     configuration = Configuration.model_validate({"drafter": drafter})
-    assert configuration.beside
+    assert configuration.asynchronous
     for seed in range(2):
         link = partial(InTurns, tiny_pair, seed, 0.01)
         found = Engine(tiny_pair, configuration, slots, open_link=link).generate(asked)
@@ -280,15 +280,15 @@ def test_samples_have_it_where_lookups_take_part(toy_pair: Pair, whole: dict) ->
 def test_the_test_notices_guesses_that_were_not_drawn(
     toy_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(self: Look) -> dict:
+    def wrong(self: DraftForward) -> dict:
         drawn = rightly(self)
         for n in drawn:
             if guesses := self.nodes[n].guesses:
                 drawn[n] = guesses[0].token, float(self.probs[n, guesses[0].token])
         return drawn
 
-    rightly = Look.draws
-    monkeypatch.setattr(Look, "draws", wrong)
+    rightly = DraftForward.draws
+    monkeypatch.setattr(DraftForward, "draws", wrong)
     sampling = Sampling(temperature=0.8)
     whole = {"kind": "pearl", "window": 3, "wait": 1, "drafter": cascade(SHORT)}
     counts = samples(InTurns(toy_pair, 0), sampling, 2_000, whole)
@@ -303,7 +303,7 @@ def test_the_test_notices_wrong_probabilities(
         rightly(self, tree, *others)
         if bug == "certain" or tree.fed is not None:
             source = tree.draft_probs[-1]
-            tree.draft_probs[-1] = Elsewhere(0.5 * source.probability, source.fetch)
+            tree.draft_probs[-1] = RemoteDistribution(0.5 * source.probability, source.fetch)
 
     rightly = PearlDrafter._add
     monkeypatch.setattr(PearlDrafter, "_add", wrong)
@@ -314,8 +314,8 @@ def test_the_test_notices_wrong_probabilities(
 
 def test_a_targets_process_has_the_drafts_that_it_runs_itself() -> None:
     hybrid, _, bandit = (Configuration.model_validate({"drafter": own}) for own in wholes(2))
-    assert (hybrid.beside, hybrid.drafts_itself) == (True, False)
-    assert (bandit.beside, bandit.drafts_itself) == (True, True)
+    assert (hybrid.asynchronous, hybrid.drafts_itself) == (True, False)
+    assert (bandit.asynchronous, bandit.drafts_itself) == (True, True)
     assert not pearl(drafter=cascade()).drafts_itself
 
 
@@ -350,13 +350,13 @@ def test_the_draft_forgets_a_cancelled_request_and_counts_the_others(
     engine.cancel("0")
     while any(isinstance(message, End) for message in link.to_draft):
         engine.step()
-    batches, limit = [], link.ahead._windows._policy.limit
+    batches, limit = [], link.draft._windows._policy.limit
 
     def noted(slot: int, batch: int) -> int:
         batches.append((slot, batch))
         return limit(slot, batch)
 
-    monkeypatch.setattr(link.ahead._windows._policy, "limit", noted)
+    monkeypatch.setattr(link.draft._windows._policy, "limit", noted)
     while not engine.idle:
         engine.step()
     assert set(batches) == {(1, 1)}

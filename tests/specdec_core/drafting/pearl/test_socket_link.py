@@ -13,7 +13,7 @@ import pytest
 
 from specdec_core.base.wire import LinkLost
 from specdec_core.config import Configuration, Sampling
-from specdec_core.drafting.pearl.socket_link import WireLink, serve
+from specdec_core.drafting.pearl.socket_link import SocketLink, serve
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Origin
@@ -22,7 +22,7 @@ PEARL = Configuration.model_validate({"drafter": {"kind": "pearl", "window": 4, 
 
 
 @contextmanager
-def draft_process(link: WireLink, pair: Pair) -> Iterator[BaseProcess]:
+def draft_process(link: SocketLink, pair: Pair) -> Iterator[BaseProcess]:
     arguments = ("127.0.0.1", link.port, link.key, pair)
     process = get_context("fork").Process(target=serve, args=arguments, daemon=True)
     process.start()
@@ -33,8 +33,8 @@ def draft_process(link: WireLink, pair: Pair) -> Iterator[BaseProcess]:
 
 
 @pytest.fixture
-def link() -> Iterator[WireLink]:
-    link = WireLink("127.0.0.1")
+def link() -> Iterator[SocketLink]:
+    link = SocketLink("127.0.0.1")
     yield link
     link.close()
 
@@ -56,7 +56,7 @@ def wait_until_ready(engine: Engine) -> None:
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, coupling="gumbel")])
 def test_output_is_the_targets_though_the_draft_is_killed(
-    tiny_pair: Pair, link: WireLink, sampling: Sampling
+    tiny_pair: Pair, link: SocketLink, sampling: Sampling
 ) -> None:
     expected = {
         g.request_id: g.tokens for g in Engine(tiny_pair).generate(requests(tiny_pair, sampling))
@@ -90,7 +90,7 @@ def test_output_is_the_targets_though_the_draft_is_killed(
     assert {n: g.tokens for n, g in found.items()} == expected
 
 
-def test_sampled_rejections_fetch_their_distribution(tiny_pair: Pair, link: WireLink) -> None:
+def test_sampled_rejections_fetch_their_distribution(tiny_pair: Pair, link: SocketLink) -> None:
     sampling = Sampling(temperature=1.0, top_k=20)
     engine = Engine(tiny_pair, PEARL, slots=2, open_link=lambda: link)
     with draft_process(link, tiny_pair):
@@ -101,7 +101,7 @@ def test_sampled_rejections_fetch_their_distribution(tiny_pair: Pair, link: Wire
     assert Origin.DRAFT in origins
 
 
-def test_who_does_not_know_the_key_is_not_heard(tiny_pair: Pair, link: WireLink) -> None:
+def test_who_does_not_know_the_key_is_not_heard(tiny_pair: Pair, link: SocketLink) -> None:
     process = get_context("fork").Process(
         target=serve, args=("127.0.0.1", link.port, b"guessed", tiny_pair), daemon=True
     )

@@ -89,7 +89,7 @@ class Watched:
     def limit(self, slot: int, batch: int = 1) -> int:
         assert slot not in self.open, "asked for another limit before the verdict"
         limit = self.policy.limit(slot, batch)
-        text = self.link.ahead._slots[slot].sequence.tokens
+        text = self.link.draft._slots[slot].state.tokens
         self.open[slot] = Window(list(text), limit)
         self.windows.append(self.open[slot])
         return limit
@@ -143,10 +143,10 @@ class Drafting:
             self._alone[sampling] = Engine(self.pair, slots=2).generate(self.requests(sampling))
         return self._alone[sampling]
 
-    def beside(
+    def asynchronously(
         self, drafter: DrafterSettings, sampling: Sampling, slots: int, patch: pytest.MonkeyPatch
     ) -> tuple[Watched, list[Generation]]:
-        """What is written with a draft beside the target, and what its policy was asked."""
+        """What an asynchronous draft's target writes, and what the policy was asked."""
         link, watched, rightly = InTurns(self.pair, 0), [], Resources.policy
 
         def policy(resources: Resources, draft: str | None, settings: PolicySettings) -> Watched:
@@ -189,7 +189,7 @@ def test_a_window_stops_where_a_chain_of_one_process_would(
 ) -> None:
     """Given the same text and, of earlier rounds, the same outcomes; and no token is another."""
     pearl = PearlSettings(drafter=drafter(policy), window=6, wait=3, width=width, least=0.0)
-    watched, found = drafting.beside(pearl, sampling, 1, monkeypatch)
+    watched, found = drafting.asynchronously(pearl, sampling, 1, monkeypatch)
     assert [g.tokens for g in found] == [g.tokens for g in drafting.alone(sampling)]
     pair = drafting.pair
     runner = pair.open_runner("small", 1)
@@ -228,7 +228,7 @@ def test_requests_of_a_batch_have_windows_of_their_own(
     drafting: Drafting, policy: PolicySettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pearl = PearlSettings(drafter=sped_up(policy), window=5, wait=2, width=2)
-    watched, found = drafting.beside(pearl, Sampling(temperature=0.8), 2, monkeypatch)
+    watched, found = drafting.asynchronously(pearl, Sampling(temperature=0.8), 2, monkeypatch)
     assert all(g.tokens for g in found)
     told = [window.outcome for window in watched.windows if window and window.outcome]
     assert sum(outcome.accepted for outcome in told) > 8
@@ -240,7 +240,7 @@ def test_rounds_that_others_propose_for_judge_windows_too(
 ) -> None:
     pearl = PearlSettings(drafter=plain(policy), window=5, wait=2)
     hybrid = HybridSettings(lookup=SuffixSettings(), otherwise=pearl, min_match=1)
-    watched, found = drafting.beside(hybrid, Sampling(), 1, monkeypatch)
+    watched, found = drafting.asynchronously(hybrid, Sampling(), 1, monkeypatch)
     assert [g.tokens for g in found] == [g.tokens for g in drafting.alone(Sampling())]
     assert any(Origin.LOOKUP in g.origins for g in found)
     request = -1

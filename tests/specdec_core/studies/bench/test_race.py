@@ -14,7 +14,7 @@ from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import Conversation, conversations
 from specdec_core.prompts.prompt_sets import Prompt
-from specdec_core.studies.bench.race import Other, Own, race
+from specdec_core.studies.bench.race import EngineContestant, PeerContestant, race
 from specdec_core.studies.bench.result import BenchResult
 from specdec_core.studies.peers.choose import peers_of
 from specdec_core.studies.peers.peer import Peer
@@ -59,7 +59,10 @@ def test_a_contestant_that_alters_a_token_is_caught(tiny_pair: Pair) -> None:
     asked = conversations(prompts, tiny_pair.tokenizer, NEW_TOKENS, tiny_pair.max_length)
     (peer, *_) = peers_of(tiny_pair, ["transformers"])
     with OffByOne(peer, 4) as altered:
-        everybody = [Own(Engine(tiny_pair), AUTOREGRESSIVE, ""), Other(altered, "t", False)]
+        everybody = [
+            EngineContestant(Engine(tiny_pair), AUTOREGRESSIVE, ""),
+            PeerContestant(altered, "t", False),
+        ]
         reference, row = race(everybody, asked, NEW_TOKENS, GREEDY, repeats=2)
     found = row.agreement(reference)
     assert (found.compared, found.equal, found.first) == (4, 0, 4)
@@ -74,7 +77,7 @@ def test_another_one_begins_each_time() -> None:
             self.name = name
 
         def row(self, temperature: float) -> object:
-            return Own(None, AUTOREGRESSIVE, self.name).row(temperature)
+            return EngineContestant(None, AUTOREGRESSIVE, self.name).row(temperature)
 
         def begin(self) -> None:
             pass
@@ -111,7 +114,7 @@ def test_what_was_learned_is_forgotten_between_repeats(tiny_pair: Pair) -> None:
     asked = conversations(
         [Prompt("0", "def main("), Prompt("1", "def main(")], tiny_pair.tokenizer, 24, 256
     )
-    own = Own(Engine(tiny_pair), Configuration(drafter=drafter), "")
+    own = EngineContestant(Engine(tiny_pair), Configuration(drafter=drafter), "")
     (row,) = race([own], asked, 24, GREEDY, repeats=2)
     first, second = ([len(take.accepted) for take in takes] for takes in row.takes)
     assert first == second

@@ -131,7 +131,7 @@ def test_a_split_adds_up_and_its_limit_is_what_the_forwards_take(
     parts = split(own, forwards, "draft")
     assert parts.whole == pytest.approx(10 / 5)
     assert parts.outside == pytest.approx(2 / 5)
-    assert parts.beside == pytest.approx(1 / 5)
+    assert parts.beyond_forwards == pytest.approx(1 / 5)
     # 0.5 + 2 × 0.9 for the target, 4 × 0.3 for the draft at 1.5 places, and the prefill
     assert parts.alone == pytest.approx((1 + 2.3 + 1.2) / 5)
     assert parts.of_forwards == pytest.approx(0.45)

@@ -19,7 +19,7 @@ from specdec_core.training.heads.examples import (
     acceptance,
     held_out_prompts,
     load_examples,
-    rows_behind,
+    rows_after,
 )
 
 PROMPTS = [tuple(range(5 + 3 * i, 20 + 3 * i)) for i in range(24)]
@@ -55,15 +55,15 @@ def states(pair: Pair, tokens: list[int]) -> torch.Tensor:
         return pair.drafts["draft"].model(torch.tensor([tokens])).last_hidden_state[0]
 
 
-def test_the_row_behind_a_candidate_holds_the_state_of_the_candidate(
+def test_the_row_after_a_candidate_holds_the_state_of_the_candidate(
     recording: Recording, tiny_pair: Pair
 ) -> None:
     trace = recording.trace("draft")
-    candidates, behind = rows_behind(trace)
+    candidates, after = rows_after(trace)
     agrees = trace.draft_token[candidates] == trace.target_token[candidates]
     assert agrees.any()
     assert not agrees.all()
-    for row, at in list(zip(candidates, behind, strict=True))[::7]:
+    for row, at in list(zip(candidates, after, strict=True))[::7]:
         number, position = int(trace.prompt[row]), int(trace.position[row])
         output = recording.prompts.outputs[number].tolist()
         fed = [*PROMPTS[number], *output[:position], int(trace.draft_token[row])]

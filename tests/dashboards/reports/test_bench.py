@@ -70,7 +70,7 @@ def test_the_report_has_every_row_and_says_who_wins(
     assert run.inputs.dataset_inputs[0].dataset.digest == "0" * 36
     nested = client.search_runs([run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run_id}'")
     assert len(nested) == len(bench_result.rows)
-    speeds = {own.data.tags["mlflow.runName"]: own.data.metrics for own in nested}
+    speeds = {run.data.tags["mlflow.runName"]: run.data.metrics for run in nested}
     for row in bench_result.rows:
         logged = speeds[f"{row.group}: {row.name}, T={row.temperature:g}"]
         assert logged["tokens_per_second"] == pytest.approx(row.tokens_per_second)
@@ -89,7 +89,7 @@ def test_what_is_not_lossless_is_said(bench_result: BenchResult) -> None:
 
 
 def test_the_functions_of_our_best_are_told_apart(bench_result: BenchResult) -> None:
-    (section,) = (own for own in sections(bench_result) if own.key == "functions")
+    (section,) = (each for each in sections(bench_result) if each.key == "functions")
     assert section.frame["stack"].str.contains("specdec_core.engine.engine:Engine.step").any()
     assert section.frame["seconds"].sum() > 0
     assert section.figure.data[0].type in {"icicle", "treemap", "sunburst"}

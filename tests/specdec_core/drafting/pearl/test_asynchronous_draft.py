@@ -8,9 +8,8 @@ import torch
 from specdec_core.config import DrafterSettings, Sampling
 from specdec_core.drafting.cascade.settings import CascadeSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.pearl.ahead import Ahead
+from specdec_core.drafting.pearl.asynchronous_draft import AsynchronousDraft
 from specdec_core.drafting.pearl.messages import (
-    Ask,
     Begin,
     Commit,
     Configure,
@@ -19,6 +18,7 @@ from specdec_core.drafting.pearl.messages import (
     End,
     Pause,
     Ready,
+    RequestDistribution,
 )
 from specdec_core.drafting.policies.fixed import FixedPolicy, FixedSettings
 from specdec_core.drafting.policies.policy import PolicyOutcome
@@ -45,13 +45,13 @@ class Told:
         self, pair: Pair, width: int, sampling: Sampling = GREEDY, drafter: DrafterSettings = PLAIN
     ) -> None:
         self.sent: list = []
-        self.ahead = Ahead(pair, self.sent.append)
-        self.ahead.handle(
+        self.draft = AsynchronousDraft(pair, self.sent.append)
+        self.draft.handle(
             Configure(drafter, 1, 9, width, 1e-4, pair.target.config.vocab_size, frozenset())
         )
         assert self.sent == [Ready()]
         self.text = list(pair.tokenizer(PROMPT)["input_ids"])
-        self.ahead.handle(Begin(0, -1, self.text, 400, sampling, 0))
+        self.draft.handle(Begin(0, -1, self.text, 400, sampling, 0))
         self.texts = {-1: tuple(self.text)}
         self.drawn: dict[tuple[int, ...], int] = {}
         self.guessed: set[tuple[int, ...]] = set()
@@ -64,7 +64,7 @@ class Told:
                 self.pauses.append(len(self.texts[message.node]))
             elif isinstance(message, Drafted):
                 self.most = max(self.most, message.candidates)
-                for number, parent, token, drawn, _ in message.sprouts:
+                for number, parent, token, drawn, _ in message.tokens:
                     before = self.texts[parent]
                     self.texts[number] = (*before, token)
                     if drawn:
@@ -84,7 +84,7 @@ class Told:
         drafted = min(len(tokens), len(self.chain()))
         self.text += tokens
         choices = [*tokens, *[0] * (drafted + 1 - len(tokens))]
-        self.ahead.handle(Commit(0, tokens, drafted, len(tokens) - 1, choices))
+        self.draft.handle(Commit(0, tokens, drafted, len(tokens) - 1, choices))
 
 
 @pytest.mark.parametrize("width", [1, 4])
@@ -100,7 +100,7 @@ def test_candidates_are_the_drafts_own_whatever_the_target_says(
     ready = 0
     for _ in range(30):
         for _ in range(chance.randrange(9)):
-            told.ahead.draft()
+            told.draft.draft()
         told.hear()
         chain = told.chain()
         agreed = chain[: chance.randrange(len(chain) + 1)]
@@ -122,13 +122,13 @@ def test_no_more_is_drafted_ahead_than_was_asked_for(
     tiny_pair: Pair, drafter: DrafterSettings
 ) -> None:
     told = Told(tiny_pair, 3, drafter=drafter)
-    while told.ahead.draft():
+    while told.draft.draft():
         told.hear()
     assert len(told.chain()) == 9
     longest = max(map(len, told.texts.values()))
     assert longest == len(told.text) + 9
     told.say(told.chain()[:4])
-    assert told.ahead.draft()
+    assert told.draft.draft()
 
 
 @pytest.mark.parametrize("drafter", [PLAIN, CascadeSettings(policy=POLICY)], ids=lambda d: d.kind)
@@ -139,7 +139,7 @@ def test_the_policy_is_asked_about_the_chain_alone(
     a pause once it is known what became of the ones before."""
     told = Told(tiny_pair, 4, drafter=drafter)
     prompt = len(told.text)
-    while told.ahead.draft():
+    while told.draft.draft():
         told.hear()
     assert told.pauses == [prompt + 4]
     told.say(told.chain()[:2])
@@ -162,7 +162,7 @@ def test_the_policy_is_told_how_many_forwards_brought_its_candidates(
     told, expected = Told(tiny_pair, 1, drafter=cascade), []
     for _ in range(8):
         calls = 0
-        while told.ahead.draft():
+        while told.draft.draft():
             calls += 1
         told.hear()
         told.say(told.chain())
@@ -175,34 +175,34 @@ def test_a_lookup_learns_what_became_of_the_chain_and_how_the_text_ended(tiny_pa
     cache = TokenCacheSettings(phrase_length=3, memory="all")
     told = Told(tiny_pair, 1, drafter=CascadeSettings(proposer=cache, policy=POLICY))
     for _ in range(3):
-        told.ahead.draft()
+        told.draft.draft()
     told.hear()
     first, second, third = told.chain()[:3]
     # The first was rejected; behind it the target would have said the second and then the third.
-    told.ahead.handle(Commit(0, [7], 3, 0, [7, second, third, 9]))
-    told.ahead.handle(End(0, [30, 31, 32]))
-    told.ahead.handle(Begin(0, -2, told.text, 400, GREEDY, 0))
-    sequence = told.ahead._slots[0].sequence
-    known = told.ahead._lookup.phrases(sequence, first, 20)
+    told.draft.handle(Commit(0, [7], 3, 0, [7, second, third, 9]))
+    told.draft.handle(End(0, [30, 31, 32]))
+    told.draft.handle(Begin(0, -2, told.text, 400, GREEDY, 0))
+    sequence = told.draft._slots[0].state
+    known = told.draft._lookup.phrases(sequence, first, 20)
     assert (second, third, 9)[: len(known[0])] == known[0]
-    assert (30, 31, 32) in told.ahead._lookup.phrases(sequence, 7, 20)
+    assert (30, 31, 32) in told.draft._lookup.phrases(sequence, 7, 20)
 
 
 def test_a_distribution_is_what_the_token_behind_was_drawn_from(tiny_pair: Pair) -> None:
     sampling = Sampling(temperature=0.8)
     told = Told(tiny_pair, 2, sampling)
     for _ in range(4):
-        told.ahead.draft()
+        told.draft.draft()
     [first, *_] = [m for m in told.sent if isinstance(m, Drafted)]
-    [sprout] = [s for s in first.sprouts if s[1] == -1 and s[3]]
-    told.ahead.handle(Ask(0, -1))
+    [token] = [s for s in first.tokens if s[1] == -1 and s[3]]
+    told.draft.handle(RequestDistribution(0, -1))
     answer = told.sent[-1]
     assert isinstance(answer, Distribution)
     [draft] = tiny_pair.drafts.values()
     with torch.inference_mode():
         expected = (draft(torch.tensor([told.text])).logits[0, -1] / 0.8).softmax(-1)
     assert torch.allclose(answer.tensor(), expected[: answer.size], atol=1e-5)
-    assert sprout[4] == pytest.approx(float(answer.tensor()[sprout[2]]))
+    assert token[4] == pytest.approx(float(answer.tensor()[token[2]]))
 
 
 def test_coupled_candidates_are_those_that_the_shared_noise_chooses(tiny_pair: Pair) -> None:
@@ -213,6 +213,6 @@ def test_coupled_candidates_are_those_that_the_shared_noise_chooses(tiny_pair: P
         Told(tiny_pair, 1, COUPLED, cascade),
     )
     for told in (first, *others):
-        while told.ahead.draft():
+        while told.draft.draft():
             told.hear()
     assert all(told.chain() == first.chain() for told in others)

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dashboards.outputs.console import table
-from dashboards.reports.standings import sentences, standings
+from dashboards.reports.standings import standings, timed_sentences
 from specdec_core.search.results import SweepResult
 
 
@@ -46,7 +46,7 @@ def test_sentences_are_of_those_timed_and_begin_with_the_champion(
     swept: tuple[SweepResult, Path],
 ) -> None:
     result = swept[0]
-    lines = sentences(result).lines
+    lines = timed_sentences(result).lines
     best = result.champion_trial.configuration
     assert lines[0] == f"{result.labels[best.id]}: {best.sentence}"
     assert [line.partition(":")[0] for line in lines[1:]] == [
@@ -57,8 +57,8 @@ def test_sentences_are_of_those_timed_and_begin_with_the_champion(
 def test_a_long_table_is_cut_and_says_so(swept: tuple[SweepResult, Path]) -> None:
     lines = shown(swept[0], most=4)
     assert sum("×" in line for line in lines) == 4
-    said = " ".join(" ".join(lines).split())  # however the caption is wrapped
-    assert f"{len(swept[0].trials) - 4} more in the report" in said
+    text = " ".join(" ".join(lines).split())  # however the caption is wrapped
+    assert f"{len(swept[0].trials) - 4} more in the report" in text
 
 
 def test_a_long_table_has_the_best_of_every_family(swept: tuple[SweepResult, Path]) -> None:
@@ -73,5 +73,5 @@ def test_a_long_table_has_the_best_of_every_family(swept: tuple[SweepResult, Pat
 def test_estimates_for_another_machine_are_called_so(swept: tuple[SweepResult, Path]) -> None:
     update = {"timings": [], "autoregressive": None, "hardware": "far away"}
     lines = shown(swept[0].model_copy(update=update))
-    said = " ".join(" ".join(lines).split())
-    assert "estimated for far away, not timed" in said
+    text = " ".join(" ".join(lines).split())
+    assert "estimated for far away, not timed" in text

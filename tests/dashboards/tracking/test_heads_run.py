@@ -19,7 +19,7 @@ from specdec_core.drafting.heads.card import HeadSpec, TrainingSettings
 from specdec_core.drafting.heads.storage import save_head
 from specdec_core.training.heads.finished import Finished
 from specdec_core.training.heads.training import HeadTraining
-from tests.dashboards.test_delivery import server
+from tests.dashboards.tracking.test_delivery import server
 from tests.specdec_core.drafting.heads.examples import learnable
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, batch_size=256, epochs=3)
@@ -28,17 +28,17 @@ PARAMS = {"recordings": ["training"], "settings": SETTINGS.model_dump()}
 
 @pytest.fixture(scope="module")
 def heads(tmp_path_factory: pytest.TempPathFactory) -> list[Finished]:
-    root, found = tmp_path_factory.mktemp("heads"), []
+    root, heads = tmp_path_factory.mktemp("heads"), []
     for spec in (HeadSpec(depth=0), HeadSpec(depth=1)):
         training = HeadTraining(spec, learnable(), SETTINGS)
         while not training.done:
             training.epoch()
         trained = training.result()
         folder = root / f"small-{spec.label}"
-        found.append(
+        heads.append(
             Finished(folder.name, folder, save_head(trained.weights, trained.card, folder))
         )
-    return found
+    return heads
 
 
 @pytest.fixture

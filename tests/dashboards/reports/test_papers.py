@@ -98,14 +98,14 @@ def measured(prompts: str, configuration: Configuration, seconds: tuple[float, f
 
 @pytest.fixture(scope="module")
 def result() -> PapersResult:
-    found = []
+    everything = []
     for method in PLAN.methods("methods"):
         (configuration,) = method.configurations
-        found.append(measured("code", configuration, SECONDS[method.name]))
+        everything.append(measured("code", configuration, SECONDS[method.name]))
         if method.name != "PLD":  # not measured on this set
-            found.append(measured("sums", configuration, SECONDS[method.name]))
+            everything.append(measured("sums", configuration, SECONDS[method.name]))
     (method,) = PLAN.methods("lengths")
-    found.append(measured("code", method.configurations[1], (6.0, 6.0)))
+    everything.append(measured("code", method.configurations[1], (6.0, 6.0)))
     sets = {
         name: PromptSet(source=f"{name}.jsonl", count=2, digest="0" * 64)
         for name in ("code", "sums")
@@ -116,7 +116,7 @@ def result() -> PapersResult:
         plan=PLAN,
         pair=PLAN.pair,
         sets=sets,
-        measured=found,
+        measured=everything,
         environment={"python": "3.11"},
     )
 
@@ -129,39 +129,39 @@ def rows(sheet: Section) -> dict[str, list[str]]:
     """The cells of a table's Markdown by its methods."""
     lines = [line for line in part(sheet).splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return {own[0].strip("* "): own[1:] for own in cells}
+    return {row[0].strip("* "): row[1:] for row in cells}
 
 
 def test_a_column_is_a_prompt_set_and_a_quantity(result: PapersResult) -> None:
     methods, _ = tables(result)
-    found = rows(methods)
-    assert found["method"] == [
+    cells = rows(methods)
+    assert cells["method"] == [
         *("code MAT", "code ratio", "code verific. rate"),
         *("sums MAT", "sums ratio", "sums verific. rate"),
     ]
-    assert found["Vanilla"] == ["1.00", "1.00×", "1.000"] * 2
-    assert found["Chain"][1] == "=1.95× (1.70–2.20)"
-    assert found["PLD"][3:] == ["–", "–", "–"]
+    assert cells["Vanilla"] == ["1.00", "1.00×", "1.000"] * 2
+    assert cells["Chain"][1] == "=1.95× (1.70–2.20)"
+    assert cells["PLD"][3:] == ["–", "–", "–"]
 
 
 def test_the_best_lossless_method_is_bold_and_what_ties_with_it_is_marked(
     result: PapersResult,
 ) -> None:
-    found = rows(tables(result)[0])
-    assert found["PLD"][1].startswith("**2.00×") or found["UCBSpec"][1].startswith("**2.00×")
-    assert found["UCBSpec"][4].startswith("**2.00×")
-    assert not found["Chain"][4].startswith("=")  # slower on every prompt: no tie
+    cells = rows(tables(result)[0])
+    assert cells["PLD"][1].startswith("**2.00×") or cells["UCBSpec"][1].startswith("**2.00×")
+    assert cells["UCBSpec"][4].startswith("**2.00×")
+    assert not cells["Chain"][4].startswith("=")  # slower on every prompt: no tie
     # fewer verifications are better, and a lossy method is never the best
-    assert found["Wide (lossy)"][1] == "8.00× (7.75–8.25)"
-    assert not any("**" in cell for cell in found["Wide (lossy)"])
-    assert found["UCBSpec"][5] == "**0.500**"
+    assert cells["Wide (lossy)"][1] == "8.00× (7.75–8.25)"
+    assert not any("**" in cell for cell in cells["Wide (lossy)"])
+    assert cells["UCBSpec"][5] == "**0.500**"
 
 
 def test_what_a_table_varies_is_across(result: PapersResult) -> None:
     _, lengths = tables(result)
-    found = rows(lengths)
-    assert found["method"] == ["λ = 4", "λ = 8"]
-    assert found["Chain"] == ["1.95×", "1.33×"]
+    cells = rows(lengths)
+    assert cells["method"] == ["λ = 4", "λ = 8"]
+    assert cells["Chain"] == ["1.95×", "1.33×"]
     assert "A paper, Table 2. code (2) prompts, temperature 0, draft medium." in lengths.note
 
 
@@ -190,6 +190,8 @@ def test_the_page_has_every_table_the_findings_and_what_differs(
     for line in (*findings(result), *notes(result), "- PLD is prompt lookup."):
         assert line in page
     assert "Other models than the paper's." in page
+    for method in PLAN.methods("methods"):
+        assert f"- {method.label}: {method.configurations[0].sentence}" in page
     html = (tmp_path / "papers.html").read_text()
     assert html.count("data-plot=") >= 2
     assert "<b>0.500</b>" in html

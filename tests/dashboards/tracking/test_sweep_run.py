@@ -12,6 +12,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from dashboards.store import tracking_uri
+from dashboards.tracking import registry
 from dashboards.tracking.registry import load_champion, register
 from dashboards.tracking.sweep_run import SweepRun
 from specdec_core.base.errors import UserError
@@ -22,6 +23,7 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.hybrid import HybridSettings
 from specdec_core.drafting.policies.decision import DecisionSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.retrieval import RetrievalSettings
 from specdec_core.drafting.states import save_state
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.prompts.prompt_sets import Prompt
@@ -61,9 +63,9 @@ def runs(result: SweepResult) -> tuple[list[Run], list[Run]]:
     """Parent and nested runs of the pair's experiment."""
     client = MlflowClient(tracking_uri())
     experiment = client.get_experiment_by_name(result.pair.name)
-    found = client.search_runs([experiment.experiment_id])
-    nested = [run for run in found if "mlflow.parentRunId" in run.data.tags]
-    return [run for run in found if run not in nested], nested
+    runs = client.search_runs([experiment.experiment_id])
+    nested = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
+    return [run for run in runs if run not in nested], nested
 
 
 def log(result: SweepResult, folder: Path) -> int | None:
@@ -105,7 +107,7 @@ def test_runs_of_one_label_are_told_apart_by_their_ids(
         for n in (2, 3)
     ]
     first = result.trials[-1]
-    twins = [first.model_copy(update={"configuration": own}) for own in hybrids]
+    twins = [first.model_copy(update={"configuration": hybrid}) for hybrid in hybrids]
     with SweepRun() as tracking:
         tracking.begun(result, PROMPTS, folder)
         for trial in twins:  # the first comes before anything is known of the second
@@ -114,8 +116,8 @@ def test_runs_of_one_label_are_told_apart_by_their_ids(
         tracking.finish(result, folder)
     _, nested = runs(result)
     names = {run.data.tags["config_id"]: run.info.run_name for run in nested}
-    for own in hybrids:
-        assert names[own.id] == f"suffix else suffix ({own.id[:4]})"
+    for hybrid in hybrids:
+        assert names[hybrid.id] == f"suffix else suffix ({hybrid.id[:4]})"
 
 
 def test_the_parent_has_files_prompts_and_the_champions_figures(
@@ -267,6 +269,47 @@ def test_a_champions_head_comes_with_it(home: Path, result: SweepResult, folder:
     assert (head / "model.safetensors").read_bytes() == b"weights"
 
 
+def test_a_champions_datastores_come_with_it_unless_they_are_given_by_path(
+    home: Path, result: SweepResult, folder: Path
+) -> None:
+    log(result, folder)
+    elsewhere = home / "elsewhere" / "theirs"
+    stores = [home / "datastores" / "mine", home / "datastores" / "other", elsewhere]
+    for store in stores:
+        store.mkdir(parents=True)
+        (store / "datastore.json").write_text(store.name)
+        (store / "tokens.npy").write_bytes(b"tokens")
+    lookup = RetrievalSettings(datastore="mine")
+    arms = [RetrievalSettings(datastore="other"), RetrievalSettings(datastore=str(elsewhere))]
+    trial = next(t for t in result.trials if t.mlflow_run_id)
+    trial.configuration = Configuration(
+        drafter=HybridSettings(lookup=lookup, otherwise=BanditSettings(arms=arms))
+    )
+    register(result, trial.id)
+    for store in stores:
+        shutil.rmtree(store)
+    assert load_champion()[1] == trial.configuration
+    for store in stores[:2]:
+        assert (store / "datastore.json").read_text() == store.name
+        assert (store / "tokens.npy").read_bytes() == b"tokens"
+    assert not elsewhere.exists()
+
+
+def test_a_champion_registered_without_its_datastore_is_loaded(
+    home: Path, result: SweepResult, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log(result, folder)
+    trial = next(t for t in result.trials if t.mlflow_run_id)
+    trial.configuration = Configuration(drafter=RetrievalSettings(datastore="mine"))
+    with pytest.raises(UserError, match=r"datastores/mine: missing"):
+        register(result, trial.id)
+    with monkeypatch.context() as before:
+        before.setattr(registry, "_workspace_files", lambda _: {})
+        register(result, trial.id)
+    assert load_champion()[1] == trial.configuration
+    assert not (home / "datastores").exists()
+
+
 def test_a_champions_arms_come_with_their_heads_and_what_was_learned(
     home: Path, result: SweepResult, folder: Path
 ) -> None:
@@ -304,11 +347,11 @@ def test_champions_with_heads_and_learned_states_are_registered_under_their_pair
         (other, Configuration(drafter=learning)),
     ]
     for pair, configuration in champions:
-        own = result.model_copy(update={"pair": pair}, deep=True)
-        trial = own.champion_trial
+        renamed = result.model_copy(update={"pair": pair}, deep=True)
+        trial = renamed.champion_trial
         trial.configuration = configuration
-        own.champion = trial.id
-        log(own, folder)
+        renamed.champion = trial.id
+        log(renamed, folder)
     models = MlflowClient(tracking_uri()).search_registered_models()
     assert {model.name for model in models} == {pair.name for pair, _ in champions}
     for pair, configuration in champions:

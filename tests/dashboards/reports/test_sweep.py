@@ -168,10 +168,10 @@ def replayed(result: SweepResult, recorded: Path) -> SweepResult:
 def test_a_replayed_sweep_reports_on_its_recording_and_what_it_saved(replayed, folder):
     page = write_report(replayed, folder)
     assert drawn_in(page) == FIGURES | TRACES
-    told = dict(facts(replayed))["replay"]
-    assert "1,200 configurations" in told
-    assert "600 a second" in told
-    assert "12,000 forwards" in told
+    text = dict(facts(replayed))["replay"]
+    assert "1,200 configurations" in text
+    assert "600 a second" in text
+    assert "12,000 forwards" in text
     assert set(standings(replayed).shown["status"]) >= {"champion", "replayed"}
     assert "other counts than the replay" not in " ".join(caveats(replayed))
     replayed.replay.equal = 2

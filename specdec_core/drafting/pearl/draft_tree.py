@@ -1,9 +1,8 @@
-"""What the text of a slot may become, as its draft sees it: a tree behind the confirmed text.
+"""The draft's tree of what may follow the confirmed text of a slot.
 
-The chain of drawn tokens is what will be verified. Behind a rejected one the target says a token of
-its own, and that is seldom a surprise: guesses at it are nodes, too, and those that are likely to
-be needed are drafted on from beforehand. When the target has spoken, what has grown behind its
-token is there already.
+The chain of drawn tokens is what the target verifies. In place of a rejected token the target
+chooses its own, which is often predictable. So the tree also has guesses at it, and the likely ones
+are drafted on in advance. When the target has chosen one of them, its continuation is there.
 """
 
 from __future__ import annotations
@@ -12,19 +11,19 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
+from itertools import takewhile
 from typing import NamedTuple
 
 from torch import Tensor
 
 from specdec_core.tokens.token_tree import ROOT
 
-_MOST = 64  # nodes in the cache from which on only the chain grows
+_MAX_CACHED = 64  # with this many nodes in the cache only the chain grows
 
 
 class Source(NamedTuple):
-    """What a token was drawn from: the draft's `logits` (vocabulary,), under sampling the
-    distribution `probs`, and the state `hidden` (dimension,) where it is watched; all of that by
-    the draft's n-th `forward`."""
+    """What a token was drawn from: the `logits` (vocabulary,) of the draft's n-th `forward`, under
+    sampling the distribution `probs`, and the state `hidden` (dimension,) where it is watched."""
 
     forward: int
     logits: Tensor
@@ -34,9 +33,12 @@ class Source(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A token behind its `parent`. `score` is the logarithm of the chance that the text comes to
-    it. `place` says where the draft's cache holds it: so far behind the plain text, ROOT in it,
-    None where it has not been read; `source` what the next token was drawn from, once it has."""
+    """A token after its `parent`.
+
+    `score` is the log probability that the text reaches it. `place` is its offset in the draft's
+    cache from the plain text; ROOT in the plain text, None while the draft has not read it.
+    `source` is what the next token was drawn from, None before.
+    """
 
     number: int
     token: int
@@ -47,11 +49,11 @@ class Node:
     source: Source | None = None
     drawn: Node | None = None
     guesses: list[Node] = field(default_factory=list)
-    told: bool = False
+    sent: bool = False
 
     @property
     def cached(self) -> int:
-        """The `place` of a node that has been read."""
+        """The `place` of a node that the draft has read."""
         assert self.place is not None
         return self.place
 
@@ -61,36 +63,37 @@ class Node:
             return self.drawn
         return next((guess for guess in self.guesses if guess.token == token), None)
 
+    def up(self) -> Iterator[Node]:
+        """This node and its ancestors."""
+        node: Node | None = self
+        while node is not None:
+            yield node
+            node = node.parent
 
-class Canopy:
-    """The tree behind the confirmed text, whose last token is `root`. The first `plain` tokens of
-    the text are in the cache one behind the other; then come the nodes `read`."""
+
+class DraftTree:
+    """The tree after the confirmed text, whose last token is `root`. The draft's cache holds the
+    first `plain` tokens of the text, then the nodes `read`. The chain ends in `tip`."""
 
     def __init__(self, root: Node) -> None:
         self.root = self.tip = root
         self.plain = root.position
         self.read: list[Node] = []
-        self.open: list[Node] = []  # nodes that may be read, but for the chain's
+        self.open: list[Node] = []  # nodes that may be read, without the chain's
 
     @property
     def parents(self) -> list[int]:
-        """Where the parents of the nodes `read` are."""
+        """The places of the parents of the nodes `read`."""
         return [ROOT if node.parent is None else node.parent.cached for node in self.read]
 
     def chain(self) -> list[Node]:
-        """What has to be read for the chain to grow: its last token, after whatever is missing of
-        the text before it."""
-        missing = []
-        node: Node | None = self.tip
-        while node is not None and node.place is None:
-            missing.append(node)
-            node = node.parent
-        return missing[::-1]
+        """The nodes to read for the chain to grow: its unread end."""
+        return [*takewhile(lambda node: node.place is None, self.tip.up())][::-1]
 
     def likely(self, count: int, least: float, end: int, final: frozenset[int]) -> list[Node]:
-        """At most `count` other places to read, the likeliest first, whose chance is at `least`
-        that, before the position `end` and not behind `final` tokens."""
-        if count <= 0 or len(self.read) >= _MOST:
+        """At most `count` other nodes to read, the most likely first: those with a probability of
+        at least `least`, before the position `end`, and not `final` tokens."""
+        if count <= 0 or len(self.read) >= _MAX_CACHED:
             return []
         lowest = self.root.score + math.log(max(least, 1e-9))
         possible = [
@@ -101,7 +104,7 @@ class Canopy:
         return nlargest(count, possible, key=lambda n: n.score)
 
     def enter(self, nodes: Sequence[Node]) -> None:
-        """`nodes`, parents first, have been read, behind all others."""
+        """The draft has read `nodes`, parents first; they follow all others in the cache."""
         for node in nodes:
             node.place = len(self.read)
             self.read.append(node)
@@ -109,7 +112,7 @@ class Canopy:
         self.open = [node for node in self.open if node not in entered]
 
     def grow(self, node: Node, drawn: Node, guesses: Sequence[Node]) -> None:
-        """Behind a node that was read comes this token, or one of these."""
+        """Add the children of a node that was read."""
         node.drawn, node.guesses = drawn, list(guesses)
         self.open += guesses
         if node is self.tip:
@@ -118,42 +121,38 @@ class Canopy:
             self.open.append(drawn)
 
     def settle(self, tried: Sequence[Node]) -> list[int]:
-        """Of the nodes that were read last, `tried`, those stay that the chain goes on behind.
-        Returns which of them to keep in the cache."""
-        taken = [n for n, node in enumerate(tried) if node.drawn is not None]
+        """Drop those of `tried`, the nodes read last, that the chain did not reach. Returns the
+        indices of the others, which stay in the cache."""
+        kept = [n for n, node in enumerate(tried) if node.drawn is not None]
         del self.read[len(self.read) - len(tried) :]
         for node in tried:
             node.place = None
-        self.enter([tried[n] for n in taken])
-        return taken
+        self.enter([tried[n] for n in kept])
+        return kept
 
     def agreed(self, tokens: Sequence[int]) -> int:
-        """With how many of these tokens, from the first on, the chain begins."""
+        """How many of these tokens, from the first on, the chain begins with."""
         count, node = 0, self.root.drawn
         while node is not None and count < len(tokens) and node.token == tokens[count]:
             count, node = count + 1, node.drawn
         return count
 
     def confirm(self, tokens: Sequence[int], numbers: Iterator[int]) -> list[int]:
-        """The text goes on like this; tokens that nobody thought of are new nodes, with new
-        `numbers`. Returns which of the nodes that were read to keep in the cache."""
+        """The text goes on with `tokens`. Those that are not in the tree become new nodes, with the
+        next of `numbers`. Returns the places of the nodes to keep in the cache."""
         for token in tokens:
             last = self.root
             self.root = last.child(token) or Node(next(numbers), token, last.position + 1, last)
-        path = {self.root}
-        first = self.root
-        while first.parent is not None:
-            first = first.parent
-            path.add(first)
-        alive, text, kept = {self.root}, [], []
+        path, reachable = set(self.root.up()), {self.root}
+        text, kept = [], []
         for node in self.read:
             if node in path:
                 text.append(node)
-            elif node.parent in alive:
-                alive.add(node)
+            elif node.parent in reachable:
+                reachable.add(node)
                 kept.append(node)
         places = [node.cached for node in (*text, *kept)]
-        # Only behind a node that was read can others be read: the text comes first.
+        # The text comes first: the cache can only grow after what the draft has read.
         for node in text:
             node.place = ROOT
         for place, node in enumerate(kept):
@@ -163,27 +162,17 @@ class Canopy:
         first = self.root
         while first.place is None and first.parent is not None:
             first = first.parent
-        first.parent = None  # nobody needs the text before it
+        first.parent = None  # the text before it is not needed
         self.tip = self.root
         while self.tip.drawn is not None:
             self.tip = self.tip.drawn
-        self.open = [n for n in self.open if n.parent in alive and n is not self.tip]
+        self.open = [n for n in self.open if n.parent in reachable and n is not self.tip]
         return places
 
     def drawn(self) -> list[int]:
         """The chain's tokens."""
-        tokens = []
-        node: Node | None = self.tip
-        while node is not None and node is not self.root:
-            tokens.append(node.token)
-            node = node.parent
-        return tokens[::-1]
+        return [n.token for n in takewhile(lambda n: n is not self.root, self.tip.up())][::-1]
 
     def find(self, number: int) -> Node:
-        """A node of the chain or of the text before it. Raises :class:`KeyError`."""
-        node: Node | None = self.tip
-        while node is not None:
-            if node.number == number:
-                return node
-            node = node.parent
-        raise KeyError(number)
+        """A node of the chain or of the text before it."""
+        return next(node for node in self.tip.up() if node.number == number)

@@ -77,11 +77,11 @@ def answers(port: int) -> bool:
 def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """Where a tracking server is expected, though none is there yet."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
-        found = probe.getsockname()[1]
+        port = probe.getsockname()[1]
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{found}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    return found
+    return port
 
 
 @pytest.mark.long

@@ -1,0 +1,325 @@
+"""The draft's side of PEARL: it drafts without waiting for the target's verdicts.
+
+It takes its own candidates for the text until the target has confirmed other tokens, and also
+drafts after likely alternatives (:mod:`specdec_core.drafting.pearl.draft_tree`). The tokens of a
+forward are sent at once. The target's messages are handled before the next forward.
+
+With a lookup a forward drafts several tokens (a cascade). The lookup guesses how the chain
+continues, and the draft reads the guesses together with the chain's end. It draws a token at each
+guess as long as the guesses equal the tokens drawn. So every token of the chain is drawn from the
+draft's own distribution.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from specdec_core.base.errors import UserError
+from specdec_core.drafting.drafter import Lookup, Outcome, Resources, SlotState
+from specdec_core.drafting.heads.storage import load_pair_head
+from specdec_core.drafting.pearl.draft_forward import DraftForward
+from specdec_core.drafting.pearl.draft_tree import DraftTree, Node
+from specdec_core.drafting.pearl.messages import (
+    Begin,
+    Commit,
+    Configure,
+    Distribution,
+    Drafted,
+    DraftedToken,
+    End,
+    Ready,
+    Refused,
+    RequestDistribution,
+)
+from specdec_core.drafting.pearl.windows import Windows
+from specdec_core.models.pair import Pair
+from specdec_core.models.runner import ModelRunner
+from specdec_core.tokens.sampling import RandomStream
+from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
+
+_ALTERNATIVES = 2  # guesses at the target's token in place of a drawn one
+_MAX_UNREAD = 16  # tokens of the chain that one forward reads
+_MAX_TRIED = 32  # guesses of a lookup that one forward reads
+_MAX_CACHED = 96  # nodes of a tree in the cache, with the guesses that are tried
+
+
+@dataclass(slots=True)
+class _Slot:
+    state: SlotState  # its tokens are those that the target has confirmed
+    tree: DraftTree
+    end: int
+
+    @property
+    def number(self) -> int:
+        return self.state.slot
+
+
+class AsynchronousDraft:
+    """Drafts for all slots while the target verifies.
+
+    `send` reaches the target's side. `salt` makes this draft's random numbers its own. Only the
+    drafts of the pair are used.
+    """
+
+    def __init__(self, pair: Pair, send: Callable[[Any], None], salt: str = "") -> None:
+        self._pair, self._send, self._salt = pair, send, salt
+        self._runners: dict[tuple[str, int], ModelRunner] = {}
+        self._slots: dict[int, _Slot] = {}
+        self._numbers, self._forwards = count(1), count()
+        self._settings: Configure
+        self._runner: ModelRunner
+        self._windows: Windows
+        self._lookup: Lookup | None = None
+        self._configured = False  # the last Configure succeeded
+
+    def handle(self, message: Any) -> None:
+        """Act on a message of the target's side."""
+        if isinstance(message, Configure):
+            self._slots.clear()
+            try:
+                self._configure(message)
+                self._configured = True
+                self._send(Ready())
+            except UserError as error:
+                self._configured = False
+                self._send(Refused(str(error)))
+        elif self._configured:
+            self._handle_slot(message)
+
+    @torch.inference_mode()
+    def _handle_slot(self, message: Any) -> None:
+        match message:
+            case Begin():
+                self._begin(message)
+            case Commit():
+                self._commit(message)
+            case RequestDistribution():
+                self._send_distribution(message)
+            case End():
+                self._end(message)
+
+    @torch.inference_mode()
+    def draft(self) -> bool:
+        """Extend the trees of all slots by one forward. Returns whether there was any to extend."""
+        picked, tried = {}, {}
+        for number, slot in self._slots.items():
+            if nodes := self._pick(slot):
+                picked[number] = nodes
+                tried[number] = self._guesses(slot, nodes)
+        if picked:
+            self._read(picked, tried)
+        return bool(picked)
+
+    def _pick(self, slot: _Slot) -> list[Node]:
+        """The nodes of a tree to read: the chain's end first."""
+        tree, settings, end = slot.tree, self._settings, self._end_of(slot)
+        chain: list[Node] = []
+        if tree.tip.position + 1 < end and not self._final(tree):
+            chain = tree.chain()[:_MAX_UNREAD]
+        final = settings.eos_token_ids
+        return chain + tree.likely(settings.width - 1, settings.least, end, final)
+
+    def _end_of(self, slot: _Slot) -> int:
+        """The position before which tokens may be drafted now."""
+        return min(slot.tree.root.position + 1 + self._settings.ahead, slot.end)
+
+    def _guesses(self, slot: _Slot, nodes: Sequence[Node]) -> list[Node]:
+        """New nodes: what a lookup guesses after the chain's end, if `nodes` have that."""
+        tree = slot.tree
+        tried: list[Node] = []
+        # The forward itself adds a token after the guesses.
+        room = self._end_of(slot) - tree.tip.position - 2
+        if self._lookup is None or room <= 0 or tree.tip not in nodes:
+            return tried
+        guesses = self._lookup.find(slot.state, tree.drawn(), room).tree
+        most = min(_MAX_TRIED, _MAX_CACHED - len(tree.read) - len(nodes))
+        for token, parent in zip(guesses.tokens[: max(most, 0)], guesses.parents, strict=False):
+            before = tree.tip if parent == ROOT else tried[parent]
+            node = Node(next(self._numbers), token, before.position + 1, before)
+            before.guesses.append(node)
+            tried.append(node)
+        return tried
+
+    def _final(self, tree: DraftTree) -> bool:
+        """Whether the chain ends the text. A final token that the target has confirmed does not."""
+        return tree.tip is not tree.root and tree.tip.token in self._settings.eos_token_ids
+
+    def _read(
+        self, picked: Mapping[int, Sequence[Node]], tried: Mapping[int, Sequence[Node]]
+    ) -> None:
+        """Feed the draft the `picked` nodes of these slots and the guesses `tried` after them. Add
+        what it predicts to the trees, and send it."""
+        began = perf_counter()
+        slots = [self._slots[number] for number in picked]
+        fed = [[*nodes, *tried.get(number, ())] for number, nodes in picked.items()]
+        ends = [slot.tree.tip.position for slot in slots]
+        for slot, nodes in zip(slots, fed, strict=True):
+            slot.tree.enter(nodes)
+        forward = DraftForward.of(
+            self._runner,
+            [slot.state for slot in slots],
+            fed,
+            [slot.tree.parents for slot in slots],
+        )
+        drafted = self._grow(forward, {node for nodes in tried.values() for node in nodes})
+        ended = perf_counter()
+        for slot, nodes, end in zip(slots, fed, ends, strict=True):
+            number, candidates = slot.number, slot.tree.tip.position - end
+            self._send(Drafted(number, drafted[number], len(nodes), candidates, began, ended))
+            if guessed := tried.get(number):
+                self._keep(slot, slot.tree.settle(guessed))
+        self._send_pauses()
+
+    def _grow(self, forward: DraftForward, tried: Set[Node]) -> dict[int, list[DraftedToken]]:
+        """Add to each node the token drawn there and alternatives to it; to `tried` nodes only if
+        the chain reaches them. Returns the new tokens by slot."""
+        alternatives = _ALTERNATIVES if self._settings.width > 1 else 0
+        most = min(alternatives + 1, forward.confidences.shape[-1])
+        best = forward.confidences.topk(most, dim=-1)
+        tokens, values = best.indices.tolist(), best.values.tolist()
+        drawn = {n: (tokens[n][0], values[n][0]) for n in range(len(forward.nodes))}
+        drawn |= forward.draws()
+        drafted: dict[int, list[DraftedToken]] = {state.slot: [] for state in forward.states}
+        grown: list[int] = []
+        for n, (state, node) in enumerate(zip(forward.states, forward.nodes, strict=True)):
+            new, tree = drafted[state.slot], self._slots[state.slot].tree
+            if node in tried and (node is not tree.tip or self._final(tree)):
+                continue
+            if node.parent is not None and not node.sent:
+                new.append((node.number, node.parent.number, node.token, False, None))
+                node.sent = True
+            if node.position < tree.root.position:
+                continue  # its continuation is confirmed text
+            token, chance = drawn[n]
+            first, others = self._children(node, token, chance, tokens[n], values[n])
+            tree.grow(node, first, others[:alternatives])
+            grown.append(n)
+            sent_chance = chance if forward.random(n) else None
+            new.append((first.number, node.number, token, True, sent_chance))
+            first.sent = True
+        for n, source in zip(grown, forward.sources(grown, next(self._forwards)), strict=True):
+            forward.nodes[n].source = source
+        return drafted
+
+    def _children(
+        self,
+        node: Node,
+        token: int,
+        chance: float,
+        tokens: Sequence[int],
+        confidences: Sequence[float],
+    ) -> tuple[Node, list[Node]]:
+        """The child of `node` for the `token` drawn there, with probability `chance`, and the
+        likely alternatives among `tokens`, the best by `confidences`."""
+        # As if the target accepted with the draft's confidence, and else drew from the rest.
+        sure = min(confidences[0], 1.0)
+        rest = (1 - sure) / max(1 - chance, 1e-6)
+        others = [
+            self._child(node, guess, value * rest)
+            for guess, value in zip(tokens, confidences, strict=True)
+            if guess != token and value * rest > self._settings.least
+        ]
+        return self._child(node, token, sure), others
+
+    def _child(self, parent: Node, token: int, chance: float) -> Node:
+        """The child with that token: one that is being tried, or a new one."""
+        node = parent.child(token)
+        if node is None:
+            node = Node(next(self._numbers), token, parent.position + 1, parent)
+        node.score = parent.score + math.log(max(chance, 1e-9))
+        return node
+
+    def _send_pauses(self) -> None:
+        """Say where the policy would stop the chains as they are now."""
+        for pause in self._windows.grow():
+            self._send(pause)
+
+    def _configure(self, message: Configure) -> None:
+        settings, guesses = message.drafter, message.drafter.guesses
+        key = self._pair.draft_name(settings.draft), message.slots
+        if key not in self._runners:
+            self._runners[key] = self._pair.open_runner(*key)
+        for runner in self._runners.values():
+            runner.watch_hidden(False)
+            runner.widen(2 if guesses or message.width > 1 else 1)
+        resources = Resources(
+            lambda name: self._runner,
+            partial(load_pair_head, self._pair),
+            message.vocab_size,
+            message.eos_token_ids,
+            lambda: self._pair.tokenizer_digest,
+            slots=message.slots,
+        )
+        policy = resources.policy(settings.draft, settings.policy)
+        self._windows = Windows(policy, message.eos_token_ids)
+        self._runner, self._settings = self._runners[key], message
+        if policy.needs_hidden:
+            self._runner.watch_hidden(True)
+        self._lookup = None if guesses is None else resources.lookup(guesses)
+
+    def _begin(self, message: Begin) -> None:
+        number, text = message.slot, message.tokens
+        stream = RandomStream(message.seed, self._settings.vocab_size)
+        # Independent of the target's own uniform numbers; coupled noise must be the same.
+        stream.uniform = random.Random(f"{message.seed} {message.root} {self._salt}").random
+        tree = DraftTree(Node(message.root, text[-1], len(text) - 1, None, sent=True))
+        state = SlotState(number, list(text), message.sampling, stream)
+        self._slots[number] = _Slot(state, tree, message.end)
+        self._windows.begin(number, tree.root)
+        if self._lookup is not None:
+            self._lookup.open([state])
+        self._runner.truncate(number, 0)
+        if text[:-1]:
+            self._runner.prefill([number], [text[:-1]])
+
+    def _commit(self, message: Commit) -> None:
+        slot, tokens = self._slots[message.slot], message.tokens
+        self._learn(slot, message)
+        agreed = slot.tree.agreed(tokens)
+        self._keep(slot, slot.tree.confirm(tokens, self._numbers))
+        self._windows.confirm(slot.number, slot.tree.root, agreed, agreed < len(tokens))
+        self._send_pauses()
+
+    def _learn(self, slot: _Slot, message: Commit) -> None:
+        """Report the chain's outcome to the lookup."""
+        text, added = slot.state.tokens, message.accepted + 1
+        text += message.tokens[:added]
+        if self._lookup is not None and message.drafted:
+            read = len(message.choices) - 1
+            tree = TokenTree.chain(slot.tree.drawn()[: message.drafted][:read], Origin.DRAFT)
+            path = list(range(min(message.accepted, len(tree))))
+            self._lookup.observe(slot.state, Outcome(tree, path, message.choices, 0.0))
+        text += message.tokens[added:]
+
+    def _end(self, message: End) -> None:
+        slot = self._slots.pop(message.slot, None)
+        if slot is None:
+            return
+        self._windows.end(slot.number)
+        if self._lookup is not None:
+            slot.state.tokens += message.tokens
+            self._lookup.close(slot.state)
+
+    def _keep(self, slot: _Slot, places: Sequence[int]) -> None:
+        """Keep only these places of the tree in the cache, moved together."""
+        tree = slot.tree
+        self._runner.keep(slot.number, tree.plain + len(tree.read) - len(places), places)
+
+    def _send_distribution(self, message: RequestDistribution) -> None:
+        """Send what a token was drawn from; computed anew where an earlier draft drew it."""
+        slot = self._slots[message.slot]
+        node = slot.tree.find(message.node)
+        if node.source is None:
+            self._read({slot.number: slot.tree.chain()}, {})
+        assert node.source is not None
+        assert node.source.probs is not None  # only rejection sampling requests it
+        self._send(Distribution.of(slot.number, message.node, node.source.probs))

@@ -1,0 +1,73 @@
+"""The bundled pair's recipe: tokenizer, target, sharpening, distillation, export, evaluation.
+
+Each phase leaves its result in the work folder, written whole, and is skipped when that result is
+there. The long ones also leave checkpoints and resume from the latest.
+"""
+
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from specdec_core.prompts import stdlib
+from specdec_core.training.bundled_pair.corpus_rows import train_tokenizer
+from specdec_core.training.bundled_pair.distillation import distil
+from specdec_core.training.bundled_pair.evaluation import evaluate
+from specdec_core.training.bundled_pair.optimisation import Report, build
+from specdec_core.training.bundled_pair.settings import Settings
+from specdec_core.training.bundled_pair.target import sharpen, train_target
+from specdec_core.training.bundled_pair.teacher import TeacherText
+
+
+def train_pair(settings: Settings, work: Path, out: Path, report: Report) -> dict[str, Any]:
+    """The whole recipe into `out` (weights, prompts); returns the `facts` of the training and the
+    `results` of the evaluation.
+
+    Finished phases found in `work` are not run again.
+    """
+    torch.set_num_threads(settings.threads)
+    work.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer = train_tokenizer(settings, work)
+    report("tokenizer", 1.0, {})
+    train_target(settings, work, tokenizer, report)
+    target = sharpen(settings, work, tokenizer)
+    own_text, corpus_text = TeacherText(settings, work, tokenizer, target).load(report)
+    for name in settings.drafts:
+        distil(settings, work, name, tokenizer.eos_token_id, own_text, corpus_text, report)
+    export(settings, work, tokenizer, out)
+    results = evaluate(settings, tokenizer, out, report)
+    return {"facts": facts(settings, work, out), "results": results}
+
+
+def export(settings: Settings, work: Path, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+    """Write `out`/weights/<name>, Hugging Face folders in bfloat16, and `out`/prompts.json."""
+    models = {"target": sharpen(settings, work, tokenizer)}
+    for name, shape in settings.drafts.items():
+        models[name] = build(shape, settings, tokenizer.eos_token_id)
+        models[name].load_state_dict(torch.load(work / f"{name}.pt", weights_only=True)["model"])
+    for name, model in models.items():
+        folder = out / "weights" / name
+        model.bfloat16().save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    references = []
+    for split in stdlib.SPLITS:
+        count = {"held_out": settings.held_out_prompts, "seen": settings.seen_prompts}[split]
+        references += stdlib.choose_references(split, tokenizer, count, modules=settings.modules)
+    stdlib.save_references(references, out / "prompts.json")
+
+
+def facts(settings: Settings, work: Path, out: Path) -> dict[str, Any]:
+    """The training as the model card shows it: tokens, times, shapes and sizes."""
+    models = {}
+    for name, shape in {"target": settings.target, **settings.drafts}.items():
+        folder = out / "weights" / name
+        models[name] = {
+            "parameters": LlamaForCausalLM.from_pretrained(folder).num_parameters(),
+            "bytes": sum(file.stat().st_size for file in folder.iterdir()),
+            **shape.model_dump(),
+            **torch.load(work / f"{name}.pt", weights_only=True)["facts"],
+        }
+    return {"python": platform.python_version(), "models": models}
