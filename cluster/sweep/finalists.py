@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 
 import pandas as pd
 import ray
 
 from cluster.session import get
-from cluster.sweep.timing import InterleavedTimes
+from cluster.sweep.racing import run_race
+from cluster.sweep.timing import InterleavedTimes, decode_on
 from cluster.sweep.trial import assess
 from specdec_core.config import Configuration
 from specdec_core.engine import Request
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import ResolvedPlan
-from specdec_core.search.results import METRIC, SweepResult, Timing, Trial, by_estimate
+from specdec_core.search.results import SweepResult, Trial, by_estimate
 from specdec_core.search.round_tables import Rounds
 from specdec_core.tokens.statistics import Counts, rounds_frame
 
@@ -26,17 +28,28 @@ def time_finalists(
     plan: ResolvedPlan,
     bench: ray.actor.ActorHandle,
     requests: Sequence[Request],
+    further: Sequence[Request],
     result: SweepResult,
     folder: SweepFolder,
     observer: SweepObserver,
 ) -> dict[str, pd.DataFrame]:
-    """Time the finalists and count autoregressive decoding; fills `result.timings`, `.champion`
-    and, without a recording, `.oracles`. Returns the rounds of finalists that had only been
-    replayed."""
+    """Time the finalists on the prompts, and where that leaves a question on `further` ones; count
+    autoregressive decoding. Fills `result.timings`, `.race`, `.champion` and, without a recording,
+    `.oracles`. Returns the rounds of finalists that had only been replayed."""
     baseline = plan.autoregressive
     finalists = _finalists(plan, result, observer)
     contestants = [baseline, *finalists]
-    watch = _take_times(plan, bench, contestants, requests, observer)
+    get(bench.warm_up.remote(contestants, requests[0]))
+    watch, race = run_race(
+        contestants,
+        requests,
+        further,
+        partial(decode_on, bench),
+        lambda: get(bench.forget.remote()),
+        plan,
+        observer,
+    )
+    result.race, result.champion = race, race.champion
     counted = {trial.id for trial in result.trials}
     for uncounted in (c for c in contestants if c.id not in counted):
         generations = watch.generations[uncounted.id]
@@ -46,7 +59,9 @@ def time_finalists(
         result.trials.append(trial)
     result.autoregressive = watch.timing(baseline, baseline)
     result.timings = [watch.timing(finalist, baseline) for finalist in finalists]
-    result.champion = choose_champion(contestants, watch, result)
+    for timing in (result.autoregressive, *result.timings):
+        tied = timing.config_id in race.in_question
+        timing.tied_with_champion = tied and timing.config_id != race.champion
     split = plan.cluster is not None and plan.cluster.target.devices > 1
     if plan.sampling.greedy and not result.oracles and not split:  # it needs a whole target
         observer.stage("oracle")
@@ -66,26 +81,6 @@ def _finalists(
         observer.warned(f"{names}: lossy, so counted but never the best (allow_lossy: [{names}])")
     asynchronous = [c for c in plan.configurations or () if c.asynchronous]
     return [*(trial.configuration for trial in chosen), *asynchronous]
-
-
-def _take_times(
-    plan: ResolvedPlan,
-    bench: ray.actor.ActorHandle,
-    contestants: Sequence[Configuration],
-    requests: Sequence[Request],
-    observer: SweepObserver,
-) -> InterleavedTimes:
-    """Decode every prompt with all contestants in turn, `plan.repeats` times."""
-    steps = plan.repeats * len(requests)
-    observer.stage(f"timing {len(contestants) - 1} finalists alone", steps)
-    get(bench.warm_up.remote(contestants, requests[0]))
-    watch = InterleavedTimes()
-    for repeat in range(plan.repeats):
-        get(bench.forget.remote())  # every repeat does the same work
-        for request in requests:
-            watch.take(bench, contestants, request, repeat)
-            observer.step()
-    return watch
 
 
 def _forwards(counts: Counts) -> int:
@@ -135,34 +130,3 @@ def choose_finalists(
         leaders.setdefault(trial.configuration.family, trial)
     chosen = {trial.id: trial for trial in (*leaders.values(), *ranked)}
     return by_estimate([*chosen.values()][:count])
-
-
-def choose_champion(
-    contestants: Sequence[Configuration], watch: InterleavedTimes, result: SweepResult
-) -> str:
-    """The fastest contestant, or autoregressive decoding, the first of `contestants`, if nothing
-    beats it significantly. Among those tied with the fastest, the one with the best estimate:
-    counts carry no noise. Asynchronous drafting has no estimate and wins only as the fastest.
-    Marks in `result` who is tied with the champion."""
-    baseline = contestants[0]
-
-    def speedup(configuration: Configuration) -> float:
-        return watch.timing(configuration, baseline).speedup
-
-    def tied(one: Configuration, other: Configuration) -> bool:
-        return one == other or watch.compare(one, other).tied
-
-    fastest = max(contestants, key=speedup)
-    equals = [c for c in contestants if tied(fastest, c)]
-    if baseline in equals:
-        champion = baseline
-    elif fastest.asynchronous:
-        champion = fastest
-    else:
-        counted = [c for c in equals if not c.asynchronous]
-        champion = max(counted, key=lambda c: result.trial(c.id).metrics[METRIC])
-    timed: list[Timing] = [t for t in (result.autoregressive, *result.timings) if t is not None]
-    for timing in timed:
-        other = result.trial(timing.config_id).configuration
-        timing.tied_with_champion = other != champion and tied(champion, other)
-    return champion.id

@@ -68,7 +68,12 @@ def run_sweep(
     observer = together(SweepObserver, observers)
     tokenizer = check_pair(plan.pair)
     check_datastores(plan.samples, tokenizer)
-    prompts = load_prompts(plan.prompts.source, plan.prompts.limit, tokenizer)
+    limit = plan.prompts.limit
+    prompts = load_prompts(plan.prompts.source, limit, tokenizer)
+    further: list[Prompt] = []
+    if limit is not None and plan.race.further:
+        most = limit + plan.race.further
+        further = load_prompts(plan.prompts.source, most, tokenizer)[len(prompts) :]
     prompt_set = PromptSet(source=plan.prompts.source, count=len(prompts), digest=digest(prompts))
     identity = plan.digest(prompt_set.digest)
     name = name or f"{plan.pair.name}-{identity[:8]}"
@@ -81,7 +86,7 @@ def run_sweep(
     observer.stage("connecting to Ray, loading the pair")
     with ray_session():
         sweep = _Sweep(plan, folder, observer, pair)
-        sweep.load(home, prompts, prompt_set, recording)
+        sweep.load(home, prompts, further, prompt_set, recording)
         with folder.lock():
             sweep.begin(identity, prompt_set)
             observer.begun(sweep.result, prompts, folder.path)
@@ -108,6 +113,7 @@ class _Sweep:
     result: SweepResult
     profile: Profile
     requests: tuple[Request, ...]
+    further: tuple[Request, ...]  # beyond the sweep's, for a race that they may decide
     replay: Replay | None
 
     def __init__(
@@ -125,11 +131,14 @@ class _Sweep:
         self,
         home: Path,
         prompts: Sequence[Prompt],
+        further: Sequence[Prompt],
         prompt_set: PromptSet,
         recording: Recording | None,
     ) -> None:
         """Load the prompts' tokens, the pair's data types, and a recording of them."""
-        self.requests = get(self.bench.requests.remote(prompts, self.plan.max_new_tokens))
+        tokens = self.plan.max_new_tokens
+        self.requests = get(self.bench.requests.remote(prompts, tokens))
+        self.further = get(self.bench.fitting.remote(further, tokens, len(prompts)))
         self.pair = get(self.bench.spec.remote())
         fingerprints = get(self.bench.fingerprints.remote())
         count = len(self.requests)
@@ -192,7 +201,13 @@ class _Sweep:
             return {}
         with self._timing_bench() as bench:
             timed = time_finalists(
-                self.plan, bench, self.requests, self.result, self.folder, self.observer
+                self.plan,
+                bench,
+                self.requests,
+                self.further,
+                self.result,
+                self.folder,
+                self.observer,
             )
         ray.kill(bench)
         return timed

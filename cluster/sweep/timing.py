@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -68,17 +68,27 @@ class Bench:
 
     def requests(self, prompts: Sequence[Prompt], max_new_tokens: int) -> tuple[Request, ...]:
         """Encode the prompts; raises :class:`UserError` for one that the pair cannot take."""
+        numbered = enumerate(prompts)
+        return tuple(self._request(prompt, seed, max_new_tokens) for seed, prompt in numbered)
+
+    def fitting(
+        self, prompts: Sequence[Prompt], max_new_tokens: int, first: int
+    ) -> tuple[Request, ...]:
+        """Encode those prompts that the pair can take; seeds count from `first`."""
         requests = []
-        for seed, prompt in enumerate(prompts):
-            tokens = self.engine.encode(prompt.text)
-            request = Request(prompt.id, tokens, max_new_tokens, seed=seed)
-            try:
-                self.engine.add(request)
-            except UserError as error:
-                raise UserError(f"prompt {prompt.id}: {error}") from None
-            self.engine.cancel(request.id)
-            requests.append(request)
+        for seed, prompt in enumerate(prompts, start=first):
+            with suppress(UserError):
+                requests.append(self._request(prompt, seed, max_new_tokens))
         return tuple(requests)
+
+    def _request(self, prompt: Prompt, seed: int, max_new_tokens: int) -> Request:
+        tokens = self.engine.encode(prompt.text)
+        request = Request(prompt.id, tokens, max_new_tokens, seed=seed)
+        try:
+            request.check(self.engine.max_length, self.engine.target.vocab_size)
+        except UserError as error:
+            raise UserError(f"prompt {prompt.id}: {error}") from None
+        return request
 
     def fingerprints(self) -> dict[str, str]:
         """The digest of each model's weights."""
@@ -195,10 +205,22 @@ def alone(
         remove_placement_group(hold)
 
 
+# Decodes a request alone: the seconds that it took, and its output.
+Decode = Callable[[Configuration, Request], tuple[float, Generation]]
+
+
+def decode_on(
+    bench: ray.actor.ActorHandle, configuration: Configuration, request: Request
+) -> tuple[float, Generation]:
+    """Decode on the bench."""
+    decoded: tuple[float, Generation] = get(bench.decode.remote(configuration, request))
+    return decoded
+
+
 @dataclass
 class InterleavedTimes:
     """Interleaved times of some configurations: seconds [repeat][prompt] and the first repeat's
-    generations [prompt], by configuration id."""
+    generations [prompt], by configuration id. A later repeat may lack prompts."""
 
     seconds: dict[str, list[list[float]]] = field(default_factory=dict)
     generations: dict[str, list[Generation]] = field(default_factory=dict)
@@ -210,28 +232,48 @@ class InterleavedTimes:
 
     def take(
         self,
-        bench: ray.actor.ActorHandle,
+        decode: Decode,
         configurations: Sequence[Configuration],
         request: Request,
         repeat: int,
     ) -> None:
-        """Time `request` under every configuration, one after the other. Each turn begins with
-        another one, so that none always runs after the same."""
+        """Time `request` under every configuration, and keep the times."""
+        for configuration, seconds, generation in self.turn(decode, configurations, request):
+            self.keep(configuration, repeat, seconds, generation)
+
+    def keep(
+        self, configuration: Configuration, repeat: int, seconds: float, generation: Generation
+    ) -> None:
+        """Keep what decoding the next prompt of `repeat` took."""
+        rows = self.seconds.setdefault(configuration.id, [])
+        if len(rows) == repeat:
+            rows.append([])
+        rows[repeat].append(seconds)
+        if repeat == 0:
+            self.generations.setdefault(configuration.id, []).append(generation)
+
+    def turn(
+        self,
+        decode: Decode,
+        configurations: Sequence[Configuration],
+        request: Request,
+    ) -> Iterator[tuple[Configuration, float, Generation]]:
+        """Seconds and output of `request` under every configuration, one after the other. Each turn
+        begins with another one, so that none always runs after the same."""
         shift = self.turns % len(configurations)
         self.turns += 1
         for configuration in [*configurations[shift:], *configurations[:shift]]:
-            seconds, generation = get(bench.decode.remote(configuration, request))
-            rows = self.seconds.setdefault(configuration.id, [])
-            if len(rows) == repeat:
-                rows.append([])
-            rows[repeat].append(seconds)
-            if repeat == 0:
-                self.generations.setdefault(configuration.id, []).append(generation)
+            yield configuration, *decode(configuration, request)
+
+    def times(self, configuration: Configuration) -> np.ndarray:
+        """Seconds (repeats, prompts) of the repeats that have all prompts."""
+        rows = self.seconds[configuration.id]
+        return np.array([row for row in rows if len(row) == len(rows[0])])
 
     def timing(self, configuration: Configuration, baseline: Configuration) -> Timing:
         """The timing of `configuration`, as a speedup over `baseline`."""
         outputs = self.outputs(configuration)
-        seconds = np.array(self.seconds[configuration.id])
+        seconds = self.times(configuration)
         tokens = [len(output) for output in outputs]
         if configuration == baseline:
             ratio = Ratio(1.0, 1.0, 1.0)
@@ -259,7 +301,6 @@ class InterleavedTimes:
             np.array([max(len(output), 1) for output in self.outputs(c)])
             for c in (candidate, baseline)
         )
-        return paired_ratio(
-            np.array(self.seconds[baseline.id]),
-            np.array(self.seconds[candidate.id]) * (theirs / ours),
-        )
+        before, after = self.times(baseline), self.times(candidate)
+        repeats = min(len(before), len(after))
+        return paired_ratio(before[:repeats], after[:repeats] * (theirs / ours))

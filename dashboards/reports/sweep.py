@@ -24,7 +24,7 @@ from dashboards.reports.standings import standings, timed_sentences
 from dashboards.reports.sweep_figures import drawn
 from dashboards.sections import Origin, Report, Section, Tile
 from specdec_core.base.errors import UserError
-from specdec_core.search.results import SweepResult, Timing
+from specdec_core.search.results import RaceSummary, SweepResult, Timing
 
 if TYPE_CHECKING:
     from dashboards.evidence import Evidence
@@ -246,7 +246,9 @@ def _about_champion(result: SweepResult) -> Iterator[str]:
     labels = {t.id: label(result, t) for t in trials}
     tied = [labels[t.config_id] for t in result.timings if t.tied_with_champion]
     if result.champion is not None and tied:
-        yield f"Tied with the champion on these prompts: {', '.join(tied)}."
+        yield f"Not shown to be slower than the champion: {', '.join(tied)}."
+    if result.race is not None:
+        yield race_sentence(result.race)
     lossy = [t for t in trials if not t.configuration.lossless]
     if lossy:
         yield (
@@ -254,6 +256,16 @@ def _about_champion(result: SweepResult) -> Iterator[str]:
             "target's distribution, and none is the best unless it was allowed by name; "
             "`specdec drift` measures by how much."
         )
+
+
+def race_sentence(race: RaceSummary) -> str:
+    """What the choice of the champion may cost, and what it rests on."""
+    most = "an amount not known yet" if race.at_most is None else f"{race.at_most:.1%}"
+    return (
+        f"After {race.laps} laps over {race.prompts} prompts the champion is expected to cost "
+        f"{race.loss:.1%} of the fastest finalist's time, and at most {most} (95 %, at every lap); "
+        f"{race.within:.0%} was asked for."
+    )
 
 
 def _about_outputs(result: SweepResult) -> Iterator[str]:

@@ -51,6 +51,20 @@ class ProfileSettings(Value):
     repeats: PositiveInt | None = None
 
 
+class RaceSettings(Value):
+    """How long finalists are timed."""
+
+    within: float = Field(
+        default=0.01, gt=0, description="stop when the choice costs at most this share of the time"
+    )
+    seconds: float = Field(
+        default=120, ge=0, description="stop after so many seconds beyond each prompt's first run"
+    )
+    further: NonNegativeInt = Field(
+        default=64, description="prompts of the source, beyond the limit, that may be timed too"
+    )
+
+
 class SweepSettings(Value):
     """The settings of a sweep, without its search."""
 
@@ -70,7 +84,10 @@ class SweepSettings(Value):
         default=(), description="methods that change the output, yet may be the champion"
     )
     finalists: PositiveInt = Field(default=4, description="configurations timed alone")
-    repeats: PositiveInt = Field(default=3, description="times a finalist runs each prompt")
+    repeats: PositiveInt = Field(
+        default=3, description="times a finalist runs each prompt, at most"
+    )
+    race: RaceSettings = RaceSettings()
     profile: ProfileSettings = ProfileSettings()
     traces: str | None = Field(
         default=None, description="recording to replay; unset, the workspace's, if it has one"

@@ -54,21 +54,21 @@ class Standing(Generic[Name]):
 
 
 class Race(Generic[Name]):
-    """Times of some contestants on the same prompts; `fallback`, one of them, wins only where no
-    other is shown to be faster than it.
+    """Times of some contestants on the same prompts. All intervals hold together with probability
+    `confidence`."""
 
-    The statements of all intervals hold together with probability `confidence`.
-    """
-
-    def __init__(
-        self, contestants: Sequence[Name], fallback: Name, confidence: float = 0.95
-    ) -> None:
-        self.contestants, self.fallback = tuple(contestants), fallback
+    def __init__(self, contestants: Sequence[Name], confidence: float = 0.95) -> None:
+        self.contestants = tuple(contestants)
         pairs = max(len(list(combinations(self.contestants, 2))), 1)
         self.alpha = (1 - confidence) / pairs
         # Seconds of each repeat, by prompt, for as many tokens as the prompt's first output has.
         self._times: dict[Name, dict[Hashable, list[float]]] = {c: {} for c in self.contestants}
         self._lengths: dict[Hashable, int] = {}
+
+    @property
+    def prompts(self) -> int:
+        """How many prompts were timed."""
+        return len(self._lengths)
 
     def add(self, contestant: Name, prompt: Hashable, seconds: float, tokens: int) -> None:
         """What decoding `tokens` tokens behind a prompt took."""
@@ -109,11 +109,8 @@ class Race(Generic[Name]):
         question = self.in_question
         losses = self._losses(question)
         champion = min(question, key=losses.__getitem__)
-        if self.fallback in question:
-            champion = self.fallback
-        loss = losses[champion]
-        highest = max((self.ratio(c, champion).high for c in question), default=1.0)
-        return Standing(champion, question, loss, max(highest - 1.0, 0.0))
+        highest = max(self.ratio(c, champion).high for c in question)
+        return Standing(champion, question, losses[champion], highest - 1)
 
     def _losses(self, question: Collection[Name]) -> Mapping[Name, float]:
         """E[T_c / min T − 1] for each contestant in question, by the Bayesian bootstrap over the

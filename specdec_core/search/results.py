@@ -121,6 +121,18 @@ class ReplaySummary(Document):
         return self.n_draft + self.n_target
 
 
+class RaceSummary(Document):
+    """How finalists were told apart (:mod:`specdec_core.search.race`)."""
+
+    champion: str  # config_id
+    in_question: list[str]  # configuration ids that none is shown to be faster than
+    prompts: int  # that were timed, further ones included
+    laps: int  # a lap is a prompt under everyone in question
+    within: float  # what the choice was to cost at most, as a share of the fastest's time, …
+    loss: float  # … what it is expected to cost, …
+    at_most: float | None  # … and what it costs at most (95 %), where that is known
+
+
 class SweepResult(Document):
     """Everything that a sweep found out."""
 
@@ -135,6 +147,7 @@ class SweepResult(Document):
     autoregressive: Timing | None = None
     timings: list[Timing] = Field(default=[])
     champion: str | None = None  # config_id
+    race: RaceSummary | None = None
     replay: ReplaySummary | None = None
     hardware: str | None = None  # another machine, whose forward times the profile holds
     environment: dict[str, str] = Field(default={})  # git commit, hardware, library versions

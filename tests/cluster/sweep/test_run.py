@@ -9,15 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cluster.sweep.finalists import choose_champion, choose_finalists
+from cluster.sweep.finalists import choose_finalists
 from cluster.sweep.run import run_sweep
-from cluster.sweep.timing import InterleavedTimes
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.hybrid import HybridSettings
-from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
@@ -27,8 +24,8 @@ from specdec_core.models.pair import Pair
 from specdec_core.search.folder import SweepFolder, find_trial
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import Plan, ResolvedPlan
-from specdec_core.search.results import SweepResult, Timing, Trial
-from specdec_core.tokens.statistics import Counts, Generation
+from specdec_core.search.results import SweepResult, Trial
+from specdec_core.tokens.statistics import Counts
 from tests.full_disk import SmallDisk
 
 pytestmark = pytest.mark.usefixtures("ray_running")
@@ -255,56 +252,6 @@ def test_a_lossy_method_is_no_finalist_unless_it_is_allowed_by_name() -> None:
     assert [t.configuration for t in choose_finalists(trials, 4)] == [FIXED[1]]
     allowed = choose_finalists(trials, 4, ["target_tree"])
     assert [t.configuration for t in allowed] == [lossy, among, FIXED[1]]
-
-
-def timed(seconds: dict[Configuration, float], estimates: dict[Configuration, float]) -> tuple:
-    """Times of 5 repeats of 20 prompts and 5 % noise, and a result with the estimates."""
-    rng = np.random.default_rng(0)
-    watch = InterleavedTimes()
-    for configuration, mean in seconds.items():
-        watch.seconds[configuration.id] = (mean * rng.normal(1, 0.05, (5, 20))).tolist()
-        watch.generations[configuration.id] = [
-            Generation("p", 5, [1] * 10, "", [], [], "length") for _ in range(20)
-        ]
-    contestants = list(seconds)
-    result = SweepResult.model_construct(
-        trials=[trial(c, estimates[c]) for c in contestants],
-        autoregressive=watch.timing(contestants[0], contestants[0]),
-        timings=[watch.timing(c, contestants[0]) for c in contestants[1:]],
-    )
-    return contestants, watch, result
-
-
-def test_the_fastest_is_champion_and_what_cannot_be_told_from_it_is_marked() -> None:
-    contestants, watch, result = timed(
-        {AUTOREGRESSIVE: 1.0, FIXED[0]: 0.5, CONFIDENT: 0.501, LOOKUP: 0.8},
-        {AUTOREGRESSIVE: 1.0, FIXED[0]: 1.9, CONFIDENT: 2.0, LOOKUP: 3.0},
-    )
-    # Tied with the fastest, and its counts promise more; lookup promises most and is slower.
-    assert choose_champion(contestants, watch, result) == CONFIDENT.id
-    ties: dict[str, Timing] = {t.config_id: t for t in result.timings}
-    assert ties[FIXED[0].id].tied_with_champion
-    assert not ties[LOOKUP.id].tied_with_champion
-    assert not ties[CONFIDENT.id].tied_with_champion
-
-
-@pytest.mark.parametrize("faster", [True, False])
-def test_what_drafts_beside_the_target_is_judged_by_its_time_alone(faster: bool) -> None:
-    beside = Configuration(drafter=HybridSettings(otherwise=PearlSettings()))
-    seconds, estimate = (0.495, 1.5) if faster else (0.505, 9.0)
-    contestants, watch, result = timed(
-        {AUTOREGRESSIVE: 1.0, CONFIDENT: 0.5, beside: seconds},
-        {AUTOREGRESSIVE: 1.0, CONFIDENT: 2.0, beside: estimate},
-    )
-    assert choose_champion(contestants, watch, result) == (beside if faster else CONFIDENT).id
-    assert sum(timing.tied_with_champion for timing in result.timings) == 1
-
-
-def test_autoregressive_decoding_is_champion_where_nothing_is_faster() -> None:
-    contestants, watch, result = timed(
-        {AUTOREGRESSIVE: 1.0, FIXED[0]: 1.5}, {AUTOREGRESSIVE: 1.0, FIXED[0]: 1.4}
-    )
-    assert choose_champion(contestants, watch, result) == AUTOREGRESSIVE.id
 
 
 # Folders
