@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -23,6 +23,13 @@ from jobs.options import (
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import PairSpec
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from specdec_core.cost import Profile
+    from specdec_core.studies.batch_choice import BatchChoice
+    from specdec_core.studies.throughput import Throughput
 
 NONE = "none"
 
@@ -69,9 +76,6 @@ def main(
 
     # torch and MLflow take seconds to import.
     from dashboards.progress import ConsoleProgress
-    from dashboards.reports.throughput import report
-    from dashboards.sections import Origin
-    from specdec_core.base.files import write_atomically
     from specdec_core.cost import Profile
     from specdec_core.models.pair import load_pair
     from specdec_core.prompts.prompt_sets import digest, load_prompts
@@ -89,11 +93,8 @@ def main(
         times = times or profile_chains(pair, counts, progress)
         best = choose_by_batch(pair, times, tokens, counts, max_new_tokens, progress)
         plan = best.configuration
-        wanted = [
-            *([plan] if plan else []),
-            *best.chains(counts, fixed),
-            *([choice.configuration] if choice else []),
-        ]
+        chosen = [choice.configuration] if choice else []
+        wanted = [*([plan] if plan else []), *best.chains(counts, fixed), *chosen]
         result = measure_throughput(
             pair, wanted, tokens, counts, repeats, queues, max_new_tokens, progress
         )
@@ -101,15 +102,6 @@ def main(
         if contexts != NONE:
             by_context = at_contexts(pair, tokens, chosen_contexts, best.draft, progress)
 
-    folder = workspace() / "throughput" / (name or spec.name)
-    files = [times.save(folder / "profile.json")]
-    if plan is not None:
-        files.append(write_atomically(folder / "plan.yaml", plan.to_yaml()))
-    notes = [
-        f"{len(loaded)} prompts of {prompts}, {max_new_tokens} new tokens, queues of 3 requests for"
-        f" each slot, {queues} queues, {repeats} repeats",
-        _machine(pair.spec),
-    ]
     params = {
         "prompts": prompts,
         "prompts_digest": digest(loaded),
@@ -118,7 +110,34 @@ def main(
         "queues": queues,
         "repeats": repeats,
     }
-    origin = Origin(name=folder.name, pair=spec.name, notes=notes, params=params)
+    _deliver(name or spec.name, pair.spec, len(loaded), params, times, best, result, by_context)
+
+
+def _deliver(
+    name: str,
+    pair: PairSpec,
+    prompts: int,
+    params: dict[str, Any],
+    times: Profile,
+    best: BatchChoice,
+    result: Throughput,
+    by_context: pd.DataFrame | None,
+) -> None:
+    """Write the profile, the plan and the report, log them, and print the plan."""
+    from dashboards.reports.throughput import report
+    from dashboards.sections import Origin
+    from specdec_core.base.files import write_atomically
+
+    folder, plan = workspace() / "throughput" / name, best.configuration
+    files = [times.save(folder / "profile.json")]
+    if plan is not None:
+        files.append(write_atomically(folder / "plan.yaml", plan.to_yaml()))
+    notes = [
+        f"{prompts} prompts of {params['prompts']}, {params['max_new_tokens']} new tokens, queues"
+        f" of 3 requests for each slot, {params['queues']} queues, {params['repeats']} repeats",
+        _machine(pair),
+    ]
+    origin = Origin(name=name, pair=pair.name, notes=notes, params=params)
     deliver(report(result, best, by_context, origin), folder, "throughput", files)
     if plan is not None:
         console.print("\nto paste (a configuration whose K follows the batch):\n")
