@@ -24,7 +24,7 @@ from transformers import AutoConfig
 from cluster.session import check_nodes, get, ray_session, resources, room, start_actor
 from specdec_core.base.bundled import resolve_path
 from specdec_core.base.errors import UserError
-from specdec_core.base.files import NoRoom, locked, needs_room
+from specdec_core.base.files import NoRoom, locked, needs_room, remove_leftovers
 from specdec_core.config import PairSpec, Sampling, Value
 from specdec_core.engine import Request
 from specdec_core.models.fingerprints import fingerprints
@@ -266,8 +266,7 @@ def _clear(
     folder: Path, header: Header, batches: dict[int, Batch], observer: RecordingObserver
 ) -> None:
     """Remove leftovers of killed processes, and shards that are broken or of another recording."""
-    for leftover in folder.rglob(".shard-*"):
-        leftover.unlink()
+    remove_leftovers(folder, "shard-")
     for number in shards(folder):
         if number not in batches or not _whole(folder, number, header, batches[number]):
             observer.warned(

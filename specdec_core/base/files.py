@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,22 +56,13 @@ def no_room(error: BaseException, what: object, others: bool = False) -> NoRoom 
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path next to `path`, renamed to it when the block succeeds. Raises
-    :class:`NoRoom` where the disk is full."""
+    """Yield a path for the file in a hidden folder next to `path`, renamed to it when the block
+    succeeds: what a killed process leaves is found by no pattern that finds `path`, and by
+    :func:`remove_leftovers`. Raises :class:`NoRoom` where the disk is full."""
     path = Path(path)
-    with needs_room(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(
-            dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix
-        )
-        os.close(handle)
-        temporary = Path(name)
-        try:
-            yield temporary
-            temporary.chmod(0o666 & ~_umask())  # mkstemp's are for their owner alone
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with needs_room(path), _hidden_folder(path) as hidden:
+        yield hidden / path.name
+        (hidden / path.name).replace(path)
 
 
 def write_atomically(path: Path, text: str) -> Path:
@@ -85,17 +77,29 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder next to `path`, which replaces it when the block succeeds; otherwise
     `path` stays as it is. Raises :class:`NoRoom` where the disk is full."""
     path = Path(path)
-    with needs_room(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            dir=path.parent, prefix=f".{path.name}.", ignore_cleanup_errors=True
-        ) as temporary:
-            new, old = Path(temporary) / "new", Path(temporary) / "old"
-            new.mkdir()
-            yield new
-            if path.exists():
-                path.replace(old)
-            new.replace(path)
+    with needs_room(path), _hidden_folder(path) as hidden:
+        new, old = hidden / "new", hidden / "old"
+        new.mkdir()
+        yield new
+        if path.exists():
+            path.replace(old)
+        new.replace(path)
+
+
+@contextmanager
+def _hidden_folder(path: Path) -> Iterator[Path]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        dir=path.parent, prefix=f".{path.name}.", ignore_cleanup_errors=True
+    ) as hidden:
+        yield Path(hidden)
+
+
+def remove_leftovers(folder: Path, name: str) -> None:
+    """Remove what killed processes left, anywhere in `folder`, of files and folders whose names
+    begin with `name`."""
+    for left in list(folder.rglob(f".{name}*")):
+        shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -121,9 +125,3 @@ def in_use(folder: Path) -> bool:
             return False
     except UserError:
         return True
-
-
-def _umask() -> int:
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask

@@ -13,7 +13,8 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 
 from specdec_core.models.attention import cache_dtype
 from specdec_core.models.cache import SlotCache
-from specdec_core.models.runner import Batch, ModelRunner, Output, PaddedOutput
+from specdec_core.models.local_runner import LocalRunner
+from specdec_core.models.runner import Batch, Output, PaddedOutput
 from specdec_core.models.supported import check_supported, context_length
 from specdec_core.tokens.topology import Slices, Topologies
 
@@ -21,7 +22,7 @@ from specdec_core.tokens.topology import Slices, Topologies
 _PADDING = 160
 
 
-class EagerRunner(ModelRunner):
+class EagerRunner(LocalRunner):
     """A model and its slot cache. Logits are of the first `vocab_size` tokens; unset, of all."""
 
     def __init__(
@@ -54,19 +55,6 @@ class EagerRunner(ModelRunner):
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
         self._hidden: Tensor | None = None
         self._watch: RemovableHandle | None = None
-
-    @property
-    def lengths(self) -> list[int]:
-        return self.cache.lengths
-
-    def truncate(self, row: int, length: int) -> None:
-        self.cache.truncate(row, length)
-
-    def keep(self, row: int, start: int, kept: Sequence[int]) -> None:
-        self.cache.keep(row, start, kept)
-
-    def fork(self, row: int, rows: Sequence[int], lengths: Sequence[int]) -> None:
-        self.cache.fork(row, rows, lengths)
 
     def expect(self, parents: Sequence[int]) -> None:
         self.topologies.expect(parents)

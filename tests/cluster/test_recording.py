@@ -125,7 +125,9 @@ def test_missing_broken_and_foreign_shards_alone_are_recorded_again(
     rows = shard_file(copy, "drafts/draft", 1)
     rows.write_bytes(rows.read_bytes()[:-100])
     shard_file(copy, "prompts", 3).unlink()  # as if the driver had died before it
-    (copy / "drafts/draft/.shard-00003.parquet.x.parquet").write_bytes(b"half")
+    left = copy / "drafts/draft/.shard-00003.parquet.x"
+    left.mkdir()
+    (left / "shard-00003.parquet").write_bytes(b"half")
     shutil.copy(shard_file(copy, "prompts", 1), shard_file(copy, "prompts", 7))
     before, heard = times(copy), Heard()
     run_recording(plan, copy.parents[1], observer=heard)

@@ -7,7 +7,6 @@ when the process is killed. Given a folder, torch loads the files in it.
 from __future__ import annotations
 
 import fcntl
-import shutil
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from zipfile import ZipFile
 
 import torch
 
-from specdec_core.base.files import atomic_folder
+from specdec_core.base.files import atomic_folder, remove_leftovers
 
 
 @cache
@@ -51,8 +50,7 @@ def alone(package: Path) -> Iterator[None]:
     package.parent.mkdir(parents=True, exist_ok=True)
     with package.with_suffix(".lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        for left in package.parent.glob(f".{package.stem}.*"):
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        remove_leftovers(package.parent, f"{package.stem}.")
         yield
 
 

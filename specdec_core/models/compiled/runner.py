@@ -14,10 +14,11 @@ from specdec_core.models.compiled.packages import Packages
 from specdec_core.models.compiled.static import Captured
 from specdec_core.models.compiled.step import Step
 from specdec_core.models.eager import EagerRunner
-from specdec_core.models.runner import Batch, ModelRunner, Output, PaddedOutput, compiled_chunk
+from specdec_core.models.local_runner import LocalRunner
+from specdec_core.models.runner import Batch, Output, PaddedOutput, compiled_chunk
 
 
-class CompiledRunner(ModelRunner):
+class CompiledRunner(LocalRunner):
     """Forwards are graphs over the cache of an `eager` runner: on a CPU compiled ahead of time and
     kept on disk, on a GPU CUDA graphs of static shapes. Where the model cannot be compiled, the
     eager runner takes over after one warning.
@@ -42,19 +43,6 @@ class CompiledRunner(ModelRunner):
         self._watched = False
         self._width = 1
         self._prepare()
-
-    @property
-    def lengths(self) -> list[int]:
-        return self.cache.lengths
-
-    def truncate(self, row: int, length: int) -> None:
-        self.cache.truncate(row, length)
-
-    def keep(self, row: int, start: int, kept: Sequence[int]) -> None:
-        self.cache.keep(row, start, kept)
-
-    def fork(self, row: int, rows: Sequence[int], lengths: Sequence[int]) -> None:
-        self.cache.fork(row, rows, lengths)
 
     def expect(self, parents: Sequence[int]) -> None:
         self._eager.expect(parents)

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.base.files import NoRoom, atomic_folder, atomic_path, needs_room, write_atomically
+from specdec_core.base.files import (
+    NoRoom,
+    atomic_folder,
+    atomic_path,
+    needs_room,
+    remove_leftovers,
+    write_atomically,
+)
 from tests.full_disk import SmallDisk
 
 
@@ -24,6 +34,24 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_litter(tmp_path: Path) 
         interrupted()
     assert path.read_text() == "old"
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_a_killed_process_leaves_is_not_taken_for_a_file_and_is_removed(
+    tmp_path: Path,
+) -> None:
+    program = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from specdec_core.base.files import atomic_path\n"
+        "with atomic_path(Path(sys.argv[1])) as path:\n"
+        "    path.write_text('half'); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    whole = write_atomically(tmp_path / "trials" / "b.json", "whole")
+    killed = subprocess.run([sys.executable, "-c", program, whole.with_name("a.json")], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list(whole.parent.iterdir())) == 2
+    assert list(whole.parent.glob("*.json")) == [whole]
+    remove_leftovers(tmp_path, "a.")
+    assert list(whole.parent.iterdir()) == [whole]
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_old_file_and_no_litter(

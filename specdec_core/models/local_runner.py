@@ -1,0 +1,27 @@
+"""What runners in this process share: their rows are those of a slot cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specdec_core.models.cache import SlotCache
+from specdec_core.models.runner import ModelRunner
+
+
+class LocalRunner(ModelRunner):
+    """A runner whose rows are in `cache`."""
+
+    cache: SlotCache
+
+    @property
+    def lengths(self) -> list[int]:
+        return self.cache.lengths
+
+    def truncate(self, row: int, length: int) -> None:
+        self.cache.truncate(row, length)
+
+    def keep(self, row: int, start: int, kept: Sequence[int]) -> None:
+        self.cache.keep(row, start, kept)
+
+    def fork(self, row: int, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        self.cache.fork(row, rows, lengths)
