@@ -17,14 +17,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 import ray
 from pydantic import TypeAdapter
 
 from cluster.session import get, ray_session, resources
-from cluster.sweep.timing import InterleavedTimes, alone, decode_on, start_bench
+from cluster.sweep.timing import InterleavedTimes, RemoteTimer, alone, start_bench
 from specdec_core.base.files import write_atomically
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
@@ -138,7 +137,7 @@ def _measure(
         watch = InterleavedTimes(turns=repeat * len(requests[key]))
         get(bench.forget.remote())
         for request in requests[key] if taken else ():
-            watch.take(partial(decode_on, bench), taken, request, 0)
+            watch.take(RemoteTimer(bench), taken, request, 0)
             observer.step()
         if repeat:
             watch.generations.clear()  # as in the first repeat

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import inf
 
 import pandas as pd
 import ray
 
 from cluster.session import get
-from cluster.sweep.racing import run_race
-from cluster.sweep.timing import InterleavedTimes, decode_on
+from cluster.sweep.racing import FinalistRace
+from cluster.sweep.timing import InterleavedTimes, RemoteTimer
 from cluster.sweep.trial import assess
 from specdec_core.config import Configuration
 from specdec_core.engine import Request
+from specdec_core.search.estimates import correct, corrected
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import ResolvedPlan
@@ -39,29 +40,22 @@ def time_finalists(
     baseline = plan.autoregressive
     finalists = _finalists(plan, result, observer)
     contestants = [baseline, *finalists]
-    get(bench.warm_up.remote(contestants, requests[0]))
-    watch, race = run_race(
-        contestants,
-        requests,
-        further,
-        partial(decode_on, bench),
-        lambda: get(bench.forget.remote()),
-        plan,
-        observer,
-    )
-    result.race, result.champion = race, race.champion
-    counted = {trial.id for trial in result.trials}
-    for uncounted in (c for c in contestants if c.id not in counted):
-        generations = watch.generations[uncounted.id]
-        trial = assess(uncounted, generations, result.profile)
-        observer.trial_finished(trial)
-        folder.add_trial(trial, Rounds.of(rounds_frame(generations, config_id=trial.id)))
-        result.trials.append(trial)
+    race = FinalistRace(contestants, requests, further, RemoteTimer(bench), plan.race)
+
+    def challengers(taken: Mapping[str, float]) -> list[Configuration]:
+        _count(race, result, folder, observer)
+        return choose_challengers(result.trials, taken, plan.allow_lossy)
+
+    result.race = summary = race.run(challengers, plan.repeats, observer)
+    result.champion = summary.champion
+    _count(race, result, folder, observer)
+    correct(result.trials, race.taken())
+    watch, finalists = race.times(), race.contestants[1:]
     result.autoregressive = watch.timing(baseline, baseline)
     result.timings = [watch.timing(finalist, baseline) for finalist in finalists]
     for timing in (result.autoregressive, *result.timings):
-        tied = timing.config_id in race.in_question
-        timing.tied_with_champion = tied and timing.config_id != race.champion
+        tied = timing.config_id in summary.in_question
+        timing.tied_with_champion = tied and timing.config_id != summary.champion
     split = plan.cluster is not None and plan.cluster.target.devices > 1
     if plan.sampling.greedy and not result.oracles and not split:  # it needs a whole target
         observer.stage("oracle")
@@ -81,6 +75,19 @@ def _finalists(
         observer.warned(f"{names}: lossy, so counted but never the best (allow_lossy: [{names}])")
     asynchronous = [c for c in plan.configurations or () if c.asynchronous]
     return [*(trial.configuration for trial in chosen), *asynchronous]
+
+
+def _count(
+    race: FinalistRace, result: SweepResult, folder: SweepFolder, observer: SweepObserver
+) -> None:
+    """Count what only the race has decoded: autoregressive decoding and asynchronous drafting."""
+    watch, counted = race.times(), {trial.id for trial in result.trials}
+    for uncounted in (c for c in race.contestants if c.id not in counted):
+        generations = watch.generations[uncounted.id]
+        trial = assess(uncounted, generations, result.profile)
+        observer.trial_finished(trial)
+        folder.add_trial(trial, Rounds.of(rounds_frame(generations, config_id=trial.id)))
+        result.trials.append(trial)
 
 
 def _forwards(counts: Counts) -> int:
@@ -130,3 +137,20 @@ def choose_finalists(
         leaders.setdefault(trial.configuration.family, trial)
     chosen = {trial.id: trial for trial in (*leaders.values(), *ranked)}
     return by_estimate([*chosen.values()][:count])
+
+
+def choose_challengers(
+    trials: Sequence[Trial], taken: Mapping[str, float], allow_lossy: Collection[str] = ()
+) -> list[Configuration]:
+    """Those not timed that may win and that, by estimates corrected by what the others have `taken`
+    (:mod:`specdec_core.search.estimates`), are faster than all of them; the fastest first."""
+    expected = corrected(trials, taken)
+    promising = [
+        trial
+        for trial in trials
+        if trial.id not in taken
+        and trial.may_win(allow_lossy)
+        and expected.get(trial.id, inf) < min(taken.values())
+    ]
+    promising.sort(key=lambda trial: expected[trial.id])
+    return [trial.configuration for trial in promising]

@@ -2,72 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite
 from time import perf_counter
 
-from cluster.sweep.timing import Decode, InterleavedTimes
+import numpy as np
+
+from cluster.sweep.timing import InterleavedTimes, Timer, in_turns
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
 from specdec_core.engine import Request
-from specdec_core.search.plan import SweepSettings
+from specdec_core.search.plan import RaceSettings
 from specdec_core.search.race import Race
 from specdec_core.search.results import RaceSummary
+from specdec_core.tokens.statistics import Generation
+
+# Those not timed that seem faster than everyone timed, the fastest first, by the seconds that the
+# latter took, by id.
+Challengers = Callable[[Mapping[str, float]], Sequence[Configuration]]
 
 
-def run_race(
-    contestants: Sequence[Configuration],
-    requests: Sequence[Request],
-    further: Sequence[Request],
-    decode: Decode,
-    forget: Callable[[], None],
-    plan: SweepSettings,
-    observer: Observer,
-) -> tuple[InterleavedTimes, RaceSummary]:
-    """Time `contestants` on `requests`; then those in question on the `further` ones and on all of
-    them again, up to `plan.repeats` times, until the choice is good enough or the time is used.
+class FinalistRace:
+    """Finalists on their way: first all on the sweep's `requests`; then challengers, who seem
+    faster by the first times; then those in question on `further` ones and on all again.
 
-    `forget` makes drafters forget what they have learned. Requests are told apart by their seeds.
-    Returns the times on `requests` and how the race went.
+    Drafters forget what they have learned before every pass over requests, so that all repeats do
+    the same work. Requests are told apart by their seeds.
     """
-    watch, race = InterleavedTimes(), Race([c.id for c in contestants])
-    observer.stage(f"timing {len(contestants) - 1} finalists alone", len(requests))
-    kept = {request.seed for request in requests}
-    laps, began, question = 0, perf_counter(), list(contestants)
-    for repeat, request in _laps(requests, further, plan.repeats):
-        if laps == len(requests):
-            observer.stage("timing those in question")
-            began = perf_counter()
-        if laps >= len(requests):
-            standing = race.standing()
-            late = perf_counter() - began >= plan.race.seconds
-            if late or standing.at_most <= plan.race.within:
+
+    def __init__(
+        self,
+        contestants: Sequence[Configuration],
+        requests: Sequence[Request],
+        further: Sequence[Request],
+        timer: Timer,
+        settings: RaceSettings,
+    ) -> None:
+        self.contestants, self.settings = list(contestants), settings
+        self.requests, self.further, self.timer = requests, further, timer
+        self.race = Race([c.id for c in contestants], settings.challengers)
+        self.laps = 0
+        # Seconds of each repeat, and the first generation, by configuration id and seed.
+        self._seconds: dict[str, dict[int, list[float]]] = {}
+        self._generations: dict[str, dict[int, Generation]] = {}
+
+    def run(self, challengers: Challengers, repeats: int, observer: Observer) -> RaceSummary:
+        """Run until the choice is good enough, the time is used or everything has been decoded
+        `repeats` times."""
+        observer.stage(f"timing {len(self.contestants) - 1} finalists alone", len(self.requests))
+        self._time_all(self.contestants, observer)
+        end = perf_counter() + self.settings.seconds
+        left = self.settings.challengers
+        while perf_counter() < end and (new := challengers(self.taken())[:left]):
+            observer.stage(f"timing {len(new)} that seem faster", len(self.requests))
+            champion = self._configuration(self.race.standing().champion)
+            self.contestants += new
+            self.race.enter([configuration.id for configuration in new])
+            self._time_all([champion, *new], observer)
+            left -= len(new)
+        observer.stage("timing those in question")
+        for request in self._rest(repeats):
+            standing = self.race.standing()
+            if perf_counter() >= end or standing.at_most <= self.settings.within:
                 break
-            question = [c for c in contestants if c.id in standing.in_question]
-        if request is requests[0]:
-            forget()  # every repeat does the same work
-        for who, seconds, generation in watch.turn(decode, question, request):
-            race.add(who.id, request.seed, seconds, len(generation.tokens))
-            if request.seed in kept:
-                watch.keep(who, repeat, seconds, generation)
-        laps += 1
+            self._lap([self._configuration(c) for c in standing.in_question], request, observer)
+        return self._summary()
+
+    def taken(self) -> dict[str, float]:
+        """Seconds that the sweep's prompts took, by configuration id."""
+        return {
+            who: float(sum(np.median(times[r.seed]) for r in self.requests))
+            for who, times in self._seconds.items()
+        }
+
+    def times(self) -> InterleavedTimes:
+        """The times on the sweep's prompts."""
+        seeds = [request.seed for request in self.requests]
+        seconds, generations = {}, {}
+        for who, by_seed in self._seconds.items():
+            repeats = min(len(by_seed[seed]) for seed in seeds)
+            seconds[who] = [[by_seed[seed][n] for seed in seeds] for n in range(repeats)]
+            generations[who] = [self._generations[who][seed] for seed in seeds]
+        return InterleavedTimes(seconds, generations)
+
+    def _time_all(self, configurations: Sequence[Configuration], observer: Observer) -> None:
+        self.timer.warm_up(configurations, self.requests[0])
+        self.timer.forget()
+        for request in self.requests:
+            self._lap(configurations, request, observer)
+
+    def _rest(self, repeats: int) -> Iterator[Request]:
+        """The prompts after the first lap over the sweep's: the further ones, then all again."""
+        for requests in [self.further, *(repeats - 1) * [self.requests, self.further]]:
+            self.timer.forget()
+            yield from requests
+
+    def _lap(
+        self, configurations: Sequence[Configuration], request: Request, observer: Observer
+    ) -> None:
+        for who, seconds, generation in in_turns(self.timer, configurations, request, self.laps):
+            self.race.add(who.id, request.seed, seconds, len(generation.tokens))
+            self._seconds.setdefault(who.id, {}).setdefault(request.seed, []).append(seconds)
+            self._generations.setdefault(who.id, {}).setdefault(request.seed, generation)
+        self.laps += 1
         observer.step()
-    standing = race.standing()
-    return watch, RaceSummary(
-        champion=standing.champion,
-        in_question=list(standing.in_question),
-        prompts=race.prompts,
-        laps=laps,
-        within=plan.race.within,
-        loss=standing.loss,
-        at_most=standing.at_most if isfinite(standing.at_most) else None,
-    )
 
+    def _configuration(self, config_id: str) -> Configuration:
+        return next(c for c in self.contestants if c.id == config_id)
 
-def _laps(
-    requests: Sequence[Request], further: Sequence[Request], repeats: int
-) -> Iterator[tuple[int, Request]]:
-    """The order of the race: each prompt with its repeat."""
-    for repeat in range(repeats):
-        for request in (*requests, *further):
-            yield repeat, request
+    def _summary(self) -> RaceSummary:
+        standing = self.race.standing()
+        return RaceSummary(
+            champion=standing.champion,
+            in_question=list(standing.in_question),
+            prompts=self.race.prompts,
+            laps=self.laps,
+            within=self.settings.within,
+            loss=standing.loss,
+            at_most=standing.at_most if isfinite(standing.at_most) else None,
+        )

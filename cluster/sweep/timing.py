@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import ray
@@ -205,22 +205,50 @@ def alone(
         remove_placement_group(hold)
 
 
-# Decodes a request alone: the seconds that it took, and its output.
-Decode = Callable[[Configuration, Request], tuple[float, Generation]]
+class Timer(Protocol):
+    """Decodes requests alone, one after the other, under one configuration or another."""
+
+    def warm_up(self, configurations: Sequence[Configuration], request: Request) -> None:
+        """Run each configuration for a moment, untimed."""
+
+    def decode(self, configuration: Configuration, request: Request) -> tuple[float, Generation]:
+        """Seconds and output of a request; a drafter keeps what it learns from it."""
+
+    def forget(self) -> None:
+        """Drop everything that drafters have learned."""
 
 
-def decode_on(
-    bench: ray.actor.ActorHandle, configuration: Configuration, request: Request
-) -> tuple[float, Generation]:
-    """Decode on the bench."""
-    decoded: tuple[float, Generation] = get(bench.decode.remote(configuration, request))
-    return decoded
+@dataclass(frozen=True)
+class RemoteTimer:
+    """A timer on a bench (:class:`Bench`)."""
+
+    bench: ray.actor.ActorHandle
+
+    def warm_up(self, configurations: Sequence[Configuration], request: Request) -> None:
+        get(self.bench.warm_up.remote(list(configurations), request))
+
+    def decode(self, configuration: Configuration, request: Request) -> tuple[float, Generation]:
+        decoded: tuple[float, Generation] = get(self.bench.decode.remote(configuration, request))
+        return decoded
+
+    def forget(self) -> None:
+        get(self.bench.forget.remote())
+
+
+def in_turns(
+    timer: Timer, configurations: Sequence[Configuration], request: Request, turn: int
+) -> Iterator[tuple[Configuration, float, Generation]]:
+    """Seconds and output of `request` under every configuration, one after the other. Each turn
+    begins with another one, so that none always runs after the same."""
+    shift = turn % len(configurations)
+    for configuration in [*configurations[shift:], *configurations[:shift]]:
+        yield configuration, *timer.decode(configuration, request)
 
 
 @dataclass
 class InterleavedTimes:
     """Interleaved times of some configurations: seconds [repeat][prompt] and the first repeat's
-    generations [prompt], by configuration id. A later repeat may lack prompts."""
+    generations [prompt], by configuration id."""
 
     seconds: dict[str, list[list[float]]] = field(default_factory=dict)
     generations: dict[str, list[Generation]] = field(default_factory=dict)
@@ -231,49 +259,22 @@ class InterleavedTimes:
         return [generation.tokens for generation in self.generations[configuration.id]]
 
     def take(
-        self,
-        decode: Decode,
-        configurations: Sequence[Configuration],
-        request: Request,
-        repeat: int,
+        self, timer: Timer, configurations: Sequence[Configuration], request: Request, repeat: int
     ) -> None:
-        """Time `request` under every configuration, and keep the times."""
-        for configuration, seconds, generation in self.turn(decode, configurations, request):
-            self.keep(configuration, repeat, seconds, generation)
-
-    def keep(
-        self, configuration: Configuration, repeat: int, seconds: float, generation: Generation
-    ) -> None:
-        """Keep what decoding the next prompt of `repeat` took."""
-        rows = self.seconds.setdefault(configuration.id, [])
-        if len(rows) == repeat:
-            rows.append([])
-        rows[repeat].append(seconds)
-        if repeat == 0:
-            self.generations.setdefault(configuration.id, []).append(generation)
-
-    def turn(
-        self,
-        decode: Decode,
-        configurations: Sequence[Configuration],
-        request: Request,
-    ) -> Iterator[tuple[Configuration, float, Generation]]:
-        """Seconds and output of `request` under every configuration, one after the other. Each turn
-        begins with another one, so that none always runs after the same."""
-        shift = self.turns % len(configurations)
+        """Time `request` under every configuration."""
+        for who, seconds, generation in in_turns(timer, configurations, request, self.turns):
+            rows = self.seconds.setdefault(who.id, [])
+            if len(rows) == repeat:
+                rows.append([])
+            rows[repeat].append(seconds)
+            if repeat == 0:
+                self.generations.setdefault(who.id, []).append(generation)
         self.turns += 1
-        for configuration in [*configurations[shift:], *configurations[:shift]]:
-            yield configuration, *decode(configuration, request)
-
-    def times(self, configuration: Configuration) -> np.ndarray:
-        """Seconds (repeats, prompts) of the repeats that have all prompts."""
-        rows = self.seconds[configuration.id]
-        return np.array([row for row in rows if len(row) == len(rows[0])])
 
     def timing(self, configuration: Configuration, baseline: Configuration) -> Timing:
         """The timing of `configuration`, as a speedup over `baseline`."""
         outputs = self.outputs(configuration)
-        seconds = self.times(configuration)
+        seconds = np.array(self.seconds[configuration.id])
         tokens = [len(output) for output in outputs]
         if configuration == baseline:
             ratio = Ratio(1.0, 1.0, 1.0)
@@ -301,6 +302,6 @@ class InterleavedTimes:
             np.array([max(len(output), 1) for output in self.outputs(c)])
             for c in (candidate, baseline)
         )
-        before, after = self.times(baseline), self.times(candidate)
-        repeats = min(len(before), len(after))
-        return paired_ratio(before[:repeats], after[:repeats] * (theirs / ours))
+        repeats = min(len(self.seconds[c.id]) for c in (baseline, candidate))
+        before, after = (np.array(self.seconds[c.id][:repeats]) for c in (baseline, candidate))
+        return paired_ratio(before, after * (theirs / ours))

@@ -128,13 +128,15 @@ def _result(trials: list[Trial], prompts: int, done: bool, **more: Any) -> dict[
 def assess(configuration: Configuration, generations: list[Generation], profile: Profile) -> Trial:
     """Counts, rates, and the speedup that the profile predicts from them."""
     lengths = [(g.prompt_tokens, len(g.tokens)) for g in generations]
-    return Trial.of(configuration, Counts.of(generations), profile, middle(lengths))
+    prompts = [prompt for prompt, _ in lengths]
+    return Trial.of(configuration, Counts.of(generations), profile, middle(lengths), prompts)
 
 
 def replayed(replay: Replay, configuration: Configuration, profile: Profile) -> Trial:
     """The same from a recording. Raises :class:`UserError` where it cannot be replayed."""
     counts = replay.run(configuration).counts
-    return Trial.of(configuration, counts, profile, context_of(replay), replayed=True)
+    prompts = map(len, replay.recording.prompts.tokens)
+    return Trial.of(configuration, counts, profile, context_of(replay), prompts, replayed=True)
 
 
 def context_of(replay: Replay) -> int:

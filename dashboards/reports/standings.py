@@ -91,7 +91,7 @@ def _status(result: SweepResult, trial: Trial) -> str:
 
 
 def _legend(result: SweepResult, left_out: int, rest: str) -> str:
-    notes = ["★ champion", "= tied with it", "≈ estimated, without prefill", "† stopped early"]
+    notes = ["★ champion", "= tied with it", "≈ estimated", "† stopped early"]
     if result.hardware is not None:
         notes = ["★ best estimate", f"≈ estimated for {result.hardware}, not timed"]
     if left_out:

@@ -303,7 +303,8 @@ def _about_estimates(result: SweepResult) -> Iterator[str]:
     elif len(timings) < count:
         text = (
             f"{len(timings)} of {count} configurations were timed. The others' speedups (≈) "
-            "are estimates: their counts times the profile's forward times"
+            "are estimates: their counts times the profile's forward times, the prefill, and what "
+            "those timed of their kind took beyond that"
         )
         errors = [error for t in timings if not math.isnan(error := _estimate_error(result, t))]
         if errors:
@@ -325,10 +326,18 @@ METHOD = Section(
     terms={
         "speedup": "Autoregressive time over the configuration's: per prompt the median of the "
         "repeats, summed over prompts. The interval is a 95 % paired bootstrap over prompts and "
-        "repeats; two configurations whose ratio's interval includes 1 are tied.",
+        "repeats.",
+        "champion": "The finalist with the least expected loss against the fastest. All decode "
+        "every prompt in turns. Those not timed whose corrected estimate beats every time "
+        "join. Then those go on, with further prompts and repeats, that no other is shown to be "
+        "faster than, until the choice is good enough or the time is used. The race's intervals "
+        "hold at every lap at once (Wang and Ramdas, anytime-valid t-tests, Thm 4.9) and for all "
+        "pairs together; tied is who is not shown to be slower.",
         "estimated speedup": "t_draft · N_draft + t_target · N_target (SpecDec++, Eq. 3.1) with "
-        "the profile's forward times, the target's at the mean width it verifies, against N "
-        "forwards of one token.",
+        "the profile's forward times, the target's at the mean width it verifies, and the prefill, "
+        "against N forwards of one token. What timed members of a family took beyond that in a "
+        "round is added for its others, and all is scaled by autoregressive decoding's time over "
+        "its estimate. A configuration's own time never enters its estimate.",
         "verification rate": "N_target / N, target forwards per output token (SpecDec++, §5.1).",
         "discard rate": "N_discarded / N, drafted tokens that are not in the output, per output "
         "token (SpecDec++, §5.1).",

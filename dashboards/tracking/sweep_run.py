@@ -38,7 +38,7 @@ from specdec_core.base.observer import Observer
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import SweepObserver
-from specdec_core.search.results import SweepResult, Timing, Trial
+from specdec_core.search.results import ESTIMATES, SweepResult, Timing, Trial
 
 # A tracking server answers several requests at a time, a file one.
 _THREADS = 8
@@ -113,8 +113,7 @@ class SweepRun(DeliveredRun, SweepObserver):
         for trial in result.notable():
             if trial.replayed:
                 self._put(partial(self._log, trial))
-        table = trials_table(result).to_csv(index=False)
-        self._put(lambda: self._client.log_text(self.run_id, table, "configurations.csv"))
+        self._put(partial(self._log_table, result))
         if left := self._settle():
             self.observer.warned(self._absent(left))
 
@@ -134,6 +133,7 @@ class SweepRun(DeliveredRun, SweepObserver):
     def _finish(self, result: SweepResult, folder: Path, report: Path | None) -> list[int]:
         """The version that was registered, if any."""
         self._log_times(result)
+        self._log_corrected(result)
         self._rename_runs(result)
         files = [folder / name for name in ("sweep.json", "plan.yaml", "rounds.parquet")]
         for file in (*files, report):
@@ -162,12 +162,24 @@ class SweepRun(DeliveredRun, SweepObserver):
                 self._client.log_batch(run_id, metrics=as_metrics(_of_timing(timing)))
         self._client.log_batch(self.run_id, metrics=as_metrics(_summary(result)))
 
+    def _log_corrected(self, result: SweepResult) -> None:
+        """The estimates as the times of others have corrected them, and the table with these."""
+        for trial in result.trials:
+            if trial.id in self.logged:
+                estimates = {key: trial.metrics[key] for key in ESTIMATES if key in trial.metrics}
+                self._client.log_batch(self.logged[trial.id], metrics=as_metrics(estimates))
+        self._log_table(result)
+
     def _rename_runs(self, result: SweepResult) -> None:
         """Give runs their distinct labels where later configurations have the same one."""
         for trial in result.trials:
             name = result.labels[trial.id]
             if trial.id in self.logged and name != trial.configuration.without_sampling:
                 self._client.update_run(self.logged[trial.id], name=name)
+
+    def _log_table(self, result: SweepResult) -> None:
+        table = trials_table(result).to_csv(index=False)
+        self._client.log_text(self.run_id, table, "configurations.csv")
 
     def _log(self, trial: Trial) -> None:
         run = self._begun(trial.id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -81,12 +81,14 @@ class ForwardCost(Value):
     """Forward seconds of one model as a function of width, context and batch.
 
     The kinds of forward are fitted apart: less work can take longer where it runs other kernels
-    (on a CPU one token is often slower than two).
+    (on a CPU one token is often slower than two). So is reading a prompt, which needs no logits;
+    `prefill` is unset where it was not measured.
     """
 
     measurements: list[Measurement]
     terms: dict[Kind, Terms]
     r2: float
+    prefill: Terms | None = None
 
     @classmethod
     def fit(cls, measurements: Sequence[Measurement]) -> ForwardCost:
@@ -121,6 +123,19 @@ class ForwardCost(Value):
             abs(self.seconds(m.width, m.context, m.batch) / m.seconds - 1)
             for m in self.measurements
         )
+
+    def with_prefill(self, seconds: Mapping[int, float]) -> ForwardCost:
+        """The same with prefill fitted to what prompts of some lengths took."""
+        measured = [
+            Measurement(width=tokens, context=tokens // 2, batch=1, seconds=taken)
+            for tokens, taken in seconds.items()
+        ]
+        return self.model_copy(update={"prefill": Terms.fit(measured)})
+
+    def prefill_seconds(self, tokens: int) -> float:
+        """Seconds of reading a prompt of `tokens` tokens, each of which sees half of them on
+        average; 0 where that was not measured."""
+        return self.prefill.seconds(tokens, tokens // 2, 1) if self.prefill and tokens else 0.0
 
     def seconds(self, width: float = 1, context: float | None = None, batch: int = 1) -> float:
         """Seconds of one forward. `width` may be a mean over forwards; one between 1 and 2 is a

@@ -7,7 +7,7 @@ configuration (SpecDec++, Eq. 3.1, 3.2 and 5.1) without running it. All times ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import Field, ValidationError
@@ -148,6 +148,13 @@ class Profile(Value):
         return self.autoregressive_seconds(counts.n, context, batch) / self.estimate_seconds(
             counts, draft, context, batch
         )
+
+    def prefill_seconds(self, prompts: Iterable[int], drafts: Iterable[str | None] = ()) -> float:
+        """Seconds of reading prompts of so many tokens with the target and with `drafts`, of which
+        None is the pair's first; 0 where prefill was not measured."""
+        names = {draft or next(iter(self.drafts), "") for draft in drafts}
+        models = [self.target, *(self.drafts[name] for name in names if name in self.drafts)]
+        return sum(model.prefill_seconds(tokens) for tokens in prompts for model in models)
 
     def latency(
         self,

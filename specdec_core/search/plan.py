@@ -63,6 +63,9 @@ class RaceSettings(Value):
     further: NonNegativeInt = Field(
         default=64, description="prompts of the source, beyond the limit, that may be timed too"
     )
+    challengers: NonNegativeInt = Field(
+        default=4, description="configurations timed because the first times make them promising"
+    )
 
 
 class SweepSettings(Value):

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
-from math import exp, inf, log, sqrt
+from math import comb, exp, inf, log, sqrt
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -55,15 +54,21 @@ class Standing(Generic[Name]):
 
 class Race(Generic[Name]):
     """Times of some contestants on the same prompts. All intervals hold together with probability
-    `confidence`."""
+    `confidence`, also those of up to `newcomers` contestants that enter later."""
 
-    def __init__(self, contestants: Sequence[Name], confidence: float = 0.95) -> None:
+    def __init__(
+        self, contestants: Sequence[Name], newcomers: int = 0, confidence: float = 0.95
+    ) -> None:
         self.contestants = tuple(contestants)
-        pairs = max(len(list(combinations(self.contestants, 2))), 1)
-        self.alpha = (1 - confidence) / pairs
+        self.alpha = (1 - confidence) / max(comb(len(self.contestants) + newcomers, 2), 1)
         # Seconds of each repeat, by prompt, for as many tokens as the prompt's first output has.
         self._times: dict[Name, dict[Hashable, list[float]]] = {c: {} for c in self.contestants}
         self._lengths: dict[Hashable, int] = {}
+
+    def enter(self, newcomers: Sequence[Name]) -> None:
+        """Let further contestants take part."""
+        self.contestants += tuple(newcomers)
+        self._times |= {newcomer: {} for newcomer in newcomers}
 
     @property
     def prompts(self) -> int:

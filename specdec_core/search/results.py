@@ -18,6 +18,8 @@ from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.tokens.statistics import Counts, Ratio, paired_ratio
 
 METRIC = "estimated_speedup"
+SECONDS = "estimated_seconds"
+ESTIMATES = (METRIC, SECONDS)
 NOTABLE = 50  # replayed configurations, of perhaps thousands, that are kept in full detail
 ORACLE = OracleSettings.model_fields["kind"].default
 
@@ -27,7 +29,7 @@ class Trial(Document):
 
     configuration: Configuration
     counts: dict[str, int]  # stats.Counts
-    metrics: dict[str, float]  # stats.Counts.metrics() and estimated_speedup
+    metrics: dict[str, float]  # stats.Counts.metrics(), estimated_speedup and estimated_seconds
     finished: bool = True  # False when a scheduler stopped it early
     replayed: bool = False  # counted from a recording, without a model
     mlflow_run_id: str | None = None
@@ -39,15 +41,21 @@ class Trial(Document):
         counts: Counts,
         profile: Profile,
         context: float,
+        prompts: Iterable[int] = (),
         replayed: bool = False,
     ) -> Trial:
-        """Counts, their rates, and the speedup that the profile predicts from them at `context`
-        tokens in the cache."""
-        estimate = profile.under(configuration).speedup(counts, configuration.draft, context)
+        """Counts, their rates, and the time that the profile predicts from them at `context` tokens
+        in the cache, with that of reading prompts of so many tokens."""
+        prompts, draft = list(prompts), configuration.draft
+        profile = profile.under(configuration)
+        seconds = profile.estimate_seconds(counts, draft, context)
+        seconds += profile.prefill_seconds(prompts, configuration.drafts)
+        alone = profile.autoregressive_seconds(counts.n, context) + profile.prefill_seconds(prompts)
+        speedup = alone / seconds if seconds else 1.0
         return cls(
             configuration=configuration,
             counts=counts.as_dict(),
-            metrics={**counts.metrics(), METRIC: estimate},
+            metrics={**counts.metrics(), METRIC: speedup, SECONDS: seconds},
             replayed=replayed,
         )
 

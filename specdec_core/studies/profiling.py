@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ WIDTHS = (1, 2, 3, 5, 8, 12, 16, 24, 33)  # up to a tree of 32 candidates
 CHAIN_WIDTHS = (1, 2, 3, 5, 9, 17)  # up to a chain of 16 candidates
 CONTEXTS = (64, 256, 512)
 BATCHES = (1, 2, 4, 8, 16)
+PREFILLS = (16, 64, 256, 512)  # tokens of a prompt
 # The most tokens of a forward where batches are unset: for large forwards few widths suffice.
 _MOST_TOKENS = 144
 
@@ -85,7 +86,11 @@ def profile_pair(
             measured[name].append(
                 Measurement(width=width, context=context, batch=batch, seconds=seconds)
             )
-    costs = {name: ForwardCost.fit(measurements) for name, measurements in measured.items()}
+    prefills = _time_prefills(runners, pair.max_length, min(repeats, 3))
+    costs = {
+        name: ForwardCost.fit(measurements).with_prefill(prefills[name])
+        for name, measurements in measured.items()
+    }
     profile = Profile(
         target=costs.pop(_TARGET),
         drafts=costs,
@@ -189,6 +194,30 @@ def time_forward(runner: ModelRunner, width: int, batch: int) -> float:
     for row, length in enumerate(lengths):
         runner.truncate(row, length)
     return seconds
+
+
+def _time_prefills(
+    runners: Mapping[str, ModelRunner], room: int, repeats: int
+) -> dict[str, dict[int, float]]:
+    """Median seconds of prefilling one row with :data:`PREFILLS` tokens, as far as there is room,
+    by runner. The first repeat only warms up."""
+    lengths = [tokens for tokens in PREFILLS if tokens < room] or [room - 1]
+    samples: dict[str, dict[int, list[float]]] = {
+        name: {tokens: [] for tokens in lengths} for name in runners
+    }
+    for _ in range(repeats + 1):
+        for name, runner in runners.items():
+            for tokens, times in samples[name].items():
+                runner.truncate(0, 0)
+                start = time.perf_counter()
+                runner.prefill([0], [[1] * tokens])
+                time_forward(runner, 1, 1)  # which waits for the device
+                both = time.perf_counter() - start
+                times.append(max(both - time_forward(runner, 1, 1), 0.0))
+    return {
+        name: {tokens: statistics.median(times[1:]) for tokens, times in by_length.items()}
+        for name, by_length in samples.items()
+    }
 
 
 def _overheads(profile: Profile, pair: Pair, repeats: int = 3) -> dict[str, Any]:

@@ -3,73 +3,124 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cluster.sweep.racing import run_race
-from cluster.sweep.timing import InterleavedTimes
+from cluster.sweep.racing import FinalistRace
 from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.engine import Request
-from specdec_core.search.plan import SweepSettings
-from specdec_core.search.results import RaceSummary
+from specdec_core.search.plan import RaceSettings
 from specdec_core.tokens.statistics import Generation
 
 FIXED = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=3)))
 CONFIDENT = Configuration(drafter=DraftModelSettings(policy=ConfidenceSettings()))
 LOOKUP = Configuration(drafter=PromptLookupSettings())
+SUFFIX = Configuration(drafter=SuffixSettings())
 
 
-def raced(
-    means: dict[Configuration, float], further: int = 0, **settings: Any
-) -> tuple[InterleavedTimes, RaceSummary, Counter[tuple[str, int]]]:
-    """A race on 12 prompts, of other sizes, with 5 % noise; and how often each was decoded."""
-    rng = np.random.default_rng(0)
-    sizes = rng.lognormal(0, 0.4, 12 + further)
-    decoded: Counter[tuple[str, int]] = Counter()
+class NoisyTimer:
+    """Prompts of other sizes, and 5 % noise; counts how often each was decoded."""
 
-    def decode(configuration: Configuration, request: Request) -> tuple[float, Generation]:
-        decoded[configuration.id, request.seed] += 1
-        seconds = means[configuration] * sizes[request.seed] * rng.normal(1, 0.05)
+    def __init__(self, means: Mapping[Configuration, float], prompts: int) -> None:
+        self.rng = np.random.default_rng(0)
+        self.sizes = self.rng.lognormal(0, 0.4, prompts)
+        self.means, self.passes = means, 0
+        self.decoded: Counter[tuple[str, int]] = Counter()
+
+    def warm_up(self, configurations: Sequence[Configuration], request: Request) -> None:
+        assert all(configuration in self.means for configuration in configurations)
+
+    def forget(self) -> None:
+        self.passes += 1
+
+    def decode(self, configuration: Configuration, request: Request) -> tuple[float, Generation]:
+        self.decoded[configuration.id, request.seed] += 1
+        noise = self.rng.normal(1, 0.05)
+        seconds = self.means[configuration] * self.sizes[request.seed] * noise
         return seconds, Generation(request.id, 5, [1] * 10, "", [], [], "length")
 
-    requests = [Request(str(n), (1,), 10, seed=n) for n in range(12 + further)]
-    plan = SweepSettings(**settings)
-    watch, summary = run_race(
-        list(means), requests[:12], requests[12:], decode, lambda: None, plan, Observer()
-    )
-    return watch, summary, decoded
+
+class Raced:
+    """A race on 12 prompts and `further` ones; those `late` come in when they seem faster."""
+
+    def __init__(
+        self,
+        means: Mapping[Configuration, float],
+        late: Sequence[Configuration] = (),
+        further: int = 0,
+        repeats: int = 3,
+        **settings: Any,
+    ) -> None:
+        self.timer = NoisyTimer(means, 12 + further)
+        requests = [Request(str(n), (1,), 10, seed=n) for n in range(12 + further)]
+        first = [configuration for configuration in means if configuration not in late]
+        self.race = FinalistRace(
+            first, requests[:12], requests[12:], self.timer, RaceSettings(**settings)
+        )
+
+        def challengers(taken: Mapping[str, float]) -> list[Configuration]:
+            best = min(means[c] for c in means if c.id in taken)
+            return [c for c in late if c.id not in taken and means[c] < best]
+
+        self.summary = self.race.run(challengers, repeats, Observer())
+        self.decoded = self.timer.decoded
 
 
 def test_the_fastest_is_champion_and_only_those_in_question_are_decoded_again() -> None:
     means = {AUTOREGRESSIVE: 1.0, FIXED: 0.5, CONFIDENT: 0.505, LOOKUP: 0.8}
-    watch, summary, decoded = raced(means, further=40)
+    raced = Raced(means, further=40)
+    summary, decoded = raced.summary, raced.decoded
     assert summary.champion in (FIXED.id, CONFIDENT.id)
     assert set(summary.in_question) <= {FIXED.id, CONFIDENT.id}
     assert all(decoded[AUTOREGRESSIVE.id, seed] == 1 for seed in range(12))
     assert decoded[AUTOREGRESSIVE.id, 51] == 0
     assert decoded[summary.champion, 51] > 0
-    assert watch.timing(LOOKUP, AUTOREGRESSIVE).speedup == pytest.approx(1.25, rel=0.05)
+    timing = raced.race.times().timing(LOOKUP, AUTOREGRESSIVE)
+    assert timing.speedup == pytest.approx(1.25, rel=0.05)
     assert summary.loss < 0.02
     assert summary.prompts == 52
 
 
 def test_a_race_ends_when_the_choice_is_good_enough_or_the_time_is_used() -> None:
     clear = {AUTOREGRESSIVE: 1.0, FIXED: 0.5}
-    assert raced(clear, further=40)[1].laps < 20
+    assert Raced(clear, further=40).summary.laps < 20
     close = {AUTOREGRESSIVE: 1.0, FIXED: 0.5, CONFIDENT: 0.5}
-    assert raced(close, repeats=9)[1].laps == 9 * 12
-    assert raced(close, repeats=9, race={"seconds": 0})[1].laps == 12
-    assert raced(close, repeats=9, race={"within": 0.5})[1].laps < 40
+    assert Raced(close, repeats=9).summary.laps == 9 * 12
+    assert Raced(close, repeats=9, seconds=0).summary.laps == 12
+    assert Raced(close, repeats=9, within=0.5).summary.laps < 40
+
+
+def test_who_seems_faster_after_the_first_times_is_timed_against_the_champion() -> None:
+    means = {AUTOREGRESSIVE: 1.0, FIXED: 0.7, LOOKUP: 0.8, CONFIDENT: 0.6, SUFFIX: 0.9}
+    raced = Raced(means, late=(CONFIDENT, SUFFIX))
+    assert raced.summary.champion == CONFIDENT.id
+    assert raced.race.contestants[-1] == CONFIDENT
+    assert all(raced.decoded[FIXED.id, seed] >= 2 for seed in range(12))  # in the same turns
+    assert raced.decoded[LOOKUP.id, 11] == 1
+    assert raced.decoded[SUFFIX.id, 0] == 0
+
+
+@pytest.mark.parametrize("settings", [{"challengers": 0}, {"seconds": 0}])
+def test_nobody_comes_in_without_a_place_or_time(settings: dict[str, int]) -> None:
+    means = {AUTOREGRESSIVE: 1.0, FIXED: 0.7, CONFIDENT: 0.6}
+    assert Raced(means, late=(CONFIDENT,), **settings).summary.champion == FIXED.id
+
+
+def test_drafters_forget_before_every_pass() -> None:
+    close = {AUTOREGRESSIVE: 1.0, FIXED: 0.5, CONFIDENT: 0.5}
+    assert Raced(close, further=3, repeats=2).timer.passes == 4
 
 
 def test_autoregressive_decoding_is_champion_where_nothing_is_faster() -> None:
-    summary = raced({AUTOREGRESSIVE: 1.0, FIXED: 1.5})[1]
+    summary = Raced({AUTOREGRESSIVE: 1.0, FIXED: 1.5}).summary
     assert summary.champion == AUTOREGRESSIVE.id
     assert summary.at_most == 0
