@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
+from statistics import median
 
 import pandas as pd
 import ray
@@ -142,15 +143,18 @@ def choose_finalists(
 def choose_challengers(
     trials: Sequence[Trial], taken: Mapping[str, float], allow_lossy: Collection[str] = ()
 ) -> list[Configuration]:
-    """Those not timed that may win and that, by estimates corrected by what the others have `taken`
-    (:mod:`specdec_core.search.estimates`), are faster than all of them; the fastest first."""
+    """Those not timed that may win and be faster than all that were: by estimates corrected by what
+    the latter have `taken` (:mod:`specdec_core.search.estimates`), less their typical error. The
+    likeliest first."""
     expected = corrected(trials, taken)
+    errors = [abs(seconds / expected[who] - 1) for who, seconds in taken.items() if who in expected]
+    within = min(taken.values()) * (1 + median(errors or [0.0]))
     promising = [
         trial
         for trial in trials
         if trial.id not in taken
         and trial.may_win(allow_lossy)
-        and expected.get(trial.id, inf) < min(taken.values())
+        and expected.get(trial.id, inf) < within
     ]
     promising.sort(key=lambda trial: expected[trial.id])
     return [trial.configuration for trial in promising]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import isfinite
+from math import ceil, isfinite
 from time import perf_counter
 
 import numpy as np
@@ -17,14 +17,14 @@ from specdec_core.search.race import Race
 from specdec_core.search.results import RaceSummary
 from specdec_core.tokens.statistics import Generation
 
-# Those not timed that seem faster than everyone timed, the fastest first, by the seconds that the
-# latter took, by id.
+# Those not timed that may be faster than everyone timed, the likeliest first, by the seconds that
+# the latter took, by id.
 Challengers = Callable[[Mapping[str, float]], Sequence[Configuration]]
 
 
 class FinalistRace:
-    """Finalists on their way: first all on the sweep's `requests`; then challengers, who seem
-    faster by the first times; then those in question on `further` ones and on all again.
+    """Finalists on their way: first all on the sweep's `requests`; then challengers, who may
+    be faster by the first times; then those in question on `further` ones and on all again.
 
     Drafters forget what they have learned before every pass over requests, so that all repeats do
     the same work. Requests are told apart by their seeds.
@@ -53,8 +53,8 @@ class FinalistRace:
         self._time_all(self.contestants, observer)
         end = perf_counter() + self.settings.seconds
         left = self.settings.challengers
-        while perf_counter() < end and (new := challengers(self.taken())[:left]):
-            observer.stage(f"timing {len(new)} that seem faster", len(self.requests))
+        while perf_counter() < end and (new := challengers(self.taken())[: ceil(left / 2)]):
+            observer.stage(f"timing {len(new)} that may be faster", len(self.requests))
             champion = self._configuration(self.race.standing().champion)
             self.contestants += new
             self.race.enter([configuration.id for configuration in new])

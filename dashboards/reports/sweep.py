@@ -328,9 +328,10 @@ METHOD = Section(
         "repeats, summed over prompts. The interval is a 95 % paired bootstrap over prompts and "
         "repeats.",
         "champion": "The finalist with the least expected loss against the fastest. All decode "
-        "every prompt in turns. Those not timed whose corrected estimate beats every time "
-        "join. Then those go on, with further prompts and repeats, that no other is shown to be "
-        "faster than, until the choice is good enough or the time is used. The race's intervals "
+        "every prompt in turns. Those not timed that by their corrected estimate, less its "
+        "typical error, may be the fastest join. Then those go on, with further prompts and "
+        "repeats, that no other is shown to be faster than, until the choice is good enough or the "
+        "time is used. The race's intervals "
         "hold at every lap at once (Wang and Ramdas, anytime-valid t-tests, Thm 4.9) and for all "
         "pairs together; tied is who is not shown to be slower.",
         "estimated speedup": "t_draft · N_draft + t_target · N_target (SpecDec++, Eq. 3.1) with "

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cluster.sweep.finalists import choose_finalists
+from cluster.sweep.finalists import choose_challengers, choose_finalists
 from cluster.sweep.run import run_sweep
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
@@ -219,9 +219,11 @@ def test_a_prompt_that_does_not_fit_is_named_before_anything_is_written(
 # Choices
 
 
-def trial(configuration: Configuration, estimate: float, finished: bool = True) -> Trial:
+def trial(
+    configuration: Configuration, estimate: float, finished: bool = True, seconds: float = 1.0
+) -> Trial:
     counts = Counts(1, 10, 0, 10, 0, 0, 0, 10).as_dict()
-    metrics = {"estimated_speedup": estimate}
+    metrics = {"estimated_speedup": estimate, "estimated_seconds": seconds}
     return Trial(configuration=configuration, counts=counts, metrics=metrics, finished=finished)
 
 
@@ -243,6 +245,19 @@ def test_the_best_of_each_family_is_a_finalist_before_the_next_best_of_any() -> 
 def test_a_trial_that_was_stopped_early_is_no_finalist() -> None:
     trials = [trial(FIXED[0], 3.0, finished=False), trial(FIXED[1], 1.0)]
     assert [t.configuration for t in choose_finalists(trials, 4)] == [FIXED[1]]
+
+
+def test_who_may_be_faster_than_all_timed_within_the_error_of_estimates_is_a_challenger() -> None:
+    lossy = Configuration(drafter=TargetTreeSettings(branching=(2, 4)))
+    expected = {AUTOREGRESSIVE: 1.0, FIXED[0]: 0.6, FIXED[1]: 0.5, FIXED[2]: 0.51, FIXED[3]: 0.56,
+                FIXED[4]: 0.4, lossy: 0.3}  # fmt: skip
+    trials = [trial(c, 1 / seconds, seconds=seconds) for c, seconds in expected.items()]
+    exact = {AUTOREGRESSIVE.id: 1.0, FIXED[0].id: 0.6, FIXED[1].id: 0.5}
+    assert choose_challengers(trials, exact) == [FIXED[4]]
+    # One took 5 ms a round more, and so may the others: estimates are off by some 9 %.
+    noisy = {**exact, FIXED[0].id: 0.65, FIXED[1].id: 0.5}
+    assert choose_challengers(trials, noisy) == [FIXED[4], FIXED[2]]
+    assert choose_challengers(trials, noisy, ["target_tree"])[0] == lossy
 
 
 def test_a_lossy_method_is_no_finalist_unless_it_is_allowed_by_name() -> None:
