@@ -201,7 +201,7 @@ def _time_prefills(
 ) -> dict[str, dict[int, float]]:
     """Median seconds of prefilling one row with :data:`PREFILLS` tokens, as far as there is room,
     by runner. The first repeat only warms up."""
-    lengths = [tokens for tokens in PREFILLS if tokens < room] or [room - 1]
+    lengths = [tokens for tokens in PREFILLS if tokens < room] or [max(room - 1, 1)]
     samples: dict[str, dict[int, list[float]]] = {
         name: {tokens: [] for tokens in lengths} for name in runners
     }
@@ -209,15 +209,23 @@ def _time_prefills(
         for name, runner in runners.items():
             for tokens, times in samples[name].items():
                 runner.truncate(0, 0)
+                _wait(runner)
                 start = time.perf_counter()
                 runner.prefill([0], [[1] * tokens])
-                time_forward(runner, 1, 1)  # which waits for the device
-                both = time.perf_counter() - start
-                times.append(max(both - time_forward(runner, 1, 1), 0.0))
+                _wait(runner)
+                times.append(time.perf_counter() - start)
     return {
         name: {tokens: statistics.median(times[1:]) for tokens, times in by_length.items()}
         for name, by_length in samples.items()
     }
+
+
+def _wait(runner: ModelRunner) -> None:
+    """Wait for the runner's device to finish what it was given."""
+    import torch
+
+    if runner.device.type == "cuda":
+        torch.cuda.synchronize(runner.device)
 
 
 def _overheads(profile: Profile, pair: Pair, repeats: int = 3) -> dict[str, Any]:
