@@ -96,7 +96,8 @@ class Shard:
             self.model = load(name, kind, exchange)
             if spec.runner.pack and self.device.type == "cpu":
                 pack_linear_layers(self.model)
-            self._open = lambda slots: EagerRunner(self.model, slots, spec.runner.max_length)
+            length = spec.runner.max_length
+            self._open = lambda slots: EagerRunner(self.model, slots, length, packs=False)
         weights = _weights(self.model)
         return ShardFacts(
             rank=self.rank,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,22 +12,36 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-from specdec_core.models.attention import cache_dtype
+from specdec_core.models.attention import RowMask, Span, attends_here, cache_dtype
 from specdec_core.models.cache import SlotCache
 from specdec_core.models.local_runner import LocalRunner
-from specdec_core.models.runner import Batch, Output, PaddedOutput
+from specdec_core.models.runner import Batch, Output, PackedOutput, PaddedOutput
 from specdec_core.models.supported import check_supported, context_length
 from specdec_core.tokens.topology import Slices, Topologies
 
+log = logging.getLogger(__name__)
+
 # Rows are padded to the widest of the batch, so one that is nearly full writes beyond its end.
 _PADDING = 160
+_ALIKE = {torch.float32: 1e-3}  # how far logits may differ, as a share of the largest
+_ALIKE_REDUCED = 0.05
 
 
 class EagerRunner(LocalRunner):
-    """A model and its slot cache. Logits are of the first `vocab_size` tokens; unset, of all."""
+    """A model and its slot cache. Logits are of the first `vocab_size` tokens; unset, of all.
+
+    Several rows are packed into one sequence where the model allows it (`packs`), on a CPU: the
+    first such forward is run both ways, and a model that does not give the same logits is run with
+    padded rows from then on.
+    """
 
     def __init__(
-        self, model: PreTrainedModel, slots: int, max_length: int, vocab_size: int | None = None
+        self,
+        model: PreTrainedModel,
+        slots: int,
+        max_length: int,
+        vocab_size: int | None = None,
+        packs: bool = True,
     ) -> None:
         super().__init__()
         self.model = model.eval()
@@ -52,7 +67,9 @@ class EagerRunner(LocalRunner):
         self._least_width = 2 if reduced else 1
         self._all_visible = torch.zeros((1, 1, 1, positions), dtype=dtype, device=self.device)
         accepted = inspect.signature(model.forward).parameters
-        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+        self._keeps_logits = "logits_to_keep" in accepted
+        self.packs = packs and attends_here(model)
+        self.compared = False  # with padded rows
         self._hidden: Tensor | None = None
         self._watch: RemovableHandle | None = None
 
@@ -71,6 +88,31 @@ class EagerRunner(LocalRunner):
         self._hidden = inputs[0]
 
     def _forward(self, batch: Batch) -> Output:
+        if not self.packs or len(batch.rows) == 1:
+            return self._forward_padded(batch)
+        return self._forward_packed(batch) if self.compared else self._compare(batch)
+
+    def _compare(self, batch: Batch) -> Output:
+        """Run a batch both ways, and decide how others are run."""
+        if not any(batch.counts):
+            return self._forward_padded(batch)
+        lengths = [self.cache.lengths[row] for row in batch.rows]
+        self.cache.open_packed(batch.rows, list(map(len, batch.tokens)))  # raises as it should
+        try:
+            packed = self._forward_packed(batch).logits
+        except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+            log.info("%s pads its rows: %s", self.model.config.model_type, error)
+            self.packs = False
+        for row, length in zip(batch.rows, lengths, strict=True):
+            self.cache.lengths[row] = length
+        padded = self._forward_padded(batch)
+        if self.packs:
+            off = (packed - padded.logits).abs().max() / padded.logits.abs().max()
+            self.packs = off.item() <= _ALIKE.get(self.model.dtype, _ALIKE_REDUCED)
+            self.compared = True
+        return padded
+
+    def _forward_padded(self, batch: Batch) -> Output:
         rows, tokens = batch.rows, batch.tokens
         width = max(self._least_width, *map(len, tokens))
         window = self.cache.open_window(rows, width)
@@ -79,25 +121,73 @@ class EagerRunner(LocalRunner):
         begin = [at - first for at, first in zip(window.offsets, slices.first, strict=True)]
         starts = torch.tensor(begin)[:, None]
         positions = (starts + slices.depths).to(self.device)
-        logits = self.model(
-            input_ids=ids.to(self.device),
+        last_only = {} if any(batch.counts) else self._logits_of([])
+        masks = {
+            kind: self._mask(slices, starts.to(self.device), window.end, sliding)
+            for kind, sliding in self.windows.items()
+        }
+        logits = self._run(ids.to(self.device), positions, masks, last_only)
+        self.cache.append(rows, map(len, tokens))
+        return PaddedOutput(batch, logits, self._hidden)
+
+    def _forward_packed(self, batch: Batch) -> Output:
+        rows, counts = batch.rows, [len(row) for row in batch.tokens]
+        window = self.cache.open_packed(rows, counts)
+        ids = torch.tensor([[token for row in batch.tokens for token in row]])
+        positions: list[int] = []
+        wanted: list[int] = []  # of the sequence's tokens, those whose logits are
+        spans: dict[str, list[Span]] = {kind: [] for kind in self.windows}
+        for number, (row, count, end) in enumerate(zip(rows, counts, window.ends, strict=True)):
+            parents = None if batch.parents is None else [batch.parents[number]]
+            slices = self.topologies.slices([count], count, parents)
+            start = end - count - slices.first[0]
+            first, last = len(positions), len(positions) + count
+            positions += [start + depth for depth in slices.depth_rows()[0]]
+            for kind, sliding in self.windows.items():
+                # A single token of a text sees a range, which needs no mask.
+                begin = max(end - sliding, 0) if slices.single and sliding else 0
+                mask = None
+                if not slices.single:
+                    mask = slices.mask(torch.tensor([[start]]), end, sliding)
+                spans[kind].append(Span(first, last, row, begin, end, mask))
+            wanted += range(last - batch.counts[number], last)
+        masks = {kind: RowMask.of(own) for kind, own in spans.items()}
+        logits = self._run(ids, torch.tensor([positions]), masks, self._logits_of(wanted))[0]
+        hidden = None if self._hidden is None else self._hidden[0]
+        if not wanted:
+            logits, hidden = logits[:0], None if hidden is None else hidden[:0]
+        elif not self._keeps_logits:
+            logits, hidden = logits[wanted], None if hidden is None else hidden[wanted]
+        self.cache.append(rows, counts)
+        return PackedOutput(batch.counts, logits, hidden)
+
+    def _logits_of(self, wanted: Sequence[int]) -> dict[str, Tensor | int]:
+        """The option that makes the model leave out other logits; of none, it computes one."""
+        kept = torch.tensor(wanted) if wanted else 1
+        return {"logits_to_keep": kept} if self._keeps_logits else {}
+
+    def _run(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        masks: Mapping[str, Tensor],
+        options: dict[str, Tensor | int],
+    ) -> Tensor:
+        """Logits of a forward of the model."""
+        output = self.model(
+            input_ids=ids,
             position_ids=positions.clamp(max=self.last_position),
-            attention_mask=self._masks(slices, starts.to(self.device)),
+            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
             past_key_values=self.cache,
             use_cache=True,
-            **({} if any(batch.counts) else self._last_only),
-        ).logits
-        self.cache.append(rows, map(len, tokens))
-        return PaddedOutput(batch, logits[..., : self.vocab_size], self._hidden)
+            **options,
+        )
+        logits: Tensor = output.logits[..., : self.vocab_size]
+        return logits
 
-    def _masks(self, slices: Slices, starts: Tensor) -> Tensor | dict[str, Tensor]:
-        """Additive masks (rows, 1, width, end), by kind of layer where there are several: a query
-        sees the cached text and, after it, its predecessors (its ancestors in a tree)."""
-        masks = {kind: self._mask(slices, starts, w) for kind, w in self.windows.items()}
-        return masks if len(masks) > 1 else next(iter(masks.values()))
-
-    def _mask(self, slices: Slices, starts: Tensor, window: int | None) -> Tensor:
-        end = self.cache.window.end
+    def _mask(self, slices: Slices, starts: Tensor, end: int, window: int | None) -> Tensor:
+        """Additive mask (rows, 1, width, end): a query sees the cached text and, after it, its
+        predecessors (its ancestors in a tree)."""
         if window is None and slices.single:
             return self._all_visible[..., :end]
         return slices.mask(starts, end, window)

@@ -139,6 +139,31 @@ class PaddedOutput(Output):
         return states[rows, [place for span in self._spans for place in range(*span)]]
 
 
+class PackedOutput(Output):
+    """The output for a batch whose rows were packed: `logits` (n, vocabulary) and `hidden`
+    (n, dimension) of the wanted tokens."""
+
+    def __init__(self, counts: Sequence[int], logits: Tensor, hidden: Tensor | None = None) -> None:
+        super().__init__(counts)
+        self._logits, self._hidden = logits, hidden
+
+    @property
+    def logits(self) -> Tensor:
+        return self._logits
+
+    @property
+    def hidden(self) -> Tensor | None:
+        return self._hidden
+
+    @cached_property
+    def chosen(self) -> Tensor:
+        return self._logits.max(dim=-1).indices  # see PaddedOutput
+
+    def choices(self) -> list[list[int]]:
+        flat = iter(self.chosen.tolist())
+        return [list(islice(flat, count)) for count in self.counts]
+
+
 def chunks(rows: Sequence[int], tokens: Sequence[Sequence[int]], size: int) -> Iterator[Batch]:
     """Batches without logits that append `tokens[i]` to row `rows[i]`, at most `size` at a time."""
     for start in range(0, max(map(len, tokens), default=0), size):
