@@ -116,6 +116,17 @@ def locked(folder: Path, what: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Let one process at a time make `path` or a folder beside it; the others wait. What a killed
+    process left of them is deleted."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        remove_leftovers(path.parent, f"{path.stem}.")
+        yield
+
+
 def in_use(folder: Path) -> bool:
     """Whether a process of this machine has locked `folder` (:func:`locked`)."""
     if not (folder / ".lock").exists():

@@ -32,6 +32,13 @@ def workspace() -> Path:
     return folder.resolve()
 
 
+def kept_folder(kind: str) -> Path:
+    """Where what was compiled is kept for all workspaces: `specdec/<kind>` in the user's cache
+    folder."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "specdec" / kind
+
+
 @contextmanager
 def scratch_workspace() -> Iterator[Path]:
     """A temporary workspace for the block, deleted at its end."""

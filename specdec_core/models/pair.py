@@ -73,11 +73,11 @@ class Pair:
         """A runner with its own cache, for the draft of that name, or the target for None."""
         size = self.target.config.get_text_config(decoder=True).vocab_size
         model = self.target if draft is None else self.drafts[draft]
-        runner = EagerRunner(model, slots, self.max_length, size)
         if not self.spec.runner.compile:
-            return runner
+            return EagerRunner(model, slots, self.max_length, size)
         from specdec_core.models.compiled import CompiledRunner  # torch's compilers take a second
 
+        runner = EagerRunner(model, slots, self.max_length, size, compact=False)
         return CompiledRunner(runner, self.fingerprints[TARGET if draft is None else draft])
 
     @property

@@ -6,10 +6,7 @@ when the process is killed. Given a folder, torch loads the files in it.
 
 from __future__ import annotations
 
-import fcntl
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ from zipfile import ZipFile
 
 import torch
 
-from specdec_core.base.files import atomic_folder, remove_leftovers
+from specdec_core.base.files import alone, atomic_folder
 
 
 @cache
@@ -41,17 +38,6 @@ def unpacked(package: Path) -> Path:
                 with ZipFile(package) as archive, atomic_folder(folder) as new:
                     archive.extractall(new)
     return folder
-
-
-@contextmanager
-def alone(package: Path) -> Iterator[None]:
-    """Let one process at a time make `package` or its folder; the others wait. Unfinished files of
-    a killed process are deleted."""
-    package.parent.mkdir(parents=True, exist_ok=True)
-    with package.with_suffix(".lock").open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        remove_leftovers(package.parent, f"{package.stem}.")
-        yield
 
 
 def _same(folder: Path, package: Path) -> bool:

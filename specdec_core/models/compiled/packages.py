@@ -11,7 +11,6 @@ import hashlib
 import inspect
 import json
 import logging
-import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -25,23 +24,18 @@ from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
 from torch.export import Dim
 
-from specdec_core.base.files import atomic_path
+from specdec_core.base.files import alone, atomic_path
+from specdec_core.base.workspace import kept_folder
 from specdec_core.models import attention
 from specdec_core.models.compiled import step as step_module
 from specdec_core.models.compiled.graphs import CannotCompile, Graphs, Inputs, first_line
-from specdec_core.models.compiled.loading import alone, load
+from specdec_core.models.compiled.loading import load
 from specdec_core.models.compiled.step import Step
 
 log = logging.getLogger(__name__)
 
 # The attended part of the cache is rounded up to a multiple of this.
 _BLOCK = 16
-
-
-def graphs_folder() -> Path:
-    """Where compiled graphs are kept: `specdec/graphs` in the user's cache folder."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "specdec" / "graphs"
 
 
 class Packages(Graphs):
@@ -55,7 +49,7 @@ class Packages(Graphs):
         self._step, self._positions = step, positions
         self._name = step.model.config.name_or_path or step.model.config.model_type
         # The digest needs a compiler to detect the processor's features, so it is made when needed.
-        self._folder = cache(lambda: graphs_folder() / _digest(step, weights, positions))
+        self._folder = cache(lambda: kept_folder("graphs") / _digest(step, weights, positions))
         self._loaded: dict[tuple[bool, bool], Any] = {}
 
     def end(self, end: int, positions: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
@@ -46,8 +48,28 @@ def model(request: pytest.FixtureRequest, tiny_pair: Pair) -> torch.nn.Module:
     return Gemma3ForCausalLM(config).eval()
 
 
-def test_a_tree_in_one_forward_equals_its_paths_one_by_one(model: torch.nn.Module) -> None:
-    runner = EagerRunner(model, slots=2, max_length=64)
+@pytest.fixture(params=["padded", "packed", "operator"])
+def opened(request: pytest.FixtureRequest, model: torch.nn.Module) -> Callable[[int], EagerRunner]:
+    """Opens a runner that pads, packs, or attends by the project's operator."""
+
+    def open_runner(slots: int) -> EagerRunner:
+        way = request.param
+        runner = EagerRunner(
+            model, slots, max_length=64, packs=way != "padded", compact=way == "operator"
+        )
+        runner.forward(Batch([0, 1], [[9], [8]]))  # the first one of several rows is compared
+        assert runner.packs == runner.compared == (way != "padded")
+        for row in (0, 1):
+            runner.truncate(row, 0)
+        return runner
+
+    return open_runner
+
+
+def test_a_tree_in_one_forward_equals_its_paths_one_by_one(
+    model: torch.nn.Module, opened: Callable[[int], EagerRunner]
+) -> None:
+    runner = opened(2)
     runner.prefill([0, 1], PREFIXES)
     output = runner.forward(Batch([0, 1], [TOKENS, TOKENS], [PARENTS, PARENTS]))
     for row, prefix in enumerate(PREFIXES):
@@ -57,9 +79,11 @@ def test_a_tree_in_one_forward_equals_its_paths_one_by_one(model: torch.nn.Modul
             torch.testing.assert_close(found, plain(model, path)[-1], atol=2e-5, rtol=0)
 
 
-def test_a_tree_grown_level_by_level_equals_the_whole_tree(model: torch.nn.Module) -> None:
+def test_a_tree_grown_level_by_level_equals_the_whole_tree(
+    model: torch.nn.Module, opened: Callable[[int], EagerRunner]
+) -> None:
     """Ragged: the second row's tree grows by other levels than the first's."""
-    runner = EagerRunner(model, slots=2, max_length=64)
+    runner = opened(2)
     runner.prefill([0, 1], PREFIXES)
     levels = [[(0, 1), (1, 3), (3, 6)], [(0, 3), (3, 5), (5, 6)]]
     for step in range(3):
@@ -75,8 +99,10 @@ def test_a_tree_grown_level_by_level_equals_the_whole_tree(model: torch.nn.Modul
                 )
 
 
-def test_an_accepted_path_is_compacted_without_recomputation(model: torch.nn.Module) -> None:
-    runner = EagerRunner(model, slots=2, max_length=64)
+def test_an_accepted_path_is_compacted_without_recomputation(
+    model: torch.nn.Module, opened: Callable[[int], EagerRunner]
+) -> None:
+    runner = opened(2)
     runner.prefill([0, 1], PREFIXES)
     runner.forward(Batch([0, 1], [TOKENS, TOKENS], [PARENTS, PARENTS]))
     kept = [0, 2, 5]
@@ -90,8 +116,10 @@ def test_an_accepted_path_is_compacted_without_recomputation(model: torch.nn.Mod
     torch.testing.assert_close(output.of_row(1), plain(model, path)[-1:], atol=2e-5, rtol=0)
 
 
-def test_rows_in_any_order_and_subset_keep_apart(model: torch.nn.Module) -> None:
-    runner = EagerRunner(model, slots=4, max_length=64)
+def test_rows_in_any_order_and_subset_keep_apart(
+    model: torch.nn.Module, opened: Callable[[int], EagerRunner]
+) -> None:
+    runner = opened(4)
     texts = {2: [3, 4, 5], 0: [9, 8, 7, 6], 3: [1, 2]}
     output = runner.forward(Batch(list(texts), list(texts.values())))
     for i, tokens in enumerate(texts.values()):
@@ -124,10 +152,12 @@ def test_a_single_token_in_bfloat16_gives_its_own_logits_and_leaves_no_trace() -
         torch.testing.assert_close(logits[0], expected, atol=0.1, rtol=0.05)
 
 
-def test_prompts_trees_and_next_tokens_share_a_forward(model: torch.nn.Module) -> None:
+def test_prompts_trees_and_next_tokens_share_a_forward(
+    model: torch.nn.Module, opened: Callable[[int], EagerRunner]
+) -> None:
     """A piece of a prompt of which no logits are wanted, a tree behind the end of its text, and a
     single token: each row gets what it asks for, as if it had been alone."""
-    runner = EagerRunner(model, slots=3, max_length=64)
+    runner = opened(3)
     prompt, text, short = list(range(30, 45)), PREFIXES[0], PREFIXES[1]
     runner.prefill([1, 2], [text[:-1], short[:-1]])
     parents = [-1, *(parent + 1 for parent in PARENTS)]
@@ -145,8 +175,10 @@ def test_prompts_trees_and_next_tokens_share_a_forward(model: torch.nn.Module) -
     torch.testing.assert_close(last, plain(model, prompt)[-1:], atol=2e-5, rtol=0)
 
 
-def test_a_forward_that_raises_has_appended_nothing(model: torch.nn.Module) -> None:
-    runner = EagerRunner(model, slots=2, max_length=64)
+def test_a_forward_that_raises_has_appended_nothing(
+    model: torch.nn.Module, opened: Callable[[int], EagerRunner]
+) -> None:
+    runner = opened(2)
     runner.prefill([0, 1], PREFIXES)
     with pytest.raises(ValueError, match="do not fit"):
         runner.forward(Batch([0, 1], [[5], [5] * 500]))

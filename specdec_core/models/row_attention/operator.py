@@ -1,0 +1,89 @@
+"""The project's attention operator for CPUs: built once with the machine's compiler, then kept."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.exc import InvalidCxxCompiler
+from torch.utils.cpp_extension import include_paths, library_paths
+
+from specdec_core.base.files import alone, atomic_path
+from specdec_core.base.workspace import kept_folder
+
+log = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_name("attend.cpp")
+# Not -ffast-math: sums of products may be reordered, infinities stay what they are.
+_FLAGS = (
+    *("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-ffp-contract=fast"),
+    *("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno"),
+)
+
+
+@cache
+def available() -> bool:
+    """Whether the operator is there. Builds it where it is missing, which takes half a minute; a
+    machine without a compiler goes without it."""
+    try:
+        path = kept_folder("operators") / f"attend-{_digest()}.so"
+        if not path.exists():
+            with alone(path):
+                if not path.exists():  # not made by another process meanwhile
+                    _build(path)
+        torch.ops.load_library(path)
+    except (InvalidCxxCompiler, OSError, RuntimeError, subprocess.CalledProcessError) as error:
+        reason = getattr(error, "stderr", None) or str(error)
+        log.warning("attention of several rows goes without its operator: %s", reason.strip()[:200])
+        return False
+    return True
+
+
+def attend(
+    query: Tensor, keys: Tensor, values: Tensor, tokens: Tensor, nodes: Tensor, scale: float
+) -> Tensor:
+    """Attention of tokens that pay for what they see alone.
+
+    Args:
+        query: (tokens, heads, head size), bfloat16 or float32.
+        keys: (slots, key heads, positions, head size), bfloat16 or float32; so are `values`.
+        values: alike.
+        tokens: (tokens, 5) integers: the slot; the positions [first, end) that it sees of it; and
+            the range, first and count, of its further positions in `nodes`. Tokens of a slot are
+            neighbours.
+        nodes: positions (n,), integers.
+        scale: of the products.
+
+    Returns:
+        (tokens, heads, head size), in the queries' data type.
+    """
+    attended: Tensor = torch.ops.specdec.attend(query, keys, values, tokens, nodes, scale)
+    return attended
+
+
+def _build(path: Path) -> None:
+    log.warning("compiling the attention of several rows: once, then kept")
+    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
+    with atomic_path(path) as library:
+        command = [
+            *(get_cpp_compiler(), *_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={abi}", str(SOURCE)),
+            *(f"-I{folder}" for folder in include_paths()),
+            *(f"-L{folder}" for folder in library_paths()),
+            *("-lc10", "-ltorch_cpu", "-ltorch", "-o", str(library)),
+        ]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+def _digest() -> str:
+    """Names everything that the library depends on."""
+    processor = Path("/proc/cpuinfo")
+    lines = processor.read_text().splitlines() if processor.exists() else []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    facts = [SOURCE.read_text(), torch.__version__, get_cpp_compiler(), flags, *_FLAGS]
+    return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:20]

@@ -1,0 +1,140 @@
+"""The operator attends to what each token sees, and to nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdec_core.models.row_attention import RowTokens, SeenPlaces, operator
+from specdec_core.tokens.topology import Topologies
+
+POSITIONS = 300
+TREE = [-1, 0, 0, 1, 1, 2, 5, 5]
+# Slots with the positions they hold, how many tokens are fed, and the tree these are the last of.
+ROWS = [(3, 200, 1, None), (0, 41, 8, TREE), (1, 120, 40, None), (2, 20, 3, TREE), (5, 1, 1, None)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def built() -> None:
+    assert operator.available()
+
+
+def fed(rows: list[tuple[int, int, int, list[int] | None]]) -> list[RowTokens]:
+    topologies = Topologies(POSITIONS, torch.float32, "cpu")
+    placed, first = [], 0
+    for slot, end, count, tree in rows:
+        slices = topologies.slices([count], count, [tree])
+        start = end - count - slices.first[0]
+        placed.append(RowTokens(slot, first, first + count, start, end, tree, slices))
+        first += count
+    return placed
+
+
+def expected(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: list[RowTokens],
+    window: int | None,
+) -> torch.Tensor:  # fmt: skip
+    """By whole matrices in float64, with the masks that padded rows get."""
+    group = query.shape[1] // keys.shape[1]
+    parts = []
+    for own in rows:
+        k, v = (x[own.row, :, : own.end].double() for x in (keys, values))
+        k, v = (x.repeat_interleave(group, dim=0) for x in (k, v))
+        q = query[own.first : own.last].double().transpose(0, 1)
+        mask = own.slices.mask(torch.tensor([[own.start]]), own.end, window)[0].double()
+        weights = (q @ k.mT * query.shape[-1] ** -0.5 + mask).softmax(dim=-1)
+        parts.append((weights @ v).transpose(0, 1))
+    return torch.cat(parts)
+
+
+def attended(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: list[RowTokens],
+    window: int | None = None,
+) -> torch.Tensor:  # fmt: skip
+    plan = SeenPlaces(rows, window)
+    return plan.attend(torch.nn.Module(), query.transpose(0, 1)[None], keys, values)[0]
+
+
+def case(
+    heads: int, key_heads: int, size: int, dtype: torch.dtype, kept: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(heads * size)
+    tokens = sum(count for _, _, count, _ in ROWS)
+    shapes = [(tokens, heads, size), *2 * [(6, key_heads, POSITIONS, size)]]
+    query, keys, values = (torch.randn(shape, generator=generator) for shape in shapes)
+    return query.to(dtype), keys.to(kept), values.to(kept)
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 50])
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "size"), [(6, 6, 64), (9, 3, 64), (4, 1, 40), (20, 1, 48)]
+)
+def test_it_is_the_attention_of_whole_matrices(
+    heads: int, key_heads: int, size: int, window: int | None
+) -> None:
+    query, keys, values = case(heads, key_heads, size, torch.float32, torch.float32)
+    rows = fed(ROWS)
+    found = attended(query, keys, values, rows, window)
+    wanted = expected(query, keys, values, rows, window)
+    torch.testing.assert_close(found.double(), wanted, atol=2e-6, rtol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kept", [torch.bfloat16, torch.float32])
+def test_it_rounds_its_output_alone(dtype: torch.dtype, kept: torch.dtype) -> None:
+    query, keys, values = case(6, 2, 64, dtype, kept)
+    found, rows = attended(query, keys, values, fed(ROWS)), fed(ROWS)
+    assert found.dtype == dtype
+    wanted = expected(query, keys, values, rows, None)
+    tolerance = 2e-6 if dtype == torch.float32 else 2**-8
+    torch.testing.assert_close(found.double(), wanted, atol=tolerance, rtol=tolerance)
+
+
+def test_a_row_is_what_it_is_alone_bit_for_bit_whoever_is_with_it() -> None:
+    query, keys, values = case(6, 2, 64, torch.bfloat16, torch.bfloat16)
+    together = attended(query, keys, values, fed(ROWS))
+    bounds = [0]
+    for _, _, count, _ in ROWS:
+        bounds.append(bounds[-1] + count)
+    for row, (first, last) in zip(ROWS, pairwise(bounds), strict=True):
+        alone = attended(query[first:last], keys, values, fed([row]))
+        assert torch.equal(alone, together[first:last])
+
+
+def test_what_a_token_does_not_see_may_be_anything() -> None:
+    query, keys, values = case(6, 2, 64, torch.float32, torch.float32)
+    rows = fed(ROWS)
+    before = attended(query, keys, values, rows)
+    held = {slot: end for slot, end, _, _ in ROWS}
+    for slot in range(6):
+        keys[slot, :, held.get(slot, 0) :] = torch.nan
+        values[slot, :, held.get(slot, 0) :] = torch.nan
+    assert torch.equal(attended(query, keys, values, rows), before)
+
+
+def test_large_scores_overflow_nothing() -> None:
+    query, keys, values = case(6, 2, 64, torch.float32, torch.float32)
+    rows = fed(ROWS)
+    found = attended(100 * query, 10 * keys, values, rows)
+    wanted = expected(100 * query, 10 * keys, values, rows, None)
+    torch.testing.assert_close(found.double(), wanted, atol=2e-3, rtol=2e-3)
+
+
+def test_a_machine_without_a_compiler_goes_without_it(tmp_path: Path) -> None:
+    program = (
+        "from specdec_core.models.row_attention import operator\n"
+        "print(operator.available(), operator.available())"
+    )
+    environment = {**os.environ, "CXX": "/no/compiler", "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False", "False"]
+    assert done.stderr.count("goes without its operator") == 1
+    assert operator.available()
