@@ -2,8 +2,9 @@
 //
 // Queries that share a row and a key head are attended together, up to a register's lanes of them,
 // block by block of positions with a running softmax.
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include <algorithm>

@@ -24,6 +24,7 @@ SOURCE = Path(__file__).with_name("attend.cpp")
 _FLAGS = (
     *("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-ffp-contract=fast"),
     *("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno"),
+    "-fno-strict-aliasing",  # a buffer is filled as bits and read as numbers
 )
 
 
