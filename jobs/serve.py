@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 from rich.markup import escape
 from typer import Option
 
@@ -25,6 +25,7 @@ class Arguments(Value):
 
     config: Path | None = None
     slots: PositiveInt = 4
+    queue: NonNegativeInt = 128
     cluster: Path | None = None
 
 
@@ -36,7 +37,9 @@ def application(args: dict[str, Any]) -> Application:
     from cluster.serving.deployment import application as build  # Ray takes seconds to import
 
     placement = None if given.cluster is None else Placement.load(given.cluster)
-    return build(choice.pair, choice.configuration, given.slots, placement=placement)
+    return build(
+        choice.pair, choice.configuration, given.slots, placement=placement, queue=given.queue
+    )
 
 
 def main(
@@ -44,6 +47,9 @@ def main(
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     slots: Annotated[int, Option(min=1, help="Requests decoded together; more wait.")] = 4,
+    queue: Annotated[
+        int, Option(min=0, help="Requests that may wait; more are refused with status 429.")
+    ] = 128,
     cluster: Placed = None,
 ) -> None:
     """Serve completions over HTTP (OpenAI's protocol) with Ray Serve until Ctrl-C."""
@@ -58,6 +64,7 @@ def main(
                 choice.pair,
                 choice.configuration,
                 slots=slots,
+                queue=queue,
                 host=host,
                 port=port,
                 placement=placement,

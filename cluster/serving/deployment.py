@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from ray import serve
 
 from cluster.placed_engine import check_models, placed_engine
+from cluster.serving.engine_loop import QUEUE
 from cluster.serving.http_app import CompletionService, build_app
 from cluster.session import ray_session, resources
 from specdec_core.base.errors import UserError
@@ -26,12 +27,11 @@ from specdec_core.models.pair import check_pair, load_pair
 os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "30")
 
 APPLICATION = "specdec"
-MAX_ONGOING_REQUESTS = 256  # at a replica; those without a slot wait in the engine
+REFUSALS = 64  # requests that a replica may be refusing while all others wait
 
 
 @serve.deployment(
     name="completions",
-    max_ongoing_requests=MAX_ONGOING_REQUESTS,
     max_constructor_retry_count=1,
     graceful_shutdown_timeout_s=5,
 )
@@ -47,6 +47,7 @@ class CompletionServer:
         model: str,
         learned: Path | None = None,
         placement: Placement | None = None,
+        queue: int = QUEUE,
     ) -> None:
         if placement is None:
             engine = Engine(load_pair(spec), configuration, slots)
@@ -55,7 +56,7 @@ class CompletionServer:
             engine = self._devices.enter_context(
                 placed_engine(spec, configuration, slots, placement)
             )
-        self._service = CompletionService(engine, model, learned)
+        self._service = CompletionService(engine, model, learned, queue)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return build_app(self._service)
@@ -110,16 +111,17 @@ def application(
     slots: int = 4,
     model: str | None = None,
     placement: Placement | None = None,
+    queue: int = QUEUE,
 ) -> serve.Application:
     """The Ray Serve application, for the cluster that this process is connected to. `slots`
-    requests are decoded together; `model` is the name that clients give, the pair's when unset;
-    `placement` sets the models' devices, otherwise the replica has them.
+    requests are decoded together, `queue` more may wait; `model` is the name that clients give, the
+    pair's when unset; `placement` sets the models' devices, otherwise the replica has them.
 
     Raises :class:`UserError` where the pair or the configuration cannot be used.
     """
     check_servable(spec, configuration, placement)
     learned = learned_state(spec, configuration)
-    return _bound(spec, configuration, slots, model, learned, placement)
+    return _bound(spec, configuration, slots, model, learned, placement, queue)
 
 
 def _bound(
@@ -129,14 +131,17 @@ def _bound(
     model: str | None,
     learned: Path | None,
     placement: Placement | None,
+    queue: int,
 ) -> serve.Application:
     needs = {"CPU": 0.0, "GPU": 0.0}
     if placement is None:
         needs = resources(spec.runner.threads, spec.runner.device)
     deployment = CompletionServer.options(  # type: ignore[attr-defined]  # the decorator made one
-        ray_actor_options={"num_cpus": needs["CPU"], "num_gpus": needs["GPU"]}
+        ray_actor_options={"num_cpus": needs["CPU"], "num_gpus": needs["GPU"]},
+        max_ongoing_requests=slots + queue + REFUSALS,
     )
-    return deployment.bind(spec, configuration, slots, model or spec.name, learned, placement)
+    model = model or spec.name
+    return deployment.bind(spec, configuration, slots, model, learned, placement, queue)
 
 
 @contextmanager
@@ -149,6 +154,7 @@ def serving(
     port: int = 8000,
     model: str | None = None,
     placement: Placement | None = None,
+    queue: int = QUEUE,
 ) -> Iterator[str]:
     """Serve while the block runs; yields the base URL once requests are answered. A bandit over
     drafters keeps learning, from its state when it was served last.
@@ -157,6 +163,7 @@ def serving(
         spec: the pair; every replica loads it.
         configuration: how requests are decoded; its sampling is their default.
         slots: requests decoded together; more wait.
+        queue: requests that may wait; others are refused.
         model: the name that clients give; the pair's name when unset.
         placement: the devices that the models are on; unset, every replica has them.
 
@@ -169,7 +176,7 @@ def serving(
         check_port(host, port)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     with ray_session():
-        bound = _bound(spec, configuration, slots, model, learned, placement)
+        bound = _bound(spec, configuration, slots, model, learned, placement, queue)
         try:
             serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
         except TimeoutError as error:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import ceil
+from time import monotonic
 from typing import TypeVar
 
 import torch
@@ -19,11 +22,39 @@ from specdec_core.engine import Chunk, Engine, Request
 
 logger = logging.getLogger(__name__)
 
+QUEUE = 128  # requests that may wait for a slot
+_LATELY = 32  # requests that tell the pace
+
 T = TypeVar("T")
 
 
 class EngineFailed(RuntimeError):
     """A step of the engine raised an error; its requests are lost and its state is undefined."""
+
+
+class QueueFull(Exception):
+    """So many requests wait that no more are taken; there may be room in `seconds`."""
+
+    def __init__(self, waiting: int, seconds: int) -> None:
+        super().__init__(f"{waiting} requests are waiting already; try again in {seconds} s")
+        self.seconds = seconds
+
+
+class Pace:
+    """How fast requests have finished lately."""
+
+    def __init__(self) -> None:
+        self._ends: deque[float] = deque(maxlen=_LATELY)
+
+    def finished(self) -> None:
+        self._ends.append(monotonic())
+
+    def seconds(self, count: int) -> int:
+        """Whole seconds in which `count` more should finish: between one and a minute."""
+        between = 1.0
+        if len(self._ends) > 1:
+            between = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
+        return min(max(ceil(count * between), 1), 60)
 
 
 class Submission:
@@ -55,10 +86,14 @@ class Submission:
 
 
 class EngineLoop:
-    """Steps an engine while it has requests. Use as `async with EngineLoop(engine) as loop`."""
+    """Steps an engine while it has requests. Use as `async with EngineLoop(engine) as loop`.
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    While `queue` requests or more wait for a slot, no others are taken.
+    """
+
+    def __init__(self, engine: Engine, queue: int = QUEUE) -> None:
+        self.engine, self.queue = engine, queue
+        self._pace = Pace()
         self.failure: EngineFailed | None = None
         self.cancelled = 0  # submissions given up by their clients
         self._chunks: dict[str, asyncio.Queue[Chunk | EngineFailed]] = {}  # of unfinished requests
@@ -89,10 +124,14 @@ class EngineLoop:
 
         Raises:
             UserError: what the engine finds wrong with a request.
+            QueueFull: too many are waiting.
             EngineFailed: the engine is broken.
         """
         if self.failure:
             raise self.failure
+        waiting = self.running - self.engine.slots
+        if waiting >= self.queue:
+            raise QueueFull(waiting, self._pace.seconds(waiting - self.queue + 1))
         submission = Submission(self, requests)
         try:
             for request in requests:
@@ -149,6 +188,7 @@ class EngineLoop:
             queue.put_nowait(chunk)
             if chunk.finished:
                 del self._chunks[chunk.request_id]
+                self._pace.finished()
 
     def _fail(self, reason: str) -> None:
         self.failure = EngineFailed(reason)

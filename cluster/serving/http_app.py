@@ -11,7 +11,7 @@ import random
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 
-from cluster.serving.engine_loop import EngineFailed, EngineLoop, Submission
+from cluster.serving.engine_loop import QUEUE, EngineFailed, EngineLoop, QueueFull, Submission
 from cluster.serving.openai_protocol import (
     MAX_BODY_BYTES,
     ApiError,
@@ -59,12 +59,14 @@ class CompletionService:
     """Answers completion requests under one model name.
 
     A bandit with memory of all requests learns from them. With `learned`, it starts from that file,
-    if it exists, and saves its state there.
+    if it exists, and saves its state there. While `queue` requests wait, others are refused.
     """
 
-    def __init__(self, engine: Engine, model: str, learned: Path | None = None) -> None:
+    def __init__(
+        self, engine: Engine, model: str, learned: Path | None = None, queue: int = QUEUE
+    ) -> None:
         self.engine, self.model = engine, model
-        self.loop = EngineLoop(engine)
+        self.loop = EngineLoop(engine, queue)
         self.started = int(time.time())
         self.learned = learned
         if engine.drafter is not None and learned is not None and learned.exists():
@@ -102,6 +104,7 @@ class CompletionService:
             label=configuration.label,
             lossless=configuration.lossless,
             slots=self.engine.slots,
+            queue=self.loop.queue,
             max_length=self.engine.max_length,
             running=self.loop.running,
             cancelled=self.loop.cancelled,
@@ -166,6 +169,14 @@ class CompletionService:
             return await self.loop.submit(requests)
         except UserError as error:
             raise ApiError(str(error), param="prompt") from None
+        except QueueFull as full:
+            raise ApiError(
+                str(full),
+                status=429,
+                code="rate_limit_exceeded",
+                type="rate_limit_error",
+                headers={"Retry-After": str(full.seconds)},
+            ) from None
 
     def echoed(self, body: CompletionRequest) -> list[str]:
         """The beginning of each choice's text."""
@@ -268,7 +279,7 @@ def build_app(service: CompletionService) -> FastAPI:
     @app.exception_handler(HTTPException)
     async def refuse_route(request: HttpRequest, error: HTTPException) -> JSONResponse:
         message = f"{request.method} {request.url.path}: {error.detail}"
-        return answer(ApiError(message, status=error.status_code), error.headers)
+        return answer(ApiError(message, status=error.status_code, headers=error.headers))
 
     @app.exception_handler(Exception)
     async def fail(_: HttpRequest, error: Exception) -> JSONResponse:
@@ -316,8 +327,8 @@ def build_app(service: CompletionService) -> FastAPI:
     return app
 
 
-def answer(error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    return JSONResponse(error.body.model_dump(), error.status, headers)
+def answer(error: ApiError) -> JSONResponse:
+    return JSONResponse(error.body.model_dump(), error.status, error.headers)
 
 
 async def read_body(request: HttpRequest) -> bytes:

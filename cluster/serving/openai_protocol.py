@@ -8,6 +8,7 @@ are refused by name; only `user` is silently ignored.
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -28,9 +29,12 @@ MAX_PROMPTS = 64
 MAX_BODY_BYTES = 8 * 2**20
 
 
+ErrorType = Literal["invalid_request_error", "rate_limit_error", "server_error"]
+
+
 class ErrorDetails(BaseModel):
     message: str
-    type: Literal["invalid_request_error", "server_error"]
+    type: ErrorType
     param: str | None
     code: str | None
 
@@ -50,10 +54,11 @@ class ApiError(Exception):
         status: int = 400,
         param: str | None = None,
         code: str | None = None,
-        type: Literal["invalid_request_error", "server_error"] = "invalid_request_error",
+        type: ErrorType = "invalid_request_error",
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.headers = status, headers
         self.body = Error(error=ErrorDetails(message=message, type=type, param=param, code=code))
 
 
@@ -277,6 +282,7 @@ class Health(BaseModel):
     label: str
     lossless: bool
     slots: int
+    queue: int  # choices that may wait; more requests are refused
     max_length: int
     running: int  # choices that are waiting or being decoded
     cancelled: int  # HTTP requests given up by their clients

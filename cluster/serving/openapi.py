@@ -68,6 +68,16 @@ COMPLETION: Answers = MODEL | {
         " not fit in the model's context (code `context_length_exceeded`).",
     },
     413: {"model": Error, "description": f"The body is larger than {MAX_BODY_BYTES} bytes."},
+    429: {
+        "model": Error,
+        "description": "Too many requests are waiting already (code `rate_limit_exceeded`).",
+        "headers": {
+            "Retry-After": {
+                "description": "Seconds in which there may be room.",
+                "schema": {"type": "integer", "minimum": 1},
+            }
+        },
+    },
 }
 COMPLETION_REQUEST = {
     "requestBody": {

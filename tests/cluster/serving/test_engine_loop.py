@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.serving.engine_loop import EngineFailed, EngineLoop, Submission
+from cluster.serving.engine_loop import EngineFailed, EngineLoop, Pace, Submission
 from cluster.serving.http_app import CompletionService, build_app
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
@@ -129,3 +129,57 @@ def test_a_failed_engine_fails_its_requests_and_its_health(engine, monkeypatch):
                 await service.loop.submit([request(engine, "late")])
 
     asyncio.run(asyncio.wait_for(story(), timeout=60))
+
+
+def test_a_full_queue_refuses_with_429_and_a_time_and_takes_others_when_there_is_room(tiny_pair):
+    service = CompletionService(Engine(tiny_pair, SPECULATIVE, slots=1), "tiny", queue=2)
+    transport = httpx.ASGITransport(build_app(service))
+    body = {"prompt": "def main(", "max_tokens": 40, "ignore_eos": True, "temperature": 0}
+
+    async def story() -> None:
+        async with (
+            service.loop,
+            httpx.AsyncClient(transport=transport, base_url="http://x", timeout=60) as http,
+        ):
+            first = await asyncio.gather(
+                *(http.post("/v1/completions", json=body) for _ in range(8))
+            )
+            served = [answer for answer in first if answer.status_code == 200]
+            refused = [answer for answer in first if answer.status_code == 429]
+            assert (len(served), len(refused)) == (3, 5)
+            for answer in refused:
+                assert 1 <= int(answer.headers["retry-after"]) <= 60
+                assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+            later = await http.post("/v1/completions", json=body)
+            texts = {answer.json()["choices"][0]["text"] for answer in (*served, later)}
+            assert len(texts) == 1
+            health = (await http.get("/health")).json()
+            assert (health["running"], health["queue"], health["cancelled"]) == (0, 2, 0)
+
+    asyncio.run(asyncio.wait_for(story(), timeout=60))
+
+
+def test_a_request_with_many_prompts_is_taken_whole_where_there_is_room_for_one(tiny_pair):
+    service = CompletionService(Engine(tiny_pair, SPECULATIVE, slots=1), "tiny", queue=1)
+    transport = httpx.ASGITransport(build_app(service))
+
+    async def story() -> None:
+        async with (
+            service.loop,
+            httpx.AsyncClient(transport=transport, base_url="http://x", timeout=60) as http,
+        ):
+            body = {"prompt": ["def f(", "class A:", "import", "x ="], "max_tokens": 4}
+            answer = await http.post("/v1/completions", json=body)
+            assert (answer.status_code, len(answer.json()["choices"])) == (200, 4)
+
+    asyncio.run(asyncio.wait_for(story(), timeout=60))
+
+
+def test_the_time_to_wait_is_that_of_those_that_finished_lately(monkeypatch):
+    now = iter([10.0, 12.0, 14.0, 16.0])
+    monkeypatch.setattr("cluster.serving.engine_loop.monotonic", lambda: next(now))
+    pace = Pace()
+    assert pace.seconds(3) == 3  # nothing is known yet
+    for _ in range(4):
+        pace.finished()
+    assert [pace.seconds(count) for count in (1, 5, 1000)] == [2, 10, 60]
