@@ -186,3 +186,31 @@ def test_a_forward_that_raises_has_appended_nothing(
     logits = runner.forward(Batch([1], [[30]])).logits
     expected = plain(model, [*PREFIXES[1], 30])[-1:]
     torch.testing.assert_close(logits, expected, atol=2e-5, rtol=0)
+
+
+def reads_its_mask(module: torch.nn.Module, args: tuple, options: dict) -> tuple[tuple, dict]:
+    return args, {**options, "attention_mask": options["attention_mask"][:, :, :, :]}
+
+
+def counts_its_rows(module: torch.nn.Module, args: tuple, options: dict) -> tuple[tuple, dict]:
+    hidden = options["hidden_states"]
+    return args, {**options, "hidden_states": hidden + (2 - len(hidden))}
+
+
+@pytest.mark.parametrize("habit", [reads_its_mask, counts_its_rows])
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_model_that_packing_would_change_is_run_with_padded_rows(
+    habit: Callable[..., tuple[tuple, dict]], compact: bool
+) -> None:
+    """Two habits that models of other families may have; two rows are what they are used to."""
+    model = tiny_llama(0, hidden=32, layers=2, vocab=320)
+    expected = [plain(model, prefix) for prefix in PREFIXES]
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(habit, with_kwargs=True)
+    runner = EagerRunner(model, slots=2, max_length=64, compact=compact)
+    for _ in range(2):
+        output = runner.forward(Batch([0, 1], PREFIXES))
+        for row in (0, 1):
+            torch.testing.assert_close(output.of_row(row), expected[row], atol=2e-5, rtol=0)
+            runner.truncate(row, 0)
+        assert not runner.packs
