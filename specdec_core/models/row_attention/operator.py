@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import subprocess
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch._inductor.cpp_builder import get_cpp_compiler
-from torch._inductor.exc import InvalidCxxCompiler
-from torch.utils.cpp_extension import include_paths, library_paths
 
 from specdec_core.base.files import alone, atomic_path
 from specdec_core.base.workspace import kept_folder
@@ -30,7 +28,7 @@ _FLAGS = (
 
 @cache
 def available() -> bool:
-    """Whether the operator is there. Builds it where it is missing, which takes half a minute; a
+    """Whether the operator is there. Builds it where it is missing, which takes some ten seconds; a
     machine without a compiler goes without it."""
     try:
         path = kept_folder("operators") / f"attend-{_digest()}.so"
@@ -39,7 +37,7 @@ def available() -> bool:
                 if not path.exists():  # not made by another process meanwhile
                     _build(path)
         torch.ops.load_library(path)
-    except (InvalidCxxCompiler, OSError, RuntimeError, subprocess.CalledProcessError) as error:
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
         reason = getattr(error, "stderr", None) or str(error)
         log.warning("attention of several rows goes without its operator: %s", reason.strip()[:200])
         return False
@@ -69,6 +67,10 @@ def attend(
 
 
 def _build(path: Path) -> None:
+    # They take a second to import.
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch.utils.cpp_extension import include_paths, library_paths
+
     log.warning("compiling the attention of several rows: once, then kept")
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
     with atomic_path(path) as library:
@@ -86,5 +88,5 @@ def _digest() -> str:
     processor = Path("/proc/cpuinfo")
     lines = processor.read_text().splitlines() if processor.exists() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    facts = [SOURCE.read_text(), torch.__version__, get_cpp_compiler(), flags, *_FLAGS]
+    facts = [SOURCE.read_text(), torch.__version__, os.environ.get("CXX", ""), flags, *_FLAGS]
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:20]
