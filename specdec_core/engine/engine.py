@@ -35,6 +35,8 @@ from specdec_core.tokens.token_tree import Origin, TokenTree
 from specdec_core.tokens.topology import after_text
 from specdec_core.tokens.verification import Verdict
 
+PREFILL_BUDGET = 512  # tokens of prompts that a step reads, unless one prompt is longer
+
 
 @dataclass(frozen=True, slots=True)
 class _Judgement:
@@ -166,8 +168,7 @@ class Engine:
 
     def _admit(self) -> None:
         """Move waiting requests to free slots; those that enter together are prefilled together."""
-        free = [slot for slot in range(self.slots) if slot not in self._active]
-        entering = {slot: self._waiting.popleft() for slot in free[: len(self._waiting)]}
+        entering = self._entering()
         if not entering:
             return
         start = perf_counter()
@@ -192,6 +193,21 @@ class Engine:
         for state, request in zip(states, entering.values(), strict=True):
             decoder = StreamDecoder(self.pair.tokenizer, request.stop, request.tokens)
             self._active[state.slot] = ActiveRequest(request, state, decoder, start, seconds)
+
+    def _entering(self) -> dict[int, Request]:
+        """Requests that enter now, by slot: so many that their prompts take :data:`PREFILL_BUDGET`
+        tokens at most, or else one. The others enter at the next steps, between which those that
+        are active go on."""
+        entering: dict[int, Request] = {}
+        left = PREFILL_BUDGET
+        for slot in range(self.slots):
+            if slot in self._active:
+                continue
+            if not self._waiting or (entering and len(self._waiting[0].tokens) > left):
+                break
+            entering[slot] = self._waiting.popleft()
+            left -= len(entering[slot].tokens)
+        return entering
 
     def _draft(self, active: list[ActiveRequest]) -> list[TokenTree]:
         """A draft tree for each slot."""

@@ -36,6 +36,26 @@ def test_exactly_max_new_tokens_are_generated(tiny_pair: Pair, new_tokens: int) 
     assert {g.finish_reason for g in generations} == {"length"}
 
 
+def test_many_prompts_at_once_do_not_hold_up_those_that_are_answered(tiny_pair: Pair) -> None:
+    sizes = (220, 200, 200, 30, 200)
+    asked = [
+        Request(str(i), tuple(range(5, 5 + size)), 12, seed=i, ignore_eos=True)
+        for i, size in enumerate(sizes)
+    ]
+    expected = [Engine(tiny_pair, CHAIN).generate([request])[0].tokens for request in asked]
+    engine = Engine(tiny_pair, CHAIN, 5)
+    for request in asked:
+        engine.add(request)
+    first = [{chunk.request_id for chunk in engine.step()} for _ in range(2)]
+    assert first == [{"0", "1"}, {"0", "1", "2", "3", "4"}]  # 420 tokens of 512, then 430
+    rest: dict[str, list[int]] = {}
+    while not engine.idle:
+        for chunk in engine.step():
+            if chunk.finished:
+                rest[chunk.request_id] = chunk.finished.tokens
+    assert [rest[request.id] for request in asked] == expected
+
+
 def test_an_eos_token_ends_the_text_and_nothing_follows_it(tiny_pair: Pair) -> None:
     free = Engine(tiny_pair).generate(requests(ignore_eos=True))
     token = free[0].tokens[6]
