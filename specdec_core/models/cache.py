@@ -7,15 +7,11 @@ model's own code writes to it and reads from it.
 
 from __future__ import annotations
 
-import math
-import mmap
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
-
-_HUGE = 4 * 2**20  # bytes from which huge pages are asked for
 
 
 class Window:
@@ -84,7 +80,7 @@ class SlotLayer(CacheLayerMixin):
         for name, states in (("keys", key_states), ("values", value_states)):
             # Zeros: a masked position still meets its value with weight 0, and 0 · NaN is NaN.
             shape = (slots, states.shape[1], positions, states.shape[3])
-            setattr(self, name, _zeros(shape, dtype, states.device))
+            setattr(self, name, states.new_zeros(shape, dtype=dtype))
         self.is_initialized = True
 
     def update(
@@ -103,17 +99,6 @@ class SlotLayer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return self.cache.positions
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU in huge pages where there are any. A step reads a piece of every row and
-    head, and looking up small pages for these took a fifth of the time of several rows."""
-    size = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.zeros(shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, size)  # zeros
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 class SlotCache(Cache):

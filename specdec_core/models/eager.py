@@ -38,11 +38,11 @@ _ALIKE_REDUCED = 0.1
 class EagerRunner(LocalRunner):
     """A model and its slot cache. Logits are of the first `vocab_size` tokens; unset, of all.
 
-    On a CPU, rows are packed into one sequence where the model allows it (`packs`): the first such
-    forward is run both ways, and a model that does not give the same logits is run with padded rows
-    from then on. With `compact` the cache keeps the model's own data type, and the project's
-    operator attends to it; unset, for several slots of a model in bfloat16, which halves the memory
-    that is read.
+    On a CPU, rows are packed into one sequence where the model allows it (`packs`): before the
+    first such forward its rows are run both ways, and a model that does not give the same logits is
+    run with padded rows. With `compact` the cache keeps the model's own data type, and the
+    project's operator attends to it; unset, for several slots of a model in bfloat16, which halves
+    the memory that is read.
     """
 
     def __init__(
@@ -103,30 +103,35 @@ class EagerRunner(LocalRunner):
         self._hidden = inputs[0]
 
     def _forward(self, batch: Batch) -> Output:
-        if not self.packs or (len(batch.rows) == 1 and not self._compact):
-            return self._forward_padded(batch)
-        return self._forward_packed(batch) if self.compared else self._compare(batch)
+        if self.packs and (len(batch.rows) > 1 or self._compact):
+            if not self.compared:
+                self._compare(batch)
+            if self.packs:
+                return self._forward_packed(batch)
+        return self._forward_padded(batch)
 
-    def _compare(self, batch: Batch) -> Output:
-        """Run a batch both ways, and decide how others are run."""
-        if not any(batch.counts):
-            return self._forward_padded(batch)
+    def _compare(self, batch: Batch) -> None:
+        """Decide how rows are run, by running those of a batch both ways. Leaves nothing behind, so
+        that no forward depends on which one was the first."""
         lengths = [self.cache.lengths[row] for row in batch.rows]
-        self.cache.open_packed(batch.rows, list(map(len, batch.tokens)))  # raises as it should
-        try:
-            packed = self._forward_packed(batch).logits
-        except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
-            log.info("%s pads its rows: %s", self.model.config.model_type, error)
-            self.packs = False
-        for row, length in zip(batch.rows, lengths, strict=True):
-            self.cache.lengths[row] = length
-        padded = self._forward_padded(batch)
-        if self.packs:
-            expected = padded.logits.float()
-            off = (packed.float() - expected).norm() / expected.norm()
-            self.packs = off.item() <= _ALIKE.get(self.model.dtype, _ALIKE_REDUCED)
-            self.compared = True
-        return padded
+        last = Batch(batch.rows, batch.tokens, batch.parents, [1] * len(lengths))
+        logits = []
+        for run in (self._forward_padded, self._forward_packed):
+            try:
+                logits.append(run(last).logits.float())
+            except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+                if run == self._forward_padded:
+                    return  # it has no room where packed rows may have some
+                log.info("%s pads its rows: %s", self.model.config.model_type, error)
+                self.packs = False
+                return
+            finally:
+                for row, length in zip(batch.rows, lengths, strict=True):
+                    self.cache.lengths[row] = length
+        padded, packed = logits
+        off = (packed - padded).norm() / padded.norm()
+        self.packs = off.item() <= _ALIKE.get(self.model.dtype, _ALIKE_REDUCED)
+        self.compared = True
 
     def _forward_padded(self, batch: Batch) -> Output:
         rows, tokens = batch.rows, batch.tokens
