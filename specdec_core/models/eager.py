@@ -129,8 +129,10 @@ class EagerRunner(LocalRunner):
                 for row, length in zip(batch.rows, lengths, strict=True):
                     self.cache.lengths[row] = length
         padded, packed = logits
-        off = (packed - padded).norm() / padded.norm()
-        self.packs = off.item() <= _ALIKE.get(self.model.dtype, _ALIKE_REDUCED)
+        self.packs = packed.shape == padded.shape
+        if self.packs:
+            off = (packed - padded).norm() / padded.norm()
+            self.packs = off.item() <= _ALIKE.get(self.model.dtype, _ALIKE_REDUCED)
         self.compared = True
 
     def _forward_padded(self, batch: Batch) -> Output:

@@ -76,7 +76,7 @@ def part(rank: int, folder: str, split: str, pack: bool) -> None:
     model = load(folder, torch.float32, SocketExchange("127.0.0.1", rank, 2))
     if pack:
         pack_linear_layers(model)
-    found = logits_of(EagerRunner(model, 2, 128))
+    found = logits_of(EagerRunner(model, 2, 128, packs=False))
     if rank == (0 if split == "heads" else 1):
         torch.save(found, f"{folder}/logits-{split}")
     dist.barrier()
