@@ -295,9 +295,9 @@ def test_the_test_notices_guesses_that_were_not_drawn(
     assert p_value(counts, joint(toy_pair, sampling)) < 1e-9
 
 
-@pytest.mark.parametrize("bug", ["certain", "late"])
+@pytest.mark.parametrize(("bug", "count"), [("certain", 2_000), ("late", 4_000)])
 def test_the_test_notices_wrong_probabilities(
-    toy_pair: Pair, monkeypatch: pytest.MonkeyPatch, bug: str
+    toy_pair: Pair, monkeypatch: pytest.MonkeyPatch, bug: str, count: int
 ) -> None:
     def wrong(self: PearlDrafter, tree: TokenTree, *others: object) -> None:
         rightly(self, tree, *others)
@@ -308,7 +308,7 @@ def test_the_test_notices_wrong_probabilities(
     rightly = PearlDrafter._add
     monkeypatch.setattr(PearlDrafter, "_add", wrong)
     sampling = Sampling(temperature=1.0)
-    counts = samples(InTurns(toy_pair, 0), sampling, 2_000, window=1, wait=1)
+    counts = samples(InTurns(toy_pair, 0), sampling, count, window=1, wait=1)
     assert p_value(counts, joint(toy_pair, sampling)) < 1e-9
 
 
