@@ -23,7 +23,7 @@ from specdec_core.search.results import SweepResult, Trial, by_estimate
 from specdec_core.search.round_tables import Rounds
 from specdec_core.tokens.statistics import Counts, rounds_frame
 
-NEAR_TIES = 0.1  # of the forwards: where texts part at some of them, a few prompts differ
+NEAR_TIES = 0.05  # the largest share of a configuration's forwards that they can change
 
 
 def time_finalists(
