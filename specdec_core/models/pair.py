@@ -43,6 +43,7 @@ class Pair:
     tokenizer: PreTrainedTokenizerBase
     target: PreTrainedModel
     drafts: dict[str, PreTrainedModel] = field(default_factory=dict)
+    compact: bool | None = None  # of eager runners' caches
 
     def draft_name(self, name: str | None) -> str:
         """The name of a draft of the pair; of its first one for None.
@@ -74,7 +75,7 @@ class Pair:
         size = self.target.config.get_text_config(decoder=True).vocab_size
         model = self.target if draft is None else self.drafts[draft]
         if not self.spec.runner.compile:
-            return EagerRunner(model, slots, self.max_length, size)
+            return EagerRunner(model, slots, self.max_length, size, compact=self.compact)
         from specdec_core.models.compiled import CompiledRunner  # torch's compilers take a second
 
         runner = EagerRunner(model, slots, self.max_length, size, compact=False)

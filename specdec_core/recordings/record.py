@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,12 +44,13 @@ class Recorder:
     """Records prompts with the models of `pair`, as `header` says."""
 
     def __init__(self, pair: Pair, header: Header) -> None:
-        self.pair, self.header = pair, header
-        self.engine = Engine(pair, Configuration(sampling=header.sampling), slots=_SLOTS)
+        # One request alone, as replays are compared with, attends by torch.
+        self.pair, self.header = replace(pair, compact=False), header
+        self.engine = Engine(self.pair, Configuration(sampling=header.sampling), slots=_SLOTS)
         self.target = self.engine.target
         self.drafts: dict[str, ModelRunner] = {}
         for name in pair.drafts:
-            self.drafts[name] = pair.open_runner(name, 1 + _BRANCHES)
+            self.drafts[name] = self.pair.open_runner(name, 1 + _BRANCHES)
             self.drafts[name].watch_hidden(True)
 
     @torch.inference_mode()
