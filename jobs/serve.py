@@ -13,7 +13,7 @@ from typer import Option
 
 from jobs.choice import choose
 from jobs.console import console, print_configuration, run
-from jobs.options import Config, Placed
+from jobs.options import Config, Placed, numbers
 from specdec_core.config import Configuration, Placement, Value, parse
 
 if TYPE_CHECKING:
@@ -50,11 +50,19 @@ def main(
     queue: Annotated[
         int, Option(min=0, help="Requests that may wait; more are refused with status 429.")
     ] = 128,
+    cores: Annotated[
+        str | None,
+        Option(help="CPU cores that the engine's threads run on, as 0,1; unset, any."),
+    ] = None,
+    fresh: Annotated[
+        bool, Option("--fresh", help="Neither use nor keep what is learned while serving.")
+    ] = False,
     cluster: Placed = None,
 ) -> None:
     """Serve completions over HTTP (OpenAI's protocol) with Ray Serve until Ctrl-C."""
     choice, source = choose(config)
     placement = None if cluster is None else Placement.load(cluster)
+    bound = numbers(cores, "--cores", int) if cores is not None else ()
     from cluster.serving.deployment import serving  # Ray takes seconds to import
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as Ctrl-C
@@ -68,6 +76,8 @@ def main(
                 host=host,
                 port=port,
                 placement=placement,
+                cores=bound,
+                fresh=fresh,
             )
             with server as url:
                 status.stop()
