@@ -14,6 +14,7 @@ from time import monotonic, sleep
 from typing import IO, Protocol, Self
 
 import httpx
+import psutil
 
 from specdec_core.base.errors import UserError
 
@@ -67,10 +68,26 @@ class Cores:
         )
 
 
+UNBOUND = Cores()
+
+
+def move_to_others(process: int, cores: Cores) -> None:
+    """Move the threads of a process and of all that it started to the others' cores, except those
+    that are bound to the engine's. Starting up, they may use all cores."""
+    if not cores.others:
+        return
+    root = psutil.Process(process)
+    for member in [root, *root.children(recursive=True)]:
+        with suppress(psutil.Error):  # it ended meanwhile
+            for thread in member.threads():
+                with suppress(ProcessLookupError):
+                    if os.sched_getaffinity(thread.id) != set(cores.engine):
+                        os.sched_setaffinity(thread.id, cores.others)
+
+
 @contextmanager
 def on_cores(cores: Sequence[int]) -> Iterator[None]:
-    """This thread, and the processes that it starts, run on these cores during the block; on any
-    where there are none given."""
+    """This thread runs on these cores during the block; on any where there are none given."""
     if not cores:
         yield
         return
@@ -83,15 +100,16 @@ def on_cores(cores: Sequence[int]) -> Iterator[None]:
 
 
 class ServerProcess:
-    """Runs `command(port)` in a process group of its own, on the cores `cores`, if given. It is
-    ready when `/health` answers; `name` is what errors call it."""
+    """Runs `command(port)` in a process group of its own. It is ready when `/health` answers; all
+    its threads but the engine's are moved to the others' cores then. `name` is what errors call
+    it."""
 
     def __init__(
         self,
         name: str,
         command: Callable[[int], Sequence[str]],
         environment: Mapping[str, str],
-        cores: Sequence[int] = (),
+        cores: Cores = UNBOUND,
     ) -> None:
         self.name, self.command, self.environment, self.cores = name, command, environment, cores
         self._process: subprocess.Popen[bytes] | None = None
@@ -99,15 +117,14 @@ class ServerProcess:
 
     def start(self, port: int) -> str:
         self._log = TemporaryFile()  # noqa: SIM115 (closed in `stop`)
-        with on_cores(self.cores):
-            self._process = subprocess.Popen(
-                [*self.command(port)],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                env=self.environment,
-                start_new_session=True,  # Ctrl-C is for the parent, which then stops it
-            )
+        self._process = subprocess.Popen(
+            [*self.command(port)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            env=self.environment,
+            start_new_session=True,  # Ctrl-C is for the parent, which then stops it
+        )
         url = f"http://127.0.0.1:{port}"
         deadline = monotonic() + START
         with httpx.Client(base_url=url, timeout=5, trust_env=False) as http:
@@ -117,6 +134,7 @@ class ServerProcess:
                 if monotonic() > deadline:
                     raise self._failure(f"its server was not ready within {START:g} s")
                 sleep(_LOOK)
+        move_to_others(self._process.pid, self.cores)
         return url
 
     def stop(self) -> None:

@@ -1,0 +1,85 @@
+"""A server's process is ready when it answers, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cluster.serving.server_process import UNBOUND, Cores, ServerProcess, on_cores, running
+from specdec_core.base.errors import UserError
+
+SERVER = """
+import http.server, os, subprocess, sys
+child = subprocess.Popen(["sleep", "100"])
+open(sys.argv[2], "w").write(str(child.pid))
+class Ready(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        self.wfile.write(repr(cores).encode())
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Ready).serve_forever()
+"""
+
+
+def server(script: str, *arguments: object, cores: Cores = UNBOUND) -> ServerProcess:
+    def command(port: int) -> list[str]:
+        return [sys.executable, "-c", script, str(port), *map(str, arguments)]
+
+    return ServerProcess("a server", command, os.environ, cores)
+
+
+def test_it_answers_on_its_cores_and_stops_with_its_children(tmp_path: Path) -> None:
+    core = max(os.sched_getaffinity(0))
+    process = server(SERVER, tmp_path / "child", cores=Cores((0,), (core,)))
+    with running(process) as url:
+        assert httpx.get(f"{url}/health").text == repr([core])
+        child = int((tmp_path / "child").read_text())
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/health")
+    process.stop()  # twice does nothing
+    state = subprocess.run(
+        ["ps", "-o", "stat=", "-p", str(child)], capture_output=True, text=True
+    ).stdout
+    assert state.strip()[:1] in ("", "Z")
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("import sys; sys.exit('error: no such model\\nbye')", "ended: error: no such model"),
+        ("raise ValueError('bad dtype')", "ended: ValueError: bad dtype"),
+        ("import sys; sys.exit('cannot\\nlisten')", "ended: listen"),
+        ("", "ended: it said nothing"),
+    ],
+)
+def test_one_that_ends_says_why_in_a_line(script: str, message: str) -> None:
+    with pytest.raises(UserError, match=f"a server: its server {message}"):
+        server(script).start(1)
+
+
+def test_cores_are_divided_between_the_engine_and_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 5})
+    assert Cores.divide(1) == Cores((2,), (3, 5))
+    assert Cores.divide(3) == Cores((2, 3, 5), (2, 3, 5))
+    with pytest.raises(UserError, match="--threads 4: this process may use 3 cores"):
+        Cores.divide(4)
+    assert "core 2;" in Cores.divide(1).sentence
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert Cores.divide(4) == Cores()
+
+
+def test_a_block_runs_on_its_cores_only() -> None:
+    before = os.sched_getaffinity(0)
+    with on_cores([min(before)]):
+        assert os.sched_getaffinity(0) == {min(before)}
+    with on_cores([]):
+        assert os.sched_getaffinity(0) == before
+    assert os.sched_getaffinity(0) == before
