@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from typing import IO, Protocol, Self
 import httpx
 import psutil
 
+from cluster.serving import keeper
 from specdec_core.base.errors import UserError
 
-# Seconds. The first start of a model may compile it; later ones find that on disk.
-START, STOP = 1200.0, 30.0
+START = 1200.0  # seconds: the first start of a model may compile it, later ones find that on disk
 _LOOK = 0.1  # between looks at whether it is ready
 
 
@@ -118,8 +118,8 @@ class ServerProcess:
     def start(self, port: int) -> str:
         self._log = TemporaryFile()  # noqa: SIM115 (closed in `stop`)
         self._process = subprocess.Popen(
-            [*self.command(port)],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-P", keeper.__file__, *self.command(port)],
+            stdin=subprocess.PIPE,  # its end, which a killed parent brings about, ends the server
             stdout=self._log,
             stderr=self._log,
             env=self.environment,
@@ -139,11 +139,8 @@ class ServerProcess:
 
     def stop(self) -> None:
         if self._process is not None:
-            self._process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(STOP)
-            with suppress(ProcessLookupError):  # it and its children may be gone already
-                os.killpg(self._process.pid, signal.SIGKILL)
+            assert self._process.stdin is not None
+            self._process.stdin.close()
             self._process.wait()
             self._process = None
         if self._log is not None:

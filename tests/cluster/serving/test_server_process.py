@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,29 @@ def test_it_answers_on_its_cores_and_stops_with_its_children(tmp_path: Path) -> 
         ["ps", "-o", "stat=", "-p", str(child)], capture_output=True, text=True
     ).stdout
     assert state.strip()[:1] in ("", "Z")
+
+
+def test_it_does_not_outlive_a_parent_that_is_killed(tmp_path: Path) -> None:
+    starting = (
+        "import os, signal, sys\n"
+        "from cluster.serving.server_process import ServerProcess, free_port\n"
+        "command = lambda port: [sys.executable, '-c', sys.argv[1], str(port), sys.argv[2]]\n"
+        "print(ServerProcess('a server', command, os.environ).start(free_port()), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", starting, SERVER, str(tmp_path / "child")],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[3],
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    ended = False
+    while not ended:  # one that does not end is left to the suite's own limit
+        try:
+            httpx.get(done.stdout.strip())
+        except httpx.ConnectError:
+            ended = True
 
 
 @pytest.mark.parametrize(
