@@ -64,6 +64,6 @@ def measure(
     """Start a server, warm it up with prompts that are not measured, and put it under load."""
     warm_up = workload[:clients]
     measured = workload[plan.warm_up :][: plan.count(clients)]
-    with running(contestant.server(plan.slots or clients)) as url, on_cores(cores.others):
+    with running(contestant.server(plan.slots or clients)) as url, on_cores(cores.client):
         run_load(url, warm_up, clients)
         return run_load(url, measured, clients)

@@ -56,7 +56,6 @@ def our_servers(
                 name,
                 lambda port: [*serve, *options, "--port", str(port), "--slots", str(slots)],
                 variables,
-                cores,
             )
 
         yield Contestant(row, server)
@@ -79,7 +78,6 @@ def vllm_contestants(pair: Pair, cores: Cores, needed: bool) -> Iterator[Contest
                 vllm.name,
                 lambda port: vllm.command(slots, port),
                 vllm.environment(cores.engine),
-                cores,
             )
 
         yield Contestant(row, server, needed)

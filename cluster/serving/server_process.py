@@ -7,14 +7,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from tempfile import TemporaryFile
 from time import monotonic, sleep
 from typing import IO, Protocol, Self
 
 import httpx
-import psutil
 
 from cluster.serving import keeper
 from specdec_core.base.errors import UserError
@@ -38,17 +37,18 @@ class Server(Protocol):
 
 @dataclass(frozen=True)
 class Cores:
-    """CPU cores of a machine on which a server is measured: those of the engine's compute threads,
-    and those of its other threads and processes, HTTP's among them, and of the load client. Both
-    are empty where threads cannot be bound."""
+    """CPU cores of a machine on which a server is measured: those that the engine's compute threads
+    are bound to, and those of the load client. HTTP and schedulers run where there is room, for an
+    HTTP thread that shares its process with the engine must not wait for a core. Both are empty
+    where threads cannot be bound."""
 
     engine: tuple[int, ...] = ()
-    others: tuple[int, ...] = ()
+    client: tuple[int, ...] = ()
 
     @classmethod
     def divide(cls, threads: int) -> Self:
         """The first `threads` cores that this process may use for the engine, the rest, if there
-        are any, for the others. Raises :class:`UserError` where there are too few."""
+        are any, for the client. Raises :class:`UserError` where there are too few."""
         if not hasattr(os, "sched_getaffinity"):
             return cls()
         usable = sorted(os.sched_getaffinity(0))
@@ -61,28 +61,11 @@ class Cores:
         """Who runs where."""
         if not self.engine:
             return "servers and load client run on any core: this system does not bind threads"
-        engine, others = (", ".join(map(str, cores)) for cores in (self.engine, self.others))
+        engine, client = (", ".join(map(str, cores)) for cores in (self.engine, self.client))
         return (
-            f"compute threads of every engine on core {engine}; HTTP, schedulers and the load"
-            f" client on core {others}"
+            f"compute threads of every engine on core {engine}, the load client on core {client},"
+            " HTTP and schedulers on any"
         )
-
-
-UNBOUND = Cores()
-
-
-def move_to_others(process: int, cores: Cores) -> None:
-    """Move the threads of a process and of all that it started to the others' cores, except those
-    that are bound to the engine's. Starting up, they may use all cores."""
-    if not cores.others:
-        return
-    root = psutil.Process(process)
-    for member in [root, *root.children(recursive=True)]:
-        with suppress(psutil.Error):  # it ended meanwhile
-            for thread in member.threads():
-                with suppress(ProcessLookupError):
-                    if os.sched_getaffinity(thread.id) != set(cores.engine):
-                        os.sched_setaffinity(thread.id, cores.others)
 
 
 @contextmanager
@@ -100,18 +83,16 @@ def on_cores(cores: Sequence[int]) -> Iterator[None]:
 
 
 class ServerProcess:
-    """Runs `command(port)` in a process group of its own. It is ready when `/health` answers; all
-    its threads but the engine's are moved to the others' cores then. `name` is what errors call
-    it."""
+    """Runs `command(port)` in a process group of its own. It is ready when `/health` answers;
+    `name` is what errors call it."""
 
     def __init__(
         self,
         name: str,
         command: Callable[[int], Sequence[str]],
         environment: Mapping[str, str],
-        cores: Cores = UNBOUND,
     ) -> None:
-        self.name, self.command, self.environment, self.cores = name, command, environment, cores
+        self.name, self.command, self.environment = name, command, environment
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
 
@@ -134,7 +115,6 @@ class ServerProcess:
                 if monotonic() > deadline:
                     raise self._failure(f"its server was not ready within {START:g} s")
                 sleep(_LOOK)
-        move_to_others(self._process.pid, self.cores)
         return url
 
     def stop(self) -> None:
