@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import pandas as pd
@@ -10,6 +9,7 @@ import pandas as pd
 from dashboards import cells
 from dashboards.cells import Cell
 from dashboards.figures.load import load_figure
+from dashboards.reports.contestants import contestants, models
 from dashboards.reports.sentences import note, sentences
 from dashboards.sections import Origin, Report, Run, Section
 from specdec_core.base.names import plain_name
@@ -48,7 +48,7 @@ def report(result: LoadResult) -> Report:
         parts=[
             _load(result, summary),
             *_errors(result),
-            _contestants(result),
+            contestants(result.rows),
             sentences((row.name, row.configuration) for row in result.rows if row.configuration),
         ],
         frames={"requests": requests_frame(result), "summary": summary},
@@ -120,14 +120,11 @@ def _unequal(result: LoadResult) -> Iterator[str]:
 
 def how_measured(result: LoadResult) -> list[str]:
     """Command, models, prompts, machine."""
-    runner, pair = result.pair.runner, result.pair
-    drafts = ", ".join(f"{name} = {model}" for name, model in pair.drafts.items()) or "none"
     requests = ", ".join(f"{count} with {_clients(n)}" for n, count in result.requests.items())
     slots = "as many as there are clients" if result.slots is None else str(result.slots)
     return [
         f"`{result.command}`",
-        f"target {pair.target} ({runner.target_dtype}), drafts {drafts} ({runner.draft_dtype});"
-        f" {runner.device}, threads {runner.threads}",
+        models(result.pair),
         f"{result.prompts.count} prompts of {result.prompts.source} (sha256"
         f" {result.prompts.digest[:16]}…), {result.max_new_tokens} new tokens each, greedy, past"
         f" the ends of texts; requests to a server: {requests}; repeats {result.repeats}",
@@ -220,28 +217,6 @@ def _errors(result: LoadResult) -> Iterator[Section]:
         note="Requests that failed; they count neither in speeds nor in times.",
         frame=counted,
         shown=cells.everything(counted),
-    )
-
-
-def _contestants(result: LoadResult) -> Section:
-    """Versions and settings of everybody."""
-    frame = pd.DataFrame(
-        {
-            "contestant": row.name,
-            "group": row.group,
-            "version": row.version,
-            "settings": json.dumps(row.settings, ensure_ascii=False),
-        }
-        for row in result.rows
-    )
-    columns = {name if name != "contestant" else "": cells.text(name) for name in frame.columns}
-    return Section(
-        key="contestants",
-        title="Who took part",
-        frame=frame,
-        shown=cells.table(frame, columns),
-        style="long",
-        on_console=False,
     )
 
 
