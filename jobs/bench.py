@@ -30,6 +30,7 @@ from jobs.options import (
     check_name,
     chosen_pair,
     given,
+    sizes,
 )
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
@@ -54,7 +55,13 @@ def main(
             " repeatable; unset, the champion, if there is one."
         ),
     ] = None,
-    rows: Annotated[Path, Option(help="YAML with this engine's other rows.")] = ROWS,
+    rows: Annotated[
+        Path | None,
+        Option(
+            help="YAML with this engine's other rows; unset, jobs/bench.yaml, with --clients"
+            " jobs/bench_load.yaml."
+        ),
+    ] = None,
     target: Target = None,
     draft: Drafts = None,
     prompts: MaybePrompts = None,
@@ -81,14 +88,45 @@ def main(
         Path | None,
         Option(help="Spec-Bench answer file to compare its tasks' speeds with."),
     ] = None,
+    clients: Annotated[
+        str | None,
+        Option(
+            help="Clients that wait for their answers, as 1,4,8,16: compare the servers over HTTP"
+            " under load instead, ours and vLLM's."
+        ),
+    ] = None,
+    requests: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="With --clients: requests to a server; unset, 24, or 3 for each client if that is"
+            " more.",
+        ),
+    ] = None,
+    slots: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="With --clients: requests that a server decodes together; unset, as many as there"
+            " are clients.",
+        ),
+    ] = None,
     quick: Annotated[
-        bool, Option("--quick", help="A first look: 4 prompts, 32 new tokens, once.")
+        bool,
+        Option(
+            "--quick",
+            help="A first look: 4 prompts (with --clients 8 requests, or 2 for each client), 32 new"
+            " tokens, once.",
+        ),
     ] = False,
     name: Name = None,
 ) -> None:
     """Decode the same prompts with this engine, transformers and vLLM, in turns. Report who is how
     much faster, whether all write what the model alone would write, and how close this engine
-    comes to the physical limit. Run it on an otherwise idle machine."""
+    comes to the physical limit. With --clients, compare servers under load: tokens a second, time
+    to the first token, time per token. Run it on an otherwise idle machine."""
+    loads = sizes(clients, "--clients") if clients is not None else None
+    _check_together(loads, requests, slots, temperature, baseline)
     spec, chosen = _chosen(config or [], target, draft)
     runner = given(compile=compile, threads=threads, target_dtype=dtype, draft_dtype=dtype)
     base = spec.model_dump(mode="json")
@@ -98,23 +136,70 @@ def main(
         max_new_tokens=max_new_tokens,
         repeats=repeats,
         temperatures=temperature or None,
-        peers=_peers(peers),
+        peers=_peers(peers, loads is not None),
         chosen=[configuration.model_dump(mode="json") for configuration in chosen],
     )
+    if loads is not None:
+        load = given(clients=loads, requests=requests, slots=slots)
+        _under_load(rows, {**options, **load}, quick, name, peers is not None)
+        return
     from specdec_core.studies.bench.benchmark import load_bench_plan
 
-    plan = load_bench_plan(rows, **_merged(QUICK if quick else {}, options))
+    plan = load_bench_plan(rows or ROWS, **_merged(QUICK if quick else {}, options))
     folder = _folder(name, plan)
     pair, loaded, answers = _load(plan, baseline)
     with interruptible("nothing was written"):
         result = _race(plan, loaded, pair, peers is not None, folder.name)
     _deliver(result, pair, loaded, answers, folder)
-    if unequal := result.unequal():
+    _end(len(result.unequal()))
+
+
+def _under_load(
+    rows: Path | None, options: dict[str, Any], quick: bool, name: str | None, explicit: bool
+) -> None:
+    """The comparison of servers."""
+    from jobs import bench_load
+    from specdec_core.studies.bench.benchmark import read_bench_plan
+    from specdec_core.studies.load.plan import LoadPlan
+
+    under = bench_load.QUICK if quick else {}
+    plan = read_bench_plan(LoadPlan, rows or bench_load.ROWS, **_merged(under, options))
+    result = bench_load.bench_load(plan, _folder(name, plan), _command(), explicit)
+    _end(len(result.unequal()))
+
+
+def _end(unequal: int) -> None:
+    """Exit with code 1 where outputs are not what they must be."""
+    if unequal:
         errors.print(
-            f"[red]not lossless:[/red] in float32 {len(unequal)} of our rows wrote something else"
-            " than autoregressive decoding"
+            f"[red]not lossless:[/red] in float32 {unequal} of our rows wrote something else than"
+            " autoregressive decoding"
         )
         sys.exit(1)
+
+
+def _command() -> str:
+    """The command, as the user gave it."""
+    return shlex.join(["specdec", "bench", *sys.argv[1 + sys.argv[1:2].count("bench") :]])
+
+
+def _check_together(
+    loads: tuple[int, ...] | None,
+    requests: int | None,
+    slots: int | None,
+    temperature: list[float] | None,
+    baseline: Path | None,
+) -> None:
+    """Raises :class:`UserError` for options of the one benchmark that are given for the other."""
+    of_load = given(requests=requests, slots=slots)
+    of_race = given(temperature=temperature or None, baseline=baseline)
+    if loads is None and of_load:
+        raise UserError(f"--{next(iter(of_load))} needs --clients")
+    if loads is not None and of_race:
+        raise UserError(
+            f"--{next(iter(of_race))} does not go with --clients: servers are compared greedily, by"
+            " their speed"
+        )
 
 
 def _folder(name: str | None, plan: BenchPlan) -> Path:
@@ -148,12 +233,11 @@ def _race(
     from dashboards.progress import RaceProgress
     from specdec_core.studies.bench.benchmark import open_peers, run_bench
 
-    command = shlex.join(["specdec", "bench", *sys.argv[1 + sys.argv[1:2].count("bench") :]])
     with (
         RaceProgress(console) as progress,
         open_peers(pair, plan.peers, explicit, progress) as others,
     ):
-        return run_bench(plan, prompts, pair, others, name, command, progress)
+        return run_bench(plan, prompts, pair, others, name, _command(), progress)
 
 
 def _deliver(
@@ -213,11 +297,14 @@ def _chosen(
     return chosen_pair(spec, target, draft), [choice.configuration for choice in choices]
 
 
-def _peers(names: list[str] | None) -> list[str] | None:
+def _peers(names: list[str] | None, servers: bool) -> list[str] | None:
+    """The peers to compare with; of `servers`, those that have one."""
     if names is None:
         return None
     from specdec_core.studies.peers.choose import NAMES
 
+    if servers and "transformers" in names:
+        raise UserError("--peers transformers: it has no server to compare; with --clients, vllm")
     for name in names:
         if name not in (*NAMES, NOBODY):
             raise UserError(f"--peers {name}: expected {', '.join(NAMES)} or {NOBODY}")

@@ -13,7 +13,7 @@ from typer import Option
 
 from jobs.choice import choose
 from jobs.console import console, print_configuration, run
-from jobs.options import Config, Placed
+from jobs.options import Config, Placed, numbers
 from specdec_core.config import Configuration, Placement, Value, parse
 
 if TYPE_CHECKING:
@@ -68,11 +68,19 @@ def main(
             help="Do not read again what a prompt has in common with a text in the cache.",
         ),
     ] = True,
+    cores: Annotated[
+        str | None,
+        Option(help="CPU cores that the engine's threads run on, as 0,1; unset, any."),
+    ] = None,
+    fresh: Annotated[
+        bool, Option("--fresh", help="Neither use nor keep what is learned while serving.")
+    ] = False,
     cluster: Placed = None,
 ) -> None:
     """Serve completions over HTTP (OpenAI's protocol) with Ray Serve until Ctrl-C."""
     choice, source = choose(config)
     placement = None if cluster is None else Placement.load(cluster)
+    bound = numbers(cores, "--cores", int) if cores is not None else ()
     from cluster.serving.deployment import serving  # Ray takes seconds to import
     from specdec_core.engine.scheduler import Limits
 
@@ -87,6 +95,8 @@ def main(
                 host=host,
                 port=port,
                 placement=placement,
+                cores=bound,
+                fresh=fresh,
             )
             with server as url:
                 status.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -50,6 +50,7 @@ class CompletionServer:
         learned: Path | None = None,
         placement: Placement | None = None,
         queue: int = QUEUE,
+        cores: Sequence[int] = (),
     ) -> None:
         if placement is None:
             engine = Engine(load_pair(spec), configuration, limits=limits)
@@ -58,7 +59,7 @@ class CompletionServer:
             engine = self._devices.enter_context(
                 placed_engine(spec, configuration, limits, placement)
             )
-        self._service = CompletionService(engine, model, learned, queue)
+        self._service = CompletionService(engine, model, learned, queue, cores)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return build_app(self._service)
@@ -89,6 +90,18 @@ def learned_state(spec: PairSpec, configuration: Configuration) -> Path | None:
     for file in (*map(find_state, drafter.states), *([path] if path.exists() else [])):
         run_time(drafter).check_state(drafter, load_state(file), str(file))
     return path
+
+
+def check_cores(cores: Sequence[int]) -> None:
+    """Raises :class:`UserError` for cores that this machine does not have."""
+    if not cores:
+        return
+    if not hasattr(os, "sched_setaffinity"):
+        raise UserError("--cores: this system does not bind threads to cores")
+    known = range(os.cpu_count() or 1)
+    for core in cores:
+        if core not in known:
+            raise UserError(f"--cores {core}: the cores are 0 to {known[-1]}")
 
 
 def check_port(host: str, port: int) -> None:
@@ -134,6 +147,7 @@ def _bound(
     learned: Path | None,
     placement: Placement | None,
     queue: int,
+    cores: Sequence[int] = (),
 ) -> serve.Application:
     needs = {"CPU": 0.0, "GPU": 0.0}
     if placement is None:
@@ -143,7 +157,9 @@ def _bound(
         max_ongoing_requests=limits.slots + queue + REFUSALS,
     )
     model = model or spec.name
-    return deployment.bind(spec, configuration, limits, model, learned, placement, queue)
+    return deployment.bind(
+        spec, configuration, limits, model, learned, placement, queue, cores=cores
+    )
 
 
 @contextmanager
@@ -157,6 +173,8 @@ def serving(
     model: str | None = None,
     placement: Placement | None = None,
     queue: int = QUEUE,
+    cores: Sequence[int] = (),
+    fresh: bool = False,
 ) -> Iterator[str]:
     """Serve while the block runs; yields the base URL once requests are answered. A bandit over
     drafters keeps learning, from its state when it was served last.
@@ -166,6 +184,8 @@ def serving(
         configuration: how requests are decoded; its sampling is their default.
         limits: requests decoded together, and what a step and the cache hold.
         queue: requests that may wait; others are refused.
+        cores: the CPU cores that the engine's threads run on; unset, any.
+        fresh: neither use nor keep what is learned while serving.
         model: the name that clients give; the pair's name when unset.
         placement: the devices that the models are on; unset, every replica has them.
 
@@ -173,12 +193,13 @@ def serving(
         UserError: the pair, the configuration or the port cannot be used, or the replica failed.
     """
     check_servable(spec, configuration, placement)
-    learned = learned_state(spec, configuration)
+    check_cores(cores)
+    learned = None if fresh else learned_state(spec, configuration)
     if not os.environ.get("RAY_ADDRESS"):
         check_port(host, port)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     with ray_session():
-        bound = _bound(spec, configuration, limits, model, learned, placement, queue)
+        bound = _bound(spec, configuration, limits, model, learned, placement, queue, cores)
         try:
             serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
         except TimeoutError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -88,10 +89,11 @@ class Submission:
 class EngineLoop:
     """Steps an engine while it has requests. Use as `async with EngineLoop(engine) as loop`.
 
-    While `queue` requests or more wait for a slot, no others are taken.
+    While `queue` requests or more wait for a slot, no others are taken. The engine's threads run on
+    the CPU cores `cores`, if given.
     """
 
-    def __init__(self, engine: Engine, queue: int = QUEUE) -> None:
+    def __init__(self, engine: Engine, queue: int = QUEUE, cores: Sequence[int] = ()) -> None:
         self.engine, self.queue = engine, queue
         self._pace = Pace()
         self.failure: EngineFailed | None = None
@@ -100,9 +102,8 @@ class EngineLoop:
         self._thread = ThreadPoolExecutor(
             max_workers=1,
             thread_name_prefix="engine",
-            # OpenMP counts threads for each thread that starts them.
-            initializer=torch.set_num_threads,
-            initargs=(engine.pair.spec.runner.threads,),
+            initializer=_prepare_thread,
+            initargs=(engine.pair.spec.runner.threads, cores),
         )
         self._stepping = False  # whether a step is queued; used by the engine's thread only
 
@@ -199,3 +200,10 @@ class EngineLoop:
         for queue in set(self._chunks.values()):
             queue.put_nowait(self.failure)
         self._chunks.clear()
+
+
+def _prepare_thread(threads: int, cores: Sequence[int]) -> None:
+    """OpenMP counts threads for each thread that starts them, and these run on its cores."""
+    if cores:
+        os.sched_setaffinity(0, cores)  # 0: the calling thread, not its process
+    torch.set_num_threads(threads)

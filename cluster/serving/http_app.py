@@ -11,7 +11,7 @@ import random
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -59,14 +59,20 @@ class CompletionService:
     """Answers completion requests under one model name.
 
     A bandit with memory of all requests learns from them. With `learned`, it starts from that file,
-    if it exists, and saves its state there. While `queue` requests wait, others are refused.
+    if it exists, and saves its state there. While `queue` requests wait, others are refused. The
+    engine's threads run on the CPU cores `cores`, if given.
     """
 
     def __init__(
-        self, engine: Engine, model: str, learned: Path | None = None, queue: int = QUEUE
+        self,
+        engine: Engine,
+        model: str,
+        learned: Path | None = None,
+        queue: int = QUEUE,
+        cores: Sequence[int] = (),
     ) -> None:
         self.engine, self.model = engine, model
-        self.loop = EngineLoop(engine, queue)
+        self.loop = EngineLoop(engine, queue, cores)
         self.started = int(time.time())
         self.learned = learned
         if engine.drafter is not None and learned is not None and learned.exists():

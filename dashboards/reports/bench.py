@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from dashboards import cells
 from dashboards.cells import Cell
 from dashboards.figures.bench import bench_figure, bench_svg
 from dashboards.figures.flame import draw_stacks
+from dashboards.reports.contestants import contestants, models
 from dashboards.reports.sentences import note, sentences
 from dashboards.sections import Origin, Report, Run, Section
 from specdec_core.base.names import plain_name
@@ -81,7 +81,7 @@ def sections(
         *([_tasks(result, baseline)] if any(result.categories) else []),
         *_forwards(result),
         *_functions(result),
-        _contestants(result),
+        contestants(result.rows),
         sentences((row.name, row.configuration) for row in result.rows if row.configuration),
     ]
 
@@ -142,13 +142,10 @@ def _unequal(result: BenchResult) -> Iterator[str]:
 
 def how_measured(result: BenchResult) -> list[str]:
     """Command, models, prompts, machine."""
-    runner, pair = result.pair.runner, result.pair
-    drafts = ", ".join(f"{name} = {model}" for name, model in pair.drafts.items()) or "none"
     prompts = result.prompts
     return [
         f"`{result.command}`",
-        f"target {pair.target} ({runner.target_dtype}), drafts {drafts} ({runner.draft_dtype});"
-        f" {runner.device}, threads {runner.threads}",
+        models(result.pair),
         f"{prompts.count} prompts of {prompts.source} (sha256 {prompts.digest[:16]}…),"
         f" {result.max_new_tokens} new tokens, repeats {result.repeats}: every prompt is decoded by"
         " everybody in turn, another one beginning each time",
@@ -316,28 +313,6 @@ def _functions(result: BenchResult) -> Iterator[Section]:
         frame=frame,
         shown=cells.table(rows, {"": cells.text(""), "share": cells.number("share", ".1%")}),
         figure=draw_stacks({tuple(k.split(";")): v for k, v in profiled.seconds.items()}),
-        on_console=False,
-    )
-
-
-def _contestants(result: BenchResult) -> Section:
-    """Versions and settings of everybody."""
-    frame = pd.DataFrame(
-        {
-            "contestant": row.name,
-            "group": row.group,
-            "version": row.version,
-            "settings": json.dumps(row.settings, ensure_ascii=False),
-        }
-        for row in {(row.group, row.name): row for row in result.rows}.values()
-    )
-    columns = {name if name != "contestant" else "": cells.text(name) for name in frame.columns}
-    return Section(
-        key="contestants",
-        title="Who took part",
-        frame=frame,
-        shown=cells.table(frame, columns),
-        style="long",
         on_console=False,
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field, PositiveInt
 
@@ -88,7 +88,15 @@ class BenchPlan(Value):
         return list(greedy)
 
 
+AnyPlan = TypeVar("AnyPlan", bound=BenchPlan)
+
+
 def load_bench_plan(path: Path, **overrides: Any) -> BenchPlan:
+    """:func:`read_bench_plan` for the benchmark of one request at a time."""
+    return read_bench_plan(BenchPlan, path, **overrides)
+
+
+def read_bench_plan(kind: type[AnyPlan], path: Path, **overrides: Any) -> AnyPlan:
     """Read a benchmark's file; `overrides` replace its top-level values, a mapping key by key.
     Raises :class:`UserError` for anything wrong in it."""
     content = load_yaml(path)
@@ -97,7 +105,7 @@ def load_bench_plan(path: Path, **overrides: Any) -> BenchPlan:
     for key, value in overrides.items():
         old = content.get(key)
         content[key] = {**old, **value} if isinstance(old, dict) else value
-    plan = parse(BenchPlan, content, str(path))
+    plan = parse(kind, content, str(path))
     plan.configurations(str(path))
     return plan
 

@@ -28,6 +28,11 @@ class VllmMode:
     label: str
     speculative: dict[str, Any] | None = None
 
+    @property
+    def tokens(self) -> int | None:
+        """Tokens that it drafts, where that is set."""
+        return (self.speculative or {}).get("num_speculative_tokens")
+
 
 AUTOREGRESSIVE = VllmMode("vLLM")
 DRAFT_MODEL = tuple(
@@ -64,41 +69,19 @@ class VllmPeer(Peer):
     ) -> None:
         self.name = mode.label + (f", {draft}" if draft else "")
         self.version = "vllm"
-        self._venv = venv or _environment()
+        self._venv = venv or environment_folder()
         self._worker: Worker | None = None
         self._eos = sorted(pair.eos_token_ids)
-        runner = pair.spec.runner
-        speculative = mode.speculative
-        if draft is not None:
-            speculative = {**(speculative or {}), "model": resolve_path(pair.spec.drafts[draft])}
-        self._engine = {
-            "model": resolve_path(pair.spec.target),
-            "generation_config": "vllm",  # not what the checkpoint asks for
-            "dtype": runner.target_dtype,
-            "max_model_len": pair.max_length,
-            "max_num_seqs": 1,
-            "enable_prefix_caching": False,
-            "kv_cache_memory_bytes": _kv_cache_bytes(pair),
-            "speculative_config": speculative,
-        }
+        self._engine = engine_settings(pair, mode, draft)
         self._environment = {
-            "OMP_NUM_THREADS": str(runner.threads),
-            # The n-gram proposer's; more of them than free cores wait for each other for seconds.
-            "NUMBA_NUM_THREADS": str(runner.threads),
+            **process_environment(pair.spec.runner.threads),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # front end and engine in one process
-            "VLLM_NO_USAGE_STATS": "1",
         }
         self.settings = {"engine": self._engine, "environment": self._environment}
 
     def open(self) -> None:
-        python = self._venv / "bin" / "python"
-        if not python.exists():
-            raise UserError(
-                f"{self.name}: no virtual environment at {self._venv}; `make bench-peers` makes it"
-            )
-        # This environment's modules are not for that one.
-        inherited = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-        environment = inherited | self._environment
+        python = python_of(self._venv, self.name)
+        environment = inherited_environment() | self._environment
         # -P: the script's folder has modules named like the libraries it needs
         self._worker = Worker(self.name, [str(python), "-P", str(_WORKER)], environment)
         try:
@@ -132,8 +115,9 @@ class VllmPeer(Peer):
             self._worker = None
 
 
-def _environment() -> Path:
-    """Beside this code; for a Ray job, which runs in a copy without it, in the workspace."""
+def environment_folder() -> Path:
+    """vLLM's virtual environment: beside this code; for a Ray job, which runs in a copy without it,
+    in the workspace."""
     return VENV if VENV.exists() else workspace() / VENV.name
 
 
@@ -147,9 +131,54 @@ def vllm_peers(pair: Pair, venv: Path | None = None) -> Iterator[VllmPeer]:
         yield VllmPeer(pair, mode, venv=venv)
 
 
-def _kv_cache_bytes(pair: Pair) -> int:
-    """Room for one request in all models, four times over: vLLM rounds up to blocks, and takes all
-    of it at the start, in each of many workers."""
+def python_of(venv: Path, name: str) -> Path:
+    """The interpreter of vLLM's virtual environment. Raises :class:`UserError`, for the peer
+    `name`, where there is none."""
+    python = venv / "bin" / "python"
+    if not python.exists():
+        raise UserError(f"{name}: no virtual environment at {venv}; `make bench-peers` makes it")
+    return python
+
+
+def engine_settings(
+    pair: Pair, mode: VllmMode, draft: str | None = None, requests: int = 1
+) -> dict[str, Any]:
+    """vLLM's engine arguments for a mode, with the pair's draft of that name where there is one, to
+    decode up to `requests` requests together."""
+    speculative = mode.speculative
+    if draft is not None:
+        speculative = {**(speculative or {}), "model": resolve_path(pair.spec.drafts[draft])}
+    return {
+        "model": resolve_path(pair.spec.target),
+        "generation_config": "vllm",  # not what the checkpoint asks for
+        "dtype": pair.spec.runner.target_dtype,
+        "max_model_len": pair.max_length,
+        "max_num_seqs": requests,
+        "enable_prefix_caching": False,
+        "kv_cache_memory_bytes": _kv_cache_bytes(pair, requests),
+        "speculative_config": speculative,
+    }
+
+
+def process_environment(threads: int) -> dict[str, str]:
+    """Variables for a process of vLLM that computes on `threads` threads."""
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        # The n-gram proposer's; more of them than free cores wait for each other for seconds.
+        "NUMBA_NUM_THREADS": str(threads),
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+
+
+def inherited_environment() -> dict[str, str]:
+    """This process's variables for a process of vLLM: this environment's modules are not for that
+    one."""
+    return {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+
+
+def _kv_cache_bytes(pair: Pair, requests: int) -> int:
+    """Room for `requests` requests in all models, four times over: vLLM rounds up to blocks, and
+    takes all of it at the start, in each of many workers."""
     total = 0
     for model in (pair.target, *pair.drafts.values()):
         config = model.config.get_text_config(decoder=True)
@@ -158,4 +187,4 @@ def _kv_cache_bytes(pair: Pair) -> int:
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
         total += 2 * config.num_hidden_layers * heads * width * 4 * pair.max_length
-    return max(1 << 26, 4 * total)
+    return max(1 << 26, 4 * requests * total)

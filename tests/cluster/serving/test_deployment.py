@@ -10,7 +10,7 @@ import openai
 import pytest
 from ray import serve
 
-from cluster.serving.deployment import check_port, check_servable, serving
+from cluster.serving.deployment import check_cores, check_port, check_servable, serving
 from cluster.serving.openai_protocol import MAX_BODY_BYTES
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement, Sampling
@@ -282,3 +282,11 @@ def test_a_port_in_use_is_refused():
             check_port(*server.getsockname())
         with pytest.raises(UserError, match="cannot listen"):
             check_port("no.such.host.invalid", 8000)
+
+
+def test_cores_that_are_not_there_are_refused():
+    check_cores(())
+    check_cores((0,))
+    for core in (-1, 4096):
+        with pytest.raises(UserError, match=rf"--cores {core}: the cores are 0 to"):
+            check_cores((0, core))

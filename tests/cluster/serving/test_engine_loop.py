@@ -1,6 +1,7 @@
 """Many callers share one engine without changing each other's text, and leave no slot behind."""
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -234,3 +235,14 @@ def test_the_time_to_wait_is_that_of_those_that_finished_lately(monkeypatch):
     for _ in range(4):
         pace.finished()
     assert [pace.seconds(count) for count in (1, 5, 1000)] == [2, 10, 60]
+
+
+def test_only_the_engines_thread_is_bound_to_its_cores(engine):
+    core = max(before := os.sched_getaffinity(0))
+
+    async def main() -> None:
+        async with EngineLoop(engine, cores=[core]) as loop:
+            assert await loop.between_steps(lambda: os.sched_getaffinity(0)) == {core}
+
+    asyncio.run(main())
+    assert os.sched_getaffinity(0) == before

@@ -82,7 +82,7 @@ def test_a_drafter_that_rested_is_as_good_when_it_resumes(tiny_pair: Pair, part:
         ({1: None}, "drafts nothing at any number"),
         ({0: 3, 1: 2}, "greater than or equal to 1"),
         (
-            {1: {"kind": "pearl"}, 3: {"kind": "pearl", "draft": {"kind": "cascade"}}},
+            {1: {"kind": "pearl"}, 3: {"kind": "pearl", "window": 3}},
             "more than one",
         ),
     ],

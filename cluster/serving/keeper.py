@@ -1,0 +1,35 @@
+"""Runs a command until it ends or the standard input does, then ends all that it started:
+`python keeper.py COMMAND…`, in a process group of its own.
+
+Whoever started it holds the other end of its input, so no server outlives a parent that is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from threading import Thread
+
+STOP = 30.0  # seconds for the command to end by itself
+
+
+def main() -> None:
+    process = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
+    Thread(target=end_with_input, args=(process,), daemon=True).start()
+    process.wait()
+    os.killpg(0, signal.SIGKILL)  # what it left behind, and this process
+
+
+def end_with_input(process: subprocess.Popen[bytes]) -> None:
+    sys.stdin.buffer.read()
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(STOP)
+    process.kill()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""A server in a process of its own: ours or another library's, started and stopped alike."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from tempfile import TemporaryFile
+from time import monotonic, sleep
+from typing import IO, Protocol, Self
+
+import httpx
+
+from cluster.serving import keeper
+from specdec_core.base.errors import UserError
+
+START = 1200.0  # seconds: the first start of a model may compile it, later ones find that on disk
+_LOOK = 0.1  # between looks at whether it is ready
+
+
+class Server(Protocol):
+    """A server of OpenAI's completions that can be started and stopped."""
+
+    def start(self, port: int) -> str:
+        """Serve on a port of this machine; returns the URL once requests are answered. Raises
+        :class:`UserError` where it does not get so far."""
+        ...
+
+    def stop(self) -> None:
+        """Stop the server and all that it started. Stopping twice does nothing."""
+        ...
+
+
+@dataclass(frozen=True)
+class Cores:
+    """CPU cores of a machine on which a server is measured: those that the engine's compute threads
+    are bound to, and those of the load client. HTTP and schedulers run where there is room, for an
+    HTTP thread that shares its process with the engine must not wait for a core. Both are empty
+    where threads cannot be bound."""
+
+    engine: tuple[int, ...] = ()
+    client: tuple[int, ...] = ()
+
+    @classmethod
+    def divide(cls, threads: int) -> Self:
+        """The first `threads` cores that this process may use for the engine, the rest, if there
+        are any, for the client. Raises :class:`UserError` where there are too few."""
+        if not hasattr(os, "sched_getaffinity"):
+            return cls()
+        usable = sorted(os.sched_getaffinity(0))
+        if threads > len(usable):
+            raise UserError(f"--threads {threads}: this process may use {len(usable)} cores")
+        return cls(tuple(usable[:threads]), tuple(usable[threads:] or usable))
+
+    @property
+    def sentence(self) -> str:
+        """Who runs where."""
+        if not self.engine:
+            return "servers and load client run on any core: this system does not bind threads"
+        engine, client = (", ".join(map(str, cores)) for cores in (self.engine, self.client))
+        return (
+            f"compute threads of every engine on core {engine}, the load client on core {client},"
+            " HTTP and schedulers on any"
+        )
+
+
+@contextmanager
+def on_cores(cores: Sequence[int]) -> Iterator[None]:
+    """This thread runs on these cores during the block; on any where there are none given."""
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+class ServerProcess:
+    """Runs `command(port)` in a process group of its own. It is ready when `/health` answers;
+    `name` is what errors call it."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Callable[[int], Sequence[str]],
+        environment: Mapping[str, str],
+    ) -> None:
+        self.name, self.command, self.environment = name, command, environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None
+
+    def start(self, port: int) -> str:
+        self._log = TemporaryFile()  # noqa: SIM115 (closed in `stop`)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", keeper.__file__, *self.command(port)],
+            stdin=subprocess.PIPE,  # its end, which a killed parent brings about, ends the server
+            stdout=self._log,
+            stderr=self._log,
+            env=self.environment,
+            start_new_session=True,  # Ctrl-C is for the parent, which then stops it
+        )
+        url = f"http://127.0.0.1:{port}"
+        deadline = monotonic() + START
+        with httpx.Client(base_url=url, timeout=5, trust_env=False) as http:
+            while not _answers(http):
+                if self._process.poll() is not None:
+                    raise self._failure(f"its server ended: {self._last_words()}")
+                if monotonic() > deadline:
+                    raise self._failure(f"its server was not ready within {START:g} s")
+                sleep(_LOOK)
+        return url
+
+    def stop(self) -> None:
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._process.wait()
+            self._process = None
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def _failure(self, what: str) -> UserError:
+        self.stop()
+        return UserError(f"{self.name}: {what}")
+
+    def _last_words(self) -> str:
+        """The last line of the log that tells of an error, else its last one."""
+        assert self._log is not None  # it is running
+        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 20_000))
+        text = self._log.read().decode(errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        # vLLM's front end says last only that its engine failed "above".
+        errors = [line for line in lines if "rror: " in line and "above" not in line]
+        return [*lines[-1:], *errors[-1:]][-1] if lines else "it said nothing"
+
+
+@contextmanager
+def running(server: Server) -> Iterator[str]:
+    """A server during the block, on a free port; yields its URL."""
+    try:
+        yield server.start(free_port())
+    finally:
+        server.stop()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _answers(http: httpx.Client) -> bool:
+    try:
+        return http.get("/health").status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False

@@ -1,0 +1,1 @@
+"""Servers under load: what is asked of them, what they answered, and who is faster."""

@@ -1,0 +1,58 @@
+"""What a load client sends, and its record of each answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specdec_core.config import Document
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """A prompt, as text or as token ids, to be continued greedily by exactly `max_new_tokens`
+    tokens. `arrival` is when it is sent in an open loop, in seconds after the run's start."""
+
+    prompt: str | tuple[int, ...]
+    max_new_tokens: int
+    arrival: float | None = None
+
+
+class LoadRecord(Document):
+    """One request and its answer. Times are the client's, in seconds after the run's start."""
+
+    index: int  # in the workload
+    sent: float
+    first: float | None = None  # the first text arrived
+    last: float | None = None  # the last text, or the end of it, arrived
+    prompt_tokens: int = 0  # both as the server counts them
+    tokens: int = 0
+    text: str = ""
+    status: int | None = None  # of HTTP; None where there was no answer
+    error: str | None = None  # why the answer is no complete one
+
+    @property
+    def seconds(self) -> float:
+        """From sending the request to the end of its text; NaN for one that failed."""
+        return self._until(self.last)
+
+    @property
+    def ttft(self) -> float:
+        """Time to first token: from sending the request to its first text; NaN for one that
+        failed."""
+        return self._until(self.first)
+
+    @property
+    def tpot(self) -> float:
+        """Time per output token after the first: (last - first) / (tokens - 1); NaN for a request
+        that failed and for a single token."""
+        if self.error is not None or self.first is None or self.last is None or self.tokens < 2:
+            return float("nan")
+        return (self.last - self.first) / (self.tokens - 1)
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Everything included; NaN for a request that failed."""
+        return self.seconds / max(self.tokens, 1)
+
+    def _until(self, moment: float | None) -> float:
+        return float("nan") if self.error is not None or moment is None else moment - self.sent

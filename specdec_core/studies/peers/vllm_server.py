@@ -1,0 +1,93 @@
+"""vLLM's OpenAI server: its modes under load, and the command of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specdec_core.models.pair import Pair
+from specdec_core.studies.peers.vllm import (
+    AUTOREGRESSIVE,
+    DRAFT_MODEL,
+    NGRAM,
+    VllmMode,
+    engine_settings,
+    environment_folder,
+    inherited_environment,
+    process_environment,
+    python_of,
+)
+
+MODULE = "vllm.entrypoints.openai.api_server"  # the `vllm` program needs a package called vllm
+SUFFIX = VllmMode("vLLM suffix", {"method": "suffix"})
+# In turns over HTTP every mode is a server anew at each load: fewer than for one request alone.
+SERVED_DRAFT_MODEL = [mode for mode in DRAFT_MODEL if mode.tokens in (3, 5)]
+SERVED_NGRAM = [mode for mode in NGRAM if mode.tokens == 4]
+
+
+@dataclass(frozen=True)
+class VllmServer:
+    """vLLM's server in one mode."""
+
+    pair: Pair
+    mode: VllmMode
+    draft: str | None
+    python: Path
+    version: str
+
+    @property
+    def name(self) -> str:
+        return self.mode.label + (f", {self.draft}" if self.draft else "")
+
+    def settings(self, requests: int) -> dict[str, Any]:
+        """Its engine arguments, to decode up to `requests` requests together."""
+        return engine_settings(self.pair, self.mode, self.draft, requests)
+
+    def command(self, requests: int, port: int) -> list[str]:
+        """The command that serves on a port of this machine."""
+        where = {"host": "127.0.0.1", "port": port}
+        flags = as_flags({**self.settings(requests), **where})
+        # -P: the current folder may have modules named like those that it needs
+        return [str(self.python), "-P", "-m", MODULE, *flags, "--disable-log-stats"]
+
+    def environment(self, cores: Sequence[int]) -> dict[str, str]:
+        """The variables of its process, its compute threads bound to `cores`, one each."""
+        threads = self.pair.spec.runner.threads
+        bound = {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores))} if cores else {}
+        return inherited_environment() | process_environment(threads) | bound
+
+
+def vllm_servers(pair: Pair, venv: Path | None = None) -> Iterator[VllmServer]:
+    """Autoregressive decoding, n-grams, every draft model, and suffixes where `arctic-inference` is
+    installed; from the virtual environment `venv`, by default the one of `make bench-peers`.
+    Raises :class:`UserError` where there is none."""
+    venv = venv or environment_folder()
+    python = python_of(venv, "vLLM")
+    installed = venv / "lib"
+    names = (path.name for path in installed.glob("python*/site-packages/vllm*-*.dist-info"))
+    version = next(names, "vllm").removesuffix(".dist-info").replace("-", " ")
+    modes: list[tuple[VllmMode, str | None]] = [(AUTOREGRESSIVE, None)]
+    modes += [(mode, None) for mode in SERVED_NGRAM]
+    modes += [(mode, draft) for draft in pair.spec.drafts for mode in SERVED_DRAFT_MODEL]
+    if any(installed.glob("python*/site-packages/arctic_inference")):
+        modes.append((SUFFIX, None))
+    for mode, draft in modes:
+        yield VllmServer(pair, mode, draft, python, version)
+
+
+def as_flags(settings: dict[str, Any]) -> list[str]:
+    """Engine arguments as the server's command line has them."""
+    flags = []
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            shown = json.dumps(value) if isinstance(value, dict) else str(value)
+            flags += [f"--{flag}", shown]
+    return flags

@@ -1,0 +1,55 @@
+"""The servers of a comparison: ours as `specdec serve` takes it, vLLM's with the same tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster.load_comparison import Contestant, compare_servers
+from cluster.load_servers import our_servers, vllm_contestants
+from cluster.serving.server_process import Cores
+from jobs.choice import read_config
+from specdec_core.config import AUTOREGRESSIVE, PairSpec, RunnerSettings
+from specdec_core.models.pair import Pair, load_pair
+from specdec_core.prompts.prompt_sets import load_prompts
+from specdec_core.studies.load.plan import LoadPlan
+from specdec_core.studies.load.result import LoadRow
+from specdec_core.studies.peers.vllm import VENV
+from tests.local_server import engine_server
+
+
+def test_ours_are_started_with_their_file_slots_and_cores(tiny_pair: Pair, tmp_path: Path) -> None:
+    plan = LoadPlan(pair=tiny_pair.spec, rows=({"drafter": {"kind": "suffix"}},))
+    contestants = list(our_servers(plan, tiny_pair, ["serve"], Cores((3,), (4,)), tmp_path))
+    assert [contestant.row.autoregressive for contestant in contestants] == [True, False]
+    for contestant in contestants:
+        command = contestant.server(7).command(8123)
+        assert command[0] == "serve"
+        assert "--fresh" in command
+        chosen, _ = read_config(Path(command[command.index("--config") + 1]))
+        assert chosen.configuration == contestant.row.configuration
+        assert chosen.pair == tiny_pair.spec
+        for option, value in {"--slots": "7", "--port": "8123", "--cores": "3"}.items():
+            assert command[command.index(option) + 1] == value
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not VENV.exists(), reason="vLLM is not installed; `make bench-peers` does")
+def test_vllm_writes_the_same_under_the_same_load() -> None:
+    """On the bundled pair: vLLM has no attention for heads as narrow as the tiny pair's."""
+    runner = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=512)
+    pair = load_pair(PairSpec(drafts={"small": "bundled:draft-small"}, runner=runner))
+    plan = LoadPlan(
+        pair=pair.spec, clients=(2,), requests=4, repeats=1, max_new_tokens=24, peers=("vllm",)
+    )
+    prompts = load_prompts(plan.prompts.source, plan.needed, pair.tokenizer)
+    cores = Cores.divide(1)
+    row = LoadRow(name="autoregressive", group="specdec", autoregressive=True)
+    ours = Contestant(row, lambda slots: engine_server(pair, AUTOREGRESSIVE, slots))
+    plain, *_, draft = vllm_contestants(pair, cores, needed=True)
+    workload = plan.workload(prompts, pair)
+    expected, *rows = compare_servers(plan, [ours, plain, draft], workload, cores)
+    for found in rows:
+        assert found.errors(2) == 0, found.runs
+        assert found.equal_texts(2, expected) == (4, 4), found.name

@@ -1,0 +1,74 @@
+"""The report of servers under load is whole: tables, figure, files and its MLflow run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from mlflow import MlflowClient
+
+from dashboards.figures.load import load_figure
+from dashboards.outputs.files import write
+from dashboards.outputs.markdown import document
+from dashboards.outputs.mlflow_runs import log
+from dashboards.reports.load import findings, report
+from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.studies.load.result import summary_frame
+from tests.load_result import REQUESTS, load_result
+
+
+def test_the_report_says_who_wins_and_how_it_was_measured() -> None:
+    result = load_result()
+    first, second, *ours = findings(result)
+    assert first.startswith("1 client: our best, chain, writes 0.87×")
+    assert "vllm's best, vLLM n-gram K=4 (both chosen on every other request" in second
+    assert any("4 clients: chain writes" in line and "1.33×" in line for line in ours)
+    text = document(report(result))
+    assert "8 with 1 client, 8 with 4 clients" in text
+    for row in result.rows:
+        assert text.count(f"| {row.name} |") + text.count(f"| **{row.name}** |") >= 2
+    assert "## Errors" not in text
+
+
+def test_errors_and_other_texts_are_said() -> None:
+    result = load_result("float32")
+    chain = result.rows[1]
+    chain.runs[4][1][3].text = "other"
+    chain.runs[1][0][0].error = "status 429: full"
+    text = document(report(result))
+    assert "NOT LOSSLESS: 4 clients: 1 of 16 texts of chain" in text
+    assert "status 429: full" in text
+
+
+def test_everybody_has_a_line_with_a_point_for_each_number_of_clients() -> None:
+    result = load_result()
+    figure = load_figure(summary_frame(result), "title")
+    assert len(figure.data) == 2 * len(result.rows)
+    assert all(list(trace.text) == [1, 4] for trace in figure.data)
+    assert [trace.name for trace in figure.data if trace.showlegend] == [
+        row.name for row in result.rows
+    ]
+
+
+def test_it_is_written_and_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    result, folder = load_result(), tmp_path / "bench" / "tiny"
+    whole = report(result)
+    result.save(folder)
+    write(whole, folder)
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {"report.md", "report.html", "load.json", "requests.csv", "summary.csv"}
+    assert len(pd.read_csv(folder / "requests.csv")) == 4 * 2 * 2 * REQUESTS
+
+    run_id = log(whole, [folder], prompts=(result.prompts, [Prompt("1", "x")]))
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    history = client.get_metric_history(run_id, "over_vllm")
+    assert {metric.step: metric.value for metric in history} == {
+        lead.clients: pytest.approx(lead.ratio) for lead in result.leads()
+    }
+    run = client.get_run(run_id)
+    nested = client.search_runs([run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run_id}'")
+    assert {run.data.tags["group"] for run in nested} == {"specdec", "vllm"}
+    assert len(nested) == len(result.rows)

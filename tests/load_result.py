@@ -1,0 +1,70 @@
+"""A comparison of servers under load with times that are made up, shared by its tests."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, RunnerSettings
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.prompts.prompt_sets import PromptSet
+from specdec_core.studies.load.requests import LoadRecord
+from specdec_core.studies.load.result import LoadResult, LoadRow
+
+TOKENS, REQUESTS = 11, 8
+CHAIN = Configuration(drafter=DraftModelSettings())
+
+
+def records(ttft: float, tpot: float, clients: int) -> list[LoadRecord]:
+    """`REQUESTS` answers, sent as clients become free; later ones take a little longer."""
+    done = []
+    for index in range(REQUESTS):
+        slower = 1 + index / 100
+        sent = (index // clients) * slower * (ttft + (TOKENS - 1) * tpot)
+        first = sent + slower * ttft
+        done.append(
+            LoadRecord(
+                index=index,
+                sent=sent,
+                first=first,
+                last=first + slower * (TOKENS - 1) * tpot,
+                prompt_tokens=20,
+                tokens=TOKENS,
+                text=f"text {index}",
+                status=200,
+            )
+        )
+    return done
+
+
+def load_row(name: str, group: str, ttft: float, tpot: float, **more: object) -> LoadRow:
+    """A row with two repeats at 1 and 4 clients, where everything takes twice as long."""
+    runs = {
+        clients: [records(factor * ttft, factor * tpot, clients) for _ in range(2)]
+        for clients, factor in ((1, 1.0), (4, 2.0))
+    }
+    return LoadRow(name=name, group=group, version=f"{group} 1", runs=runs, **more)
+
+
+def load_result(dtype: str = "bfloat16") -> LoadResult:
+    """Ours autoregressive and a chain, vLLM's autoregressive and n-gram."""
+    return LoadResult(
+        name="tiny",
+        started=datetime(2026, 11, 1, tzinfo=UTC),
+        command="specdec bench --clients 1,4",
+        pair=PairSpec(runner=RunnerSettings(target_dtype=dtype, draft_dtype=dtype)),
+        prompts=PromptSet(source="made.jsonl", count=12, digest="0" * 64),
+        max_new_tokens=TOKENS,
+        repeats=2,
+        clients=[1, 4],
+        requests={1: REQUESTS, 4: REQUESTS},
+        rows=[
+            load_row(
+                "autoregressive", "specdec", 0.1, 0.01, autoregressive=True,
+                configuration=AUTOREGRESSIVE,
+            ),
+            load_row("chain", "specdec", 0.1, 0.005, configuration=CHAIN),
+            load_row("vLLM", "vllm", 0.05, 0.012, autoregressive=True),
+            load_row("vLLM n-gram K=4", "vllm", 0.05, 0.008),
+        ],
+        notes=["made up"],
+    )  # fmt: skip
