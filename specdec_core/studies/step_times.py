@@ -1,0 +1,220 @@
+"""Measuring the times of engine steps on this machine.
+
+Forwards are measured at shapes drawn at random: some decoding rows with some candidates each and
+contexts of their own, with or without a chunk of a prompt among them. What the engine adds is what
+remains of the steps of short runs.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from specdec_core.base.observer import Observer
+from specdec_core.config import AUTOREGRESSIVE, Configuration
+from specdec_core.cost.steps import (
+    EngineTerms,
+    ForwardTerms,
+    PackedForward,
+    StepTimes,
+    Work,
+    fit_quality,
+)
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.models.runner import Batch, ModelRunner, Output
+
+SLOTS = 16
+SHAPES = 48  # forwards of each model
+CHUNKS = (16, 32, 64, 128, 192, 256)  # tokens of a prompt in a forward
+_CANDIDATES = (0, 0, 1, 2, 3, 4, 6, 8, 12)  # of a row
+_LONGEST = 512  # context
+_TARGET = "\0target"  # never a draft's name
+
+Row = tuple[int, int]  # tokens fed, tokens held before
+
+
+@dataclass
+class StepMeasurement:
+    """Step times, the forwards that they were fitted to, by draft (None: the target), and how well
+    the fit meets them: R² and median relative error."""
+
+    times: StepTimes
+    forwards: dict[str | None, list[PackedForward]] = field(default_factory=dict)
+
+    def quality(self, draft: str | None) -> tuple[float, float]:
+        terms = self.times.target if draft is None else self.times.drafts[draft]
+        return fit_quality(terms, self.forwards[draft])
+
+
+def measure_steps(
+    pair: Pair,
+    slots: int = SLOTS,
+    shapes: int = SHAPES,
+    repeats: int = 5,
+    observer: Observer | None = None,
+) -> StepMeasurement:
+    """Measure forwards of every model at `shapes` shapes of up to `slots` rows, fit them, and
+    measure what the engine adds.
+
+    Models and shapes take turns, so that caches are as cold as between the forwards of a step, and
+    a change of the machine's load falls on all alike. A measurement is the median of its repeats.
+    """
+    observer = observer or Observer()
+    observer.stage("measuring steps", repeats + 1)
+    names = [_TARGET, *pair.drafts]
+    # One more row, which holds the longest context for the others to copy.
+    runners = {n: pair.open_runner(None if n == _TARGET else n, slots + 1) for n in names}
+    longest = min(_LONGEST, pair.max_length // 2)
+    for runner in runners.values():
+        runner.prefill([slots], [[1] * longest])
+    wanted = list(step_shapes(slots, shapes, longest, pair.max_length))
+    samples: dict[tuple[str, int], list[float]] = {}
+    for _ in range(repeats + 1):
+        for number, shape in enumerate(wanted):
+            for name, runner in runners.items():
+                samples.setdefault((name, number), []).append(_time(runner, shape, slots))
+        observer.step()
+    forwards: dict[str, list[PackedForward]] = {name: [] for name in names}
+    for (name, number), seconds in samples.items():
+        work, median = Work.of(wanted[number]), statistics.median(seconds[1:])  # the first warms up
+        forwards[name].append(PackedForward(seconds=median, **work._asdict()))
+    target = ForwardTerms.fit(forwards[_TARGET])
+    drafts = {name: ForwardTerms.fit(forwards[name]) for name in pair.drafts}
+    times = StepTimes(target=target, drafts=drafts, device=str(pair.target.device))
+    times = times.model_copy(update={"engine": _engine_terms(pair, times, slots, observer)})
+    by_draft: dict[str | None, list[PackedForward]] = {
+        None if name == _TARGET else name: measured for name, measured in forwards.items()
+    }
+    return StepMeasurement(times, by_draft)
+
+
+def step_shapes(slots: int, count: int, longest: int, max_length: int) -> Iterator[list[Row]]:
+    """The rows of `count` forwards, the same for the same arguments. A third of the forwards have a
+    chunk of a prompt."""
+    rng = random.Random(0)
+    sizes = [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if n < slots] + [slots]
+    chunks = [n for n in CHUNKS if n <= max_length - longest] or [max(max_length - longest, 1)]
+    for number in range(count):
+        rows = sizes[number % len(sizes)]
+        most = rng.choice(_CANDIDATES)
+        longest_here = rng.choice((longest // 8, longest // 2, longest))
+        shape = [(1 + rng.randint(0, most), rng.randint(0, longest_here)) for _ in range(rows)]
+        if number % 3 == 2:
+            shape[-1] = (rng.choice(chunks), rng.choice((0, longest // 2)))
+        yield shape
+
+
+def _time(runner: ModelRunner, shape: Sequence[Row], full: int) -> float:
+    """Seconds of a forward of these rows, whose contexts are copies of row `full`. Logits of
+    decoding rows are wanted."""
+    runner.fork(full, range(len(shape)), [context for _, context in shape])
+    tokens = [[1] * count for count, _ in shape]
+    wanted = [count if count < min(CHUNKS) else 0 for count, _ in shape]
+    if not any(wanted):
+        wanted[0] = 1
+    start = perf_counter()
+    output = runner.forward(Batch(range(len(shape)), tokens, wanted=wanted))
+    output.choices()  # waits for the device
+    return perf_counter() - start
+
+
+@dataclass
+class StepLog:
+    """What the steps of an engine did: for each, its seconds, the works of the target's and of the
+    drafts' forwards with their seconds, decoding rows and candidates."""
+
+    seconds: list[float] = field(default_factory=list)
+    forwards: list[list[tuple[str | None, Work, float]]] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    candidates: list[int] = field(default_factory=list)
+
+    def predicted(self, times: StepTimes) -> list[float]:
+        """Seconds of the forwards of each step by `times`."""
+        terms = {None: times.target, **times.drafts}
+        return [
+            sum(terms[draft].seconds(work) for draft, work, _ in each) for each in self.forwards
+        ]
+
+    def draft_forwards(self, step: int) -> int:
+        return sum(draft is not None for draft, _, _ in self.forwards[step])
+
+
+class LoggedEngine:
+    """An engine whose steps are logged."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.log = engine, StepLog()
+        self._forwards: list[tuple[str | None, Work, float]] = []
+        self._watched: set[int] = set()
+        self._watch(engine.target, None)
+
+    def watch_draft(self, name: str) -> None:
+        """Log the forwards of a draft, too."""
+        self._watch(self.engine.drafts.open(name), name)
+
+    def step(self) -> list[tuple[str, bool]]:
+        """A step: the requests that decoded, by id, and whether each is finished."""
+        self._forwards = []
+        start = perf_counter()
+        chunks = self.engine.step(texts=False)
+        self.log.seconds.append(perf_counter() - start)
+        self.log.forwards.append(self._forwards)
+        self.log.rows.append(len(chunks))
+        fed = sum(work.tokens for draft, work, _ in self._forwards if draft is None)
+        self.log.candidates.append(max(int(fed) - len(chunks), 0))
+        return [(chunk.request_id, chunk.finished is not None) for chunk in chunks]
+
+    def _watch(self, runner: ModelRunner, draft: str | None) -> None:
+        if id(runner) in self._watched:
+            return
+        self._watched.add(id(runner))
+        forward = runner.forward
+
+        def logged(batch: Batch) -> Output:
+            held = [runner.lengths[row] for row in batch.rows]
+            work = Work.of(zip(map(len, batch.tokens), held, strict=True))
+            start = perf_counter()
+            output = forward(batch)
+            self._forwards.append((draft, work, perf_counter() - start))
+            return output
+
+        runner.forward = logged  # type: ignore[method-assign]
+
+
+def _engine_terms(pair: Pair, times: StepTimes, slots: int, observer: Observer) -> EngineTerms:
+    """From short runs with 1, a few and all slots busy, without a draft and with each."""
+    prompt, tokens = min(48, pair.max_length // 4), min(24, pair.max_length // 4)
+    policy = FixedSettings(max_tokens=4)
+    runs: list[tuple[str | None, Configuration]] = [(None, AUTOREGRESSIVE)]
+    runs += [
+        (name, Configuration(drafter=DraftModelSettings(draft=name, policy=policy)))
+        for name in times.drafts
+    ]
+    shapes: list[tuple[int, int, int]] = []
+    rest: list[float] = []
+    observer.stage("measuring the engine", len(runs))
+    logged = LoggedEngine(Engine(pair, slots=slots))
+    for name, configuration in runs:
+        logged.engine.configure(configuration)
+        if name is not None:
+            logged.watch_draft(name)
+        for together in sorted({1, max(slots // 4, 1), slots}):
+            logged.log = StepLog()
+            for number in range(together):
+                request = Request(f"{number}", (1 + number,) * prompt, tokens, ignore_eos=True)
+                logged.engine.add(request)
+            while not logged.engine.idle:
+                logged.step()
+            log = logged.log
+            warm = range(2, len(log.seconds))
+            predicted = log.predicted(times)
+            shapes += [(log.rows[n], log.draft_forwards(n), log.candidates[n]) for n in warm]
+            rest += [log.seconds[n] - predicted[n] for n in warm]
+        observer.step()
+    return EngineTerms.fit(shapes, rest)
