@@ -139,13 +139,20 @@ class EngineTerms(Value):
 class StepTimes(Value):
     """The times of a pair's steps on one machine."""
 
-    target: ForwardTerms
+    target: ForwardTerms = Field(description="in steps in which a draft model proposes")
+    alone: ForwardTerms | None = Field(
+        default=None, description="the target's in other steps; unset, the same"
+    )
     drafts: dict[str, ForwardTerms] = Field(default={})
     engine: EngineTerms = EngineTerms()
     device: str = "unknown"
     mixes: bool = Field(
         default=True, description="whether a forward has prompts and candidates together"
     )
+
+    def verifying(self, drafting: bool) -> ForwardTerms:
+        """The target's, after forwards of a draft or without."""
+        return self.target if drafting or self.alone is None else self.alone
 
     def draft(self, name: str | None = None) -> ForwardTerms:
         """A draft's; None is the first. Raises :class:`UserError` for one without times."""

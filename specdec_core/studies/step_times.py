@@ -1,8 +1,9 @@
 """Measuring the times of engine steps on this machine.
 
 Forwards are measured at shapes drawn at random: some decoding rows with some candidates each and
-contexts of their own, with or without a chunk of a prompt among them. What the engine adds is what
-remains of the steps of short runs.
+contexts of their own, with or without a chunk of a prompt among them. The target is measured twice,
+after forwards of the drafts, which leave little of its weights in the processor's caches, and alone.
+What the engine adds is what remains of the steps of short runs.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SHAPES = 48  # forwards of each model
 CHUNKS = (16, 32, 64, 128, 192, 256)  # tokens of a prompt in a forward
 _CANDIDATES = (0, 0, 1, 2, 3, 4, 6, 8, 12)  # of a row
 _LONGEST = 512  # context
-_TARGET = "\0target"  # never a draft's name
+_TARGET, _ALONE = "\0target", "\0alone"  # never a draft's name
 
 Row = tuple[int, int]  # tokens fed, tokens held before
 
@@ -62,35 +63,49 @@ def measure_steps(
     """Measure forwards of every model at `shapes` shapes of up to `slots` rows, fit them, and
     measure what the engine adds.
 
-    Models and shapes take turns, so that caches are as cold as between the forwards of a step, and
-    a change of the machine's load falls on all alike. A measurement is the median of its repeats.
+    Models and shapes take turns, as the forwards of steps do, so that a change of the machine's
+    load falls on all alike. A measurement is the median of its repeats; the first, which may compile
+    kernels for its shape, does not count.
     """
     observer = observer or Observer()
     observer.stage("measuring steps", repeats + 1)
-    names = [_TARGET, *pair.drafts]
     # One more row, which holds the longest context for the others to copy.
-    runners = {n: pair.open_runner(None if n == _TARGET else n, slots + 1) for n in names}
+    drafts = {name: pair.open_runner(name, slots + 1) for name in pair.drafts}
+    target = pair.open_runner(None, slots + 1)
     longest = min(_LONGEST, pair.max_length // 2)
-    for runner in runners.values():
+    for runner in (target, *drafts.values()):
         runner.prefill([slots], [[1] * longest])
     wanted = list(step_shapes(slots, shapes, longest, pair.max_length))
-    samples: dict[tuple[str, int], list[float]] = {}
+    samples: dict[str, list[list[float]]] = {
+        name: [[] for _ in wanted] for name in (_TARGET, _ALONE, *drafts)
+    }
     for _ in range(repeats + 1):
         for number, shape in enumerate(wanted):
-            for name, runner in runners.items():
-                samples.setdefault((name, number), []).append(_time(runner, shape, slots))
+            for runner in (target, *drafts.values()):
+                runner.fork(slots, range(len(shape)), [context for _, context in shape])
+            for name, runner in drafts.items():
+                _time(runner, shape)  # most forwards of a chain follow one of the same draft
+                samples[name][number].append(_time(runner, shape))
+            samples[_TARGET][number].append(_time(target, shape))
+            samples[_ALONE][number].append(_time(target, shape))
         observer.step()
-    forwards: dict[str, list[PackedForward]] = {name: [] for name in names}
-    for (name, number), seconds in samples.items():
-        work, median = Work.of(wanted[number]), statistics.median(seconds[1:])  # the first warms up
-        forwards[name].append(PackedForward(seconds=median, **work._asdict()))
-    target = ForwardTerms.fit(forwards[_TARGET])
-    drafts = {name: ForwardTerms.fit(forwards[name]) for name in pair.drafts}
-    times = StepTimes(target=target, drafts=drafts, device=str(pair.target.device))
-    times = times.model_copy(update={"engine": _engine_terms(pair, times, slots, observer)})
-    by_draft: dict[str | None, list[PackedForward]] = {
-        None if name == _TARGET else name: measured for name, measured in forwards.items()
+    forwards = {
+        name: [
+            PackedForward(seconds=statistics.median(each[1:]), **Work.of(shape)._asdict())
+            for each, shape in zip(by_shape, wanted, strict=True)
+        ]
+        for name, by_shape in samples.items()
     }
+    terms = {name: ForwardTerms.fit(measured) for name, measured in forwards.items()}
+    times = StepTimes(
+        target=terms.pop(_TARGET),
+        alone=terms.pop(_ALONE),
+        drafts=terms,
+        device=str(pair.target.device),
+        mixes=target.mixes,
+    )
+    times = times.model_copy(update={"engine": _engine_terms(pair, times, slots, observer)})
+    by_draft = {None: forwards[_TARGET], **{name: forwards[name] for name in drafts}}
     return StepMeasurement(times, by_draft)
 
 
@@ -110,10 +125,9 @@ def step_shapes(slots: int, count: int, longest: int, max_length: int) -> Iterat
         yield shape
 
 
-def _time(runner: ModelRunner, shape: Sequence[Row], full: int) -> float:
-    """Seconds of a forward of these rows, whose contexts are copies of row `full`. Logits of
+def _time(runner: ModelRunner, shape: Sequence[Row]) -> float:
+    """Seconds of a forward of these rows, which hold their contexts then as before. Logits of
     decoding rows are wanted."""
-    runner.fork(full, range(len(shape)), [context for _, context in shape])
     tokens = [[1] * count for count, _ in shape]
     wanted = [count if count < min(CHUNKS) else 0 for count, _ in shape]
     if not any(wanted):
@@ -121,7 +135,10 @@ def _time(runner: ModelRunner, shape: Sequence[Row], full: int) -> float:
     start = perf_counter()
     output = runner.forward(Batch(range(len(shape)), tokens, wanted=wanted))
     output.choices()  # waits for the device
-    return perf_counter() - start
+    seconds = perf_counter() - start
+    for row, (_, context) in enumerate(shape):
+        runner.truncate(row, context)
+    return seconds
 
 
 @dataclass
@@ -136,9 +153,13 @@ class StepLog:
 
     def predicted(self, times: StepTimes) -> list[float]:
         """Seconds of the forwards of each step by `times`."""
-        terms = {None: times.target, **times.drafts}
+        terms = [
+            {None: times.verifying(bool(self.draft_forwards(n))), **times.drafts}
+            for n in range(len(self.forwards))
+        ]
         return [
-            sum(terms[draft].seconds(work) for draft, work, _ in each) for each in self.forwards
+            sum(of_step[draft].seconds(work) for draft, work, _ in each)
+            for of_step, each in zip(terms, self.forwards, strict=True)
         ]
 
     def draft_forwards(self, step: int) -> int:
@@ -205,12 +226,13 @@ def _engine_terms(pair: Pair, times: StepTimes, slots: int, observer: Observer) 
         if name is not None:
             logged.watch_draft(name)
         for together in sorted({1, max(slots // 4, 1), slots}):
-            logged.log = StepLog()
-            for number in range(together):
-                request = Request(f"{number}", (1 + number,) * prompt, tokens, ignore_eos=True)
-                logged.engine.add(request)
-            while not logged.engine.idle:
-                logged.step()
+            for _ in range(2):  # the first run compiles kernels for new shapes
+                logged.log = StepLog()
+                for number in range(together):
+                    request = Request(f"{number}", (1 + number,) * prompt, tokens, ignore_eos=True)
+                    logged.engine.add(request)
+                while not logged.engine.idle:
+                    logged.step()
             log = logged.log
             warm = range(2, len(log.seconds))
             predicted = log.predicted(times)
