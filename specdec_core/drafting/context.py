@@ -1,12 +1,13 @@
 """A draft model that follows the texts of the slots.
 
 Between rounds the cached tokens of a slot are a prefix of its committed text, whichever drafter
-proposed: drafters that share a draft model share its runner.
+proposed: drafters that share a draft model share its runner. The engine has it read prompts; a lazy
+runner reads a text only when a token is drafted after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from specdec_core.drafting.drafter import Outcome, SlotState
 from specdec_core.models.runner import ModelRunner
@@ -20,17 +21,6 @@ class DraftContext:
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
-
-    def open(self, sequences: Sequence[SlotState]) -> None:
-        """Read the texts up to their last token, together. Rows that hold them already stay as they
-        are; the engine empties a row before a request enters. A lazy runner reads a text only when
-        a token is drafted after it."""
-        if self.runner.lazy:
-            return
-        held = self.runner.lengths
-        unread = [s for s in sequences if held[s.slot] < len(s.tokens) - 1]
-        texts = [s.tokens[held[s.slot] : -1] for s in unread]
-        self.runner.prefill([s.slot for s in unread], texts)
 
     def pending(self, sequence: SlotState) -> list[int]:
         """Committed tokens that the draft model has not read, at least the last one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from time import perf_counter
 
 from specdec_core.drafting.drafter import SlotState
 from specdec_core.engine.request import Chunk, Request
@@ -29,16 +30,23 @@ class Addition:
 
 @dataclass(slots=True)
 class ActiveRequest:
-    """A request in its slot. Times are seconds."""
+    """A request in its slot. Times are seconds. `unfed` are the last tokens of its text that the
+    target reads with the candidates; before that it reads all others."""
 
     request: Request
     state: SlotState
     decoder: StreamDecoder
     started: float  # when it entered its slot
-    prefill_seconds: float
+    prefill_seconds: float | None = None  # until its first round; None before that
+    unfed: int = 1
     origins: list[Origin] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     token_seconds: list[float] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """A round begins."""
+        if self.prefill_seconds is None:
+            self.prefill_seconds = perf_counter() - self.started
 
     @property
     def remaining(self) -> int:
@@ -102,7 +110,7 @@ class ActiveRequest:
             origins=self.origins,
             rounds=self.rounds,
             finish_reason=reason,
-            prefill_seconds=self.prefill_seconds,
+            prefill_seconds=self.prefill_seconds or 0.0,
             seconds=seconds,
             token_seconds=self.token_seconds,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import ModelRunner
 
@@ -12,16 +14,19 @@ class DraftRunners:
     def __init__(self, pair: Pair, slots: int) -> None:
         self._pair, self._slots = pair, slots
         self._runners: dict[str, ModelRunner] = {}
+        self._used: set[str] = set()  # by the drafter
 
     def open(self, name: str | None) -> ModelRunner:
         """The runner of the draft `name`; None: of the pair's first draft."""
         name = self._pair.draft_name(name)
+        self._used.add(name)
         if name not in self._runners:
             self._runners[name] = self._pair.open_runner(name, self._slots)
         return self._runners[name]
 
     def reset(self) -> None:
         """Undo the settings that drafters have made."""
+        self._used.clear()
         for runner in self._runners.values():
             runner.watch_hidden(False)
             runner.lazy = False
@@ -30,6 +35,14 @@ class DraftRunners:
         """Forget the text of a slot."""
         for runner in self._runners.values():
             runner.truncate(slot, 0)
+
+    def read(self, texts: Mapping[int, Sequence[int]]) -> None:
+        """Have the slots' rows hold these texts, unless their runners are lazy."""
+        for runner in (self._runners[name] for name in self._used):
+            held = runner.lengths
+            rows = [row for row, text in texts.items() if held[row] < len(text)]
+            if rows and not runner.lazy:
+                runner.prefill(rows, [texts[row][held[row] :] for row in rows])
 
     @property
     def seconds(self) -> float:

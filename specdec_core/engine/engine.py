@@ -1,14 +1,14 @@
-"""The engine. A step is admit → draft → verify → commit, for a batch of slots of any lengths.
+"""The engine. A step is plan → enter → draft → verify → commit, for slots of any lengths.
 
 Requests join and leave between steps. A slot's tokens, its rows in the runners and its random
 stream depend on its own request alone. The target is fed the unread end of a slot's text, and then
-the slot's draft tree.
+the slot's draft tree; of a text that is still being read, a chunk. Where rows are packed into one
+forward, one forward does both.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from time import perf_counter
@@ -16,6 +16,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from specdec_core.base.errors import UserError
 from specdec_core.base.round_clock import RoundClock
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
@@ -25,6 +26,7 @@ from specdec_core.engine import target_start
 from specdec_core.engine.active_request import ActiveRequest, Addition
 from specdec_core.engine.draft_runners import DraftRunners
 from specdec_core.engine.request import Chunk, Request
+from specdec_core.engine.scheduler import Limits, Scheduler, Step
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch
 from specdec_core.tokens.acceptance import Reading, rule_of
@@ -34,8 +36,6 @@ from specdec_core.tokens.statistics import Generation
 from specdec_core.tokens.token_tree import Origin, TokenTree
 from specdec_core.tokens.topology import after_text
 from specdec_core.tokens.verification import Verdict
-
-PREFILL_BUDGET = 512  # tokens of prompts that a step reads, unless one prompt is longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,8 @@ class Engine:
     """Decodes requests under one configuration, up to `slots` at a time.
 
     Models and caches survive a change of configuration (:meth:`configure`). `open_link` connects to
-    an asynchronous draft, where there is one; it is called once, when first needed.
+    an asynchronous draft, where there is one; it is called once, when first needed. `limits` are
+    the scheduler's; unset, those of `slots` alone.
     """
 
     def __init__(
@@ -61,14 +62,19 @@ class Engine:
         configuration: Configuration = AUTOREGRESSIVE,
         slots: int = 1,
         open_link: Callable[[], Link] = no_link,
+        limits: Limits | None = None,
     ) -> None:
+        limits = limits or Limits(slots)
+        slots = limits.slots
         self.pair, self.slots, self._link = pair, slots, cache(open_link)
         self.max_length = pair.max_length
         self.target = pair.open_runner(None, slots)
         self.drafts = DraftRunners(pair, slots)
         self._clock = RoundClock()
+        self.scheduler = Scheduler(limits)
+        self.last = Step()  # the last step's plan
+        self._waiting: dict[str, Request] = {}
         self._active: dict[int, ActiveRequest] = {}
-        self._waiting: deque[Request] = deque()
         self.configure(configuration)
 
     def configure(self, configuration: Configuration) -> None:
@@ -103,32 +109,51 @@ class Engine:
         return not self._active and not self._waiting
 
     def add(self, request: Request) -> None:
-        """Queue a request; it enters a free slot at the next step.
+        """Queue a request; it enters a free slot at a next step.
 
         Raises:
             UserError: the prompt is empty, has unknown tokens or does not fit with its output.
+            ValueError: a request of this id is unfinished.
         """
         request.check(self.max_length, self.target.vocab_size)
-        self._waiting.append(request)
+        most = len(request.tokens) + request.max_new_tokens
+        if not self.scheduler.limits.holds(most):
+            raise UserError(
+                f"the prompt and its output take {most} tokens, but the cache holds"
+                f" {self.scheduler.limits.cache_tokens}, some of them for candidates"
+            )
+        if request.id in self._waiting or self._running(request.id):
+            raise ValueError(f"request {request.id!r} is unfinished")
+        self._waiting[request.id] = request
+        self.scheduler.add(request.id, len(request.tokens))
 
     def cancel(self, request_id: str) -> None:
         """Drop a request, waiting or active; unknown ids are ignored."""
-        self._waiting = deque(r for r in self._waiting if r.id != request_id)
-        for request in [a for a in self._active.values() if a.request.id == request_id]:
+        if self._waiting.pop(request_id, None) is not None:
+            self.scheduler.leave(request_id)
+        for request in self._running(request_id):
             self._leave(request)
+
+    def _running(self, request_id: str) -> list[ActiveRequest]:
+        return [a for a in self._active.values() if a.request.id == request_id]
 
     @torch.inference_mode()
     def step(self, texts: bool = True) -> list[Chunk]:
-        """One round of all active slots: a chunk for each. Without `texts` a request's text comes
-        with its last chunk, unless it has stop strings."""
-        self._admit()
-        active = list(self._active.values())
+        """One round of all slots that decode: a chunk for each. Other slots' texts are read
+        meanwhile. Without `texts` a request's text comes with its last chunk, unless it has stop
+        strings."""
+        self.last = plan = self.scheduler.plan()
+        self._enter(plan)
+        active = [self._active[slot] for slot in plan.decoding]
+        self._read_ahead(plan)
         if not active:
             return []
+        for request in active:
+            request.begin()
         self._clock.begin()
         drafting = self.drafts.seconds
         trees = self._draft(active)
-        judgements = self._verify(active, trees)
+        judgements = self._verify(active, trees, plan.reading)
         additions = self._commit(active, trees, judgements, texts)
         seconds, now = self._clock.seconds(self.drafts.seconds - drafting), perf_counter()
         pairs = zip(active, additions, strict=True)
@@ -166,48 +191,50 @@ class Engine:
 
     # A step, in its order.
 
-    def _admit(self) -> None:
-        """Move waiting requests to free slots; those that enter together are prefilled together."""
-        entering = self._entering()
-        if not entering:
+    def _enter(self, plan: Step) -> None:
+        """Empty the rows of requests that were preempted, and open those of new ones."""
+        for slot in (*plan.preempted, *plan.entering):
+            self.target.truncate(slot, 0)
+            self.drafts.empty(slot)
+        if not plan.entering:
             return
-        start = perf_counter()
-        states = [
-            SlotState(
+        start, states = perf_counter(), []
+        for slot, name in plan.entering.items():
+            request = self._waiting.pop(name)
+            state = SlotState(
                 slot,
                 list(request.tokens),
                 request.sampling or self.configuration.sampling,
                 RandomStream(request.seed, self.target.vocab_size),
                 room=request.max_new_tokens - 1,
             )
-            for slot, request in entering.items()
-        ]
-        for slot in entering:
-            self.target.truncate(slot, 0)
-            self.drafts.empty(slot)
+            decoder = StreamDecoder(self.pair.tokenizer, request.stop, request.tokens)
+            self._active[slot] = ActiveRequest(request, state, decoder, start)
+            states.append(state)
         if self.drafter is not None:
             # First, so that a draft on another device reads the texts while the target does.
             self.drafter.open(states)
-        self.target.prefill(list(entering), [state.tokens[:-1] for state in states])
-        seconds = perf_counter() - start
-        for state, request in zip(states, entering.values(), strict=True):
-            decoder = StreamDecoder(self.pair.tokenizer, request.stop, request.tokens)
-            self._active[state.slot] = ActiveRequest(request, state, decoder, start, seconds)
 
-    def _entering(self) -> dict[int, Request]:
-        """Requests that enter now, by slot: so many that their prompts take :data:`PREFILL_BUDGET`
-        tokens at most, or else one. The others enter at the next steps, between which those that
-        are active go on."""
-        entering: dict[int, Request] = {}
-        left = PREFILL_BUDGET
-        for slot in range(self.slots):
-            if slot in self._active:
-                continue
-            if not self._waiting or (entering and len(self._waiting[0].tokens) > left):
-                break
-            entering[slot] = self._waiting.popleft()
-            left -= len(entering[slot].tokens)
-        return entering
+    def _read_ahead(self, plan: Step) -> None:
+        """Read of the prompts what the step's verification does not: all that the drafts read, and
+        the target's share unless its forwards mix prompts with candidates."""
+        new = {slot: self._unread(slot, count) for slot, count in plan.reading.items()}
+        new |= {slot: text for slot in plan.decoding if (text := self._unread(slot))}
+        if not new:
+            return
+        if self.drafter is not None:
+            held = self.target.lengths
+            texts = {slot: self._active[slot].state.tokens[:-1] for slot in new}
+            self.drafts.read({s: text[: held[s] + len(new[s])] for s, text in texts.items()})
+        if not (plan.decoding and self.target.mixes):
+            self.target.prefill(list(new), list(new.values()))
+
+    def _unread(self, slot: int, most: int | None = None) -> list[int]:
+        """The next tokens of a text that its slot reads before it decodes, at most so many."""
+        active, held = self._active[slot], self.target.lengths[slot]
+        tokens = active.state.tokens
+        end = len(tokens) - active.unfed
+        return tokens[held : end if most is None else min(end, held + most)]
 
     def _draft(self, active: list[ActiveRequest]) -> list[TokenTree]:
         """A draft tree for each slot."""
@@ -221,17 +248,25 @@ class Engine:
         self._clock.drafted()
         return trees
 
-    def _verify(self, active: list[ActiveRequest], trees: list[TokenTree]) -> list[_Judgement]:
-        """Feed the trees to the target in one forward, and judge them."""
+    def _verify(
+        self, active: list[ActiveRequest], trees: list[TokenTree], reading: Mapping[int, int]
+    ) -> list[_Judgement]:
+        """Feed the trees to the target in one forward, and judge them; chunks of the texts that are
+        being read go with them, so many tokens by slot, unless they are read already."""
         states = [request.state for request in active]
         unread = [state.tokens[self.target.lengths[state.slot] :] for state in states]
         fed = list(zip(unread, trees, strict=True))
+        chunks = {s: self._unread(s, count) for s, count in reading.items() if self.target.mixes}
         batch = Batch(
-            [state.slot for state in states],
-            [text + tree.tokens for text, tree in fed],
-            [after_text(len(text), tree.parents) for text, tree in fed],
-            [min(len(text), 1) + len(tree) for text, tree in fed],
+            [*(state.slot for state in states), *chunks],
+            [*(text + tree.tokens for text, tree in fed), *chunks.values()],
+            [*(after_text(len(text), tree.parents) for text, tree in fed), *[None] * len(chunks)],
+            [
+                *(min(r.unfed, 1) + len(t) for r, t in zip(active, trees, strict=True)),
+                *[0] * len(chunks),
+            ],
         )
+        self.scheduler.fed([len(tree) for tree in trees])
         self._clock.feeds()
         output = self.target.forward(batch)
         likely = output.choices()
@@ -240,14 +275,15 @@ class Engine:
             self.drafter.arrived(states, trees)
         probs: Sequence[Tensor | None] = [None] * len(active)
         if any(rule_of(state.sampling).samples for state in states):
-            counted = zip(states, output.counts, strict=True)
+            counts = output.counts[: len(states)]
+            counted = zip(states, counts, strict=True)
             samplings = [state.sampling for state, count in counted for _ in range(count)]
             warped = distributions(output.logits, samplings)
             assert warped is not None
-            probs = warped.split(output.counts)
+            probs = warped.split(counts)
         judgements = [
             self._judge(*slot, partial(output.of_row, n))
-            for n, slot in enumerate(zip(states, trees, likely, probs, strict=True))
+            for n, slot in enumerate(zip(states, trees, likely[: len(states)], probs, strict=True))
         ]
         self._clock.verified()
         return judgements
@@ -302,7 +338,10 @@ class Engine:
             additions.append(addition)
             if reason is not None:
                 self._leave(request)
-            elif self.drafter is not None:
+                continue
+            request.unfed = len(state.tokens) - self.target.lengths[state.slot]
+            self.scheduler.grew(request.request.id, len(state.tokens), request.unfed)
+            if self.drafter is not None:
                 seconds = self._clock.until_read
                 outcome = Outcome(tree, addition.path, judgement.choices, seconds)
                 self.drafter.observe(state, outcome)
@@ -311,5 +350,6 @@ class Engine:
     def _leave(self, request: ActiveRequest) -> None:
         """The request leaves its slot, finished or cancelled."""
         del self._active[request.state.slot]
+        self.scheduler.leave(request.request.id)
         if self.drafter is not None:
             self.drafter.close(request.state)

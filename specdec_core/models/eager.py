@@ -24,7 +24,6 @@ from specdec_core.models.row_attention import (
 )
 from specdec_core.models.runner import Batch, Output, PackedOutput, PaddedOutput
 from specdec_core.models.supported import check_supported, context_length
-from specdec_core.tokens.token_tree import ROOT
 from specdec_core.tokens.topology import Slices, Topologies
 
 log = logging.getLogger(__name__)
@@ -162,14 +161,14 @@ class EagerRunner(LocalRunner):
         own: list[RowTokens] = []
         for number, (row, count, end) in enumerate(zip(rows, counts, window.ends, strict=True)):
             tree = None if batch.parents is None else batch.parents[number]
-            if tree is not None and list(tree) == list(range(ROOT, len(tree) - 1)):
-                tree = None  # a chain
-            slices = self.topologies.slices([count], count, [tree])
-            start = end - count - slices.first[0]
-            first, last = len(positions), len(positions) + count
-            positions += [start + depth for depth in slices.depth_rows()[0]]
-            own.append(RowTokens(row, first, last, start, end, tree, slices))
-            wanted += range(last - batch.counts[number], last)
+            for tokens, parents in _chain_and_tree(count, tree):
+                slices = self.topologies.slices([tokens], tokens, [parents])
+                at = end - count + tokens if parents is None else end
+                start = at - tokens - slices.first[0]
+                first = len(positions)
+                positions += [start + depth for depth in slices.depth_rows()[0]]
+                own.append(RowTokens(row, first, len(positions), start, at, parents, slices))
+            wanted += range(len(positions) - batch.counts[number], len(positions))
         masks = {kind: RowMask.of(self._plan(own, w)) for kind, w in self.windows.items()}
         logits = self._run(ids, torch.tensor([positions]), masks, self._logits_of(wanted))[0]
         hidden = None if self._hidden is None else self._hidden[0]
@@ -179,6 +178,10 @@ class EagerRunner(LocalRunner):
             logits, hidden = logits[wanted], None if hidden is None else hidden[wanted]
         self.cache.append(rows, counts)
         return PackedOutput(batch.counts, logits, hidden)
+
+    @property
+    def mixes(self) -> bool:  # type: ignore[override]
+        return self.packs and self.cache.slots > 1
 
     def _plan(self, rows: Sequence[RowTokens], window: int | None) -> SeenPlaces | MaskedSpans:
         return (SeenPlaces if self._compact else MaskedSpans)(rows, window)
@@ -213,3 +216,23 @@ class EagerRunner(LocalRunner):
         if window is None and slices.single:
             return self._all_visible[..., :end]
         return slices.mask(starts, end, window)
+
+
+def _chain_and_tree(
+    count: int, parents: Sequence[int] | None
+) -> list[tuple[int, Sequence[int] | None]]:
+    """A row's `count` new tokens as parts, (tokens, parents) each: the text that its tree begins
+    with, which is a chain, and the rest."""
+    if parents is None:
+        return [(count, None)]
+    chain = next((n for n, parent in enumerate(parents) if parent != n - 1), len(parents))
+    if chain == len(parents):
+        return [(count, None)]
+    if len(parents) > count:  # a tree that grows: its first nodes are there already
+        return [(count, parents)]
+    # The tree's root is the chain's last token.
+    chain = min([chain, *(parent + 1 for parent in parents[chain:])])
+    if chain < 2:  # not worth its own attention
+        return [(count, parents)]
+    tree = [parent - chain for parent in parents[chain:]]
+    return [(chain, None), (count - chain, tree)]

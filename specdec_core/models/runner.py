@@ -180,6 +180,7 @@ class ModelRunner(ABC):
     vocab_size: int  # logits of the first tokens only: a draft may have more than its target
     max_length: int  # tokens of a row; a last draft tree fits after them
     prefill_chunk = PREFILL_CHUNK
+    mixes = False  # whether a forward's rows cost what their own tokens do, not the widest one's
 
     def __init__(self) -> None:
         self.seconds = 0.0  # spent in forwards so far; on a GPU, in starting them

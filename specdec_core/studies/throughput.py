@@ -46,7 +46,7 @@ def decode_queue(engine: Engine, requests: Sequence[Request]) -> tuple[Busy, lis
     start = perf_counter()
     while not engine.idle:
         chunks = engine.step(texts=False)
-        busy = busy and len(chunks) == engine.slots
+        busy = busy and engine.last.running == engine.slots
         if busy:
             seconds = perf_counter() - start
             tokens += sum(len(chunk.tokens) for chunk in chunks)

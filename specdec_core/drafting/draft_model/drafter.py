@@ -47,7 +47,6 @@ class DraftModelDrafter(Drafter):
     def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
             self.policy.reset(sequence.slot)
-        self.context.open(sequences)
 
     @torch.inference_mode()
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:

@@ -44,7 +44,6 @@ class ForkDrafter(ShapedTree):
         for sequence in sequences:
             for branch in self._branches(sequence):
                 self.policy.reset(branch)
-        self.context.open(sequences)
 
     @torch.inference_mode()
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:

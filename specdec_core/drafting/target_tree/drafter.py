@@ -37,9 +37,6 @@ class TargetTreeDrafter(Drafter):
         self.context.runner.expect(k_configuration(settings.branching[:-1]))  # leaves are not read
         self._cached: dict[int, dict[int, int]] = {}
 
-    def open(self, sequences: Sequence[SlotState]) -> None:
-        self.context.open(sequences)
-
     @torch.inference_mode()
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         growth = Growth(self.context, sequences)

@@ -38,9 +38,6 @@ class TreeDrafter(ShapedTree):
         self.context.runner.expect([read[parents[node]] for node in read if node != ROOT])
         self._cached: dict[int, dict[int, int]] = {}
 
-    def open(self, sequences: Sequence[SlotState]) -> None:
-        self.context.open(sequences)
-
     @torch.inference_mode()
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         growth = Growth(self.context, sequences)

@@ -115,7 +115,9 @@ def drafting(pair: Pair, **settings: object) -> tuple[PostUseDrafter, SlotState]
     engine.add(Request("0", PROMPT, 20, ignore_eos=True))
     seen = []
     engine.drafter.observe = lambda sequence, outcome: seen.append(sequence)
-    engine._admit()
+    plan = engine.scheduler.plan()
+    engine._enter(plan)
+    engine._read_ahead(plan)
     [active] = engine._active.values()
     active.state.room = 7
     return engine.drafter, active.state

@@ -16,6 +16,7 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.heuristic import HeuristicSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.engine import Engine, Request
+from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair, check_pair, load_pair
 from specdec_core.models.supported import check_supported
 from specdec_core.tokens.statistics import Counts, Origin
@@ -36,24 +37,41 @@ def test_exactly_max_new_tokens_are_generated(tiny_pair: Pair, new_tokens: int) 
     assert {g.finish_reason for g in generations} == {"length"}
 
 
-def test_many_prompts_at_once_do_not_hold_up_those_that_are_answered(tiny_pair: Pair) -> None:
-    sizes = (220, 200, 200, 30, 200)
+def test_long_prompts_do_not_hold_up_those_that_are_answered(tiny_pair: Pair) -> None:
+    sizes = (20, 220, 200, 30, 230)
     asked = [
         Request(str(i), tuple(range(5, 5 + size)), 12, seed=i, ignore_eos=True)
         for i, size in enumerate(sizes)
     ]
     expected = [Engine(tiny_pair, CHAIN).generate([request])[0].tokens for request in asked]
-    engine = Engine(tiny_pair, CHAIN, 5)
-    for request in asked:
+    engine = Engine(tiny_pair, CHAIN, limits=Limits(5, step_tokens=64))
+    engine.add(asked[0])
+    engine.step()
+    for request in asked[1:]:
         engine.add(request)
-    first = [{chunk.request_id for chunk in engine.step()} for _ in range(2)]
-    assert first == [{"0", "1"}, {"0", "1", "2", "3", "4"}]  # 420 tokens of 512, then 430
-    rest: dict[str, list[int]] = {}
+    answered: dict[str, list[int]] = {}
+    steps = []
     while not engine.idle:
-        for chunk in engine.step():
-            if chunk.finished:
-                rest[chunk.request_id] = chunk.finished.tokens
-    assert [rest[request.id] for request in asked] == expected
+        chunks = engine.step()
+        steps.append({chunk.request_id for chunk in chunks})
+        answered |= {c.request_id: c.finished.tokens for c in chunks if c.finished}
+        read = sum(engine.last.reading.values())
+        assert read <= 64
+        if "0" not in answered:
+            assert "0" in steps[-1], "a round without it"
+    assert steps[0] <= {"0", "3"}, "all prompts were read in one step"
+    first = {name: next(n for n, step in enumerate(steps) if name in step) for name in "1234"}
+    assert first["3"] < min(first["1"], first["2"], first["4"]), "the short prompt waits"
+    assert [answered[request.id] for request in asked] == expected
+
+
+def test_a_request_that_can_never_fit_in_the_cache_is_refused(tiny_pair: Pair) -> None:
+    engine = Engine(tiny_pair, CHAIN, limits=Limits(2, cache_tokens=192))
+    with pytest.raises(UserError, match="take 140 tokens, but the cache holds 192"):
+        engine.add(Request("r", tuple(range(5, 105)), 40))
+    engine.add(Request("r", tuple(range(5, 105)), 20))
+    with pytest.raises(ValueError, match="unfinished"):
+        engine.add(Request("r", (5,), 2))
 
 
 def test_an_eos_token_ends_the_text_and_nothing_follows_it(tiny_pair: Pair) -> None:

@@ -6,8 +6,9 @@ import pytest
 
 from specdec_core.config import Configuration, Sampling, parse
 from specdec_core.engine import Engine, Request
+from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
-from specdec_core.tokens.statistics import Counts
+from specdec_core.tokens.statistics import Counts, Generation
 
 DRAFTERS = {
     "autoregressive": None,
@@ -24,6 +25,18 @@ SAMPLINGS = {
     "greedy": Sampling(),
     "rejection": Sampling(temperature=0.9, top_k=40),
     "gumbel": Sampling(temperature=0.9, top_k=40, coupling="gumbel"),
+}
+# Drafters and policies that learn from a request while it is decoded.
+LEARNING = {
+    "prompt lookup": {"kind": "prompt_lookup"},
+    "suffix": {"kind": "suffix"},
+    "lookahead": {"kind": "lookahead"},
+    "ouroboros": {"kind": "ouroboros"},
+    "hybrid": {"kind": "hybrid", "lookup": {"kind": "suffix"}, "otherwise": {"kind": "cascade"}},
+    "bandit": {"kind": "bandit", "arms": [1, 4, {"kind": "suffix"}], "memory": "request"},
+    "heuristic": {"kind": "draft_model", "policy": {"kind": "heuristic", "start": 3}},
+    "dynamic confidence": {"kind": "draft_model", "policy": {"kind": "dynamic_confidence"}},
+    "pre-cut": {"kind": "draft_model", "policy": {"kind": "pre_cut"}},
 }
 LENGTHS = (9, 17)  # of the prompts
 
@@ -134,3 +147,33 @@ def test_it_writes_the_same_beside_requests_that_sample_otherwise(
     found = Engine(tiny_pair, configuration, slots=len(mixed)).generate(mixed)
     texts = [text for rule in SAMPLINGS for text in expected(rule, drafter)]
     assert [g.tokens for g in found] == texts
+
+
+@pytest.mark.parametrize("rule", SAMPLINGS)
+@pytest.mark.parametrize("drafter", [*DRAFTERS, *LEARNING])
+def test_preempted_requests_write_what_they_would_have(
+    tiny_pair: Pair, rule: str, drafter: str
+) -> None:
+    """Their texts are read again; random stream, drafter and policy go on as if nothing had been:
+    every round is the same."""
+    configuration = parse(Configuration, {"drafter": {**DRAFTERS, **LEARNING}[drafter]}, "test")
+    asked = [
+        Request(f"{n}", tuple(range(5, 60 - n)), 30, SAMPLINGS[rule], n, ignore_eos=True)
+        for n in range(4)
+    ]
+    alone = [Engine(tiny_pair, configuration).generate([request])[0] for request in asked]
+    engine = Engine(tiny_pair, configuration, limits=Limits(4, step_tokens=40, cache_tokens=512))
+    found = engine.generate(asked)
+    assert engine.scheduler.preemptions
+    learns_from_all = drafter in ("ouroboros", "pre-cut")  # so that company changes its rounds
+    if rule != "rejection" or not learns_from_all:
+        assert [g.tokens for g in found] == [g.tokens for g in alone]
+    if not learns_from_all:
+        assert [rounds(g) for g in found] == [rounds(g) for g in alone]
+
+
+def rounds(generation: Generation) -> list[tuple[int, ...]]:
+    return [
+        (r.position, r.drafted, r.accepted, r.generated, r.draft_forwards, r.draft_tokens)
+        for r in generation.rounds
+    ]

@@ -1,0 +1,224 @@
+"""What each step of the engine does, decided on numbers alone.
+
+Requests wait, then run in a slot. A running request first has its text read by the target, and then
+decodes. A step feeds the target so many tokens: each decoding request its candidates, and what is
+left of the step's budget are chunks of texts that are still being read. So a long prompt delays
+nobody by more than a step.
+
+The engine and the simulation of load run the same scheduler: it knows neither models nor time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+STEP_TOKENS = 256  # tokens that a step feeds
+BLOCK = 64  # tokens; the cache is counted in blocks of so many
+_AHEAD = BLOCK  # tokens of the cache that a round's candidates may take
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a scheduler may use: `slots` requests at a time, `step_tokens` tokens a step, and
+    `cache_tokens` tokens in the cache (None: what the slots hold)."""
+
+    slots: int
+    step_tokens: int = STEP_TOKENS
+    cache_tokens: int | None = None
+
+    @property
+    def blocks(self) -> int | None:
+        """Whole blocks of the cache."""
+        return None if self.cache_tokens is None else self.cache_tokens // BLOCK
+
+    def holds(self, tokens: int) -> bool:
+        """Whether a request of `tokens` tokens, prompt and output, can ever run."""
+        return self.blocks is None or blocks_of(tokens) <= self.blocks
+
+
+@dataclass(slots=True, eq=False)
+class Scheduled:
+    """A request: its text has `tokens` tokens, of which the target holds `read`. All but the last
+    `unfed` are to be read before it decodes: the target reads the text's last token with the
+    candidates."""
+
+    name: str
+    tokens: int
+    read: int = 0
+    slot: int = -1
+    blocks: int = 0  # reserved
+    resting: bool = False  # preempted: it keeps its slot, and none of the cache
+    unfed: int = 1
+
+    @property
+    def unread(self) -> int:
+        """Tokens to read until it can decode."""
+        return max(self.tokens - self.unfed - self.read, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Of running requests, by slot: those that decode, those of which so many tokens are read, and
+    what changed before: those that were preempted and those that entered. A decoding request may
+    have a rest of its text to read first, in the same step."""
+
+    decoding: list[int] = field(default_factory=list)
+    reading: dict[int, int] = field(default_factory=dict)
+    preempted: list[int] = field(default_factory=list)
+    entering: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def running(self) -> int:
+        """Requests that take part."""
+        return len(self.decoding) + len(self.reading)
+
+
+def blocks_of(tokens: int) -> int:
+    """Blocks that a text of `tokens` tokens needs, with a round's candidates."""
+    return -(-(tokens + _AHEAD) // BLOCK)
+
+
+class Scheduler:
+    """Requests by name. A step begins with :meth:`plan`; after it the caller reports with
+    :meth:`grew` and :meth:`leave` what became of the requests.
+
+    First come, first served: nobody enters before one who waits longer. Of the texts being read,
+    the oldest gets at least half of what is left of a step's budget and the shortest the rest, so
+    that neither a short prompt waits for long ones nor a long one for ever. When the cache is full,
+    the youngest request is preempted: it leaves the cache, keeps its slot and its state, and its
+    text is read again as soon as there is room.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.waiting: deque[Scheduled] = deque()
+        self.running: dict[str, Scheduled] = {}  # in the order in which they entered
+        self.preemptions = 0
+        self._free = list(range(limits.slots))
+        self._candidates = 0.0  # of a decoding request, in the last step
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is running or waiting."""
+        return not self.running and not self.waiting
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the cache that are reserved."""
+        return sum(request.blocks for request in self.running.values())
+
+    def add(self, name: str, tokens: int) -> None:
+        """A request with a prompt of `tokens` tokens comes."""
+        self.waiting.append(Scheduled(name, tokens))
+
+    def leave(self, name: str) -> None:
+        """A request has finished or was cancelled; unknown ones are ignored."""
+        request = self.running.pop(name, None)
+        if request is None:
+            self.waiting = deque(other for other in self.waiting if other.name != name)
+        else:
+            self._free.append(request.slot)
+            self._free.sort()
+
+    def grew(self, name: str, tokens: int, unfed: int = 1) -> None:
+        """After a round the text of `name` has `tokens` tokens, of which the target holds all but
+        the last `unfed`."""
+        request = self.running[name]
+        request.tokens, request.read, request.unfed = tokens, tokens - unfed, unfed
+
+    def fed(self, candidates: Sequence[int]) -> None:
+        """The decoding requests of the step had so many candidates each."""
+        if candidates:
+            self._candidates = sum(candidates) / len(candidates)
+
+    def plan(self) -> Step:
+        """What the next step does. Texts are taken to be read as it says."""
+        preempted = self._reserve()
+        entering = self._admit()
+        present = [request for request in self.running.values() if not request.resting]
+        decoding = [request for request in present if not request.unread]
+        begun = [request for request in present if request.unread]
+        chunks = self._chunks(begun, len(decoding))
+        reading: dict[int, int] = {}
+        for request in begun:
+            count = chunks.get(request.slot, 0)
+            request.read += count
+            if not request.unread:
+                decoding.append(request)
+            elif count:
+                reading[request.slot] = count
+        slots = sorted(request.slot for request in decoding)
+        return Step(slots, reading, preempted, entering)
+
+    def _reserve(self) -> list[int]:
+        """Reserve room for a round of everybody, the oldest first; who gets none is preempted, or
+        goes on resting. Returns the slots of those preempted."""
+        limit = self.limits.blocks
+        if limit is None:
+            return []
+        requests = list(self.running.values())
+        wanted = [blocks_of(request.tokens) for request in requests]
+        if sum(wanted) <= limit:
+            for request, needed in zip(requests, wanted, strict=True):
+                request.blocks, request.resting = needed, False
+            return []
+        preempted: list[int] = []
+        for place, request in enumerate(requests):
+            if request.resting and any(other.resting for other in requests[:place]):
+                continue  # the older one comes first
+            needed = wanted[place]
+            if request.resting and self.blocks + needed > limit:
+                continue  # it never displaces another
+            for other in reversed(requests[place + 1 :]):
+                if self.blocks - request.blocks + needed <= limit:
+                    break
+                if not other.resting:
+                    self._preempt(other)
+                    preempted.append(other.slot)
+            if self.blocks - request.blocks + needed <= limit:
+                request.blocks, request.resting = needed, False
+            elif not request.resting:
+                self._preempt(request)
+                preempted.append(request.slot)
+        return preempted
+
+    def _preempt(self, request: Scheduled) -> None:
+        request.blocks, request.read, request.resting = 0, 0, True
+        self.preemptions += 1
+
+    def _admit(self) -> dict[int, str]:
+        """Waiting requests enter free slots while the cache has room; none while another rests."""
+        entering: dict[int, str] = {}
+        limit = self.limits.blocks
+        while self.waiting and self._free:
+            request = self.waiting[0]
+            if limit is not None:
+                request.blocks = blocks_of(request.tokens)
+                resting = any(other.resting for other in self.running.values())
+                if resting or self.blocks + request.blocks > limit:
+                    break
+            self.waiting.popleft()
+            request.slot = self._free.pop(0)
+            self.running[request.name] = request
+            entering[request.slot] = request.name
+        return entering
+
+    def _chunks(self, begun: Collection[Scheduled], decoding: int) -> dict[int, int]:
+        """Tokens to read of each of these texts, the oldest of which comes first, by slot."""
+        if self.limits.slots == 1:  # nobody else is delayed
+            return {request.slot: request.unread for request in begun}
+        if not begun:
+            return {}
+        budget = self.limits.step_tokens
+        left = max(round(budget - decoding * (1 + self._candidates)), budget // 4)
+        oldest, *others = begun
+        first = min(oldest.unread, left if not others else -(-left // 2))
+        left -= first
+        chunks: dict[int, int] = {}
+        for request in sorted(others, key=lambda other: other.unread):
+            chunks[request.slot] = min(request.unread, left)
+            left -= chunks[request.slot]
+        chunks[oldest.slot] = min(first + left, oldest.unread)
+        return chunks

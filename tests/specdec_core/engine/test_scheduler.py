@@ -1,0 +1,114 @@
+"""What a step does: whose text is read, who decodes, who has to make room."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec_core.engine.scheduler import BLOCK, Limits, Scheduler, Step, blocks_of
+
+
+def decoded(scheduler: Scheduler, step: Step, left: Counter[str]) -> None:
+    """Every decoding request of the step writes a token, and leaves after its last."""
+    scheduler.fed([0] * len(step.decoding))
+    for request in list(scheduler.running.values()):
+        if request.slot in step.decoding:
+            left[request.name] -= 1
+            if left[request.name]:
+                scheduler.grew(request.name, request.tokens + 1)
+            else:
+                scheduler.leave(request.name)
+
+
+def test_a_long_prompt_is_read_in_chunks_beside_those_that_decode() -> None:
+    scheduler = Scheduler(Limits(2, step_tokens=100))
+    scheduler.add("short", 11)
+    assert scheduler.plan() == Step([0], {}, [], {0: "short"})
+    scheduler.grew("short", 12)
+    scheduler.fed([3])
+    scheduler.add("long", 301)
+    steps = [scheduler.plan()]
+    while 1 not in steps[-1].decoding:
+        scheduler.grew("short", scheduler.running["short"].tokens + 1)
+        steps.append(scheduler.plan())
+    # A step has room for 100 tokens, of which one request decodes 1 + 3.
+    assert [step.reading.get(1) for step in steps] == [96, 96, 96, None]
+    assert all(0 in step.decoding for step in steps)
+
+
+def test_a_short_prompt_overtakes_a_long_one_which_goes_on() -> None:
+    scheduler = Scheduler(Limits(3, step_tokens=100))
+    scheduler.add("long", 1001)
+    scheduler.plan()
+    scheduler.add("middle", 401)
+    scheduler.add("short", 21)
+    assert scheduler.plan() == Step([2], {0: 50, 1: 30}, [], {1: "middle", 2: "short"})
+
+
+def test_alone_a_prompt_is_read_at_once() -> None:
+    scheduler = Scheduler(Limits(1))
+    scheduler.add("only", 5001)
+    assert scheduler.plan() == Step([0], {}, [], {0: "only"})
+
+
+def test_nobody_enters_before_one_who_waits_longer() -> None:
+    limits = Limits(3, cache_tokens=BLOCK * (blocks_of(400) + 2))
+    scheduler = Scheduler(limits)
+    for name, tokens in (("first", 400), ("second", 400), ("third", 10)):
+        scheduler.add(name, tokens)
+    assert list(scheduler.plan().entering.values()) == ["first"]
+    assert [request.name for request in scheduler.waiting] == ["second", "third"]
+    scheduler.leave("first")
+    assert list(scheduler.plan().entering.values()) == ["second", "third"]
+
+
+def test_the_youngest_makes_room_and_is_the_first_to_come_back() -> None:
+    scheduler = Scheduler(Limits(4, cache_tokens=BLOCK * 6))
+    for name in "abc":
+        scheduler.add(name, 40)
+    assert scheduler.plan().decoding == [0, 1, 2]
+    scheduler.add("d", 10)
+    for name in "abc":
+        scheduler.grew(name, 70)  # three blocks each, where there are six
+    step = scheduler.plan()
+    assert (step.decoding, step.preempted, step.entering) == ([0, 1], [2], {})
+    scheduler.grew("a", 71)
+    scheduler.leave("b")
+    step = scheduler.plan()
+    assert (step.decoding, step.preempted) == ([0, 2], [])
+    assert scheduler.running["c"].tokens == 70
+    assert step.entering == {}, "there is no room for d"
+    scheduler.leave("a")
+    assert list(scheduler.plan().entering.values()) == ["d"]
+
+
+REQUESTS = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 90)), min_size=1, max_size=9)
+
+
+@given(REQUESTS, st.integers(1, 4), st.integers(8, 20), st.integers(16, 200))
+def test_everyone_finishes_within_the_cache_and_the_budget(
+    sizes: list[tuple[int, int]], slots: int, blocks: int, step_tokens: int
+) -> None:
+    limits = Limits(slots, step_tokens, blocks * BLOCK)
+    scheduler, left = Scheduler(limits), Counter()
+    for number, (tokens, new) in enumerate(sizes):
+        assert limits.holds(tokens + new)
+        left[str(number)] = new
+        scheduler.add(str(number), tokens)
+    steps = 0
+    while not scheduler.idle:
+        held = {name: request.read for name, request in scheduler.running.items()}
+        step = scheduler.plan()
+        steps += 1
+        assert steps < 5000
+        assert step.running, "a step that does nothing"
+        assert scheduler.blocks <= blocks
+        running = {request.slot: request for request in scheduler.running.values()}
+        assert len(running) == len(scheduler.running) <= slots
+        read = sum(r.read - held.get(r.name, 0) for r in running.values() if not r.resting)
+        if slots > 1:
+            assert read <= step_tokens
+        decoded(scheduler, step, left)
+    assert not any(left.values())
