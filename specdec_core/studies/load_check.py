@@ -12,13 +12,14 @@ import pandas as pd
 from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration, distinct_labels
 from specdec_core.cost.steps import StepTimes
-from specdec_core.engine import Chunk, Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits, Step
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.measures import COLUMNS, LoadMeasures, measure
 from specdec_core.search.load.simulator import asks_of, simulate_clients
+from specdec_core.tokens.statistics import Generation
 
 CLIENTS = (1, 4, 8, 16)
 _EACH = 6  # requests for each client, …
@@ -27,17 +28,24 @@ _LEAST = 16  # … and at least
 
 @dataclass
 class LiveRun:
-    """A run of the live engine: the records of its requests, what each step did, and its seconds."""
+    """A run of the live engine: records of its requests, and what each step did in how long."""
 
     rows: list[tuple[Any, ...]] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-    candidates: list[list[int]] = field(default_factory=list)
+    decoded: list[list[str]] = field(default_factory=list)  # requests of each step, by id
     seconds: list[float] = field(default_factory=list)
+    generations: dict[str, Generation] = field(default_factory=dict)
 
     @property
     def records(self) -> pd.DataFrame:
         """As in :mod:`specdec_core.search.load.measures`."""
         return pd.DataFrame(sorted(self.rows), columns=list(COLUMNS))
+
+    @property
+    def candidates(self) -> list[list[int]]:
+        """How many candidates each request of each step had."""
+        rounds = {name: iter(each.rounds) for name, each in self.generations.items()}
+        return [[next(rounds[name]).drafted for name in step] for step in self.decoded]
 
 
 def run_clients(engine: Engine, requests: Sequence[Request], clients: int) -> LiveRun:
@@ -51,9 +59,7 @@ def run_clients(engine: Engine, requests: Sequence[Request], clients: int) -> Li
     return _run(engine, requests, more)
 
 
-def run_arrivals(
-    engine: Engine, requests: Sequence[Request], arrivals: Sequence[float]
-) -> LiveRun:
+def run_arrivals(engine: Engine, requests: Sequence[Request], arrivals: Sequence[float]) -> LiveRun:
     """An open loop: each request comes at its second of `arrivals`, however busy the engine is."""
     coming = list(zip(arrivals, requests, strict=True))
 
@@ -103,18 +109,12 @@ def _run(
             first.setdefault(chunk.request_id, end - began)
             if chunk.finished is not None:
                 finished += 1
+                run.generations[chunk.request_id] = chunk.finished
                 name, tokens = chunk.request_id, len(chunk.finished.tokens)
                 times = sent[name], first[name], end - began
                 run.rows.append((numbers[name], *times, lengths[name], tokens, None))
-        run.candidates.append(_candidates(engine, chunks))
+        run.decoded.append([chunk.request_id for chunk in chunks])
     return run
-
-
-def _candidates(engine: Engine, chunks: Sequence[Chunk]) -> list[int]:
-    """How many candidates each request of the last step had."""
-    active = {a.request.id: a.rounds for a in engine._active.values()}
-    ended = {c.request_id: c.finished.rounds for c in chunks if c.finished is not None}
-    return [{**active, **ended}[chunk.request_id][-1].drafted for chunk in chunks]
 
 
 @dataclass

@@ -1,9 +1,9 @@
 """Measuring the times of engine steps on this machine.
 
 Forwards are measured at shapes drawn at random: some decoding rows with some candidates each and
-contexts of their own, with or without a chunk of a prompt among them. The target is measured twice,
-after forwards of the drafts, which leave little of its weights in the processor's caches, and alone.
-What the engine adds is what remains of the steps of short runs.
+contexts of their own, with or without a chunk of a prompt among them. The target is measured after
+forwards of the drafts, which leave little of its weights in the processor's caches, and alone. What
+the engine adds is what remains of the steps of short runs.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def measure_steps(
     measure what the engine adds.
 
     Models and shapes take turns, as the forwards of steps do, so that a change of the machine's
-    load falls on all alike. A measurement is the median of its repeats; the first, which may compile
-    kernels for its shape, does not count.
+    load falls on all alike. A measurement is the median of its repeats without the first, which may
+    compile kernels for its shape.
     """
     observer = observer or Observer()
     observer.stage("measuring steps", repeats + 1)
@@ -84,8 +84,9 @@ def measure_steps(
             for runner in (target, *drafts.values()):
                 runner.fork(slots, range(len(shape)), [context for _, context in shape])
             for name, runner in drafts.items():
-                _time(runner, shape)  # most forwards of a chain follow one of the same draft
-                samples[name][number].append(_time(runner, shape))
+                # The first forward of a chain follows one of the target, the others their own.
+                both = _time(runner, shape), _time(runner, shape)
+                samples[name][number].append(sum(both) / 2)
             samples[_TARGET][number].append(_time(target, shape))
             samples[_ALONE][number].append(_time(target, shape))
         observer.step()
@@ -150,6 +151,11 @@ class StepLog:
     forwards: list[list[tuple[str | None, Work, float]]] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     candidates: list[int] = field(default_factory=list)
+
+    @property
+    def forward_seconds(self) -> list[float]:
+        """Seconds of the forwards of each step."""
+        return [sum(seconds for _, _, seconds in each) for each in self.forwards]
 
     def predicted(self, times: StepTimes) -> list[float]:
         """Seconds of the forwards of each step by `times`."""
@@ -217,6 +223,8 @@ def _engine_terms(pair: Pair, times: StepTimes, slots: int, observer: Observer) 
         (name, Configuration(drafter=DraftModelSettings(draft=name, policy=policy)))
         for name in times.drafts
     ]
+    # Elsewhere a forward returns before it is done.
+    waits = pair.target.device.type == "cpu"
     shapes: list[tuple[int, int, int]] = []
     rest: list[float] = []
     observer.stage("measuring the engine", len(runs))
@@ -235,8 +243,8 @@ def _engine_terms(pair: Pair, times: StepTimes, slots: int, observer: Observer) 
                     logged.step()
             log = logged.log
             warm = range(2, len(log.seconds))
-            predicted = log.predicted(times)
+            forwards = log.forward_seconds if waits else log.predicted(times)
             shapes += [(log.rows[n], log.draft_forwards(n), log.candidates[n]) for n in warm]
-            rest += [log.seconds[n] - predicted[n] for n in warm]
+            rest += [log.seconds[n] - forwards[n] for n in warm]
         observer.step()
     return EngineTerms.fit(shapes, rest)

@@ -84,7 +84,7 @@ def simulate_clients(
     router: Router | None = None,
     log: bool = False,
 ) -> Simulation:
-    """A closed loop: each of `clients` clients sends the next of `asks` when its answer is whole."""
+    """A closed loop: each of so many clients sends the next of `asks` when its answer is whole."""
     world = _World(answers, times, limits, replicas, router or Router(), log)
     return world.run(iter(asks), [0.0] * min(clients, len(asks)), closed=True)
 
