@@ -12,10 +12,11 @@ import random
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 
 from specdec_core.base.observer import Observer
-from specdec_core.config import AUTOREGRESSIVE, Configuration
+from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
 from specdec_core.cost.steps import (
     EngineTerms,
     ForwardTerms,
@@ -23,11 +24,12 @@ from specdec_core.cost.steps import (
     StepTimes,
     Work,
     fit_quality,
+    load_step_times,
 )
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
+from specdec_core.models.pair import Pair, load_pair
 from specdec_core.models.runner import Batch, ModelRunner, Output
 
 SLOTS = 16
@@ -106,8 +108,8 @@ def measure_steps(
         mixes=target.mixes,
     )
     times = times.model_copy(update={"engine": _engine_terms(pair, times, slots, observer)})
-    by_draft = {None: forwards[_TARGET], **{name: forwards[name] for name in drafts}}
-    return StepMeasurement(times, by_draft)
+    by_draft: dict[str | None, list[PackedForward]] = {None: forwards[_TARGET]}
+    return StepMeasurement(times, by_draft | {name: forwards[name] for name in drafts})
 
 
 def step_shapes(slots: int, count: int, longest: int, max_length: int) -> Iterator[list[Row]]:
@@ -248,3 +250,17 @@ def _engine_terms(pair: Pair, times: StepTimes, slots: int, observer: Observer) 
             rest += [log.seconds[n] - forwards[n] for n in warm]
         observer.step()
     return EngineTerms.fit(shapes, rest)
+
+
+def step_times(
+    pair: PairSpec, path: Path, slots: int = SLOTS, observer: Observer | None = None
+) -> StepTimes:
+    """The pair's step times on this machine: those in the file `path`, or, where it is missing,
+    measured now and written there. Raises :class:`UserError` for a file that lacks a draft."""
+    if path.exists():
+        return load_step_times(path, list(pair.drafts))
+    observer = observer or Observer()
+    observer.stage(f"loading {pair.name}")
+    times = measure_steps(load_pair(pair), slots, observer=observer).times
+    times.save(path)
+    return times

@@ -8,6 +8,7 @@ step ends.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -35,10 +36,11 @@ _END, _COMES, _ROUTED, _BEGIN = range(4)
 class Router:
     """Sends each request to a replica: to all in turn, to the one with the fewest unfinished
     requests, or to the better of two random ones (as Ray Serve does). Passing a request on takes it
-    `seconds`, one request after the other."""
+    `seconds`, one request after the other. The replicas' loads are known at once."""
 
     routing: Routing = "round_robin"
     seconds: float = 0.0
+    number: int = 1  # of such routers, which requests reach in turn
 
 
 @dataclass
@@ -47,6 +49,7 @@ class Simulation:
 
     records: pd.DataFrame
     steps: int
+    rounds: int  # of all requests
     seconds: float  # simulated, until the last step's end
     took: float  # seconds of simulating
     busy: list[float]  # the share of the time that each replica steps
@@ -120,22 +123,23 @@ class _World:
         steps = self.log if log else None
         self.replicas = [Replica(answers, times, limits, steps) for _ in range(replicas)]
         self.running = [False] * replicas  # whether a step is under way
-        self.router, self.router_free, self.router_seconds = router, 0.0, 0.0
+        self.router, self.router_seconds = router, 0.0
+        self.routers = deque([0.0] * router.number)  # when each is free
         self.turn, self.random = count(), random.Random(0)
         self.events: list[tuple[float, int, int, int]] = []  # when, what, in which order, of whom
         self.order = count()
         self.rows: list[tuple[object, ...]] = []
+        self.rounds = 0
 
     def run(self, asks: Iterator[Ask], arrivals: Sequence[float], closed: bool) -> Simulation:
         began, now = perf_counter(), 0.0
         requests: dict[int, SimulatedRequest] = {}
         index = 0
         coming = iter(arrivals)
-        if closed:
-            for at in coming:
-                self._push(at, _COMES, -1)
-        elif (at := next(coming, None)) is not None:
+        for at in coming:
             self._push(at, _COMES, -1)
+            if not closed:
+                break  # each brings the one after it
         events = self.events
         while events:
             now, what, _, whom = heappop(events)
@@ -155,13 +159,11 @@ class _World:
                 ask = next(asks, None)
                 if ask is None:
                     continue
-                if not closed and (at := next(coming, None)) is not None:
-                    self._push(at, _COMES, -1)
+                if not closed and (later := next(coming, None)) is not None:
+                    self._push(later, _COMES, -1)
                 requests[index] = SimulatedRequest(index, str(index), ask, now, ask.prompt_tokens)
                 if self.router.seconds:
-                    self.router_free = max(self.router_free, now) + self.router.seconds
-                    self.router_seconds += self.router.seconds
-                    self._push(self.router_free, _ROUTED, index)
+                    self._push(self._pass_on(now), _ROUTED, index)
                 else:
                     self._route(requests.pop(index), now)
                 index += 1
@@ -186,6 +188,14 @@ class _World:
             self.running[whom] = True
             self._push(now, _BEGIN, whom)
 
+    def _pass_on(self, now: float) -> float:
+        """When the next router in turn has passed on a request that comes now."""
+        at = max(self.routers[0], now) + self.router.seconds
+        self.routers.popleft()
+        self.routers.append(at)
+        self.router_seconds += self.router.seconds
+        return at
+
     def _choose(self) -> int:
         """The number of the replica that the next request goes to."""
         number = len(self.replicas)
@@ -202,6 +212,7 @@ class _World:
     def _record(self, request: SimulatedRequest, now: float) -> None:
         ask = request.ask
         times = request.sent, request.first, now
+        self.rounds += request.rounds
         self.rows.append((request.index, *times, ask.prompt_tokens, request.generated, None))
 
     def _result(self, seconds: float, took: float) -> Simulation:
@@ -210,10 +221,11 @@ class _World:
         return Simulation(
             records=records,
             steps=sum(replica.steps for replica in self.replicas),
+            rounds=self.rounds,
             seconds=seconds,
             took=took,
             busy=[replica.busy_seconds / total for replica in self.replicas],
-            router_busy=self.router_seconds / total,
+            router_busy=self.router_seconds / total / self.router.number,
             preemptions=sum(replica.scheduler.preemptions for replica in self.replicas),
             log=self.log,
         )
