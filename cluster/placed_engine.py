@@ -12,11 +12,12 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement
 from specdec_core.drafting.pearl.link import Link, no_link
 from specdec_core.engine import Engine
+from specdec_core.engine.scheduler import Limits
 
 
 @contextmanager
 def placed_engine(
-    spec: PairSpec, configuration: Configuration, slots: int, placement: Placement
+    spec: PairSpec, configuration: Configuration, limits: Limits, placement: Placement
 ) -> Iterator[Engine]:
     """An engine with the target on the devices of `placement` and, for asynchronous drafting, the
     draft on another. The devices are released at the end.
@@ -35,7 +36,7 @@ def placed_engine(
             draft = PlacedDraft(placed, pair.spec)
             stack.callback(draft.close)
             open_link = draft.wait
-        engine = Engine(pair, configuration, slots, open_link)
+        engine = Engine(pair, configuration, open_link=open_link, limits=limits)
         if engine.drafter is not None:
             engine.drafter.prepare(LOADING)
         yield engine

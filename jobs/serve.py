@@ -26,6 +26,8 @@ class Arguments(Value):
     config: Path | None = None
     slots: PositiveInt = 4
     queue: NonNegativeInt = 128
+    step_tokens: PositiveInt = 256
+    cache_tokens: PositiveInt | None = None
     cluster: Path | None = None
 
 
@@ -35,11 +37,11 @@ def application(args: dict[str, Any]) -> Application:
     given = parse(Arguments, args, "args")
     choice, _ = choose(given.config)
     from cluster.serving.deployment import application as build  # Ray takes seconds to import
+    from specdec_core.engine.scheduler import Limits
 
     placement = None if given.cluster is None else Placement.load(given.cluster)
-    return build(
-        choice.pair, choice.configuration, given.slots, placement=placement, queue=given.queue
-    )
+    limits = Limits(given.slots, given.step_tokens, given.cache_tokens)
+    return build(choice.pair, choice.configuration, limits, placement=placement, queue=given.queue)
 
 
 def main(
@@ -50,12 +52,21 @@ def main(
     queue: Annotated[
         int, Option(min=0, help="Requests that may wait; more are refused with status 429.")
     ] = 128,
+    step_tokens: Annotated[
+        int,
+        Option(min=1, help="Tokens that a step feeds: candidates, and chunks of new prompts."),
+    ] = 256,
+    cache_tokens: Annotated[
+        int | None,
+        Option(min=1, help="Tokens that the cache holds; unset, all that the slots can."),
+    ] = None,
     cluster: Placed = None,
 ) -> None:
     """Serve completions over HTTP (OpenAI's protocol) with Ray Serve until Ctrl-C."""
     choice, source = choose(config)
     placement = None if cluster is None else Placement.load(cluster)
     from cluster.serving.deployment import serving  # Ray takes seconds to import
+    from specdec_core.engine.scheduler import Limits
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as Ctrl-C
     try:
@@ -63,7 +74,7 @@ def main(
             server = serving(
                 choice.pair,
                 choice.configuration,
-                slots=slots,
+                limits=Limits(slots, step_tokens, cache_tokens),
                 queue=queue,
                 host=host,
                 port=port,

@@ -21,12 +21,14 @@ from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec, Placement, run_time
 from specdec_core.drafting.states import STATES, find_state, load_state
 from specdec_core.engine import Engine
+from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import check_pair, load_pair
 
 # On a busy laptop the proxy takes longer to start than the 5 s that the controller grants it.
 os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "30")
 
 APPLICATION = "specdec"
+LIMITS = Limits(4)
 REFUSALS = 64  # requests that a replica may be refusing while all others wait
 
 
@@ -43,18 +45,18 @@ class CompletionServer:
         self,
         spec: PairSpec,
         configuration: Configuration,
-        slots: int,
+        limits: Limits,
         model: str,
         learned: Path | None = None,
         placement: Placement | None = None,
         queue: int = QUEUE,
     ) -> None:
         if placement is None:
-            engine = Engine(load_pair(spec), configuration, slots)
+            engine = Engine(load_pair(spec), configuration, limits=limits)
         else:
             self._devices = ExitStack()  # the replica's until it ends
             engine = self._devices.enter_context(
-                placed_engine(spec, configuration, slots, placement)
+                placed_engine(spec, configuration, limits, placement)
             )
         self._service = CompletionService(engine, model, learned, queue)
 
@@ -108,26 +110,26 @@ def check_port(host: str, port: int) -> None:
 def application(
     spec: PairSpec,
     configuration: Configuration,
-    slots: int = 4,
+    limits: Limits = LIMITS,
     model: str | None = None,
     placement: Placement | None = None,
     queue: int = QUEUE,
 ) -> serve.Application:
-    """The Ray Serve application, for the cluster that this process is connected to. `slots`
-    requests are decoded together, `queue` more may wait; `model` is the name that clients give, the
-    pair's when unset; `placement` sets the models' devices, otherwise the replica has them.
+    """The Ray Serve application, for the cluster that this process is connected to. `limits` are
+    those of a replica, where `queue` more requests may wait; `model` is the name that clients give,
+    the pair's when unset; `placement` sets the models' devices, otherwise the replica has them.
 
     Raises :class:`UserError` where the pair or the configuration cannot be used.
     """
     check_servable(spec, configuration, placement)
     learned = learned_state(spec, configuration)
-    return _bound(spec, configuration, slots, model, learned, placement, queue)
+    return _bound(spec, configuration, limits, model, learned, placement, queue)
 
 
 def _bound(
     spec: PairSpec,
     configuration: Configuration,
-    slots: int,
+    limits: Limits,
     model: str | None,
     learned: Path | None,
     placement: Placement | None,
@@ -138,10 +140,10 @@ def _bound(
         needs = resources(spec.runner.threads, spec.runner.device)
     deployment = CompletionServer.options(  # type: ignore[attr-defined]  # the decorator made one
         ray_actor_options={"num_cpus": needs["CPU"], "num_gpus": needs["GPU"]},
-        max_ongoing_requests=slots + queue + REFUSALS,
+        max_ongoing_requests=limits.slots + queue + REFUSALS,
     )
     model = model or spec.name
-    return deployment.bind(spec, configuration, slots, model, learned, placement, queue)
+    return deployment.bind(spec, configuration, limits, model, learned, placement, queue)
 
 
 @contextmanager
@@ -149,7 +151,7 @@ def serving(
     spec: PairSpec,
     configuration: Configuration,
     *,
-    slots: int = 4,
+    limits: Limits = LIMITS,
     host: str = "127.0.0.1",
     port: int = 8000,
     model: str | None = None,
@@ -162,7 +164,7 @@ def serving(
     Args:
         spec: the pair; every replica loads it.
         configuration: how requests are decoded; its sampling is their default.
-        slots: requests decoded together; more wait.
+        limits: requests decoded together, and what a step and the cache hold.
         queue: requests that may wait; others are refused.
         model: the name that clients give; the pair's name when unset.
         placement: the devices that the models are on; unset, every replica has them.
@@ -176,7 +178,7 @@ def serving(
         check_port(host, port)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     with ray_session():
-        bound = _bound(spec, configuration, slots, model, learned, placement, queue)
+        bound = _bound(spec, configuration, limits, model, learned, placement, queue)
         try:
             serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
         except TimeoutError as error:

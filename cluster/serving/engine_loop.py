@@ -119,6 +119,11 @@ class EngineLoop:
         """Requests that are waiting or being decoded."""
         return len(self._chunks)
 
+    @property
+    def waiting(self) -> int:
+        """Requests that have no slot."""
+        return max(self.running - self.engine.slots, len(self.engine.scheduler.waiting))
+
     async def submit(self, requests: Sequence[Request]) -> Submission:
         """Hand all requests to the engine, or none.
 
@@ -129,8 +134,7 @@ class EngineLoop:
         """
         if self.failure:
             raise self.failure
-        waiting = self.running - self.engine.slots
-        if waiting >= self.queue:
+        if (waiting := self.waiting) >= self.queue:
             raise QueueFull(waiting, self._pace.seconds(waiting - self.queue + 1))
         submission = Submission(self, requests)
         try:

@@ -107,6 +107,8 @@ class CompletionService:
             queue=self.loop.queue,
             max_length=self.engine.max_length,
             running=self.loop.running,
+            waiting=self.loop.waiting,
+            preemptions=self.engine.scheduler.preemptions,
             cancelled=self.loop.cancelled,
         )
         if self.engine.drafter is not None and (arms := self.engine.drafter.learned()) is not None:

@@ -285,5 +285,7 @@ class Health(BaseModel):
     queue: int  # choices that may wait; more requests are refused
     max_length: int
     running: int  # choices that are waiting or being decoded
+    waiting: int  # of these, those without a slot
+    preemptions: int  # times a choice has made room for an older one in the cache
     cancelled: int  # HTTP requests given up by their clients
     arms: list[Arm] = []  # where a bandit with memory of all requests chooses who drafts

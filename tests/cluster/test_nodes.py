@@ -16,6 +16,7 @@ from cluster.placement import Placement
 from cluster.session import QUIET, ray_session
 from specdec_core.config import Configuration, PairSpec, Sampling
 from specdec_core.engine import Engine, Request
+from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import load_pair
 from specdec_core.tokens.statistics import Origin
 
@@ -44,7 +45,7 @@ def decode(address: str, spec: PairSpec) -> None:
     request = Request("a", tuple(whole.tokenizer("def main():")["input_ids"]), 200)
     [expected] = Engine(whole).generate([request])
     placement = Placement.model_validate({"target": {"devices": 2, "split": "heads"}})
-    with ray_session(), placed_engine(spec, PEARL, 1, placement) as engine:
+    with ray_session(), placed_engine(spec, PEARL, Limits(1), placement) as engine:
         group = engine.pair.group
         assert len({fact.node for fact in group.facts}) == 2
         origins: list[Origin] = []

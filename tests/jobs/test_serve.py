@@ -124,8 +124,8 @@ def test_the_rayservices_application_is_built_from_its_arguments(
     application = build_app(built, name=described["name"])
     (deployment,) = application.deployments
     assert deployment.name == described["deployments"][0]["name"]
-    spec, configuration, slots, _, _, placement, queue = deployment.init_args
-    assert (spec, slots, queue) == (tiny_spec, described["args"]["slots"], 128)
+    spec, configuration, limits, _, _, placement, queue = deployment.init_args
+    assert (spec, limits.slots, queue) == (tiny_spec, described["args"]["slots"], 128)
     assert configuration.asynchronous
     assert (placement.draft.devices, placement.target.devices) == (1, 1)
     with pytest.raises(UserError, match="args: slot: "):

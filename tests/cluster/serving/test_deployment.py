@@ -17,6 +17,7 @@ from specdec_core.config import Configuration, PairSpec, Placement, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.engine import Engine, Request
+from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
 
 CONFIGURATION = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
@@ -31,7 +32,7 @@ def url(ray_running: None, tiny_spec: PairSpec) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with serving(tiny_spec, CONFIGURATION, slots=2, port=port, model=MODEL) as url:
+    with serving(tiny_spec, CONFIGURATION, limits=Limits(2), port=port, model=MODEL) as url:
         yield url
     serve.shutdown()  # the next server has a port of its own
 

@@ -13,6 +13,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.engine import Engine, Request
+from specdec_core.engine.scheduler import Limits
 from specdec_core.tokens.statistics import Generation
 
 SPECULATIVE = Configuration(drafter=DraftModelSettings())
@@ -155,6 +156,34 @@ def test_a_full_queue_refuses_with_429_and_a_time_and_takes_others_when_there_is
             assert len(texts) == 1
             health = (await http.get("/health")).json()
             assert (health["running"], health["queue"], health["cancelled"]) == (0, 2, 0)
+
+    asyncio.run(asyncio.wait_for(story(), timeout=60))
+
+
+def test_a_small_cache_preempts_and_refuses_at_once_what_never_fits(tiny_pair):
+    limits = Limits(4, step_tokens=32, cache_tokens=256)
+    service = CompletionService(Engine(tiny_pair, SPECULATIVE, limits=limits), "tiny")
+    transport = httpx.ASGITransport(build_app(service))
+    body = {"max_tokens": 60, "ignore_eos": True, "temperature": 0}
+    prompts = ["def main(", "class A:", "import os", "x = 1"]
+
+    async def story() -> None:
+        async with (
+            service.loop,
+            httpx.AsyncClient(transport=transport, base_url="http://x", timeout=60) as http,
+        ):
+            never = await http.post("/v1/completions", json={**body, "prompt": [5] * 150})
+            assert never.status_code == 400
+            assert "the cache holds 256" in never.json()["error"]["message"]
+            answers = await asyncio.gather(
+                *(http.post("/v1/completions", json={**body, "prompt": p}) for p in prompts)
+            )
+            health = (await http.get("/health")).json()
+            assert health["preemptions"] > 0
+            assert health["waiting"] == 0
+            for prompt, answer in zip(prompts, answers, strict=True):
+                alone = await http.post("/v1/completions", json={**body, "prompt": prompt})
+                assert answer.json()["choices"] == alone.json()["choices"]
 
     asyncio.run(asyncio.wait_for(story(), timeout=60))
 
