@@ -41,6 +41,7 @@ def main(
         ),
     ] = None,
     slots: Annotated[int, Option(min=1, help="Requests that a replica decodes together.")] = 16,
+    step_tokens: Annotated[int, Option(min=1, help="Tokens that a replica's step feeds.")] = 256,
     cache_tokens: Annotated[
         int | None, Option(min=128, help="Tokens in a replica's cache; unset, all that slots hold.")
     ] = None,
@@ -101,7 +102,7 @@ def main(
     recording = find_named(traces, workspace())
     replay = Replay(recording, hidden=bool(chosen.configuration.heads))
     answers = replayed_answers(replay, chosen.configuration)
-    limits = Limits(slots, cache_tokens=cache_tokens)
+    limits = Limits(slots, step_tokens, cache_tokens)
     longest = max(p + n for p, n in zip(answers.prompts, answers.lengths, strict=True))
     if not limits.holds(longest):
         raise UserError(

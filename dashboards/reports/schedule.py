@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -66,7 +67,7 @@ def _rows(
     configurations: Sequence[Configuration],
     labels: dict[str, str],
     by: str,
-) -> list[dict[str, object]]:
+) -> list[dict[str, Any]]:
     by_load = simulated.set_index(["clients", "config_id"])
     fewest = simulated["clients"].min()
     best_alone = str(by_load.loc[fewest, by].idxmax())

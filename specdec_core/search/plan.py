@@ -106,7 +106,8 @@ class SweepSettings(Value):
         default=None, description="devices that the finalists are timed on; a file or inline"
     )
     workload: Workload | None = Field(
-        default=None, description="requests at once to choose for; unset, one after the other"
+        default=None,
+        description="requests at once, for which `specdec schedule` chooses; a sweep times one",
     )
 
     @field_validator("allow_lossy")

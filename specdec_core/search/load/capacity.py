@@ -50,7 +50,7 @@ class Tried:
     measures: LoadMeasures
     busy: float  # the share of the time that a replica steps, on average
     router_busy: float
-    messages: float  # a second: additions to answers, which a server passes on to its clients
+    messages: float  # a second that this rate makes: additions to answers, for the clients
 
     @property
     def row(self) -> dict[str, float]:
@@ -153,8 +153,9 @@ class _Search:
         self.tried: list[Tried] = []
 
     def good(self, replicas: int, rate: float) -> bool:
-        """Whether so many replicas keep the objective."""
-        return self.find(replicas, rate).measures.good_share >= self.share
+        """Whether so many replicas keep the objective, for as long as requests come."""
+        kept = self.find(replicas, rate).measures.good_share >= self.share
+        return kept and self.service.router.load(rate) < 1
 
     def find(self, replicas: int, rate: float) -> Tried:
         for each in self.tried:
@@ -189,8 +190,8 @@ class _Search:
             rate,
             measure(steady, self.slo),
             busy,
-            simulation.router_busy,
-            simulation.rounds / simulation.seconds,
+            min(self.service.router.load(rate), 1.0),
+            rate * simulation.rounds / len(records),
         )
 
 

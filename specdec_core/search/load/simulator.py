@@ -42,6 +42,10 @@ class Router:
     seconds: float = 0.0
     number: int = 1  # of such routers, which requests reach in turn
 
+    def load(self, rate: float) -> float:
+        """The share of their time that so many requests a second take; above 1 they queue up."""
+        return rate * self.seconds / self.number
+
 
 @dataclass
 class Simulation:

@@ -53,6 +53,15 @@ def test_a_slow_router_is_found_out() -> None:
     assert several.chosen.router_busy < 0.5
 
 
+def test_a_router_that_falls_behind_carries_nothing_however_short_the_simulation() -> None:
+    router = Router(seconds=0.01)
+    assert router.load(50) == pytest.approx(0.5)
+    found = greatest_rate(service(router), 64, Slo(ttft=5))
+    assert found.chosen is not None
+    assert 90 < found.chosen.rate < 100
+    assert found.chosen.router_busy > 0.9
+
+
 def test_the_greatest_rate_grows_with_the_replicas() -> None:
     rates = []
     for replicas in (1, 4):
