@@ -12,6 +12,7 @@ from jobs.console import console, deliver, run
 from jobs.options import Config, Name, check_name, sizes
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
+from specdec_core.search.load.trace import read_trace
 from specdec_core.search.load.workload import Slo
 
 if TYPE_CHECKING:
@@ -27,6 +28,10 @@ def main(
     ],
     rate: Annotated[
         float | None, Option(help="Requests a second; finds how many replicas they need.")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        Option(help="Requests with arrival times (JSONL), in place of a rate."),
     ] = None,
     replicas: Annotated[
         str | None, Option(help="Replicas, as 1,64; finds the rate that each number carries.")
@@ -69,8 +74,12 @@ def main(
     """
     check_name(name)
     objective = Slo.read(slo, "--slo")
-    if (rate is None) == (replicas is None):
-        raise UserError("give --rate, to find how many replicas it needs, or --replicas")
+    if sum(given is not None for given in (rate, trace, replicas)) != 1:
+        raise UserError(
+            "give --rate or --trace, to find how many replicas it needs, or --replicas, to find"
+            " what they carry"
+        )
+    requests = tuple(read_trace(trace)) if trace is not None else ()
     if rate is not None and not 0 < rate < float("inf"):
         raise UserError(f"--rate {rate:g}: expected requests a second")
     if not 0 < share <= 1:
@@ -94,16 +103,20 @@ def main(
         Service,
         greatest_rate,
         least_replicas,
+        mean_rate,
     )
-    from specdec_core.search.load.simulator import Router
+    from specdec_core.search.load.simulator import Router, asks_of, asks_of_trace
     from specdec_core.search.replaying import find_named
     from specdec_core.studies.step_times import step_times
 
+    if requests:
+        rate = mean_rate(requests)
     recording = find_named(traces, workspace())
     replay = Replay(recording, hidden=bool(chosen.configuration.heads))
     answers = replayed_answers(replay, chosen.configuration)
     limits = Limits(slots, step_tokens, cache_tokens)
-    longest = max(p + n for p, n in zip(answers.prompts, answers.lengths, strict=True))
+    asked = asks_of_trace(answers, requests, recording.header.max_new_tokens)
+    longest = max(a.prompt_tokens + a.most for a in asked or asks_of(answers, len(answers)))
     if not limits.holds(longest):
         raise UserError(
             f"--cache-tokens {cache_tokens}: too few for the longest prompt and answer, which take"
@@ -116,7 +129,8 @@ def main(
         else:
             times = step_times(pair, workspace() / "steps.json", slots, progress)
         way = Router(routing, router_ms / 1e3, routers)
-        service = Service(answers, times, limits, way, gaps, seconds)
+        new_tokens = recording.header.max_new_tokens
+        service = Service(answers, times, limits, way, gaps, seconds, requests, new_tokens)
         progress.stage("simulating")
         if rate is not None:
             results = [least_replicas(service, rate, objective, share)]
@@ -125,9 +139,12 @@ def main(
         checked = _check(chosen, replay, times, limits, progress) if check else None
 
     folder = workspace() / "capacity" / (name or recording.folder.name)
-    load = f"{rate:g} requests a second" if rate is not None else f"{replicas} replicas"
+    coming = f"{gaps} arrivals, {seconds:g} s of them"
+    load = f"{rate:g} requests a second, {coming}" if rate else f"{replicas} replicas, {coming}"
+    if trace is not None:
+        load = f"{len(requests)} requests of {trace}, {rate:.3g} a second on average"
     notes = [
-        f"{chosen.configuration.label} ({source}); {load}, {gaps} arrivals, {seconds:g} s of them",
+        f"{chosen.configuration.label} ({source}); {load}",
         f"prompts of {recording.folder.name}: {sum(answers.prompts) / len(answers):.0f} tokens and"
         f" answers of {sum(answers.lengths) / len(answers):.0f}, on average",
         f"replicas of {slots} slots, routed {routing.replace('_', ' ')}"
@@ -140,6 +157,7 @@ def main(
         "slo": slo,
         "share": share,
         "rate": rate,
+        "trace": str(trace) if trace else None,
         "replicas": replicas,
         "slots": slots,
         "router": routing,

@@ -58,6 +58,17 @@ def test_the_rate_of_replicas_under_another_machines_times(command: Command, hom
     assert "2 replicas: " in done.stdout
 
 
+def test_replicas_for_a_trace(command: Command, home: Path) -> None:
+    lines = [{"arrival": n / 50, "prompt_tokens": 40, "output_tokens": 30} for n in range(100)]
+    (home / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    done = command(
+        capacity.main, home, *given(home), "--trace", home / "t.jsonl", "--slo", "ttft=1"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "100 requests of" in done.stdout
+    assert "50.5 requests a second" in done.stdout
+
+
 def test_limits_out_of_reach_are_one_clear_line(command: Command, home: Path) -> None:
     done = command(capacity.main, home, *given(home), "--rate", 5, "--slo", "ttft=0.001")
     assert done.returncode == 0, done.stderr
@@ -69,8 +80,9 @@ def test_limits_out_of_reach_are_one_clear_line(command: Command, home: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--slo", "ttft=1"], "give --rate, to find how many replicas it needs, or --replicas"),
-        (["--slo", "ttft=1", "--rate", 1, "--replicas", 2], "give --rate, to find how many"),
+        (["--slo", "ttft=1"], "give --rate or --trace, to find how many replicas it needs"),
+        (["--slo", "ttft=1", "--rate", 1, "--replicas", 2], "give --rate or --trace"),
+        (["--slo", "ttft=1", "--trace", "none.jsonl"], "none.jsonl: no such file"),
         (["--slo", "fast", "--rate", 1], "--slo fast: expected limits in seconds"),
         (["--slo", "ttft=1", "--rate", 0], "--rate 0: expected requests a second"),
         (["--slo", "ttft=1", "--rate", 1, "--share", 2], "--share 2: expected a share"),

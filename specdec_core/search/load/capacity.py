@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pandas as pd
@@ -10,7 +11,14 @@ from specdec_core.cost.steps import StepTimes
 from specdec_core.engine.scheduler import Limits
 from specdec_core.search.load.answers import Answers
 from specdec_core.search.load.measures import LoadMeasures, measure
-from specdec_core.search.load.simulator import Router, Simulation, asks_of, simulate_arrivals
+from specdec_core.search.load.simulator import (
+    Router,
+    Simulation,
+    asks_of,
+    asks_of_trace,
+    simulate_arrivals,
+)
+from specdec_core.search.load.trace import TraceRequest
 from specdec_core.search.load.workload import Arrivals, Slo, arrival_times
 
 SHARE = 0.95  # of the requests that have to keep the objective
@@ -22,7 +30,7 @@ _STEPS = 6  # of the search for a rate: to 2 %
 
 @dataclass(frozen=True)
 class Service:
-    """What a replica runs, and the requests that come."""
+    """What a replica runs, and the requests that come: at random, or those of a `trace`."""
 
     answers: Answers
     times: StepTimes
@@ -30,9 +38,21 @@ class Service:
     router: Router = field(default_factory=Router)
     arrivals: Arrivals = "poisson"
     seconds: float = SECONDS
+    trace: tuple[TraceRequest, ...] = ()
+    new_tokens: int = 64  # of an answer to a request of the trace that does not say, at most
 
     def simulate(self, rate: float, replicas: int) -> Simulation:
-        """Requests that come at `rate` a second to so many replicas."""
+        """Requests that come at `rate` a second to so many replicas, or as the trace says."""
+        if self.trace:
+            return simulate_arrivals(
+                self.answers,
+                self.times,
+                asks_of_trace(self.answers, self.trace, self.new_tokens),
+                [request.arrival for request in self.trace],
+                self.limits,
+                replicas,
+                self.router,
+            )
         count = max(round(rate * self.seconds), _LEAST)
         coming = arrival_times(rate, count, self.arrivals).tolist()
         asks = asks_of(self.answers, count)
@@ -197,4 +217,9 @@ class _Search:
 
 def _most(service: Service, rate: float) -> float:
     """More replicas than there are ever requests help no more."""
-    return max(rate * service.seconds, _LEAST)
+    return len(service.trace) or max(rate * service.seconds, _LEAST)
+
+
+def mean_rate(trace: Sequence[TraceRequest]) -> float:
+    """Requests a second over a trace's length."""
+    return len(trace) / max(trace[-1].arrival, 1e-9)

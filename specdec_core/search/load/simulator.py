@@ -92,8 +92,8 @@ def simulate_clients(
     log: bool = False,
 ) -> Simulation:
     """A closed loop: each of so many clients sends the next of `asks` when its answer is whole."""
-    world = _World(answers, times, limits, replicas, router or Router(), log)
-    return world.run(iter(asks), [0.0] * min(clients, len(asks)), closed=True)
+    loop = _EventLoop(answers, times, limits, replicas, router or Router(), log)
+    return loop.run(iter(asks), [0.0] * min(clients, len(asks)), closed=True)
 
 
 def simulate_arrivals(
@@ -107,11 +107,11 @@ def simulate_arrivals(
     log: bool = False,
 ) -> Simulation:
     """An open loop: each of `asks` comes at its second of `arrivals`, in increasing order."""
-    world = _World(answers, times, limits, replicas, router or Router(), log)
-    return world.run(iter(asks), arrivals, closed=False)
+    loop = _EventLoop(answers, times, limits, replicas, router or Router(), log)
+    return loop.run(iter(asks), arrivals, closed=False)
 
 
-class _World:
+class _EventLoop:
     """The replicas, their router, and what happens when."""
 
     def __init__(
