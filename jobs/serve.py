@@ -28,6 +28,7 @@ class Arguments(Value):
     queue: NonNegativeInt = 128
     step_tokens: PositiveInt = 256
     cache_tokens: PositiveInt | None = None
+    share_prefixes: bool = True
     cluster: Path | None = None
 
 
@@ -40,7 +41,7 @@ def application(args: dict[str, Any]) -> Application:
     from specdec_core.engine.scheduler import Limits
 
     placement = None if given.cluster is None else Placement.load(given.cluster)
-    limits = Limits(given.slots, given.step_tokens, given.cache_tokens)
+    limits = Limits(given.slots, given.step_tokens, given.cache_tokens, given.share_prefixes)
     return build(choice.pair, choice.configuration, limits, placement=placement, queue=given.queue)
 
 
@@ -60,6 +61,13 @@ def main(
         int | None,
         Option(min=1, help="Tokens that the cache holds; unset, all that the slots can."),
     ] = None,
+    share_prefixes: Annotated[
+        bool,
+        Option(
+            "--share-prefixes/--no-share-prefixes",
+            help="Do not read again what a prompt has in common with a text in the cache.",
+        ),
+    ] = True,
     cluster: Placed = None,
 ) -> None:
     """Serve completions over HTTP (OpenAI's protocol) with Ray Serve until Ctrl-C."""
@@ -74,7 +82,7 @@ def main(
             server = serving(
                 choice.pair,
                 choice.configuration,
-                limits=Limits(slots, step_tokens, cache_tokens),
+                limits=Limits(slots, step_tokens, cache_tokens, share_prefixes),
                 queue=queue,
                 host=host,
                 port=port,

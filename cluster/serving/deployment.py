@@ -28,7 +28,7 @@ from specdec_core.models.pair import check_pair, load_pair
 os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "30")
 
 APPLICATION = "specdec"
-LIMITS = Limits(4)
+LIMITS = Limits(4, share_prefixes=True)
 REFUSALS = 64  # requests that a replica may be refusing while all others wait
 
 

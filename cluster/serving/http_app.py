@@ -109,6 +109,8 @@ class CompletionService:
             running=self.loop.running,
             waiting=self.loop.waiting,
             preemptions=self.engine.scheduler.preemptions,
+            prefix_hits=self.engine.prefixes.hits,
+            prefix_tokens=self.engine.prefixes.tokens,
             cancelled=self.loop.cancelled,
         )
         if self.engine.drafter is not None and (arms := self.engine.drafter.learned()) is not None:

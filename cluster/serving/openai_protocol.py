@@ -189,10 +189,15 @@ def refusal(error: ValidationError) -> ApiError:
     return ApiError(f"{key}: {reason} (got {reprlib.repr(item['input'])})", param=param)
 
 
+class PromptTokens(BaseModel):
+    cached_tokens: int  # which an earlier request's text in the cache began with
+
+
 class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokens
 
     @classmethod
     def of(cls, generations: list[Generation]) -> Usage:
@@ -202,6 +207,9 @@ class Usage(BaseModel):
             prompt_tokens=prompt,
             completion_tokens=completion,
             total_tokens=prompt + completion,
+            prompt_tokens_details=PromptTokens(
+                cached_tokens=sum(g.cached_tokens for g in generations)
+            ),
         )
 
 
@@ -287,5 +295,7 @@ class Health(BaseModel):
     running: int  # choices that are waiting or being decoded
     waiting: int  # of these, those without a slot
     preemptions: int  # times a choice has made room for an older one in the cache
+    prefix_hits: int  # prompts that began like a text in the cache
+    prefix_tokens: int  # tokens of them that were not read again
     cancelled: int  # HTTP requests given up by their clients
     arms: list[Arm] = []  # where a bandit with memory of all requests chooses who drafts

@@ -39,6 +39,7 @@ class ActiveRequest:
     started: float  # when it entered its slot
     prefill_seconds: float | None = None  # until its first round; None before that
     unfed: int = 1
+    cached: int = 0  # tokens of the prompt that the cache held when it entered
     origins: list[Origin] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     token_seconds: list[float] = field(default_factory=list)
@@ -113,4 +114,5 @@ class ActiveRequest:
             prefill_seconds=self.prefill_seconds or 0.0,
             seconds=seconds,
             token_seconds=self.token_seconds,
+            cached_tokens=self.cached,
         )

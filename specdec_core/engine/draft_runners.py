@@ -31,10 +31,20 @@ class DraftRunners:
             runner.watch_hidden(False)
             runner.lazy = False
 
-    def empty(self, slot: int) -> None:
-        """Forget the text of a slot."""
+    def begin(self, slot: int, source: int, count: int) -> None:
+        """Have a slot's rows begin with the first `count` tokens of those of `source`, as far as
+        they are held, and nothing else."""
         for runner in self._runners.values():
-            runner.truncate(slot, 0)
+            held = min(count, runner.lengths[source])
+            if source == slot:
+                runner.truncate(slot, held)
+            else:
+                runner.fork(source, [slot], [held])
+
+    def cut(self, slot: int, length: int) -> None:
+        """Forget all but the first `length` tokens of a slot."""
+        for runner in self._runners.values():
+            runner.truncate(slot, min(length, runner.lengths[slot]))
 
     def read(self, texts: Mapping[int, Sequence[int]]) -> None:
         """Have the slots' rows hold these texts, unless their runners are lazy."""

@@ -25,6 +25,7 @@ from specdec_core.drafting.pearl.link import Link, no_link
 from specdec_core.engine import target_start
 from specdec_core.engine.active_request import ActiveRequest, Addition
 from specdec_core.engine.draft_runners import DraftRunners
+from specdec_core.engine.prefixes import Prefixes
 from specdec_core.engine.request import Chunk, Request
 from specdec_core.engine.scheduler import Limits, Scheduler, Step
 from specdec_core.models.pair import Pair
@@ -71,7 +72,9 @@ class Engine:
         self.target = pair.open_runner(None, slots)
         self.drafts = DraftRunners(pair, slots)
         self._clock = RoundClock()
-        self.scheduler = Scheduler(limits)
+        self.scheduler = Scheduler(limits, self._place if limits.share_prefixes else None)
+        self.prefixes = Prefixes(slots)
+        self._begun: dict[int, tuple[int, int]] = {}  # by slot: whose tokens it takes, how many
         self.last = Step()  # the last step's plan
         self._waiting: dict[str, Request] = {}
         self._active: dict[int, ActiveRequest] = {}
@@ -191,11 +194,22 @@ class Engine:
 
     # A step, in its order.
 
+    def _place(self, name: str, free: Sequence[int]) -> tuple[int, int]:
+        """The slot for a waiting request, and how much of its prompt a slot holds already."""
+        prompt = self._waiting[name].tokens
+        slot, source, count = self.prefixes.find(prompt, self.target.lengths, free)
+        self._begun[slot] = source, count
+        return slot, count
+
     def _enter(self, plan: Step) -> None:
         """Empty the rows of requests that were preempted, and open those of new ones."""
         for slot in (*plan.preempted, *plan.entering):
-            self.target.truncate(slot, 0)
-            self.drafts.empty(slot)
+            source, count = self._begun.pop(slot, (slot, 0))
+            if source == slot:
+                self.target.truncate(slot, count)
+            else:
+                self.target.fork(source, [slot], [count])
+            self.drafts.begin(slot, source, count)
         if not plan.entering:
             return
         start, states = perf_counter(), []
@@ -209,7 +223,10 @@ class Engine:
                 room=request.max_new_tokens - 1,
             )
             decoder = StreamDecoder(self.pair.tokenizer, request.stop, request.tokens)
-            self._active[slot] = ActiveRequest(request, state, decoder, start)
+            active = ActiveRequest(request, state, decoder, start)
+            active.cached = self.target.lengths[slot]
+            self._active[slot] = active
+            self.prefixes.holds(slot, state.tokens)
             states.append(state)
         if self.drafter is not None:
             # First, so that a draft on another device reads the texts while the target does.
@@ -337,6 +354,8 @@ class Engine:
             request.add(addition)
             additions.append(addition)
             if reason is not None:
+                # What the drafts have read beyond the text before this round is not part of it.
+                self.drafts.cut(state.slot, len(state.tokens) - size)
                 self._leave(request)
                 continue
             request.unfed = len(state.tokens) - self.target.lengths[state.slot]

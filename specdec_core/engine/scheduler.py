@@ -11,7 +11,7 @@ The engine and the simulation of load run the same scheduler: it knows neither m
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 STEP_TOKENS = 256  # tokens that a step feeds
@@ -19,14 +19,24 @@ BLOCK = 64  # tokens; the cache is counted in blocks of so many
 _AHEAD = BLOCK  # tokens of the cache that a round's candidates may take
 
 
+# The slot of a request, by its name, among the free ones; and how many tokens of it are read.
+Place = Callable[[str, Sequence[int]], tuple[int, int]]
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a scheduler may use: `slots` requests at a time, `step_tokens` tokens a step, and
-    `cache_tokens` tokens in the cache (None: what the slots hold)."""
+    """What an engine may use: `slots` requests at a time, `step_tokens` tokens a step, and
+    `cache_tokens` tokens in the cache (None: what the slots hold).
+
+    With `share_prefixes` a prompt that begins like a text which a slot still holds is read from
+    there on. That is exact but for rounding: in reduced precision a near-tie may then fall
+    otherwise than after reading the whole prompt.
+    """
 
     slots: int
     step_tokens: int = STEP_TOKENS
     cache_tokens: int | None = None
+    share_prefixes: bool = False
 
     @property
     def blocks(self) -> int | None:
@@ -89,10 +99,14 @@ class Scheduler:
     that neither a short prompt waits for long ones nor a long one for ever. When the cache is full,
     the youngest request is preempted: it leaves the cache, keeps its slot and its state, and its
     text is read again as soon as there is room.
+
+    `place` chooses the slot of a request, and says how much of its text is there already; unset, it
+    is the first one, and nothing.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, place: Place | None = None) -> None:
         self.limits = limits
+        self._place: Place = place or (lambda name, free: (free[0], 0))
         self.waiting: deque[Scheduled] = deque()
         self.running: dict[str, Scheduled] = {}  # in the order in which they entered
         self.preemptions = 0
@@ -200,7 +214,8 @@ class Scheduler:
                 if resting or self.blocks + request.blocks > limit:
                     break
             self.waiting.popleft()
-            request.slot = self._free.pop(0)
+            request.slot, request.read = self._place(request.name, self._free)
+            self._free.remove(request.slot)
             self.running[request.name] = request
             entering[request.slot] = request.name
         return entering

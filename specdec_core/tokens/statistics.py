@@ -68,6 +68,7 @@ class Generation:
     prefill_seconds: float = 0.0
     seconds: float = 0.0  # from the first prompt token to the last output token
     token_seconds: list[float] = field(default_factory=list)  # arrival of each token
+    cached_tokens: int = 0  # of the prompt, which a slot held already
 
     @property
     def counts(self) -> Counts:

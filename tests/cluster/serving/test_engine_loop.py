@@ -188,6 +188,28 @@ def test_a_small_cache_preempts_and_refuses_at_once_what_never_fits(tiny_pair):
     asyncio.run(asyncio.wait_for(story(), timeout=60))
 
 
+def test_the_next_turn_of_a_chat_says_how_much_of_it_was_in_the_cache(tiny_pair):
+    limits = Limits(2, share_prefixes=True)
+    service = CompletionService(Engine(tiny_pair, SPECULATIVE, limits=limits), "tiny")
+    transport = httpx.ASGITransport(build_app(service))
+    body = {"max_tokens": 9, "ignore_eos": True, "temperature": 0}
+
+    async def story() -> None:
+        async with (
+            service.loop,
+            httpx.AsyncClient(transport=transport, base_url="http://x", timeout=60) as http,
+        ):
+            turn = [*range(5, 30)]
+            for _ in range(2):
+                answer = await http.post("/v1/completions", json={**body, "prompt": turn})
+                turn = [*turn, *range(40, 44)]
+            assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 25
+            health = (await http.get("/health")).json()
+            assert (health["prefix_hits"], health["prefix_tokens"]) == (1, 25)
+
+    asyncio.run(asyncio.wait_for(story(), timeout=60))
+
+
 def test_a_request_with_many_prompts_is_taken_whole_where_there_is_room_for_one(tiny_pair):
     service = CompletionService(Engine(tiny_pair, SPECULATIVE, slots=1), "tiny", queue=1)
     transport = httpx.ASGITransport(build_app(service))

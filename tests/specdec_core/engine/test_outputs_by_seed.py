@@ -172,6 +172,47 @@ def test_preempted_requests_write_what_they_would_have(
         assert [rounds(g) for g in found] == [rounds(g) for g in alone]
 
 
+@pytest.mark.parametrize("rule", SAMPLINGS)
+@pytest.mark.parametrize("drafter", [*DRAFTERS, *LEARNING])
+def test_requests_that_begin_alike_write_what_they_would_have(
+    tiny_pair: Pair, rule: str, drafter: str
+) -> None:
+    configuration = parse(Configuration, {"drafter": {**DRAFTERS, **LEARNING}[drafter]}, "test")
+    engine = Engine(tiny_pair, configuration, limits=Limits(3, share_prefixes=True))
+
+    def asked(name: str, prompt: tuple[int, ...], new_tokens: int) -> Request:
+        return Request(name, prompt, new_tokens, SAMPLINGS[rule], 7, ignore_eos=True)
+
+    header = tuple(range(5, 50))
+    [first] = engine.generate([asked("first", (*header, 9, 8), 12)])
+    turn = (*header, 9, 8, *first.tokens, 61, 62)
+    requests = [
+        asked("next turn", turn, 20),  # goes on in its slot
+        asked("other", (*header, 70, 71, 72), 20),  # gets a copy of what is there by then
+        asked("unlike", tuple(range(90, 130)), 20),
+    ]
+    engine.add(requests[0])
+    engine.step()
+    for request in requests[1:]:
+        engine.add(request)
+    found = {}
+    while not engine.idle:
+        for chunk in engine.step():
+            if chunk.finished:
+                found[chunk.request_id] = chunk.finished
+    assert found["next turn"].cached_tokens >= len(turn) - 4
+    assert found["other"].cached_tokens == len(header)
+    assert found["unlike"].cached_tokens == 0
+    assert (engine.prefixes.hits, found["other"].prompt_tokens) == (2, 48)
+    learns_from_all = drafter in ("ouroboros", "pre-cut")
+    for request in requests:
+        [alone] = Engine(tiny_pair, configuration).generate([request])
+        if rule != "rejection" or not learns_from_all:
+            assert found[request.id].tokens == alone.tokens, request.id
+        if not learns_from_all:
+            assert rounds(found[request.id]) == rounds(alone), request.id
+
+
 def rounds(generation: Generation) -> list[tuple[int, ...]]:
     return [
         (r.position, r.drafted, r.accepted, r.generated, r.draft_forwards, r.draft_tokens)
