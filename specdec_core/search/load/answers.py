@@ -38,12 +38,15 @@ class Answers(ABC):
 
     `prompts` are the tokens of each prompt and `lengths` those of its answer. `draft` is the draft
     model that proposes, if one does; a `lazy` one reads a text only when it proposes after it.
+    `texts` are the tokens of prompts with their answers, where they are known: prompts that begin
+    alike share that part.
     """
 
     prompts: Sequence[int]
     lengths: Sequence[int]
     draft: str | None
     lazy: bool = False
+    texts: Sequence[Sequence[int]] | None = None
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -119,9 +122,15 @@ def replayed_answers(replay: Replay, configuration: Configuration) -> Answers:
     that cannot be replayed."""
     drafter = configuration.drafter
     draft = configuration.draft_of(replay.header.pair.drafts)
+    answers: Answers
     if isinstance(drafter, DraftModelSettings) and isinstance(drafter.policy, ByBatchSettings):
-        return ByBatch.of(replay, replay.recording.draft_name(draft), drafter.policy)
-    return InOrder.of(replay.run(configuration), _prompt_lengths(replay), draft)
+        answers = ByBatch.of(replay, replay.recording.draft_name(draft), drafter.policy)
+    else:
+        answers = InOrder.of(replay.run(configuration), _prompt_lengths(replay), draft)
+    prompts = replay.recording.prompts
+    pairs = zip(prompts.tokens, prompts.outputs, strict=True)
+    answers.texts = [(*prompt.tolist(), *output.tolist()) for prompt, output in pairs]
+    return answers
 
 
 def _prompt_lengths(replay: Replay) -> list[int]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from specdec_core.cost.steps import StepTimes, Work
+from specdec_core.engine.prefixes import Prefixes
 from specdec_core.engine.scheduler import Limits, Scheduler, Step
 from specdec_core.search.load.answers import Answers, SimulatedRound
 
@@ -54,7 +56,10 @@ class Replica:
         limits: Limits,
         log: list[SimulatedStep] | None = None,
     ) -> None:
-        self.scheduler = Scheduler(limits)
+        shares = limits.share_prefixes and answers.texts is not None
+        self.scheduler = Scheduler(limits, self._place if shares else None)
+        self.prefixes = Prefixes(limits.slots)
+        self._begun: dict[int, tuple[int, int]] = {}  # by slot: whose tokens it takes, how many
         self.requests = 0  # unfinished
         self.steps = 0
         self.busy_seconds = 0.0
@@ -64,9 +69,9 @@ class Replica:
         # An engine of one slot reads a prompt in forwards of its own.
         self._mixes = times.mixes and limits.slots > 1
         self._waiting: dict[str, SimulatedRequest] = {}
-        self._slots: dict[int, SimulatedRequest] = {}
+        self._slots: dict[int, SimulatedRequest] = {}  # the last in each slot, finished ones too
         self._rounds: list[tuple[SimulatedRequest, SimulatedRound]] = []  # of the step
-        self._log = log
+        self._log, self._limit = log, limits.slots
 
     def add(self, request: SimulatedRequest) -> None:
         """A request comes."""
@@ -81,7 +86,7 @@ class Replica:
         for slot in plan.preempted:
             slots[slot].held = slots[slot].draft_held = 0
         for slot, name in plan.entering.items():
-            slots[slot] = self._waiting.pop(name)
+            self._enter(slot, self._waiting.pop(name))
         decoding = [slots[slot] for slot in plan.decoding]
         reading = [(slots[slot], count) for slot, count in plan.reading.items()]
         seconds = self._read(decoding, reading)
@@ -108,15 +113,45 @@ class Replica:
             request.rounds += 1
             if request.first is None:
                 request.first = now
+            request.held = request.tokens - 1
             if request.generated >= request.ask.most:
+                request.draft_held = min(request.draft_held, request.tokens - each.generated)
                 self.scheduler.leave(request.name)
                 self.requests -= 1
                 finished.append(request)
             else:
-                request.held = request.tokens - 1
                 self.scheduler.grew(request.name, request.tokens)
         self._rounds = []
         return finished
+
+    def _place(self, name: str, free: Sequence[int]) -> tuple[int, int]:
+        """As the engine does: the slot for a waiting request, and how much of its prompt a slot
+        holds already."""
+        prompt = self._text(self._waiting[name])
+        held = [self._slots[n].held if n in self._slots else 0 for n in range(self._limit)]
+        slot, source, count = self.prefixes.find(prompt, held, free)
+        self._begun[slot] = source, count
+        return slot, count
+
+    def _enter(self, slot: int, request: SimulatedRequest) -> None:
+        """A request enters a slot, where a beginning of its text may be."""
+        if slot in self._begun:
+            source, count = self._begun.pop(slot)
+            if count:
+                request.held = count
+                request.draft_held = min(count, self._slots[source].draft_held)
+            if text := self._text(request, whole=True):
+                self.prefixes.holds(slot, text)
+        self._slots[slot] = request
+
+    def _text(self, request: SimulatedRequest, whole: bool = False) -> Sequence[int]:
+        """A request's prompt, or with `whole` its whole text; nothing where a trace has another
+        length."""
+        ask, texts = request.ask, self._answers.texts
+        if texts is None or ask.prompt_tokens != self._answers.prompts[ask.answer]:
+            return ()
+        text = texts[ask.answer]
+        return text if whole else text[: ask.prompt_tokens]
 
     @property
     def idle(self) -> bool:

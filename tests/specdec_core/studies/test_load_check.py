@@ -30,16 +30,21 @@ CONFIGURATIONS = {
 LIMITS = {
     "roomy": Limits(3),
     "small steps": Limits(3, step_tokens=24),
+    "shared prefixes": Limits(3, step_tokens=24, share_prefixes=True),
     "full cache": Limits(3, step_tokens=24, cache_tokens=320),
 }
 
 
 def some_requests(count: int) -> list[Request]:
     rng = random.Random(0)
+    common = tuple(rng.randrange(1, 200) for _ in range(30))
     return [
         Request(
             str(n),
-            tuple(rng.randrange(1, 200) for _ in range(rng.choice((3, 20, 70)))),
+            (
+                *common[: rng.choice((0, 30))],
+                *(rng.randrange(1, 200) for _ in range(rng.choice((3, 20, 70)))),
+            ),
             rng.choice((5, 40, 90)),
         )
         for n in range(count)
@@ -60,6 +65,7 @@ def test_the_steps_are_the_live_engines(kind: str, limits: str, tiny_pair: Pair)
     configuration, requests = CONFIGURATIONS[kind], some_requests(9)
     alone = Engine(tiny_pair, configuration).generate(requests)
     answers = answers_of(alone, "draft" if kind == "draft" else None)
+    answers.texts = [(*r.tokens, *g.tokens) for r, g in zip(requests, alone, strict=True)]
     asks = [Ask(n, len(r.tokens), len(alone[n].tokens)) for n, r in enumerate(requests)]
     for clients in (1, 4):
         engine = Engine(tiny_pair, configuration, limits=LIMITS[limits])
@@ -69,6 +75,8 @@ def test_the_steps_are_the_live_engines(kind: str, limits: str, tiny_pair: Pair)
         assert [step.candidates for step in simulated.log] == live.candidates
         ours, theirs = simulated.records, live.records
         assert ours["tokens"].tolist() == theirs["tokens"].tolist()
+        if limits == "shared prefixes":
+            assert engine.prefixes.hits > 0
         if clients == 4 and limits == "full cache":
             assert simulated.preemptions == engine.scheduler.preemptions > 0
 
