@@ -89,8 +89,9 @@ def found_line(result: Capacity) -> str:
             f" alone on a replica, {alone.good_share:.0%} keep it (95th percentile: {best})"
         )
     return (
-        f"{limits} cannot be kept for {wanted} of the requests with any number of replicas: the"
-        f" router is {result.tried[-1].router_busy:.0%} busy; use several (--routers)"
+        f"{limits} cannot be kept for {wanted} of the requests with any number of replicas: they"
+        f" wait too long for the router, which is {result.tried[-1].router_busy:.0%} busy (several:"
+        " --routers)"
     )
 
 

@@ -53,6 +53,10 @@ def test_a_slow_router_is_found_out() -> None:
     assert several.chosen.router_busy < 0.5
 
 
+def test_a_router_that_takes_longer_than_the_limits_ends_the_search() -> None:
+    assert greatest_rate(service(Router(seconds=0.2)), 2, SLO).chosen is None
+
+
 def test_a_router_that_falls_behind_carries_nothing_however_short_the_simulation() -> None:
     router = Router(seconds=0.01)
     assert router.load(50) == pytest.approx(0.5)
