@@ -53,6 +53,7 @@ VARIANTS = {
     "cascade": STYLES["post_use"]._replace(name="cascade", symbol="triangle-left"),
     "ouroboros": STYLES["post_use"]._replace(name="Ouroboros", symbol="octagon"),
     "hybrid": STYLES["post_use"]._replace(name="hybrid", symbol="bowtie"),
+    "schedule": STYLES["ucb"]._replace(name="schedule", symbol="square-dot"),
     "exp3": STYLES["ucb"]._replace(name="EXP3Spec", symbol="hexagon2"),
     "ucb_time": STYLES["ucb"]._replace(name="UCBSpec by time", symbol="circle-x"),
     "exp3_time": STYLES["ucb"]._replace(name="EXP3Spec by time", symbol="diamond-x"),

@@ -43,6 +43,7 @@ DRAFTERS = {
     "ouroboros": "specdec_core.drafting.ouroboros",
     "hybrid": "specdec_core.drafting.hybrid",
     "bandit": "specdec_core.drafting.bandit",
+    "schedule": "specdec_core.drafting.schedule",
     "pearl": "specdec_core.drafting.pearl",
 }
 POLICIES = {

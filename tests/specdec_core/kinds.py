@@ -13,6 +13,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "decision": {"head": "t1"},
     "retrieval": {"datastore": "own"},
     "bandit": {"arms": [2, {"kind": "prompt_lookup"}]},
+    "schedule": {"ranges": {1: 3, 2: {"kind": "prompt_lookup"}, 4: None}},
 }
 
 

@@ -107,6 +107,10 @@ IDS: list[tuple[dict[str, Any] | None, str]] = [
         {"kind": "pearl", "drafter": {"kind": "cascade"}, "window": 6, "wait": 0, "width": 3},
         "3ca1ebc815",
     ),
+    (
+        {"kind": "schedule", "ranges": {4: {"kind": "suffix"}, 1: 3, 9: None}},
+        "a6f5414c08",
+    ),
 ]
 COUPLED = {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "coupling": "gumbel"}
 

@@ -34,6 +34,7 @@ LEARNING = {
     "ouroboros": {"kind": "ouroboros"},
     "hybrid": {"kind": "hybrid", "lookup": {"kind": "suffix"}, "otherwise": {"kind": "cascade"}},
     "bandit": {"kind": "bandit", "arms": [1, 4, {"kind": "suffix"}], "memory": "request"},
+    "schedule": {"kind": "schedule", "ranges": {1: 3, 5: {"kind": "suffix"}}},
     "heuristic": {"kind": "draft_model", "policy": {"kind": "heuristic", "start": 3}},
     "dynamic confidence": {"kind": "draft_model", "policy": {"kind": "dynamic_confidence"}},
     "pre-cut": {"kind": "draft_model", "policy": {"kind": "pre_cut"}},

@@ -1,0 +1,1 @@
+"""Who drafts depends on the load."""

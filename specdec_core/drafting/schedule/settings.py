@@ -1,0 +1,87 @@
+"""The settings of a schedule: a drafter for each range of load."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from specdec_core.config import AnyDrafter, DrafterSettings, RecordingFacts
+from specdec_core.config.base import identity
+from specdec_core.config.drafters import read_arm
+from specdec_core.config.labels import distinct_labels
+
+
+class ScheduleSettings(DrafterSettings):
+    """Who drafts, by the number of requests decoded together: `ranges[n]` from n requests on, up to
+    the next larger key; null drafts nothing. With more requests a forward of several tokens each
+    stops being nearly free, so that other drafters, or none, are the fastest.
+
+    In a file a drafter may be given in the ways of a bandit's arms.
+    """
+
+    kind: Literal["schedule"] = "schedule"
+    ranges: dict[Annotated[int, Field(ge=1)], AnyDrafter | None]
+
+    @field_validator("ranges", mode="before")
+    @classmethod
+    def _read(cls, ranges: Any) -> Any:
+        if not isinstance(ranges, dict):
+            return ranges
+        return {least: value and read_arm(value) for least, value in ranges.items()}
+
+    @field_validator("ranges")
+    @classmethod
+    def _in_order(
+        cls, ranges: dict[int, DrafterSettings | None]
+    ) -> dict[int, DrafterSettings | None]:
+        if 1 not in ranges:
+            raise ValueError("no drafter for 1 request, with which it has to begin")
+        if not any(ranges.values()):
+            raise ValueError("drafts nothing at any number of requests")
+        return dict(sorted(ranges.items()))
+
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
+        # The engine has one link to an asynchronous draft, which drafts in one way.
+        if sum(part.asynchronous for part in self.walk()) > 1:
+            raise ValueError(f"{self.kind}: has more than one pearl; only one draft can draft on")
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.ranges.items()))
+
+    def at(self, requests: int) -> DrafterSettings | None:
+        """Who drafts when `requests` are decoded together; None: nobody."""
+        return next(d for least, d in reversed(self.ranges.items()) if least <= requests)
+
+    @property
+    def label(self) -> str:
+        return f"{len(self.ranges)} ranges of load, from {'/'.join(map(str, self.ranges))} on"
+
+    @property
+    def sentence(self) -> str:
+        labels = distinct_labels(self.parts)
+        parts = [
+            f"with {least} requests or more {'nobody' if d is None else labels[identity(d)]}"
+            for least, d in self.ranges.items()
+        ]
+        parts[0] = parts[0].replace("with 1 requests or more ", "")
+        return f"Who drafts depends on the load: {'; '.join(parts)}."
+
+    @property
+    def parts(self) -> tuple[DrafterSettings, ...]:
+        return tuple(dict.fromkeys(d for d in self.ranges.values() if d is not None))
+
+    @property
+    def depth(self) -> int:
+        return max(part.depth for part in self.parts)
+
+    @property
+    def nodes(self) -> int:
+        return max(part.nodes for part in self.parts)
+
+    def chosen(self, arm: int | None) -> DrafterSettings:
+        return self if arm is None else self.parts[arm]
+
+    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+        return self.unknown_part(recording, whole)

@@ -1,0 +1,97 @@
+"""A schedule changes who drafts with the load; nobody's text or drafter suffers from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling, parse
+from specdec_core.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.tokens.statistics import Generation
+
+PARTS: dict[str, Any] = {
+    "chain": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 4}},
+    "cascade": {"kind": "cascade", "policy": {"kind": "heuristic", "start": 3}},
+    "tree": {"kind": "tree", "branching": [3, 2, 1]},
+    "post-use": {"kind": "post_use"},
+    "suffix": {"kind": "suffix"},
+    "lookahead": {"kind": "lookahead"},
+    "fork": {"kind": "fork", "width": 2},
+}
+
+
+def schedule(ranges: dict[int, Any], **sampling: Any) -> Configuration:
+    given = {"drafter": {"kind": "schedule", "ranges": ranges}, "sampling": sampling}
+    return parse(Configuration, given, "test")
+
+
+def requests(count: int, new_tokens: int = 24) -> list[Request]:
+    return [
+        Request(str(n), tuple(range(5, 15 + 3 * n)), new_tokens + 8 * n, seed=n, ignore_eos=True)
+        for n in range(count)
+    ]
+
+
+def decoded(pair: Pair, configuration: Configuration, slots: int = 3) -> list[Generation]:
+    return Engine(pair, configuration, slots).generate(requests(5))
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("coupling", ["none", "gumbel"])
+def test_texts_do_not_depend_on_who_drafts_when(tiny_pair: Pair, part: str, coupling: str) -> None:
+    """The load falls from three requests to one while they are decoded."""
+    sampling = {} if coupling == "none" else {"temperature": 0.8, "coupling": coupling}
+    target = AUTOREGRESSIVE.model_copy(update={"sampling": Sampling(**sampling)})
+    expected = [g.tokens for g in decoded(tiny_pair, target)]
+    found = decoded(
+        tiny_pair, schedule({1: PARTS[part], 2: None, 3: {"kind": "suffix"}}, **sampling)
+    )
+    assert [g.tokens for g in found] == expected
+    used = {r.arm for g in found for r in g.rounds}
+    assert used == ({0, 1, None} if part != "suffix" else {0, None})
+
+
+# Post-use remembers what it drafted, which is no part of the text.
+@pytest.mark.parametrize("part", sorted(PARTS.keys() - {"post-use"}))
+def test_a_drafter_that_rested_is_as_good_when_it_resumes(tiny_pair: Pair, part: str) -> None:
+    """While two requests run nobody drafts. The one that goes on alone is drafted for as if it had
+    entered with the text that it has then."""
+    short, long = requests(2, 12)
+    found = Engine(tiny_pair, schedule({1: PARTS[part], 2: None}), 2).generate([short, long])[1]
+    rested = [r for r in found.rounds if r.arm is None]
+    resumed = [r for r in found.rounds if r.arm is not None]
+    assert rested
+    assert resumed
+    text = (*long.tokens, *found.tokens[: resumed[0].position])
+    left = long.max_new_tokens - resumed[0].position
+    again = Request("again", text, left, seed=1, ignore_eos=True)
+    alone = parse(Configuration, {"drafter": PARTS[part]}, "test")
+    [fresh] = Engine(tiny_pair, alone).generate([again])
+    assert [(r.drafted, r.accepted) for r in resumed] == [
+        (r.drafted, r.accepted) for r in fresh.rounds
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "reason"),
+    [
+        ({2: 3}, "no drafter for 1 request"),
+        ({1: None}, "drafts nothing at any number"),
+        ({0: 3, 1: 2}, "greater than or equal to 1"),
+        (
+            {1: {"kind": "pearl"}, 3: {"kind": "pearl", "draft": {"kind": "cascade"}}},
+            "more than one",
+        ),
+    ],
+)
+def test_a_table_that_says_too_little_is_refused(ranges: dict[int, Any], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        schedule(ranges)
+
+
+def test_nobody_can_rest_where_the_target_begins_the_trees(tiny_pair: Pair) -> None:
+    with pytest.raises(UserError, match="somebody has to draft"):
+        Engine(tiny_pair, schedule({1: {"kind": "target_tree", "branching": [1, 2]}, 2: None}))
