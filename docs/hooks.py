@@ -81,13 +81,21 @@ def keys() -> str:
     models that read configuration files."""
     from specdec_core.config import PairSpec, Placement, RunnerSettings, Sampling
     from specdec_core.config.kinds import DRAFTERS, POLICIES, drafter_settings, policy_settings
+    from specdec_core.cost.steps import EngineTerms, ForwardTerms, StepTimes
+    from specdec_core.search.load.schedule import Range, Schedule
+    from specdec_core.search.load.trace import TraceRequest
+    from specdec_core.search.load.workload import Slo, Workload
     from specdec_core.search.plan import Plan
 
-    parts = ["## A sweep", _model(Plan), "## Pair", _model(PairSpec), "## Runner"]
+    parts = ["## A sweep", _model(Plan), "## Workload", _model(Workload), "### Objective"]
+    parts += [_model(Slo), "### A line of a trace", _model(TraceRequest)]
+    parts += ["## Pair", _model(PairSpec), "## Runner"]
     parts += [_model(RunnerSettings), "## Sampling", _model(Sampling), "## Placement"]
     parts += [_model(Placement), "## Drafters"]
     parts += [f"### {kind}\n\n{_model(drafter_settings(kind))}" for kind in DRAFTERS]
-    parts += ["## Length policies"]
+    parts += ["## Schedule", _model(Schedule), "### Range", _model(Range)]
+    parts += ["## Step times", _model(StepTimes), "### Forward terms", _model(ForwardTerms)]
+    parts += ["### Engine terms", _model(EngineTerms), "## Length policies"]
     parts += [f"### {kind}\n\n{_model(policy_settings(kind))}" for kind in POLICIES]
     return "\n\n".join(parts)
 

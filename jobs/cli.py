@@ -23,6 +23,8 @@ COMMANDS = {
     "overlap": "Time a draft that drafts on while the target verifies (PEARL).",
     "throughput": "Measure tokens a second by batch size, and choose K for each.",
     "papers": "Write the papers' comparison tables for a pair.",
+    "capacity": "Simulate load: how many replicas a rate of requests needs.",
+    "schedule": "Choose a configuration for each range of load, by simulation.",
     "sweep": "Find the fastest configuration for a pair and its prompts.",
     "report": "Write a sweep's HTML report again.",
     "promote": "Make another configuration of a sweep the champion.",

@@ -32,6 +32,8 @@ from specdec_core.config import (
 from specdec_core.config.drafters import read_arm
 from specdec_core.config.kinds import DRAFTERS, POLICIES, kinds_of
 from specdec_core.cost.hardware import Hardware, load_hardware
+from specdec_core.search.load.trace import read_trace
+from specdec_core.search.load.workload import Workload
 from specdec_core.search.space import Search
 
 EVERY = "*"  # in the name of a head: all trained heads whose names match, as in a shell
@@ -103,6 +105,10 @@ class SweepSettings(Value):
     cluster: Placement | None = Field(
         default=None, description="devices that the finalists are timed on; a file or inline"
     )
+    workload: Workload | None = Field(
+        default=None,
+        description="requests at once, for which `specdec schedule` chooses; a sweep times one",
+    )
 
     @field_validator("allow_lossy")
     @classmethod
@@ -151,12 +157,19 @@ class ResolvedPlan(SweepSettings):
         """A hash of everything that the results depend on."""
         # Replayed counts equal those of live decoding, so a sweep may resume either way.
         settings = {k: v for k, v in self.given.items() if k not in ("traces", "replay")}
-        content = [settings, self.entries, prompts_digest]
+        content: list[Any] = [settings, self.entries, prompts_digest]
+        # Sweeps from before there were workloads resume.
+        if settings.get("workload") is None:
+            settings.pop("workload", None)
+        elif self.workload is not None and self.workload.trace is not None:
+            content.append(hashlib.sha256(Path(self.workload.trace).read_bytes()).hexdigest())
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def check(self, source: str) -> None:
         """Raises :class:`UserError`, naming `source` and the key, for a configuration that this
         sweep cannot try."""
+        if self.workload is not None and self.workload.trace is not None:
+            read_trace(self.workload.trace)
         for configuration in self.samples:
             self._check(configuration, source)
             if configuration.asynchronous:

@@ -1,0 +1,193 @@
+"""Simulate load: how many replicas a rate of requests needs, or what rate replicas carry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from jobs.choice import PairConfiguration, choose
+from jobs.console import console, deliver, run
+from jobs.options import Config, Name, check_name, sizes
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
+from specdec_core.search.load.trace import read_trace
+from specdec_core.search.load.workload import Slo
+
+if TYPE_CHECKING:
+    from specdec_core.recordings.replay import Replay
+
+SHARE = 0.95
+
+
+def main(
+    traces: Annotated[str, Option(help="Recording of the prompts, a folder or a name.")],
+    slo: Annotated[
+        str, Option(help="Limits in seconds that requests must keep, as ttft=0.3,tpot=0.02.")
+    ],
+    rate: Annotated[
+        float | None, Option(help="Requests a second; finds how many replicas they need.")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        Option(help="Requests with arrival times (JSONL), in place of a rate."),
+    ] = None,
+    replicas: Annotated[
+        str | None, Option(help="Replicas, as 1,64; finds the rate that each number carries.")
+    ] = None,
+    share: Annotated[float, Option(help="Of the requests that must keep the limits.")] = SHARE,
+    config: Config = None,
+    hardware: Annotated[
+        Path | None,
+        Option(
+            help="Step times, or forward times of another machine (YAML); unset, the workspace's,"
+            " measured if missing."
+        ),
+    ] = None,
+    slots: Annotated[int, Option(min=1, help="Requests that a replica decodes together.")] = 16,
+    step_tokens: Annotated[int, Option(min=1, help="Tokens that a replica's step feeds.")] = 256,
+    cache_tokens: Annotated[
+        int | None, Option(min=128, help="Tokens in a replica's cache; unset, all that slots hold.")
+    ] = None,
+    router: Annotated[
+        str, Option(help="How requests are routed: two_choices, least_loaded or round_robin.")
+    ] = "two_choices",
+    router_ms: Annotated[
+        float, Option(min=0, help="Milliseconds that a router takes for a request.")
+    ] = 0.0,
+    routers: Annotated[int, Option(min=1, help="Routers, which requests reach in turn.")] = 1,
+    arrivals: Annotated[str, Option(help="Gaps between requests: poisson or constant.")] = (
+        "poisson"
+    ),
+    seconds: Annotated[float, Option(min=1, help="Seconds of arrivals to simulate.")] = 20.0,
+    check: Annotated[
+        bool, Option("--check", help="Also decode live with 1, 4, … clients, and compare.")
+    ] = False,
+    name: Name = None,
+) -> None:
+    """Simulate requests that come at a rate, and find the fewest replicas that answer them within
+    the limits; or find the rate that so many replicas carry.
+
+    Replayed rounds take the place of models, fitted step times that of the machine, and the
+    scheduler is the live engine's.
+    """
+    check_name(name)
+    objective = Slo.read(slo, "--slo")
+    if sum(given is not None for given in (rate, trace, replicas)) != 1:
+        raise UserError(
+            "give --rate or --trace, to find how many replicas it needs, or --replicas, to find"
+            " what they carry"
+        )
+    requests = tuple(read_trace(trace)) if trace is not None else ()
+    if rate is not None and not 0 < rate < float("inf"):
+        raise UserError(f"--rate {rate:g}: expected requests a second")
+    if not 0 < share <= 1:
+        raise UserError(f"--share {share:g}: expected a share of the requests, as 0.95")
+    numbers = sizes(replicas, "--replicas") if replicas is not None else ()
+    routing = _one_of(router, "--router", ("two_choices", "least_loaded", "round_robin"))
+    gaps = _one_of(arrivals, "--arrivals", ("poisson", "constant"))
+    chosen, source = choose(config)
+    if hardware is not None and check:
+        raise UserError("--check compares with this machine, not with --hardware")
+
+    # torch and MLflow take seconds to import.
+    from dashboards.progress import ConsoleProgress
+    from dashboards.reports.capacity import report
+    from dashboards.sections import Origin
+    from specdec_core.cost.steps import load_step_times
+    from specdec_core.engine.scheduler import Limits
+    from specdec_core.recordings.replay import Replay
+    from specdec_core.search.load.answers import replayed_answers
+    from specdec_core.search.load.capacity import (
+        Service,
+        greatest_rate,
+        least_replicas,
+        mean_rate,
+    )
+    from specdec_core.search.load.simulator import Router, asks_of, asks_of_trace
+    from specdec_core.search.replaying import find_named
+    from specdec_core.studies.step_times import step_times
+
+    if requests:
+        rate = mean_rate(requests)
+    recording = find_named(traces, workspace())
+    replay = Replay(recording, hidden=bool(chosen.configuration.heads))
+    answers = replayed_answers(replay, chosen.configuration)
+    limits = Limits(slots, step_tokens, cache_tokens)
+    asked = asks_of_trace(answers, requests, recording.header.max_new_tokens)
+    longest = max(a.prompt_tokens + a.most for a in asked or asks_of(answers, len(answers)))
+    if not limits.holds(longest):
+        raise UserError(
+            f"--cache-tokens {cache_tokens}: too few for the longest prompt and answer, which take"
+            f" {longest} and room for candidates"
+        )
+    pair = recording.header.pair
+    with ConsoleProgress(console) as progress:
+        if hardware is not None:
+            times = load_step_times(hardware, list(pair.drafts))
+        else:
+            times = step_times(pair, workspace() / "steps.json", slots, progress)
+        way = Router(routing, router_ms / 1e3, routers)
+        new_tokens = recording.header.max_new_tokens
+        service = Service(answers, times, limits, way, gaps, seconds, requests, new_tokens)
+        progress.stage("simulating")
+        if rate is not None:
+            results = [least_replicas(service, rate, objective, share)]
+        else:
+            results = [greatest_rate(service, n, objective, share) for n in numbers]
+        checked = _check(chosen, replay, times, limits, progress) if check else None
+
+    folder = workspace() / "capacity" / (name or recording.folder.name)
+    coming = f"{gaps} arrivals, {seconds:g} s of them"
+    load = f"{rate:g} requests a second, {coming}" if rate else f"{replicas} replicas, {coming}"
+    if trace is not None:
+        load = f"{len(requests)} requests of {trace}, {rate:.3g} a second on average"
+    notes = [
+        f"{chosen.configuration.label} ({source}); {load}",
+        f"prompts of {recording.folder.name}: {sum(answers.prompts) / len(answers):.0f} tokens and"
+        f" answers of {sum(answers.lengths) / len(answers):.0f}, on average",
+        f"replicas of {slots} slots, routed {routing.replace('_', ' ')}"
+        + (f", {routers} × {router_ms:g} ms a request" if router_ms else ""),
+        f"step times: {hardware or times.device}",
+    ]
+    params: dict[str, Any] = {
+        "recording": recording.folder.name,
+        "config_id": chosen.configuration.id,
+        "slo": slo,
+        "share": share,
+        "rate": rate,
+        "trace": str(trace) if trace else None,
+        "replicas": replicas,
+        "slots": slots,
+        "router": routing,
+        "router_ms": router_ms,
+        "routers": routers,
+    }
+    origin = Origin(name=folder.name, pair=pair.name, notes=notes, params=params)
+    files = [] if hardware else [workspace() / "steps.json"]
+    deliver(report(results, checked, chosen.configuration, origin), folder, "capacity", files)
+
+
+def _check(
+    chosen: PairConfiguration, replay: Replay, times: Any, limits: Any, progress: Any
+) -> Any:
+    """The table of live and simulated measures."""
+    from specdec_core.models.pair import load_pair
+    from specdec_core.studies.load_check import CLIENTS, check_load
+
+    clients = [n for n in CLIENTS if n <= limits.slots]
+    pair = load_pair(replay.header.pair)
+    configurations = [chosen.configuration]
+    done = check_load(pair, replay, times, configurations, clients, limits, observer=progress)
+    return done.table()
+
+
+def _one_of(value: str, option: str, values: tuple[str, ...]) -> Any:
+    if value not in values:
+        raise UserError(f"{option} {value}: expected {' or '.join(values)}")
+    return value
+
+
+if __name__ == "__main__":
+    run(main)

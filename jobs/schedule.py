@@ -1,0 +1,95 @@
+"""Choose a configuration for each range of load, by simulation of recorded rounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from jobs.console import console, deliver, point, run
+from jobs.options import Name, check_name, sizes
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
+from specdec_core.search.load.workload import Slo
+from specdec_core.search.plan import load_plan
+
+
+def main(
+    traces: Annotated[str, Option(help="Recording to replay, a folder or a name.")],
+    config: Annotated[Path, Option(help="Sweep file whose configurations to choose from.")],
+    clients: Annotated[
+        str | None,
+        Option(help="Requests at once, as 1,4,16; unset, the sweep file's, or 1,2,4,8,16."),
+    ] = None,
+    slo: Annotated[
+        str | None,
+        Option(help="Choose by goodput within limits in seconds, as ttft=0.3; unset, by tokens/s."),
+    ] = None,
+    hardware: Annotated[
+        Path | None,
+        Option(
+            help="Step times, or forward times of another machine (YAML); unset, the workspace's,"
+            " measured if missing."
+        ),
+    ] = None,
+    name: Name = None,
+) -> None:
+    """Simulate every configuration of a sweep file that the recording can replay, and the target
+    alone, with 1, 2, 4, … clients; choose the best for each number, and write them as a schedule.
+    """
+    check_name(name)
+    plan = load_plan(config)
+    workload = plan.workload
+    asked = workload.clients if workload is not None else None
+    objective = Slo.read(slo, "--slo") if slo else workload.slo if workload else None
+
+    # torch and MLflow take seconds to import.
+    from dashboards.progress import ConsoleProgress
+    from dashboards.reports.schedule import report
+    from dashboards.sections import Origin
+    from specdec_core.cost.steps import load_step_times
+    from specdec_core.recordings.replay import Replay
+    from specdec_core.search.load.schedule import CLIENTS, choose_schedule, simulate_each
+    from specdec_core.search.replaying import find_named, split
+    from specdec_core.studies.step_times import step_times
+
+    counts = sizes(clients, "--clients") if clients is not None else asked or CLIENTS
+    recording = find_named(traces, workspace())
+    header = recording.header
+    if header.sampling != plan.sampling:
+        raise UserError(f"{recording.folder}: recorded with other sampling than {config} has")
+    heads = any(each.heads for each in plan.samples)
+    replay = Replay(recording, hidden=heads)
+    known, unknown = split(plan.configurations or (), replay)
+    if not known:
+        raise UserError(f"{config}: no configuration that {recording.folder} can replay")
+    with ConsoleProgress(console) as progress:
+        if hardware is not None:
+            times = load_step_times(hardware, list(header.pair.drafts))
+        else:
+            path = workspace() / "steps.json"
+            times = step_times(header.pair, path, max(counts), progress)
+        simulated = simulate_each(
+            replay, known, times, sorted(set(counts)), slo=objective, observer=progress
+        )
+    candidates = [plan.autoregressive, *known]
+    by = "goodput" if objective else "tokens_per_second"
+    schedule = choose_schedule(simulated, candidates, by)
+
+    folder = workspace() / "schedules" / (name or recording.folder.name)
+    path = schedule.save(folder / "schedule.yaml")
+    notes = [
+        f"{len(known)} configurations of {config}, {len(unknown)} more cannot be replayed",
+        f"prompts of {recording.folder.name}; chosen by"
+        f" {f'goodput with {objective}' if objective else 'tokens a second'}",
+        f"step times: {hardware or times.device}",
+    ]
+    params = {"recording": recording.folder.name, "config": str(config), "by": by}
+    origin = Origin(name=folder.name, pair=header.pair.name, notes=notes, params=params)
+    deliver(report(schedule, simulated, candidates, by, origin), folder, "schedule", [path])
+    point("schedule", path)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,214 @@
+"""Seconds of an engine step over many requests.
+
+A step feeds the target one sequence in which rows of any length are packed: decoding rows with
+their candidates, and chunks of prompts. Before that, drafts propose in forwards that all drafting
+rows share. A row costs what its own tokens and its own context cost, so the time of a forward is a
+function of sums over its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from specdec_core.base.errors import UserError
+from specdec_core.base.files import write_atomically
+from specdec_core.config import Value, load_yaml, parse
+from specdec_core.cost.fitting import nonnegative_least_squares, r_squared
+from specdec_core.cost.forward import ForwardCost
+from specdec_core.cost.hardware import Hardware
+from specdec_core.cost.profile import Profile
+
+# Tokens of a forward from which on arithmetic may dominate; a fit chooses one of them.
+_KNEES = (4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512)
+
+
+class Work(NamedTuple):
+    """What a packed forward does, summed over its rows."""
+
+    rows: float = 0
+    tokens: float = 0  # fed
+    cached: float = 0  # in the cache before
+    pairs: float = 0  # of a token fed and a token cached before it
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[int, int]]) -> Work:
+        """The work of rows, (tokens, context) each."""
+        rows = list(rows)
+        return cls(
+            len(rows),
+            sum(tokens for tokens, _ in rows),
+            sum(context for _, context in rows),
+            sum(tokens * (context + (tokens - 1) / 2) for tokens, context in rows),
+        )
+
+
+class PackedForward(Value):
+    """A forward over packed rows, measured."""
+
+    rows: int
+    tokens: int
+    cached: int
+    pairs: float
+    seconds: float
+
+    @property
+    def work(self) -> Work:
+        return Work(self.rows, self.tokens, self.cached, self.pairs)
+
+
+class ForwardTerms(Value):
+    """t = fixed + per_row · rows + per_token · tokens + per_cached · cached + per_pair · pairs
+    + per_token_beyond · max(tokens − knee, 0): seconds of a forward's :class:`Work`.
+
+    The weights are read once (fixed). Up to some number of tokens they are waited for, and more
+    tokens cost little; beyond that knee arithmetic sets the pace. Keys and values are read once a
+    row (per_cached), attention's arithmetic grows with the pairs of tokens fed and seen.
+    """
+
+    fixed: float = Field(default=0.0, ge=0)
+    per_row: float = Field(default=0.0, ge=0)
+    per_token: float = Field(default=0.0, ge=0)
+    per_cached: float = Field(default=0.0, ge=0)
+    per_pair: float = Field(default=0.0, ge=0)
+    per_token_beyond: float = Field(default=0.0, ge=0)
+    knee: int = Field(default=0, ge=0, description="tokens from which on `per_token_beyond` counts")
+
+    @classmethod
+    def fit(cls, measured: Sequence[PackedForward]) -> ForwardTerms:
+        """Non-negative least squares of the relative error, with the knee that fits best. Raises
+        ValueError without measurements."""
+        if not measured:
+            raise ValueError("no measurements to fit")
+        seconds = np.array([m.seconds for m in measured])
+        work = np.array([m.work for m in measured], dtype=float)
+        best, least = cls(), np.inf
+        for knee in (0, *_KNEES):
+            beyond = np.maximum(work[:, 1] - knee, 0) if knee else np.zeros(len(work))
+            columns = np.column_stack([np.ones(len(work)), work, beyond]) / seconds[:, None]
+            terms = nonnegative_least_squares(columns, np.ones(len(seconds)))
+            error = float(np.square(columns @ terms - 1).sum())
+            if error < least * (1 - 1e-6):
+                names = [name for name in cls.model_fields if name != "knee"]
+                values: dict[str, Any] = dict(zip(names, terms, strict=True))
+                best, least = cls(**values, knee=knee), error
+        return best
+
+    def seconds(self, work: Work) -> float:
+        return (
+            self.fixed
+            + self.per_row * work.rows
+            + self.per_token * work.tokens
+            + self.per_cached * work.cached
+            + self.per_pair * work.pairs
+            + self.per_token_beyond * max(work.tokens - self.knee, 0)
+        )
+
+
+class EngineTerms(Value):
+    """Seconds that the engine adds to the forwards of a step: `per_step`, `per_row` that decodes,
+    `per_draft_forward`, and `per_candidate` that is verified."""
+
+    per_step: float = Field(default=0.0, ge=0)
+    per_row: float = Field(default=0.0, ge=0)
+    per_draft_forward: float = Field(default=0.0, ge=0)
+    per_candidate: float = Field(default=0.0, ge=0)
+
+    @classmethod
+    def fit(cls, shapes: Sequence[tuple[int, int, int]], seconds: Sequence[float]) -> EngineTerms:
+        """From the `seconds` that remain of steps, forwards taken off. `shapes` are the decoding
+        rows, draft forwards and candidates of each."""
+        values = np.maximum(np.asarray(seconds, dtype=float), 0.0)
+        columns = np.column_stack([np.ones(len(values)), np.asarray(shapes, dtype=float)])
+        terms = nonnegative_least_squares(columns, values)
+        return cls(**dict(zip(cls.model_fields, terms, strict=True)))
+
+    def seconds(self, rows: int, draft_forwards: int, candidates: int) -> float:
+        return (
+            self.per_step
+            + self.per_row * rows
+            + self.per_draft_forward * draft_forwards
+            + self.per_candidate * candidates
+        )
+
+
+class StepTimes(Value):
+    """The times of a pair's steps on one machine."""
+
+    target: ForwardTerms = Field(description="in steps in which a draft model proposes")
+    alone: ForwardTerms | None = Field(
+        default=None, description="the target's in other steps; unset, the same"
+    )
+    drafts: dict[str, ForwardTerms] = Field(default={})
+    engine: EngineTerms = EngineTerms()
+    device: str = "unknown"
+    mixes: bool = Field(
+        default=True, description="whether a forward has prompts and candidates together"
+    )
+
+    def verifying(self, drafting: bool) -> ForwardTerms:
+        """The target's, after forwards of a draft or without."""
+        return self.target if drafting or self.alone is None else self.alone
+
+    def draft(self, name: str | None = None) -> ForwardTerms:
+        """A draft's; None is the first. Raises :class:`UserError` for one without times."""
+        chosen = next(iter(self.drafts), None) if name is None else name
+        if chosen is None or chosen not in self.drafts:
+            there = ", ".join(self.drafts) or "none"
+            raise UserError(f"no step times of draft {name or '(any)'} (there are: {there})")
+        return self.drafts[chosen]
+
+    @classmethod
+    def of(cls, profile: Profile) -> StepTimes:
+        """As far as a profile tells, whose forwards have rows of one width and one context."""
+        overhead = profile.draft_overhead.values()
+        return cls(
+            target=_of_cost(profile.target),
+            drafts={name: _of_cost(cost) for name, cost in profile.drafts.items()},
+            engine=EngineTerms(
+                per_step=profile.round_overhead,
+                per_draft_forward=sum(overhead) / len(overhead) if overhead else 0.0,
+            ),
+            device=profile.device,
+        )
+
+    def save(self, path: str | Path) -> Path:
+        return write_atomically(Path(path), self.model_dump_json(indent=1) + "\n")
+
+
+def load_step_times(path: str | Path, drafts: Sequence[str]) -> StepTimes:
+    """The step times in a file (YAML or JSON): those of :class:`StepTimes`, or another machine's
+    forward times (:mod:`specdec_core.cost.hardware`), which are the same whatever is fed in. Raises
+    :class:`UserError`."""
+    content = load_yaml(path)
+    target = content.get("target") if isinstance(content, Mapping) else None
+    if isinstance(target, Mapping) and not {"speculative", "alone"} & target.keys():
+        times = parse(StepTimes, content, str(path))
+        for draft in drafts:
+            if draft not in times.drafts:
+                there = ", ".join(times.drafts) or "none"
+                raise UserError(f"{path}: drafts.{draft}: no times given (there are: {there})")
+        return times
+    hardware = parse(Hardware, content, str(path))
+    hardware._source = str(path)
+    return StepTimes.of(hardware.profile(list(drafts)))
+
+
+def _of_cost(cost: ForwardCost) -> ForwardTerms:
+    return ForwardTerms.fit(
+        [
+            PackedForward(seconds=m.seconds, **Work.of([(m.width, m.context)] * m.batch)._asdict())
+            for m in cost.measurements
+        ]
+    )
+
+
+def fit_quality(terms: ForwardTerms, measured: Sequence[PackedForward]) -> tuple[float, float]:
+    """R² of a fit, and its median relative error."""
+    seconds = np.array([m.seconds for m in measured])
+    fitted = np.array([terms.seconds(m.work) for m in measured])
+    return r_squared(seconds, fitted), float(np.median(np.abs(fitted / seconds - 1)))

@@ -1,0 +1,1 @@
+"""Load: workloads, the measures of requests, and a simulation of many requests at once."""

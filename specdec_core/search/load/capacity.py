@@ -1,0 +1,228 @@
+"""How many replicas a load needs, and what load a number of replicas carries, by simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from specdec_core.cost.steps import StepTimes
+from specdec_core.engine.scheduler import Limits
+from specdec_core.search.load.answers import Answers
+from specdec_core.search.load.measures import LoadMeasures, measure
+from specdec_core.search.load.simulator import (
+    Router,
+    Simulation,
+    asks_of,
+    asks_of_trace,
+    simulate_arrivals,
+)
+from specdec_core.search.load.trace import TraceRequest
+from specdec_core.search.load.workload import Arrivals, Slo, arrival_times
+
+SHARE = 0.95  # of the requests that have to keep the objective
+SECONDS = 20.0  # of arrivals that are simulated
+_LEAST = 500  # requests that are simulated, …
+_WARM_UP = 0.2  # … of which the first find emptier replicas than later ones, and do not count
+_FEW = 1000  # times fewer requests than replicas answer one by one are as good as none
+_STEPS = 6  # of the search for a rate: to 2 %
+
+
+@dataclass(frozen=True)
+class Service:
+    """What a replica runs, and the requests that come: at random, or those of a `trace`."""
+
+    answers: Answers
+    times: StepTimes
+    limits: Limits
+    router: Router = field(default_factory=Router)
+    arrivals: Arrivals = "poisson"
+    seconds: float = SECONDS
+    trace: tuple[TraceRequest, ...] = ()
+    new_tokens: int = 64  # of an answer to a request of the trace that does not say, at most
+
+    def simulate(self, rate: float, replicas: int) -> Simulation:
+        """Requests that come at `rate` a second to so many replicas, or as the trace says."""
+        if self.trace:
+            return simulate_arrivals(
+                self.answers,
+                self.times,
+                asks_of_trace(self.answers, self.trace, self.new_tokens),
+                [request.arrival for request in self.trace],
+                self.limits,
+                replicas,
+                self.router,
+            )
+        count = max(round(rate * self.seconds), _LEAST)
+        coming = arrival_times(rate, count, self.arrivals).tolist()
+        asks = asks_of(self.answers, count)
+        return simulate_arrivals(
+            self.answers, self.times, asks, coming, self.limits, replicas, self.router
+        )
+
+
+@dataclass(frozen=True)
+class Tried:
+    """So many replicas under a rate."""
+
+    replicas: int
+    rate: float
+    measures: LoadMeasures
+    busy: float  # the share of the time that a replica steps, on average
+    router_busy: float
+    messages: float  # a second that this rate makes: additions to answers, for the clients
+
+    @property
+    def row(self) -> dict[str, float]:
+        """The numbers, percentiles as `ttft_p95`."""
+        measures = self.measures
+        percentiles = {
+            f"{name}_p{percentile}": value
+            for name in ("ttft", "tpot", "latency")
+            for percentile, value in getattr(measures, name).items()
+        }
+        return {
+            "replicas": self.replicas,
+            "rate": self.rate,
+            "good_share": measures.good_share,
+            "tokens_per_second": measures.tokens_per_second,
+            **percentiles,
+            "busy": self.busy,
+            "router_busy": self.router_busy,
+            "messages": self.messages,
+        }
+
+
+@dataclass
+class Capacity:
+    """What a search found: `chosen`, if anything keeps the objective; `alone`, what requests
+    experience that share a replica with nobody; and everything tried."""
+
+    slo: Slo
+    share: float
+    chosen: Tried | None
+    alone: Tried
+    tried: list[Tried] = field(default_factory=list)
+
+    def frame(self) -> pd.DataFrame:
+        """One row a try, by replicas and rate."""
+        rows = sorted(self.tried, key=lambda each: (each.replicas, each.rate))
+        return pd.DataFrame([each.row for each in rows])
+
+
+def least_replicas(
+    service: Service,
+    rate: float,
+    slo: Slo,
+    share: float = SHARE,
+) -> Capacity:
+    """The fewest replicas with which a share of the requests keep `slo`: doubled until they do,
+    then bisected."""
+    search = _Search(service, slo, share)
+    alone = search.alone(rate)
+    if alone.measures.good_share < share:
+        return Capacity(slo, share, None, alone, search.tried)
+    enough, few = 1, 0
+    while not search.good(enough, rate):
+        if enough > _most(service, rate):  # not more replicas are missing, but faster routers
+            return Capacity(slo, share, None, alone, search.tried)
+        enough, few = 2 * enough, enough
+    while enough - few > 1:
+        middle = (enough + few) // 2
+        if search.good(middle, rate):
+            enough = middle
+        else:
+            few = middle
+    return Capacity(slo, share, search.find(enough, rate), alone, search.tried)
+
+
+def greatest_rate(
+    service: Service,
+    replicas: int,
+    slo: Slo,
+    share: float = SHARE,
+) -> Capacity:
+    """The most requests a second that so many replicas answer with a share of them within `slo`, to
+    some 2 %."""
+    search = _Search(service, slo, share)
+    rate = replicas / search.alone_seconds()
+    alone = search.alone(rate)
+    if alone.measures.good_share < share:
+        return Capacity(slo, share, None, alone, search.tried)
+    low = high = rate
+    if search.good(replicas, rate):
+        while search.good(replicas, high := 2 * low):
+            low = high
+    else:
+        while not search.good(replicas, low := high / 2):
+            high = low
+            if high < rate / _FEW:  # a router that takes longer than the limits
+                return Capacity(slo, share, None, alone, search.tried)
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        if search.good(replicas, middle):
+            low = middle
+        else:
+            high = middle
+    return Capacity(slo, share, search.find(replicas, low), alone, search.tried)
+
+
+class _Search:
+    """Simulations, each made once."""
+
+    def __init__(self, service: Service, slo: Slo, share: float) -> None:
+        self.service, self.slo, self.share = service, slo, share
+        self.tried: list[Tried] = []
+
+    def good(self, replicas: int, rate: float) -> bool:
+        """Whether so many replicas keep the objective, for as long as requests come."""
+        kept = self.find(replicas, rate).measures.good_share >= self.share
+        return kept and self.service.router.load(rate) < 1
+
+    def find(self, replicas: int, rate: float) -> Tried:
+        for each in self.tried:
+            if (each.replicas, each.rate) == (replicas, rate):
+                return each
+        tried = self._measure(self.service.simulate(rate, replicas), replicas, rate)
+        self.tried.append(tried)
+        return tried
+
+    def alone(self, rate: float) -> Tried:
+        """A replica for each request, and no router between."""
+        return self._measure(self._one_by_one(), 0, rate)
+
+    def alone_seconds(self) -> float:
+        """Seconds of a request that shares its replica with nobody, on average."""
+        records = self._one_by_one().records
+        return float((records["last"] - records["sent"]).mean())
+
+    def _one_by_one(self) -> Simulation:
+        service, asks = self.service, asks_of(self.service.answers, _LEAST)
+        arrivals = [0.0] * len(asks)
+        return simulate_arrivals(
+            service.answers, service.times, asks, arrivals, service.limits, len(asks)
+        )
+
+    def _measure(self, simulation: Simulation, replicas: int, rate: float) -> Tried:
+        records = simulation.records
+        steady = records[records["sent"] >= _WARM_UP * records["sent"].max()]
+        busy = sum(simulation.busy) / len(simulation.busy)
+        return Tried(
+            replicas,
+            rate,
+            measure(steady, self.slo),
+            busy,
+            min(self.service.router.load(rate), 1.0),
+            rate * simulation.rounds / len(records),
+        )
+
+
+def _most(service: Service, rate: float) -> float:
+    """More replicas than there are ever requests help no more."""
+    return len(service.trace) or max(rate * service.seconds, _LEAST)
+
+
+def mean_rate(trace: Sequence[TraceRequest]) -> float:
+    """Requests a second over a trace's length."""
+    return len(trace) / max(trace[-1].arrival, 1e-9)

@@ -1,0 +1,228 @@
+"""A simulated engine: the scheduler of the live one, recorded rounds, and a time model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from specdec_core.cost.steps import StepTimes, Work
+from specdec_core.engine.prefixes import Prefixes
+from specdec_core.engine.scheduler import Limits, Scheduler, Step
+from specdec_core.search.load.answers import Answers, SimulatedRound
+
+
+class Ask(NamedTuple):
+    """What a request asks for: a recorded answer, after a prompt of so many tokens, up to `most`
+    tokens of it."""
+
+    answer: int
+    prompt_tokens: int
+    most: int
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedRequest:
+    """A request on its way. Its text has `tokens` tokens, of which target and draft hold so
+    many."""
+
+    index: int
+    name: str
+    ask: Ask
+    sent: float
+    tokens: int
+    held: int = 0
+    draft_held: int = 0
+    generated: int = 0
+    rounds: int = 0
+    first: float | None = None
+
+
+class SimulatedStep(NamedTuple):
+    """A step as the scheduler planned it, and the candidates of each request that decoded."""
+
+    plan: Step
+    candidates: list[int]
+
+
+class Replica:
+    """An engine that decodes under one configuration. A step is :meth:`begin`, which tells its
+    seconds, and :meth:`end`."""
+
+    def __init__(
+        self,
+        answers: Answers,
+        times: StepTimes,
+        limits: Limits,
+        log: list[SimulatedStep] | None = None,
+    ) -> None:
+        shares = limits.share_prefixes and answers.texts is not None
+        self.scheduler = Scheduler(limits, self._place if shares else None)
+        self.prefixes = Prefixes(limits.slots)
+        self._begun: dict[int, tuple[int, int]] = {}  # by slot: whose tokens it takes, how many
+        self.requests = 0  # unfinished
+        self.steps = 0
+        self.busy_seconds = 0.0
+        self._answers, self._engine = answers, times.engine
+        self._draft = times.draft(answers.draft) if answers.draft is not None else None
+        self._target = times.verifying(self._draft is not None)
+        # An engine of one slot reads a prompt in forwards of its own.
+        self._mixes = times.mixes and limits.slots > 1
+        self._waiting: dict[str, SimulatedRequest] = {}
+        self._slots: dict[int, SimulatedRequest] = {}  # the last in each slot, finished ones too
+        self._rounds: list[tuple[SimulatedRequest, SimulatedRound]] = []  # of the step
+        self._log, self._limit = log, limits.slots
+
+    def add(self, request: SimulatedRequest) -> None:
+        """A request comes."""
+        self._waiting[request.name] = request
+        self.scheduler.add(request.name, request.tokens)
+        self.requests += 1
+
+    def begin(self) -> float:
+        """Seconds of the next step."""
+        plan = self.scheduler.plan()
+        slots = self._slots
+        for slot in plan.preempted:
+            slots[slot].held = slots[slot].draft_held = 0
+        for slot, name in plan.entering.items():
+            self._enter(slot, self._waiting.pop(name))
+        decoding = [slots[slot] for slot in plan.decoding]
+        reading = [(slots[slot], count) for slot, count in plan.reading.items()]
+        seconds = self._read(decoding, reading)
+        candidates = []
+        if decoding:
+            seconds += self._decode(decoding, reading)
+            candidates = [each.drafted for _, each in self._rounds]
+            self.scheduler.fed(candidates)
+        for request, count in reading:
+            request.held += count
+        seconds += self._engine.per_step
+        self.steps += 1
+        self.busy_seconds += seconds
+        if self._log is not None:
+            self._log.append(SimulatedStep(plan, candidates))
+        return seconds
+
+    def end(self, now: float) -> list[SimulatedRequest]:
+        """The step is over at `now`; the requests that it finished."""
+        finished = []
+        for request, each in self._rounds:
+            request.tokens += each.generated
+            request.generated += each.generated
+            request.rounds += 1
+            if request.first is None:
+                request.first = now
+            request.held = request.tokens - 1
+            if request.generated >= request.ask.most:
+                request.draft_held = min(request.draft_held, request.tokens - each.generated)
+                self.scheduler.leave(request.name)
+                self.requests -= 1
+                finished.append(request)
+            else:
+                self.scheduler.grew(request.name, request.tokens)
+        self._rounds = []
+        return finished
+
+    def _place(self, name: str, free: Sequence[int]) -> tuple[int, int]:
+        """As the engine does: the slot for a waiting request, and how much of its prompt a slot
+        holds already."""
+        prompt = self._text(self._waiting[name])
+        held = [self._slots[n].held if n in self._slots else 0 for n in range(self._limit)]
+        slot, source, count = self.prefixes.find(prompt, held, free)
+        self._begun[slot] = source, count
+        return slot, count
+
+    def _enter(self, slot: int, request: SimulatedRequest) -> None:
+        """A request enters a slot, where a beginning of its text may be."""
+        if slot in self._begun:
+            source, count = self._begun.pop(slot)
+            if count:
+                request.held = count
+                request.draft_held = min(count, self._slots[source].draft_held)
+            if text := self._text(request, whole=True):
+                self.prefixes.holds(slot, text)
+        self._slots[slot] = request
+
+    def _text(self, request: SimulatedRequest, whole: bool = False) -> Sequence[int]:
+        """A request's prompt, or with `whole` its whole text; nothing where a trace has another
+        length."""
+        ask, texts = request.ask, self._answers.texts
+        if texts is None or ask.prompt_tokens != self._answers.prompts[ask.answer]:
+            return ()
+        text = texts[ask.answer]
+        return text if whole else text[: ask.prompt_tokens]
+
+    @property
+    def idle(self) -> bool:
+        return self.scheduler.idle
+
+    def _read(
+        self, decoding: list[SimulatedRequest], reading: list[tuple[SimulatedRequest, int]]
+    ) -> float:
+        """Seconds of reading texts apart from verification: the draft's, and the target's unless
+        its forwards mix them with candidates."""
+        # The last token of a text is read with the candidates.
+        new = [(r, unread) for r in decoding if (unread := r.tokens - 1 - r.held) > 0]
+        new += reading
+        if not new:
+            return 0.0
+        seconds = 0.0
+        if self._draft is not None and not self._answers.lazy:
+            behind = [(r, upto) for r, count in new if (upto := r.held + count) > r.draft_held]
+            if behind:
+                rows = [(upto - r.draft_held, r.draft_held) for r, upto in behind]
+                seconds += self._draft.seconds(Work.of(rows))
+                for r, upto in behind:
+                    r.draft_held = upto
+        if not (decoding and self._mixes):
+            seconds += self._target.seconds(Work.of([(count, r.held) for r, count in new]))
+            for r in decoding:
+                r.held = r.tokens - 1
+        return seconds
+
+    def _decode(
+        self, decoding: list[SimulatedRequest], reading: list[tuple[SimulatedRequest, int]]
+    ) -> float:
+        """Seconds of a round of those that decode: the drafts' forwards, each over all rows that
+        still draft; and the target's over all rows, those that are read too where it mixes them."""
+        answers, together, number = self._answers, [], len(decoding)
+        candidates = fed = cached = 0
+        pairs = 0.0
+        longest = draft_rows = draft_fed = draft_cached = draft_pairs = 0
+        for request in decoding:
+            ask, text, held = request.ask, request.tokens, request.held
+            each = answers.round(ask.answer, request.generated, request.rounds, number)
+            if each.drafted >= ask.most - request.generated:
+                each = each.within(ask.most - request.generated - 1)
+            together.append((request, each))
+            count = text - held + each.drafted
+            candidates += each.drafted
+            fed += count
+            cached += held
+            pairs += count * (held + (count - 1) / 2)
+            if forwards := each.draft_forwards:
+                if forwards > longest:
+                    longest = forwards
+                # The first forward reads the text's unread end, of at least one token, too.
+                count = each.draft_tokens + text - request.draft_held - 1
+                context = request.draft_held + forwards // 2
+                draft_rows += forwards
+                draft_fed += count
+                draft_cached += forwards * context
+                draft_pairs += count * context
+                request.draft_held = text + min(each.generated, forwards) - 1
+        self._rounds = together
+        engine, rows, seconds = self._engine, number, 0.0
+        if longest and self._draft is not None:
+            sums = (draft_rows, draft_fed, draft_cached, draft_pairs)
+            mean = Work._make(value / longest for value in sums)
+            seconds = longest * (self._draft.seconds(mean) + engine.per_draft_forward)
+        if self._mixes:
+            for request, count in reading:
+                rows += 1
+                fed += count
+                cached += request.held
+                pairs += count * (request.held + (count - 1) / 2)
+        seconds += self._target.seconds(Work(rows, fed, cached, pairs))
+        return seconds + engine.per_row * number + engine.per_candidate * candidates

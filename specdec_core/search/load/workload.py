@@ -1,0 +1,128 @@
+"""A workload: which requests come when, and what they ask for.
+
+```yaml
+workload: {clients: [1, 4, 16]}                # closed loop: each client waits for its answer
+workload: {rate: 6, arrivals: poisson, slo: {ttft: 0.5, tpot: 0.05}}     # open loop
+workload: {trace: requests.jsonl}              # open loop, requests of a file
+```
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import Value, parse
+
+Arrivals = Literal["poisson", "constant"]
+
+REQUESTS = 256  # of an open loop, unless a workload says how many
+_FOR_EACH_CLIENT = 8  # requests of a closed loop for each of its clients, …
+_LEAST = 64  # … and at least
+
+
+class Slo(Value):
+    """A service-level objective: what a request must keep to count for goodput. Seconds."""
+
+    ttft: float | None = Field(default=None, gt=0, description="to the first token")
+    tpot: float | None = Field(default=None, gt=0, description="for each token after the first")
+    latency: float | None = Field(default=None, gt=0, description="to the last token")
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> Self:
+        if not self.limits:
+            raise ValueError("an objective without a limit: give ttft, tpot or latency")
+        return self
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that are given, by measure."""
+        return self.model_dump(exclude_none=True)
+
+    @classmethod
+    def read(cls, text: str, source: str) -> Slo:
+        """An objective as `ttft=0.3,tpot=0.02`. Raises :class:`UserError` that names `source`."""
+        parts = [part.partition("=") for part in text.split(",")]
+        if not all(separator for _, separator, _ in parts):
+            raise UserError(f"{source} {text}: expected limits in seconds, as ttft=0.3,tpot=0.02")
+        return parse(cls, {name.strip(): limit for name, _, limit in parts}, f"{source} {text}")
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} ≤ {limit:g} s" for name, limit in self.limits.items())
+
+
+class Workload(Value):
+    """Requests of so many clients that each wait for their answers, requests that come at a rate
+    whatever happens to earlier ones, or those of a trace."""
+
+    clients: tuple[PositiveInt, ...] | None = Field(
+        default=None, description="closed loop: clients that each send a request after the other"
+    )
+    rate: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="open loop: requests a second"
+    )
+    arrivals: Arrivals | None = Field(
+        default=None, description="gaps between the requests of an open loop; unset, poisson"
+    )
+    trace: str | None = Field(
+        default=None, description="JSONL file of requests with their arrival times"
+    )
+    requests: PositiveInt | None = Field(default=None, description="how many are sent")
+    seed: NonNegativeInt = Field(default=0, description="of random arrivals")
+    slo: Slo | None = Field(default=None, description="limits in seconds that goodput counts by")
+
+    @field_validator("clients", mode="before")
+    @classmethod
+    def _one_number_is_a_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, int) else value
+
+    @field_validator("clients")
+    @classmethod
+    def _some_client(cls, clients: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if clients == ():
+            raise ValueError("a workload without requests: no clients")
+        return clients
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        sources = {"clients": self.clients, "rate": self.rate, "trace": self.trace}
+        given = [name for name, value in sources.items() if value is not None]
+        if not given:
+            raise ValueError("a workload without requests: give clients, a rate or a trace")
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} each say when requests come: give one")
+        if self.arrivals is not None and self.rate is None:
+            raise ValueError(f"arrivals belong to a rate, not to {given[0]}")
+        if self.requests is not None and self.trace is not None:
+            raise ValueError("a trace says itself how many requests there are")
+        return self
+
+    @property
+    def closed(self) -> bool:
+        """Whether clients wait for their answers."""
+        return self.clients is not None
+
+    def size(self, clients: int = 0) -> int:
+        """Requests sent: by `clients` clients of a closed loop together, or by an open one."""
+        if self.requests is not None:
+            return self.requests
+        return max(_FOR_EACH_CLIENT * clients, _LEAST) if clients else REQUESTS
+
+    def arrival_times(self) -> np.ndarray:
+        """Seconds at which the requests of an open loop come; the same for the same seed."""
+        if self.rate is None:
+            raise ValueError("only a rate has arrival times of its own")
+        return arrival_times(self.rate, self.size(), self.arrivals or "poisson", self.seed)
+
+
+def arrival_times(
+    rate: float, count: int, arrivals: Arrivals = "poisson", seed: int = 0
+) -> np.ndarray:
+    """Seconds (count,) at which requests come, `rate` a second on average: at random and
+    independently of each other (poisson), or evenly."""
+    if arrivals == "constant":
+        return np.arange(count) / rate
+    return np.cumsum(np.random.default_rng(seed).exponential(1 / rate, count))

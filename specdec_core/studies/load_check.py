@@ -1,0 +1,189 @@
+"""The simulation of load held against the live engine: the same requests, clients and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter, sleep
+from typing import Any
+
+import pandas as pd
+
+from specdec_core.base.observer import Observer
+from specdec_core.config import AUTOREGRESSIVE, Configuration, distinct_labels
+from specdec_core.cost.steps import StepTimes
+from specdec_core.engine import Engine, Request
+from specdec_core.engine.scheduler import Limits, Step
+from specdec_core.models.pair import Pair
+from specdec_core.recordings.replay import Replay
+from specdec_core.search.load.answers import replayed_answers
+from specdec_core.search.load.measures import COLUMNS, LoadMeasures, measure
+from specdec_core.search.load.simulator import asks_of, simulate_clients
+from specdec_core.tokens.statistics import Generation
+
+CLIENTS = (1, 4, 8, 16)
+_EACH = 4  # requests for each client, …
+_LEAST = 16  # … and at least
+
+
+@dataclass
+class LiveRun:
+    """A run of the live engine: records of its requests, and what each step did in how long."""
+
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    decoded: list[list[str]] = field(default_factory=list)  # requests of each step, by id
+    seconds: list[float] = field(default_factory=list)
+    generations: dict[str, Generation] = field(default_factory=dict)
+
+    @property
+    def records(self) -> pd.DataFrame:
+        """As in :mod:`specdec_core.search.load.measures`."""
+        return pd.DataFrame(sorted(self.rows), columns=list(COLUMNS))
+
+    @property
+    def candidates(self) -> list[list[int]]:
+        """How many candidates each request of each step had."""
+        rounds = {name: iter(each.rounds) for name, each in self.generations.items()}
+        return [[next(rounds[name]).drafted for name in step] for step in self.decoded]
+
+
+def run_clients(engine: Engine, requests: Sequence[Request], clients: int) -> LiveRun:
+    """A closed loop: each of `clients` clients sends the next request when its answer is whole."""
+    waiting = iter(requests)
+
+    def more(now: float, finished: int, started: bool) -> Iterable[Request]:
+        wanted = finished if started else clients
+        return [r for _, r in zip(range(wanted), waiting, strict=False)]
+
+    return _run(engine, requests, more)
+
+
+def run_arrivals(engine: Engine, requests: Sequence[Request], arrivals: Sequence[float]) -> LiveRun:
+    """An open loop: each request comes at its second of `arrivals`, however busy the engine is."""
+    coming = list(zip(arrivals, requests, strict=True))
+
+    def more(now: float, finished: int, started: bool) -> Iterable[Request]:
+        if engine.idle and coming and coming[0][0] > now:
+            sleep(coming[0][0] - now)
+            now = coming[0][0]
+        arrived = 0
+        while arrived < len(coming) and coming[arrived][0] <= now:
+            arrived += 1
+        ready, coming[:arrived] = [request for _, request in coming[:arrived]], []
+        return ready
+
+    run = _run(engine, requests, more)
+    # A request has come when it should have, though the engine was in a step just then.
+    sent = {request.id: at for at, request in zip(arrivals, requests, strict=True)}
+    ids = [request.id for request in requests]
+    run.rows = [(index, sent[ids[index]], *rest) for index, _, *rest in run.rows]
+    return run
+
+
+def _run(
+    engine: Engine,
+    requests: Sequence[Request],
+    more: Callable[[float, int, bool], Iterable[Request]],
+) -> LiveRun:
+    """Step until every request is answered; `more` returns the requests that come now, after so
+    many have finished."""
+    run = LiveRun()
+    numbers = {request.id: number for number, request in enumerate(requests)}
+    lengths = {request.id: len(request.tokens) for request in requests}
+    sent: dict[str, float] = {}
+    first: dict[str, float] = {}
+    began, finished = perf_counter(), 0
+    while len(run.rows) < len(requests):
+        now = perf_counter() - began
+        for request in more(now, finished, bool(run.steps)):
+            engine.add(request)
+            sent[request.id] = now
+        start = perf_counter()
+        chunks = engine.step(texts=False)
+        end = perf_counter()
+        run.steps.append(engine.last)
+        run.seconds.append(end - start)
+        finished = 0
+        for chunk in chunks:
+            first.setdefault(chunk.request_id, end - began)
+            if chunk.finished is not None:
+                finished += 1
+                run.generations[chunk.request_id] = chunk.finished
+                name, tokens = chunk.request_id, len(chunk.finished.tokens)
+                times = sent[name], first[name], end - began
+                run.rows.append((numbers[name], *times, lengths[name], tokens, None))
+        run.decoded.append([chunk.request_id for chunk in chunks])
+    return run
+
+
+@dataclass
+class LoadCheck:
+    """Measures by number of clients and configuration: of each live run, and simulated."""
+
+    configurations: list[Configuration]
+    live: dict[tuple[int, str], list[LoadMeasures]] = field(default_factory=dict)
+    simulated: dict[tuple[int, str], LoadMeasures] = field(default_factory=dict)
+
+    def table(self) -> pd.DataFrame:
+        """One row a number of clients and configuration: tokens a second, median TPOT and median
+        TTFT, live (the run of median length) and simulated, and the simulation's relative
+        errors."""
+        labels = distinct_labels(self.configurations)
+        rows = []
+        for (clients, config_id), runs in self.live.items():
+            live = sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
+            simulated = self.simulated[clients, config_id]
+            row: dict[str, Any] = {"clients": clients, "configuration": labels[config_id]}
+            for name in ("tokens_per_second", "tpot", "ttft"):
+                ours, theirs = _typical(simulated, name), _typical(live, name)
+                row[name], row[f"{name}_simulated"] = theirs, ours
+                row[f"{name}_error"] = ours / theirs - 1
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+
+def _typical(measures: LoadMeasures, name: str) -> float:
+    """Tokens a second of all, or the median of a request's measure."""
+    whole = name == "tokens_per_second"
+    return measures.tokens_per_second if whole else measures.value(name, 50)
+
+
+def check_load(
+    pair: Pair,
+    replay: Replay,
+    times: StepTimes,
+    configurations: Sequence[Configuration],
+    clients: Sequence[int] = CLIENTS,
+    limits: Limits | None = None,
+    repeats: int = 3,
+    observer: Observer | None = None,
+) -> LoadCheck:
+    """Answer the recorded prompts live with 1, 4, … clients under each configuration, in turns, and
+    simulate the same."""
+    distinct = list({c.id: c for c in (AUTOREGRESSIVE, *configurations)}.values())
+    limits = limits or Limits(max(clients))
+    check, observer = LoadCheck(distinct), observer or Observer()
+    prompts, tokens = replay.recording.prompts, replay.header.max_new_tokens
+    engine = Engine(pair, limits=limits)
+    observer.stage("answering prompts", len(clients) * repeats * len(distinct))
+    for count in clients:
+        number = max(_EACH * count, _LEAST)
+        places = [n % len(prompts.tokens) for n in range(number)]
+        requests = [
+            Request(str(n), tuple(prompts.tokens[place].tolist()), tokens)
+            for n, place in enumerate(places)
+        ]
+        for repeat in range(repeats):
+            for configuration in distinct:
+                engine.configure(configuration)
+                if not repeat:  # steps of a new shape compile their kernels
+                    run_clients(engine, requests, count)
+                live = measure(run_clients(engine, requests, count).records)
+                check.live.setdefault((count, configuration.id), []).append(live)
+                observer.step()
+        for configuration in distinct:
+            answers = replayed_answers(replay, configuration)
+            simulation = simulate_clients(answers, times, asks_of(answers, number), count, limits)
+            check.simulated[count, configuration.id] = simulation.measure()
+    return check

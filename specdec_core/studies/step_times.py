@@ -1,0 +1,267 @@
+"""Measuring the times of engine steps on this machine.
+
+Forwards are measured at shapes drawn at random: some decoding rows with some candidates each and
+contexts of their own, with or without a chunk of a prompt among them. The target is measured after
+forwards of the drafts, which leave little of its weights in the processor's caches, and alone. What
+the engine adds is what remains of the steps of short runs.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+from specdec_core.base.observer import Observer
+from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
+from specdec_core.cost.steps import (
+    EngineTerms,
+    ForwardTerms,
+    PackedForward,
+    StepTimes,
+    Work,
+    fit_quality,
+    load_step_times,
+)
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.engine import Engine, Request
+from specdec_core.models.pair import Pair, load_pair
+from specdec_core.models.runner import Batch, ModelRunner, Output
+
+SLOTS = 16
+SHAPES = 48  # forwards of each model
+CHUNKS = (16, 32, 64, 128, 192, 256)  # tokens of a prompt in a forward
+_CANDIDATES = (0, 0, 1, 2, 3, 4, 6, 8, 12)  # of a row
+_LONGEST = 512  # context
+_TARGET, _ALONE = "\0target", "\0alone"  # never a draft's name
+
+Row = tuple[int, int]  # tokens fed, tokens held before
+
+
+@dataclass
+class StepMeasurement:
+    """Step times, the forwards that they were fitted to, by draft (None: the target), and how well
+    the fit meets them: R² and median relative error."""
+
+    times: StepTimes
+    forwards: dict[str | None, list[PackedForward]] = field(default_factory=dict)
+
+    def quality(self, draft: str | None) -> tuple[float, float]:
+        terms = self.times.target if draft is None else self.times.drafts[draft]
+        return fit_quality(terms, self.forwards[draft])
+
+
+def measure_steps(
+    pair: Pair,
+    slots: int = SLOTS,
+    shapes: int = SHAPES,
+    repeats: int = 5,
+    observer: Observer | None = None,
+) -> StepMeasurement:
+    """Measure forwards of every model at `shapes` shapes of up to `slots` rows, fit them, and
+    measure what the engine adds.
+
+    Models and shapes take turns, as the forwards of steps do, so that a change of the machine's
+    load falls on all alike. A measurement is the median of its repeats without the first, which may
+    compile kernels for its shape.
+    """
+    observer = observer or Observer()
+    observer.stage("measuring steps", repeats + 1)
+    # One more row, which holds the longest context for the others to copy.
+    drafts = {name: pair.open_runner(name, slots + 1) for name in pair.drafts}
+    target = pair.open_runner(None, slots + 1)
+    longest = min(_LONGEST, pair.max_length // 2)
+    for runner in (target, *drafts.values()):
+        runner.prefill([slots], [[1] * longest])
+    wanted = list(step_shapes(slots, shapes, longest, pair.max_length))
+    samples: dict[str, list[list[float]]] = {
+        name: [[] for _ in wanted] for name in (_TARGET, _ALONE, *drafts)
+    }
+    for _ in range(repeats + 1):
+        for number, shape in enumerate(wanted):
+            for runner in (target, *drafts.values()):
+                runner.fork(slots, range(len(shape)), [context for _, context in shape])
+            for name, runner in drafts.items():
+                # The first forward of a chain follows one of the target, the others their own.
+                both = _time(runner, shape), _time(runner, shape)
+                samples[name][number].append(sum(both) / 2)
+            samples[_TARGET][number].append(_time(target, shape))
+            _time(target, shape)  # the weights come back into the caches
+            samples[_ALONE][number].append(_time(target, shape))
+        observer.step()
+    forwards = {
+        name: [
+            PackedForward(seconds=statistics.median(each[1:]), **Work.of(shape)._asdict())
+            for each, shape in zip(by_shape, wanted, strict=True)
+        ]
+        for name, by_shape in samples.items()
+    }
+    terms = {name: ForwardTerms.fit(measured) for name, measured in forwards.items()}
+    times = StepTimes(
+        target=terms.pop(_TARGET),
+        alone=terms.pop(_ALONE),
+        drafts=terms,
+        device=str(pair.target.device),
+        mixes=target.mixes,
+    )
+    times = times.model_copy(update={"engine": _engine_terms(pair, times, slots, observer)})
+    by_draft: dict[str | None, list[PackedForward]] = {None: forwards[_TARGET]}
+    return StepMeasurement(times, by_draft | {name: forwards[name] for name in drafts})
+
+
+def step_shapes(slots: int, count: int, longest: int, max_length: int) -> Iterator[list[Row]]:
+    """The rows of `count` forwards, the same for the same arguments. A third of the forwards have a
+    chunk of a prompt."""
+    rng = random.Random(0)
+    sizes = [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if n < slots] + [slots]
+    chunks = [n for n in CHUNKS if n <= max_length - longest] or [max(max_length - longest, 1)]
+    for number in range(count):
+        rows = sizes[number % len(sizes)]
+        most = rng.choice(_CANDIDATES)
+        longest_here = rng.choice((longest // 8, longest // 2, longest))
+        shape = [(1 + rng.randint(0, most), rng.randint(0, longest_here)) for _ in range(rows)]
+        if number % 3 == 2:
+            shape[-1] = (rng.choice(chunks), rng.choice((0, longest // 2)))
+        yield shape
+
+
+def _time(runner: ModelRunner, shape: Sequence[Row]) -> float:
+    """Seconds of a forward of these rows, which hold their contexts then as before. Logits of
+    decoding rows are wanted."""
+    tokens = [[1] * count for count, _ in shape]
+    wanted = [count if count < min(CHUNKS) else 0 for count, _ in shape]
+    if not any(wanted):
+        wanted[0] = 1
+    start = perf_counter()
+    output = runner.forward(Batch(range(len(shape)), tokens, wanted=wanted))
+    output.choices()  # waits for the device
+    seconds = perf_counter() - start
+    for row, (_, context) in enumerate(shape):
+        runner.truncate(row, context)
+    return seconds
+
+
+@dataclass
+class StepLog:
+    """What the steps of an engine did: for each, its seconds, the works of the target's and of the
+    drafts' forwards with their seconds, decoding rows and candidates."""
+
+    seconds: list[float] = field(default_factory=list)
+    forwards: list[list[tuple[str | None, Work, float]]] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    candidates: list[int] = field(default_factory=list)
+
+    @property
+    def forward_seconds(self) -> list[float]:
+        """Seconds of the forwards of each step."""
+        return [sum(seconds for _, _, seconds in each) for each in self.forwards]
+
+    def predicted(self, times: StepTimes) -> list[float]:
+        """Seconds of the forwards of each step by `times`."""
+        terms = [
+            {None: times.verifying(bool(self.draft_forwards(n))), **times.drafts}
+            for n in range(len(self.forwards))
+        ]
+        return [
+            sum(of_step[draft].seconds(work) for draft, work, _ in each)
+            for of_step, each in zip(terms, self.forwards, strict=True)
+        ]
+
+    def draft_forwards(self, step: int) -> int:
+        return sum(draft is not None for draft, _, _ in self.forwards[step])
+
+
+class LoggedEngine:
+    """An engine whose steps are logged."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.log = engine, StepLog()
+        self._forwards: list[tuple[str | None, Work, float]] = []
+        self._watched: set[int] = set()
+        self._watch(engine.target, None)
+
+    def watch_draft(self, name: str) -> None:
+        """Log the forwards of a draft, too."""
+        self._watch(self.engine.drafts.open(name), name)
+
+    def step(self) -> list[tuple[str, bool]]:
+        """A step: the requests that decoded, by id, and whether each is finished."""
+        self._forwards = []
+        start = perf_counter()
+        chunks = self.engine.step(texts=False)
+        self.log.seconds.append(perf_counter() - start)
+        self.log.forwards.append(self._forwards)
+        self.log.rows.append(len(chunks))
+        fed = sum(work.tokens for draft, work, _ in self._forwards if draft is None)
+        self.log.candidates.append(max(int(fed) - len(chunks), 0))
+        return [(chunk.request_id, chunk.finished is not None) for chunk in chunks]
+
+    def _watch(self, runner: ModelRunner, draft: str | None) -> None:
+        if id(runner) in self._watched:
+            return
+        self._watched.add(id(runner))
+        forward = runner.forward
+
+        def logged(batch: Batch) -> Output:
+            held = [runner.lengths[row] for row in batch.rows]
+            work = Work.of(zip(map(len, batch.tokens), held, strict=True))
+            start = perf_counter()
+            output = forward(batch)
+            self._forwards.append((draft, work, perf_counter() - start))
+            return output
+
+        runner.forward = logged  # type: ignore[method-assign]
+
+
+def _engine_terms(pair: Pair, times: StepTimes, slots: int, observer: Observer) -> EngineTerms:
+    """From short runs with 1, a few and all slots busy, without a draft and with each."""
+    prompt, tokens = min(48, pair.max_length // 4), min(24, pair.max_length // 4)
+    policy = FixedSettings(max_tokens=4)
+    runs: list[tuple[str | None, Configuration]] = [(None, AUTOREGRESSIVE)]
+    runs += [
+        (name, Configuration(drafter=DraftModelSettings(draft=name, policy=policy)))
+        for name in times.drafts
+    ]
+    # Elsewhere a forward returns before it is done.
+    waits = pair.target.device.type == "cpu"
+    shapes: list[tuple[int, int, int]] = []
+    rest: list[float] = []
+    observer.stage("measuring the engine", len(runs))
+    logged = LoggedEngine(Engine(pair, slots=slots))
+    for name, configuration in runs:
+        logged.engine.configure(configuration)
+        if name is not None:
+            logged.watch_draft(name)
+        for together in sorted({1, max(slots // 4, 1), slots}):
+            for _ in range(2):  # the first run compiles kernels for new shapes
+                logged.log = StepLog()
+                for number in range(together):
+                    request = Request(f"{number}", (1 + number,) * prompt, tokens, ignore_eos=True)
+                    logged.engine.add(request)
+                while not logged.engine.idle:
+                    logged.step()
+            log = logged.log
+            warm = range(2, len(log.seconds))
+            forwards = log.forward_seconds if waits else log.predicted(times)
+            shapes += [(log.rows[n], log.draft_forwards(n), log.candidates[n]) for n in warm]
+            rest += [log.seconds[n] - forwards[n] for n in warm]
+        observer.step()
+    return EngineTerms.fit(shapes, rest)
+
+
+def step_times(
+    pair: PairSpec, path: Path, slots: int = SLOTS, observer: Observer | None = None
+) -> StepTimes:
+    """The pair's step times on this machine: those in the file `path`, or, where it is missing,
+    measured now and written there. Raises :class:`UserError` for a file that lacks a draft."""
+    if path.exists():
+        return load_step_times(path, list(pair.drafts))
+    observer = observer or Observer()
+    observer.stage(f"loading {pair.name}")
+    times = measure_steps(load_pair(pair), slots, observer=observer).times
+    times.save(path)
+    return times

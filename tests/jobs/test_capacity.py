@@ -1,0 +1,120 @@
+"""`specdec capacity` finds replicas for a load, and says what no number of them can do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from jobs import capacity
+from specdec_core.cost.steps import ForwardTerms, StepTimes
+from specdec_core.models.pair import Pair
+from tests.jobs.conftest import Command, record_prompts
+
+TEXTS = [*(f"x{i} = {i} + " for i in range(3)), "y = 2 + " * 15]
+FIXED = {"kind": "draft_model", "draft": "draft", "policy": {"kind": "fixed", "max_tokens": 3}}
+
+
+@pytest.fixture(scope="module")
+def home(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with a recording, a configuration, step times and forward times."""
+    home = tmp_path_factory.mktemp("home")
+    prompts = home / "texts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": text}) for text in TEXTS))
+    record_prompts(tiny_pair, prompts, home / "traces" / "some", 16)
+    config = {"pair": tiny_pair.spec.model_dump(), "configuration": {"drafter": FIXED}}
+    (home / "c.yaml").write_text(json.dumps(config))
+    terms = ForwardTerms(fixed=0.01, per_row=0.001)
+    StepTimes(target=terms, drafts={"draft": terms}, device="far away").save(home / "steps.yaml")
+    hardware = {"name": "far away", "target": 0.1, "drafts": {"*": 0.01}}
+    (home / "h.yaml").write_text(json.dumps(hardware))
+    return home
+
+
+def given(home: Path, hardware: str = "steps.yaml") -> list[object]:
+    files = ["--config", home / "c.yaml", "--hardware", home / hardware]
+    return ["--traces", "some", "--seconds", 2, *files]
+
+
+def test_replicas_for_a_rate(command: Command, home: Path) -> None:
+    done = command(
+        capacity.main, home, *given(home), "--rate", 60, "--slo", "ttft=1", "--name", "rate"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "60.0 requests a second" in done.stdout
+    assert "median, 95th and 99th percentile" in done.stdout
+    tried = pd.read_csv(home / "capacity" / "rate" / "tried.csv")
+    assert {"replicas", "rate", "good_share", "ttft_p95", "router_busy"} <= set(tried.columns)
+    assert tried["good_share"].max() >= 0.95 > tried["good_share"].min()
+
+
+def test_the_rate_of_replicas_under_another_machines_times(command: Command, home: Path) -> None:
+    arguments = [*given(home, "h.yaml"), "--replicas", "1,2", "--slo", "latency=60"]
+    done = command(capacity.main, home, *arguments, "--router-ms", 1)
+    assert done.returncode == 0, done.stderr
+    assert "1 replica: " in done.stdout
+    assert "2 replicas: " in done.stdout
+
+
+def test_replicas_for_a_trace(command: Command, home: Path) -> None:
+    lines = [{"arrival": n / 50, "prompt_tokens": 40, "output_tokens": 30} for n in range(100)]
+    (home / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    done = command(
+        capacity.main, home, *given(home), "--trace", home / "t.jsonl", "--slo", "ttft=1"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "100 requests of" in done.stdout
+    assert "50.5 requests a second" in done.stdout
+
+
+def test_limits_out_of_reach_are_one_clear_line(command: Command, home: Path) -> None:
+    done = command(capacity.main, home, *given(home), "--rate", 5, "--slo", "ttft=0.001")
+    assert done.returncode == 0, done.stderr
+    lines = " ".join(done.stdout.split())
+    assert "ttft ≤ 0.001 s cannot be kept for 95% of the requests with any number of" in lines
+    assert "alone on a replica, 0% keep it (95th percentile: ttft" in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--slo", "ttft=1"], "give --rate or --trace, to find how many replicas it needs"),
+        (["--slo", "ttft=1", "--rate", 1, "--replicas", 2], "give --rate or --trace"),
+        (["--slo", "ttft=1", "--trace", "none.jsonl"], "none.jsonl: no such file"),
+        (["--slo", "fast", "--rate", 1], "--slo fast: expected limits in seconds"),
+        (["--slo", "ttft=1", "--rate", 0], "--rate 0: expected requests a second"),
+        (["--slo", "ttft=1", "--rate", 1, "--share", 2], "--share 2: expected a share"),
+        (["--slo", "ttft=1", "--rate", 1, "--router", "x"], "--router x: expected two_choices or"),
+        (["--slo", "ttft=1", "--rate", 1, "--check"], "--check compares with this machine"),
+        (
+            ["--slo", "ttft=1", "--rate", 1, "--cache-tokens", 130],
+            "--cache-tokens 130: too few for the longest prompt",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[object], message: str, command: Command, home: Path
+) -> None:
+    # What is refused is refused before anything is simulated.
+    done = command(capacity.main, home, *given(home), *arguments)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+
+
+@pytest.mark.usefixtures("home")
+def test_the_check_shows_live_and_simulated_side_by_side(command: Command, home: Path) -> None:
+    arguments = ["--traces", "some", "--config", home / "c.yaml", "--seconds", 1]
+    done = command(
+        capacity.main,
+        home,
+        *arguments,
+        *("--replicas", 1, "--slo", "latency=60", "--slots", 2, "--check", "--name", "checked"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Live and simulated" in done.stdout
+    checked = pd.read_csv(home / "capacity" / "checked" / "checked.csv")
+    assert set(checked["configuration"]) == {"autoregressive", "draft, K=3"}
+    assert checked["tokens_per_second_error"].notna().all()
+    assert (home / "steps.json").exists()  # measured once, then kept

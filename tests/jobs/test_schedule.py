@@ -1,0 +1,64 @@
+"""`specdec schedule` writes a schedule that can be read, chosen among what can be replayed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from jobs import schedule
+from specdec_core.cost.steps import ForwardTerms, StepTimes
+from specdec_core.models.pair import Pair
+from specdec_core.search.load.schedule import load_schedule
+from tests.jobs.conftest import Command, record_prompts
+
+FIXED = {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": [2, 5]}}}
+LOOKAHEAD = {"drafter": {"kind": "lookahead"}}  # no recording tells what it does
+
+
+@pytest.fixture(scope="module")
+def home(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with a recording, a sweep file and step times."""
+    home = tmp_path_factory.mktemp("home")
+    prompts = home / "texts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": f"x{i} = {i} + "}) for i in range(4)))
+    record_prompts(tiny_pair, prompts, home / "traces" / "some", 16)
+    plan = {
+        "pair": tiny_pair.spec.model_dump(),
+        "search": [FIXED, LOOKAHEAD],
+        "workload": {"clients": [1, 8]},
+    }
+    (home / "sweep.yaml").write_text(json.dumps(plan))
+    (home / "none.yaml").write_text(json.dumps({**plan, "search": [LOOKAHEAD]}))
+    target = ForwardTerms(fixed=0.01, per_token_beyond=0.003, knee=12)
+    StepTimes(target=target, drafts={"draft": ForwardTerms(fixed=0.001)}).save(home / "s.yaml")
+    return home
+
+
+def test_a_schedule_is_written(command: Command, home: Path) -> None:
+    arguments = ["--traces", "some", "--config", home / "sweep.yaml", "--hardware", home / "s.yaml"]
+    done = command(schedule.main, home, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert "autoregressive from" in done.stdout
+    assert "2 configurations of" in done.stdout
+    written = load_schedule(home / "schedules" / "some" / "schedule.yaml")
+    assert written.at(1).drafter is not None
+    assert written.at(8).drafter is None
+    simulated = pd.read_csv(home / "schedules" / "some" / "simulated.csv")
+    assert sorted(simulated["clients"].unique()) == [1, 8]  # the workload's
+
+
+def test_goodput_may_choose(command: Command, home: Path) -> None:
+    arguments = ["--traces", "some", "--config", home / "sweep.yaml", "--hardware", home / "s.yaml"]
+    done = command(schedule.main, home, *arguments, "--slo", "tpot=1", "--clients", "1,2")
+    assert done.returncode == 0, done.stderr
+    assert "goodput with tpot ≤ 1 s" in " ".join(done.stdout.split())
+
+
+def test_nothing_to_replay_is_one_line(command: Command, home: Path) -> None:
+    arguments = ["--traces", "some", "--config", home / "none.yaml"]
+    done = command(schedule.main, home, *arguments)
+    assert done.returncode == 2
+    assert "no configuration that" in done.stderr

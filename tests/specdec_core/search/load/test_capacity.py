@@ -1,0 +1,89 @@
+"""The fewest replicas and the greatest rate are those at which the limits are just kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdec_core.cost.steps import ForwardTerms, StepTimes
+from specdec_core.engine.scheduler import Limits
+from specdec_core.search.load.answers import InOrder, SimulatedRound
+from specdec_core.search.load.capacity import Service, greatest_rate, least_replicas
+from specdec_core.search.load.simulator import Router
+from specdec_core.search.load.workload import Slo
+
+T = 0.01
+TIMES = StepTimes(target=ForwardTerms(fixed=T))
+TEN = InOrder([10], [[SimulatedRound(0, 1, 0, 0)] * 10], None)  # an answer takes 10 steps
+SLO = Slo(ttft=0.05)
+
+
+def service(router: Router | None = None, slots: int = 2) -> Service:
+    return Service(TEN, TIMES, Limits(slots), router or Router(), seconds=5)
+
+
+def test_the_fewest_replicas_are_enough_and_one_less_is_not() -> None:
+    rate = 100.0  # two slots answer 20 a second: five replicas are needed to keep up
+    found = least_replicas(service(), rate, SLO)
+    assert found.chosen is not None
+    fewest = found.chosen.replicas
+    assert fewest >= 5
+    assert found.chosen.measures.good_share >= found.share
+    assert service().simulate(rate, fewest - 1).measure(SLO).good_share < found.share
+    tried = found.frame()
+    assert tried["replicas"].is_monotonic_increasing
+    assert tried["replicas"].is_unique
+
+
+def test_what_cannot_be_kept_alone_is_kept_by_no_number() -> None:
+    found = least_replicas(service(), 10, Slo(tpot=T / 2))
+    assert found.chosen is None
+    assert found.alone.measures.good_share == 0
+    assert found.alone.measures.value("tpot", 95) == pytest.approx(T)
+    assert found.frame().empty
+    assert greatest_rate(service(), 3, Slo(tpot=T / 2)).chosen is None
+
+
+def test_a_slow_router_is_found_out() -> None:
+    found = least_replicas(service(Router(seconds=0.1)), 100, SLO)
+    assert found.chosen is None
+    assert found.alone.measures.good_share == 1
+    assert found.tried[-1].router_busy > 0.9
+    several = least_replicas(service(Router(seconds=0.1, number=30)), 100, Slo(ttft=0.2))
+    assert several.chosen is not None
+    assert several.chosen.router_busy < 0.5
+
+
+def test_a_router_that_takes_longer_than_the_limits_ends_the_search() -> None:
+    assert greatest_rate(service(Router(seconds=0.2)), 2, SLO).chosen is None
+
+
+def test_a_router_that_falls_behind_carries_nothing_however_short_the_simulation() -> None:
+    router = Router(seconds=0.01)
+    assert router.load(50) == pytest.approx(0.5)
+    found = greatest_rate(service(router), 64, Slo(ttft=5))
+    assert found.chosen is not None
+    assert 90 < found.chosen.rate < 100
+    assert found.chosen.router_busy > 0.9
+
+
+def test_the_greatest_rate_grows_with_the_replicas() -> None:
+    rates = []
+    for replicas in (1, 4):
+        found = greatest_rate(service(), replicas, SLO)
+        assert found.chosen is not None
+        rate = found.chosen.rate
+        assert found.chosen.measures.good_share >= found.share
+        assert rate < 20 * replicas  # what its slots could answer at most
+        rates.append(rate)
+    # More replicas share the load better than one that is busy by chance.
+    assert rates[1] > 4 * rates[0]
+
+
+def test_a_try_counts_messages_and_busy_replicas() -> None:
+    found = greatest_rate(service(slots=1), 2, SLO)
+    assert found.chosen is not None
+    row = found.chosen.row
+    assert row["messages"] == pytest.approx(10 * row["rate"], rel=0.2)
+    assert 0 < row["busy"] <= 1
+    assert row["router_busy"] == 0
+    assert row["ttft_p50"] <= row["ttft_p95"] <= row["ttft_p99"]

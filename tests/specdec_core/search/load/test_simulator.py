@@ -1,0 +1,207 @@
+"""A simulation does what its times and rounds say, whatever the load."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdec_core.cost.steps import EngineTerms, ForwardTerms, StepTimes
+from specdec_core.drafting.policies.by_batch import ByBatchSettings
+from specdec_core.engine.scheduler import STEP_TOKENS, Limits
+from specdec_core.search.load.answers import Answers, ByBatch, InOrder, SimulatedRound
+from specdec_core.search.load.simulator import (
+    Ask,
+    Router,
+    Routing,
+    Simulation,
+    asks_of,
+    asks_of_trace,
+    simulate_arrivals,
+    simulate_clients,
+)
+from specdec_core.search.load.trace import TraceRequest
+from specdec_core.search.load.workload import Slo, arrival_times
+
+T = 0.01
+CONSTANT = StepTimes(target=ForwardTerms(fixed=T), drafts={"draft": ForwardTerms(fixed=T / 10)})
+ALONE = SimulatedRound(drafted=0, generated=1, draft_forwards=0, draft_tokens=0)
+FOUR = SimulatedRound(drafted=3, generated=4, draft_forwards=3, draft_tokens=3)
+Rows = list[list[float]]
+
+
+def autoregressive(prompt: int = 10, tokens: int = 5) -> Answers:
+    return InOrder([prompt], [[ALONE] * tokens], None)
+
+
+def drafted(prompt: int = 10, rounds: int = 3) -> Answers:
+    return InOrder([prompt], [[FOUR] * rounds], "draft")
+
+
+def clients(answers: Answers, number: int, count: int, **limits: int) -> Simulation:
+    limit = Limits(**{"slots": 4, **limits})
+    return simulate_clients(answers, CONSTANT, asks_of(answers, count), number, limit)
+
+
+def times(simulation: Simulation) -> Rows:
+    return simulation.records[["sent", "first", "last"]].to_numpy().tolist()
+
+
+def test_a_request_takes_its_steps() -> None:
+    simulation = clients(autoregressive(), 1, 2)
+    # The prompt is read in the step of the first token.
+    assert times(simulation)[0] == pytest.approx([0, T, 5 * T])
+    assert times(simulation)[1] == pytest.approx([5 * T, 6 * T, 10 * T])
+    assert simulation.steps == 10
+    assert simulation.seconds == pytest.approx(10 * T)
+    assert simulation.busy == [pytest.approx(1)]
+
+
+def test_a_long_prompt_is_read_in_chunks() -> None:
+    simulation = clients(autoregressive(prompt=2 * STEP_TOKENS + 10), 1, 1)
+    assert times(simulation)[0] == pytest.approx([0, 3 * T, 7 * T])
+
+
+def test_the_drafts_forwards_are_shared_by_all_rows() -> None:
+    for number in (1, 4):
+        simulation = clients(drafted(), number, number)
+        prompt = T / 10  # the draft reads it, too
+        step = T + 3 * T / 10
+        assert simulation.seconds == pytest.approx(prompt + 3 * step)
+        assert simulation.records["tokens"].tolist() == [12] * number
+
+
+def test_what_the_engine_adds_is_counted() -> None:
+    engine = EngineTerms(per_step=1, per_row=10, per_draft_forward=100, per_candidate=1000)
+    costs = CONSTANT.model_copy(update={"engine": engine})
+    answers = drafted(rounds=1)
+    simulation = simulate_clients(answers, costs, asks_of(answers, 2), 2, Limits(2))
+    forwards = T + 4 * T / 10  # of which one reads the prompts
+    assert simulation.seconds == pytest.approx(forwards + 1 + 2 * 10 + 3 * 100 + 6 * 1000)
+
+
+def test_the_target_alone_has_a_time_of_its_own() -> None:
+    costs = CONSTANT.model_copy(update={"alone": ForwardTerms(fixed=T / 2)})
+    for answers, seconds in ((autoregressive(), 5 * T / 2), (drafted(rounds=1), 1.4 * T)):
+        simulation = simulate_clients(answers, costs, asks_of(answers, 1), 1, Limits(2))
+        assert simulation.seconds == pytest.approx(seconds)
+
+
+def test_clients_send_the_next_request_when_they_have_their_answer() -> None:
+    simulation = clients(autoregressive(), 3, 12, slots=2)
+    records = simulation.records
+    for at in records["sent"]:
+        unfinished = ((records["sent"] <= at) & (records["last"] > at)).sum()
+        assert unfinished <= 3
+    assert records["sent"].isin([0.0, *records["last"]]).all()
+    assert len(records) == 12
+    assert simulation.records["first"].iloc[2] > 5 * T  # two slots: it waited
+
+
+def test_an_open_loop_does_not_wait_for_answers() -> None:
+    answers = autoregressive()
+    arrivals = [0.0, 1.0, 1.0, 1.005]
+    simulation = simulate_arrivals(answers, CONSTANT, asks_of(answers, 4), arrivals, Limits(4))
+    assert simulation.records["sent"].tolist() == arrivals
+    # One that comes within a step is served from the next one on.
+    assert simulation.records["first"].tolist() == pytest.approx([T, 1 + T, 1 + T, 1 + 2 * T])
+    assert sum(simulation.busy) == pytest.approx(11 * T / simulation.seconds)
+
+
+def test_an_overloaded_engine_queues() -> None:
+    answers = autoregressive()
+    capacity = 2 / (5 * T)  # requests a second of two slots
+
+    def waits(rate: float) -> float:
+        arrivals = arrival_times(rate, 200).tolist()
+        asks = asks_of(answers, 200)
+        simulation = simulate_arrivals(answers, CONSTANT, asks, arrivals, Limits(2))
+        return simulation.measure().value("ttft", 99)
+
+    assert waits(0.5 * capacity) < 10 * T
+    assert waits(2 * capacity) > 100 * T
+
+
+def test_a_round_stays_within_what_is_asked_for() -> None:
+    answers = drafted(rounds=3)
+    simulation = simulate_clients(answers, CONSTANT, [Ask(0, 10, 6)], 1, Limits(2), log=True)
+    assert simulation.records["tokens"].tolist() == [6]
+    assert [step.candidates for step in simulation.log] == [[3], [1]]
+
+
+def test_an_answer_longer_than_the_recorded_one_begins_it_again() -> None:
+    answers = drafted(rounds=1)
+    trace = [
+        TraceRequest(arrival=0, prompt_tokens=99, output_tokens=12),
+        TraceRequest(arrival=0, prompt="x", max_new_tokens=2),
+        TraceRequest(arrival=0, prompt="x"),
+    ]
+    asks = asks_of_trace(answers, trace, new_tokens=64)
+    assert asks == [Ask(0, 99, 12), Ask(0, 10, 2), Ask(0, 10, 4)]
+    simulation = simulate_arrivals(answers, CONSTANT, asks, [0.0] * 3, Limits(4))
+    assert simulation.records["tokens"].tolist() == [12, 2, 4]
+
+
+def test_a_policy_by_batch_drafts_by_how_many_decode() -> None:
+    policy = ByBatchSettings(tokens={1: 3, 2: 0})
+    answers = ByBatch([10], policy, {3: [[FOUR] * 8], 0: [[ALONE] * 8]}, "draft")
+    assert answers.lazy
+    one = simulate_clients(answers, CONSTANT, asks_of(answers, 1), 1, Limits(2), log=True)
+    two = simulate_clients(answers, CONSTANT, asks_of(answers, 2), 2, Limits(2), log=True)
+    assert [step.candidates for step in one.log] == [[3], [3]]
+    assert [step.candidates for step in two.log] == [[0, 0]] * 8
+
+
+def test_a_full_cache_preempts_and_every_answer_is_whole() -> None:
+    answers = autoregressive(prompt=60, tokens=150)
+    simulation = clients(answers, 4, 6, cache_tokens=640)
+    assert simulation.preemptions > 0
+    assert simulation.records["tokens"].tolist() == [150] * 6
+    free = clients(answers, 4, 6)
+    assert simulation.seconds > free.seconds
+
+
+@pytest.mark.parametrize("routing", ["round_robin", "least_loaded", "two_choices"])
+def test_routers_spread_requests(routing: Routing) -> None:
+    answers = autoregressive()
+    arrivals = arrival_times(100, 300).tolist()
+    simulation = simulate_arrivals(
+        answers, CONSTANT, asks_of(answers, 300), arrivals, Limits(2), 4, Router(routing)
+    )
+    assert len(simulation.records) == 300
+    assert len(simulation.busy) == 4
+    assert min(simulation.busy) > 0.5 * max(simulation.busy)
+
+
+def test_the_least_loaded_replica_is_the_better_choice() -> None:
+    answers = InOrder([10, 10], [[ALONE] * 2, [ALONE] * 60], None)
+    asks = asks_of(answers, 200)  # in turn short and long: a round robin sends all long to one
+
+    def latency(routing: Routing) -> float:
+        arrivals = arrival_times(3, 200).tolist()
+        simulation = simulate_arrivals(
+            answers, CONSTANT, asks, arrivals, Limits(1), 2, Router(routing)
+        )
+        return simulation.measure().value("ttft", 95)
+
+    assert latency("least_loaded") < latency("round_robin")
+
+
+def test_a_router_passes_one_request_on_after_the_other() -> None:
+    answers = autoregressive(tokens=1)
+    simulation = simulate_arrivals(
+        answers, CONSTANT, asks_of(answers, 3), [0.0] * 3, Limits(4), 3, Router(seconds=1.0)
+    )
+    assert simulation.records["first"].tolist() == pytest.approx([1 + T, 2 + T, 3 + T])
+    assert simulation.router_busy == pytest.approx(3 / (3 + T))
+
+
+def test_a_simulation_is_the_same_every_time() -> None:
+    answers = drafted()
+    arrivals = arrival_times(30, 100).tolist()
+    runs = [
+        simulate_arrivals(
+            answers, CONSTANT, asks_of(answers, 100), arrivals, Limits(2), 3, Router("two_choices")
+        )
+        for _ in range(2)
+    ]
+    assert runs[0].records.equals(runs[1].records)
+    assert runs[0].measure(Slo(ttft=0.1)) == runs[1].measure(Slo(ttft=0.1))

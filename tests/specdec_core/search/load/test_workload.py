@@ -1,0 +1,126 @@
+"""A workload says which requests come when, or one line says what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import parse
+from specdec_core.search.load.trace import read_trace
+from specdec_core.search.load.workload import Slo, Workload, arrival_times
+from specdec_core.search.plan import Plan
+
+LOOKUP = {"drafter": {"kind": "prompt_lookup"}}
+
+
+def write(path: Path, *records: dict[str, Any]) -> Path:
+    path.write_text("\n".join(map(json.dumps, records)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({}, "a workload without requests: give clients, a rate or a trace"),
+        ({"clients": []}, "clients: a workload without requests: no clients (got [])"),
+        ({"clients": [0]}, "clients.0: Input should be greater than 0 (got 0)"),
+        ({"rate": 0}, "rate: Input should be greater than 0 (got 0)"),
+        ({"rate": float("inf")}, "rate: Input should be a finite number (got inf)"),
+        ({"clients": 4, "rate": 6}, "clients and rate each say when requests come: give one"),
+        ({"clients": 4, "arrivals": "poisson"}, "arrivals belong to a rate, not to clients"),
+        ({"trace": "a", "requests": 5}, "a trace says itself how many requests there are"),
+        ({"clients": 4, "user": 3}, "user: unknown key"),
+        ({"rate": 6, "slo": {}}, "slo: an objective without a limit"),
+        ({"rate": 6, "slo": {"ttft": -1}}, "slo.ttft: Input should be greater than 0 (got -1)"),
+    ],
+)
+def test_a_wrong_workload_is_one_line(value: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as raised:
+        parse(Workload, value, "w.yaml")
+    assert str(raised.value).startswith("w.yaml: ")
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_one_number_of_clients_is_a_list_of_one() -> None:
+    assert Workload.model_validate({"clients": 4}).clients == (4,)
+
+
+def test_arrivals_follow_seed_rate_and_kind() -> None:
+    poisson = arrival_times(6, 20_000)
+    assert poisson[-1] / len(poisson) == pytest.approx(1 / 6, rel=0.03)
+    gaps = np.diff(poisson)
+    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.05)  # exponential
+    assert (arrival_times(6, 20, seed=1) == arrival_times(6, 20, seed=1)).all()
+    assert (arrival_times(6, 20, seed=1) != arrival_times(6, 20, seed=2)).any()
+    assert arrival_times(4, 3, "constant").tolist() == [0, 0.25, 0.5]
+    assert len(Workload(rate=2, requests=7).arrival_times()) == 7
+
+
+def test_a_trace_is_read(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "t.jsonl",
+        {"arrival": 0, "prompt": "def", "max_new_tokens": 8},
+        {"arrival": 0, "prompt_tokens": 80, "output_tokens": 4},
+        {"arrival": 1.5, "prompt_tokens": 80},
+    )
+    first, second, third = read_trace(path)
+    assert (first.prompt, second.prompt_tokens, third.arrival) == ("def", 80, 1.5)
+    assert [each.most_tokens(16) for each in (first, second, third)] == [8, 4, 16]
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        (
+            [{"arrival": 2, "prompt": "a"}, {"arrival": 1, "prompt": "a"}],
+            ":2: arrival 1 s is before that of the request above (2 s)",
+        ),
+        ([{"arrival": 0}], ":1: value: give a prompt, or prompt_tokens, its length"),
+        ([{"arrival": 0, "prompt": "a", "tokens": 3}], ":1: tokens: unknown key"),
+        ([{"prompt": "a"}], ":1: arrival: Field required"),
+        ([], ": a workload without requests: the file is empty"),
+    ],
+)
+def test_a_wrong_trace_is_one_line_that_names_the_place(
+    records: list[dict[str, Any]], message: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "t.jsonl", *records)
+    with pytest.raises(UserError) as raised:
+        read_trace(path)
+    assert str(raised.value).startswith(f"{path}{message}")
+
+
+def test_an_objective_is_read_from_an_option() -> None:
+    assert Slo.read("ttft=0.3,tpot=0.02", "--slo") == Slo(ttft=0.3, tpot=0.02)
+    for text in ("ttft", "ttft=x", "speed=3", "ttft=-1"):
+        with pytest.raises(UserError, match=f"^--slo {text}: "):
+            Slo.read(text, "--slo")
+
+
+def test_a_plan_without_a_workload_has_the_digest_that_it_had() -> None:
+    """Unfinished sweeps are recognised by it."""
+    plan = Plan.model_validate({"search": [LOOKUP]})
+    before = "5cc27bb10a82ce0b88432bc6a6083e1ca3f92217339455afb9381f040ba1465f"
+    assert plan.resolve().digest("p") == before
+    with_clients = plan.model_copy(update={"workload": Workload(clients=(4,))})
+    assert with_clients.resolve().digest("p") != before
+
+
+def test_the_digest_follows_a_traces_content(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", {"arrival": 0, "prompt": "a"})
+    plan = Plan.model_validate({"search": [LOOKUP], "workload": {"trace": str(path)}})
+    before = plan.resolve().digest("p")
+    write(path, {"arrival": 0, "prompt": "b"})
+    assert plan.resolve().digest("p") != before
+
+
+def test_a_plans_trace_is_read_at_once(tmp_path: Path) -> None:
+    plan = {"search": [LOOKUP], "workload": {"trace": str(tmp_path / "none.jsonl")}}
+    with pytest.raises(UserError, match=r"none\.jsonl: no such file"):
+        Plan.model_validate(plan).resolve()

@@ -1,0 +1,52 @@
+"""Step times are measured over many shapes, and what an engine's steps do is logged."""
+
+from __future__ import annotations
+
+from specdec_core.config import Configuration
+from specdec_core.cost.steps import Work
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.studies.step_times import LoggedEngine, measure_steps, step_shapes
+
+
+def test_shapes_have_decoding_rows_and_chunks_within_the_cache() -> None:
+    shapes = list(step_shapes(slots=16, count=48, longest=512, max_length=1024))
+    assert shapes == list(step_shapes(16, 48, 512, 1024))
+    assert {len(shape) for shape in shapes} >= {1, 4, 16}
+    assert max(tokens + context for shape in shapes for tokens, context in shape) <= 1024
+    chunks = [shape for shape in shapes if shape[-1][0] >= 16]
+    assert len(chunks) == 16
+    assert max(len(shape) for shape in chunks) > 1
+
+
+def test_every_model_and_the_engine_are_measured(tiny_pair: Pair) -> None:
+    measured = measure_steps(tiny_pair, slots=3, shapes=9, repeats=1)
+    assert set(measured.forwards) == {None, "draft"}
+    assert [len(forwards) for forwards in measured.forwards.values()] == [9, 9]
+    times = measured.times
+    work = Work.of([(5, 60)] * 3)
+    assert times.target.seconds(work) > 0
+    assert times.draft("draft").seconds(work) > 0
+    assert times.engine.seconds(3, 4, 12) > 0
+
+
+def test_a_logged_engine_says_what_its_steps_fed(tiny_pair: Pair) -> None:
+    drafting = DraftModelSettings(draft="draft", policy=FixedSettings(max_tokens=3))
+    engine = Engine(tiny_pair, Configuration(drafter=drafting), slots=2)
+    logged = LoggedEngine(engine)
+    logged.watch_draft("draft")
+    prompts = {"a": (5, 6, 7, 8), "b": (9, 10, 11)}
+    for name, tokens in prompts.items():
+        engine.add(Request(name, tokens, 12, ignore_eos=True))
+    finished = []
+    while not engine.idle:
+        finished += [name for name, done in logged.step() if done]
+    log = logged.log
+    assert sorted(finished) == ["a", "b"]
+    assert log.rows[0] == 2
+    assert log.draft_forwards(1) == 3  # which both rows share
+    assert log.candidates[1] == 6
+    assert len(log.predicted(measure_steps(tiny_pair, 2, 4, 1).times)) == len(log.seconds)
+    assert min(log.seconds) > 0
