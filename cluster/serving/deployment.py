@@ -14,6 +14,7 @@ from ray import serve
 
 from cluster.placed_engine import check_models, placed_engine
 from cluster.serving.engine_loop import QUEUE
+from cluster.serving.engine_process import EngineProcess
 from cluster.serving.http_app import CompletionService, build_app
 from cluster.session import ray_session, resources
 from specdec_core.base.errors import UserError
@@ -22,7 +23,7 @@ from specdec_core.config import Configuration, PairSpec, Placement, run_time
 from specdec_core.drafting.states import STATES, find_state, load_state
 from specdec_core.engine import Engine
 from specdec_core.engine.scheduler import Limits
-from specdec_core.models.pair import check_pair, load_pair
+from specdec_core.models.pair import check_pair
 
 # On a busy laptop the proxy takes longer to start than the 5 s that the controller grants it.
 os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "30")
@@ -52,8 +53,9 @@ class CompletionServer:
         queue: int = QUEUE,
         cores: Sequence[int] = (),
     ) -> None:
+        engine: Engine | EngineProcess
         if placement is None:
-            engine = Engine(load_pair(spec), configuration, limits=limits)
+            engine = EngineProcess(spec, configuration, limits, cores)
         else:
             self._devices = ExitStack()  # the replica's until it ends
             engine = self._devices.enter_context(

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import torch
 
+from cluster.serving.engine_process import EngineProcess
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Chunk, Engine, Request
 
@@ -93,7 +94,9 @@ class EngineLoop:
     the CPU cores `cores`, if given.
     """
 
-    def __init__(self, engine: Engine, queue: int = QUEUE, cores: Sequence[int] = ()) -> None:
+    def __init__(
+        self, engine: Engine | EngineProcess, queue: int = QUEUE, cores: Sequence[int] = ()
+    ) -> None:
         self.engine, self.queue = engine, queue
         self._pace = Pace()
         self.failure: EngineFailed | None = None
@@ -123,7 +126,7 @@ class EngineLoop:
     @property
     def waiting(self) -> int:
         """Requests that have no slot."""
-        return max(self.running - self.engine.slots, len(self.engine.scheduler.waiting))
+        return max(self.running - self.engine.slots, self.engine.status().waiting)
 
     async def submit(self, requests: Sequence[Request]) -> Submission:
         """Hand all requests to the engine, or none.
@@ -135,13 +138,14 @@ class EngineLoop:
         """
         if self.failure:
             raise self.failure
-        if (waiting := self.waiting) >= self.queue:
+        waiting = self.waiting
+        if self.running - self.engine.slots >= self.queue or 0 < self.queue <= waiting:
             raise QueueFull(waiting, self._pace.seconds(waiting - self.queue + 1))
         submission = Submission(self, requests)
         try:
             for request in requests:
                 self._chunks[request.id] = submission.chunks
-                await self._loop.run_in_executor(self._thread, self._add, request)
+                await self._take(request)
         except UserError:
             self.drop(request.id for request in requests)
             raise
@@ -158,14 +162,28 @@ class EngineLoop:
         """Take requests out of the engine; whether any of them was unfinished."""
         unfinished = [name for name in request_ids if self._chunks.pop(name, None) is not None]
         for name in unfinished:
-            self._thread.submit(self.engine.cancel, name)
+            if self.engine.elsewhere:
+                self.engine.cancel(name)
+            else:
+                self._thread.submit(self.engine.cancel, name)
         return bool(unfinished)
+
+    async def _take(self, request: Request) -> None:
+        """Hand a request to the engine: at once where it runs elsewhere, else between two steps."""
+        if self.engine.elsewhere:
+            self.engine.add(request)
+            self._thread.submit(self._begin)
+        else:
+            await self._loop.run_in_executor(self._thread, self._add, request)
 
     # On the engine's thread. Steps follow each other without waiting for the event loop; what
     # was submitted during a step comes before the next one.
 
     def _add(self, request: Request) -> None:
         self.engine.add(request)
+        self._begin()
+
+    def _begin(self) -> None:
         if not self._stepping:
             self._stepping = True
             self._thread.submit(self._step)

@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 
 from cluster.serving.engine_loop import QUEUE, EngineFailed, EngineLoop, QueueFull, Submission
+from cluster.serving.engine_process import EngineProcess
 from cluster.serving.openai_protocol import (
     MAX_BODY_BYTES,
     ApiError,
@@ -65,7 +66,7 @@ class CompletionService:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Engine | EngineProcess,
         model: str,
         learned: Path | None = None,
         queue: int = QUEUE,
@@ -100,9 +101,9 @@ class CompletionService:
             await asyncio.sleep(KEEP_SECONDS)
             await self.loop.between_steps(self.keep_learned)
 
-    def health(self) -> Health:
+    async def health(self) -> Health:
         """Whether requests are answered, and by what."""
-        configuration = self.engine.configuration
+        configuration, status = self.engine.configuration, self.engine.status()
         health = Health(
             ready=self.loop.failure is None,
             model=self.model,
@@ -114,13 +115,16 @@ class CompletionService:
             max_length=self.engine.max_length,
             running=self.loop.running,
             waiting=self.loop.waiting,
-            preemptions=self.engine.scheduler.preemptions,
-            prefix_hits=self.engine.prefixes.hits,
-            prefix_tokens=self.engine.prefixes.tokens,
+            preemptions=status.preemptions,
+            prefix_hits=status.prefix_hits,
+            prefix_tokens=status.prefix_tokens,
             cancelled=self.loop.cancelled,
         )
-        if self.engine.drafter is not None and (arms := self.engine.drafter.learned()) is not None:
-            health.arms = [Arm(**arm) for arm in arms]
+        drafter = self.engine.drafter
+        if drafter is not None and health.ready:
+            arms = await self.loop.between_steps(drafter.learned)
+            if arms is not None:
+                health.arms = [Arm(**arm) for arm in arms]
         return health
 
     def limits(self) -> dict[str, dict[str, Any]]:
@@ -129,7 +133,7 @@ class CompletionService:
         return {
             "ModelName": {"enum": [self.model]},
             "NewTokens": {"maximum": most},
-            "TokenId": {"minimum": 0, "maximum": self.engine.target.vocab_size - 1},
+            "TokenId": {"minimum": 0, "maximum": self.engine.vocab_size - 1},
             "TokenIds": {"maxItems": most},
         }
 
@@ -302,7 +306,7 @@ def build_app(service: CompletionService) -> FastAPI:
         response_model_exclude_unset=True,
     )
     async def health(response: Response) -> Health:
-        health = service.health()
+        health = await service.health()
         response.status_code = 200 if health.ready else 503
         return health
 

@@ -85,7 +85,9 @@ class Bench:
         tokens = self.engine.encode(prompt.text)
         request = Request(prompt.id, tokens, max_new_tokens, seed=seed)
         try:
-            request.check(self.engine.max_length, self.engine.target.vocab_size)
+            request.check(
+                self.engine.max_length, self.engine.vocab_size, self.engine.scheduler.limits
+            )
         except UserError as error:
             raise UserError(f"prompt {prompt.id}: {error}") from None
         return request

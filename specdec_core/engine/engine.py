@@ -16,7 +16,6 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from specdec_core.base.errors import UserError
 from specdec_core.base.round_clock import RoundClock
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
@@ -49,6 +48,18 @@ class _Judgement:
     target_start: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How an engine is doing: the requests without a slot; how often one has made room for an older
+    one in the cache; the prompts that began like a text there, and their tokens that were not read
+    again."""
+
+    waiting: int
+    preemptions: int
+    prefix_hits: int
+    prefix_tokens: int
+
+
 class Engine:
     """Decodes requests under one configuration, up to `slots` at a time.
 
@@ -56,6 +67,8 @@ class Engine:
     an asynchronous draft, where there is one; it is called once, when first needed. `limits` are
     the scheduler's; unset, those of `slots` alone.
     """
+
+    elsewhere = False  # whether it runs in another process
 
     def __init__(
         self,
@@ -111,6 +124,20 @@ class Engine:
         """Whether no request is active or waiting."""
         return not self._active and not self._waiting
 
+    @property
+    def vocab_size(self) -> int:
+        """The target's tokens."""
+        return self.target.vocab_size
+
+    def status(self) -> Status:
+        """Counts for whoever watches."""
+        return Status(
+            len(self.scheduler.waiting),
+            self.scheduler.preemptions,
+            self.prefixes.hits,
+            self.prefixes.tokens,
+        )
+
     def add(self, request: Request) -> None:
         """Queue a request; it enters a free slot at a next step.
 
@@ -118,13 +145,7 @@ class Engine:
             UserError: the prompt is empty, has unknown tokens or does not fit with its output.
             ValueError: a request of this id is unfinished.
         """
-        request.check(self.max_length, self.target.vocab_size)
-        most = len(request.tokens) + request.max_new_tokens
-        if not self.scheduler.limits.holds(most):
-            raise UserError(
-                f"the prompt and its output take {most} tokens, but the cache holds"
-                f" {self.scheduler.limits.cache_tokens}, some of them for candidates"
-            )
+        request.check(self.max_length, self.vocab_size, self.scheduler.limits)
         if request.id in self._waiting or self._running(request.id):
             raise ValueError(f"request {request.id!r} is unfinished")
         self._waiting[request.id] = request

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
+from specdec_core.engine.scheduler import Limits
 from specdec_core.tokens.statistics import Generation
 from specdec_core.tokens.token_tree import Origin
 
@@ -22,9 +23,9 @@ class Request:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
 
-    def check(self, max_length: int, vocab_size: int) -> None:
+    def check(self, max_length: int, vocab_size: int, limits: Limits) -> None:
         """Raises :class:`UserError` for a prompt that is empty, has tokens outside the vocabulary,
-        or does not fit, with its output, in `max_length` tokens."""
+        or does not fit, with its output, in `max_length` tokens or the whole cache."""
         if not self.tokens:
             raise UserError("the prompt is empty")
         if self.max_new_tokens < 1:
@@ -33,6 +34,12 @@ class Request:
             raise UserError(
                 f"the prompt has {len(self.tokens)} tokens and {self.max_new_tokens} new ones"
                 f" were asked for, but the context holds {max_length}"
+            )
+        most = len(self.tokens) + self.max_new_tokens
+        if not limits.holds(most):
+            raise UserError(
+                f"the prompt and its output take {most} tokens, but the cache holds"
+                f" {limits.cache_tokens}, some of them for candidates"
             )
         if not 0 <= min(self.tokens) <= max(self.tokens) < vocab_size:
             raise UserError(f"the prompt has tokens outside 0…{vocab_size - 1}")

@@ -165,7 +165,7 @@ def test_a_small_cache_preempts_and_refuses_at_once_what_never_fits(tiny_pair):
     limits = Limits(4, step_tokens=32, cache_tokens=256)
     service = CompletionService(Engine(tiny_pair, SPECULATIVE, limits=limits), "tiny")
     transport = httpx.ASGITransport(build_app(service))
-    body = {"max_tokens": 60, "ignore_eos": True, "temperature": 0}
+    body = {"max_tokens": 90, "ignore_eos": True, "temperature": 0}
     prompts = ["def main(", "class A:", "import os", "x = 1"]
 
     async def story() -> None:

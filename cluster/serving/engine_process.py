@@ -1,0 +1,217 @@
+"""An engine in a process of its own, so that answering HTTP never keeps it waiting.
+
+In one process the event loop and the engine take turns at Python's interpreter lock, which costs
+the engine milliseconds a step. Here the engine steps as long as it has requests, and sends what
+each step adds through a pipe.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import torch
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, PairSpec
+from specdec_core.engine import Chunk, Engine, Request
+from specdec_core.engine.engine import Status
+from specdec_core.engine.scheduler import Limits
+from specdec_core.models.pair import Pair, load_pair, load_skeleton, load_tokenizer
+
+_COMMAND = "from cluster.serving.engine_process import main; main()"
+_ENDING = 5.0  # seconds that the process may take to end by itself
+
+
+class _Ready(NamedTuple):
+    spec: PairSpec  # with its device and data types resolved
+    max_length: int
+    vocab_size: int
+    status: Status
+
+
+class _Stepped(NamedTuple):
+    chunks: list[Chunk]
+    status: Status
+
+
+class _Answer(NamedTuple):
+    value: Any
+
+
+class _Failed(NamedTuple):
+    error: Exception
+
+
+class EngineProcess:
+    """What serving needs of an :class:`Engine`, which runs in another process.
+
+    Requests are taken, and cancelled, from any thread and at any time. Everything else is called by
+    one thread. Leaving the process, however it ends, ends the engine's.
+
+    Raises:
+        UserError: the pair or the configuration cannot be used.
+    """
+
+    elsewhere = True
+
+    def __init__(
+        self,
+        spec: PairSpec,
+        configuration: Configuration,
+        limits: Limits,
+        cores: Sequence[int] = (),
+    ) -> None:
+        self.configuration, self.limits, self.slots = configuration, limits, limits.slots
+        ours, theirs = socket.socketpair()
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _COMMAND, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env=environment,
+        )
+        theirs.close()
+        self._pipe = Connection(ours.detach())
+        self._stepped: deque[_Stepped] = deque()  # received while waiting for an answer
+        self._unfinished: set[str] = set()
+        self._pipe.send((spec, configuration, limits, tuple(cores)))
+        ready = self._receive()
+        assert isinstance(ready, _Ready)
+        self.max_length, self.vocab_size = ready.max_length, ready.vocab_size
+        self._status = ready.status
+        skeleton = load_skeleton(spec.target)
+        self.pair = Pair(ready.spec, load_tokenizer(spec.target), skeleton)
+        self.drafter = None if configuration.drafter is None else _Drafter(self)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """See :meth:`Engine.encode`."""
+        return tuple(self.pair.tokenizer(text)["input_ids"])
+
+    @property
+    def idle(self) -> bool:
+        """See :attr:`Engine.idle`."""
+        return not self._unfinished
+
+    def status(self) -> Status:
+        """See :meth:`Engine.status`; as of the last step."""
+        return self._status
+
+    def add(self, request: Request) -> None:
+        """See :meth:`Engine.add`."""
+        request.check(self.max_length, self.vocab_size, self.limits)
+        self._unfinished.add(request.id)
+        self._pipe.send(("add", request))
+
+    def cancel(self, request_id: str) -> None:
+        """See :meth:`Engine.cancel`."""
+        if request_id in self._unfinished:
+            self._unfinished.discard(request_id)
+            self._pipe.send(("cancel", request_id))
+
+    def step(self) -> list[Chunk]:
+        """See :meth:`Engine.step`; waits for the next one. Raises what the engine raised."""
+        stepped = self._stepped.popleft() if self._stepped else self._receive()
+        assert isinstance(stepped, _Stepped)
+        self._status = stepped.status
+        self._unfinished -= {chunk.request_id for chunk in stepped.chunks if chunk.finished}
+        return stepped.chunks
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """The result of the drafter's method `name`, called between two steps."""
+        self._pipe.send((name, arguments))
+        while not isinstance(message := self._receive(), _Answer):
+            self._stepped.append(message)
+        return message.value
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.close()
+        try:
+            self._process.wait(_ENDING)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _receive(self) -> Any:
+        try:
+            message = self._pipe.recv()
+        except (EOFError, OSError):
+            raise RuntimeError("the engine's process has ended") from None
+        if isinstance(message, _Failed):
+            raise message.error
+        return message
+
+
+class _Drafter:
+    """What the engine's drafter has learned; see :class:`specdec_core.drafting.drafter.Drafter`."""
+
+    def __init__(self, engine: EngineProcess) -> None:
+        self._engine = engine
+
+    def state(self) -> dict[str, Any] | None:
+        state: dict[str, Any] | None = self._engine.ask("state")
+        return state
+
+    def load(self, state: dict[str, Any], source: str = "the state") -> None:
+        if (error := self._engine.ask("load", state, source)) is not None:
+            raise UserError(error)
+
+    def learned(self) -> list[dict[str, Any]] | None:
+        rows: list[dict[str, Any]] | None = self._engine.ask("learned")
+        return rows
+
+
+def _run(pipe: Connection) -> None:
+    """Decode what comes through the pipe, until its other end is gone."""
+    spec, configuration, limits, cores = pipe.recv()
+    if cores:
+        os.sched_setaffinity(0, cores)
+    try:
+        pair = load_pair(spec)
+        engine = Engine(pair, configuration, limits=limits)
+    except UserError as error:
+        pipe.send(_Failed(error))
+        return
+    torch.set_num_threads(pair.spec.runner.threads)
+    pipe.send(_Ready(pair.spec, engine.max_length, engine.vocab_size, engine.status()))
+    while True:
+        while engine.idle or pipe.poll():
+            _handle(engine, pipe, *pipe.recv())
+        try:
+            chunks = engine.step()
+        except Exception as error:
+            pipe.send(_Failed(RuntimeError(repr(error))))
+            raise
+        pipe.send(_Stepped(chunks, engine.status()))
+
+
+def _handle(engine: Engine, pipe: Connection, name: str, argument: Any) -> None:
+    if name == "add":
+        engine.add(argument)
+    elif name == "cancel":
+        engine.cancel(argument)
+        # Who waits for a step must not wait for one that does not come.
+        pipe.send(_Stepped([], engine.status()))
+    else:
+        assert engine.drafter is not None
+        try:
+            pipe.send(_Answer(getattr(engine.drafter, name)(*argument)))
+        except UserError as error:
+            pipe.send(_Answer(str(error)))
+
+
+def main() -> None:
+    """The engine's process; the pipe's file descriptor is its argument."""
+    # Ctrl-C reaches every process of a terminal; this one ends with its owner.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        _run(Connection(int(sys.argv[1])))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        sys.exit(0)

@@ -1,0 +1,104 @@
+"""An engine in a process of its own answers as one in this process does, and never leaves it
+waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from cluster.serving.engine_loop import EngineFailed
+from cluster.serving.engine_process import EngineProcess
+from cluster.serving.http_app import CompletionService, build_app
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, PairSpec
+from specdec_core.drafting.bandit.settings import BanditSettings
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.engine import Engine, Request
+from specdec_core.engine.scheduler import Limits
+from specdec_core.models.pair import Pair
+
+BANDIT = Configuration(drafter=BanditSettings(arms=[1, 4]))
+LIMITS = Limits(3, step_tokens=32, share_prefixes=True)
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_spec: PairSpec) -> Iterator[EngineProcess]:
+    engine = EngineProcess(tiny_spec, BANDIT, LIMITS)
+    yield engine
+    engine.close()
+    assert engine._process.poll() == 0, "it did not end by itself"
+
+
+def http_of(service: CompletionService) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(build_app(service))
+    return httpx.AsyncClient(transport=transport, base_url="http://x", timeout=60)
+
+
+def test_it_answers_as_an_engine_here_does(engine: EngineProcess, tiny_pair: Pair) -> None:
+    prompts = ["def main(", "class A:", "import os", "x = 1", "y = 2"]
+    asked = [Request(p, engine.encode(p), 20, seed=n) for n, p in enumerate(prompts)]
+    expected = [g.tokens for g in Engine(tiny_pair, BANDIT, limits=LIMITS).generate(asked)]
+    for request in asked:
+        engine.add(request)
+    answered: dict[str, list[int]] = {}
+    while not engine.idle:
+        answered |= {c.request_id: c.finished.tokens for c in engine.step() if c.finished}
+    assert [answered[prompt] for prompt in prompts] == expected
+    assert engine.drafter is not None
+    assert sum(arm["rounds"] for arm in engine.drafter.learned() or []) > 0
+    with pytest.raises(UserError, match="the prompt is empty"):
+        engine.add(Request("empty", (), 4))
+    assert engine.idle
+
+
+def test_clients_that_leave_stop_nobody_else(engine: EngineProcess) -> None:
+    """Also while the engine's thread waits for a step that will not come."""
+    service = CompletionService(engine, "tiny")
+    body = {"prompt": "x", "max_tokens": 4, "temperature": 0}
+
+    async def story() -> None:
+        async with service.loop, http_of(service) as http:
+            for n in range(4):
+                left = Request(f"left {n}", (5, 6, 7), 200, ignore_eos=True)
+                submission = await service.loop.submit([left])
+                if n % 2:
+                    async for _ in submission:
+                        break
+                submission.close()
+            # Asked on the engine's thread, which must not wait for the requests that have left.
+            assert (await service.health()).arms
+            answer = await http.post("/v1/completions", json=body)
+            assert answer.status_code == 200
+            assert service.loop.running == 0
+            assert service.loop.cancelled == 4
+
+    asyncio.run(asyncio.wait_for(story(), timeout=60))
+
+
+def test_what_cannot_be_used_is_said_in_a_line(tiny_spec: PairSpec) -> None:
+    unknown = Configuration(drafter=DraftModelSettings(draft="nobody"))
+    with pytest.raises(UserError, match="no draft 'nobody'"):
+        EngineProcess(tiny_spec, unknown, LIMITS)
+
+
+def test_requests_fail_when_its_process_dies(tiny_spec: PairSpec) -> None:
+    engine = EngineProcess(tiny_spec, Configuration(), LIMITS)
+    service = CompletionService(engine, "tiny")
+
+    async def story() -> None:
+        async with service.loop:
+            request = Request("r", (5, 6, 7), 200, ignore_eos=True)
+            submission = await service.loop.submit([request])
+            os.kill(engine._process.pid, signal.SIGKILL)
+            with pytest.raises(EngineFailed, match="process has ended"):
+                async for _ in submission:
+                    pass
+            assert not (await service.health()).ready
+
+    asyncio.run(asyncio.wait_for(story(), timeout=60))
+    engine.close()
