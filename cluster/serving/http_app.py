@@ -86,6 +86,8 @@ class CompletionService:
 
     def keep_learned(self) -> None:
         """Save what the drafter has learned since it was saved last."""
+        if self.loop.failure:  # what it has learned is lost, or of no worth
+            return
         state = self.state()
         if state is None or self.learned is None or state == self._kept:
             return
