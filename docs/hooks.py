@@ -82,7 +82,6 @@ def keys() -> str:
     from specdec_core.config import PairSpec, Placement, RunnerSettings, Sampling
     from specdec_core.config.kinds import DRAFTERS, POLICIES, drafter_settings, policy_settings
     from specdec_core.cost.steps import EngineTerms, ForwardTerms, StepTimes
-    from specdec_core.search.load.schedule import Range, Schedule
     from specdec_core.search.load.trace import TraceRequest
     from specdec_core.search.load.workload import Slo, Workload
     from specdec_core.search.plan import Plan
@@ -93,7 +92,6 @@ def keys() -> str:
     parts += [_model(RunnerSettings), "## Sampling", _model(Sampling), "## Placement"]
     parts += [_model(Placement), "## Drafters"]
     parts += [f"### {kind}\n\n{_model(drafter_settings(kind))}" for kind in DRAFTERS]
-    parts += ["## Schedule", _model(Schedule), "### Range", _model(Range)]
     parts += ["## Step times", _model(StepTimes), "### Forward terms", _model(ForwardTerms)]
     parts += ["### Engine terms", _model(EngineTerms), "## Length policies"]
     parts += [f"### {kind}\n\n{_model(policy_settings(kind))}" for kind in POLICIES]

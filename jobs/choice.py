@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import yaml
+
 from specdec_core.base.errors import UserError
+from specdec_core.base.files import write_atomically
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec, Value, load_yaml, parse
 from specdec_core.search.folder import find_trial
@@ -18,6 +21,10 @@ class PairConfiguration(Value):
 
     pair: PairSpec = PairSpec()
     configuration: Configuration
+
+    def save(self, path: Path) -> Path:
+        content = self.model_dump(mode="json")
+        return write_atomically(path, yaml.safe_dump(content, sort_keys=False))
 
 
 def choose(config: Path | None) -> tuple[PairConfiguration, str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
-from jobs.console import console, deliver, point, run
+from jobs.choice import PairConfiguration
+from jobs.console import console, deliver, point, program, run
 from jobs.options import Name, check_name, sizes
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
@@ -36,7 +38,8 @@ def main(
     name: Name = None,
 ) -> None:
     """Simulate every configuration of a sweep file that the recording can replay, and the target
-    alone, with 1, 2, 4, … clients; choose the best for each number, and write them as a schedule.
+    alone, with 1, 2, 4, … clients; choose the best for each number, and write them as one
+    configuration that drafts by the load, to serve.
     """
     check_name(name)
     plan = load_plan(config)
@@ -44,7 +47,9 @@ def main(
     asked = workload.clients if workload is not None else None
     objective = Slo.read(slo, "--slo") if slo else workload.slo if workload else None
 
-    # torch and MLflow take seconds to import.
+    # pandas, torch and MLflow take seconds to import.
+    import pandas as pd
+
     from dashboards.progress import ConsoleProgress
     from dashboards.reports.schedule import report
     from dashboards.sections import Origin
@@ -75,10 +80,15 @@ def main(
         )
     candidates = [plan.autoregressive, *known]
     by = "goodput" if objective else "tokens_per_second"
-    schedule = choose_schedule(simulated, candidates, by)
+    chosen = choose_schedule(simulated, candidates, by)
+    if chosen not in candidates:  # the load changes while it is followed
+        whole = simulate_each(replay, [chosen], times, sorted(set(counts)), slo=objective)
+        whole = whole[whole["config_id"] == chosen.id]
+        simulated = pd.concat([simulated, whole], ignore_index=True)
 
     folder = workspace() / "schedules" / (name or recording.folder.name)
-    path = schedule.save(folder / "schedule.yaml")
+    written = PairConfiguration(pair=header.pair, configuration=chosen)
+    path = written.save(folder / "schedule.yaml")
     notes = [
         f"{len(known)} configurations of {config}, {len(unknown)} more cannot be replayed",
         f"prompts of {recording.folder.name}; chosen by"
@@ -87,8 +97,9 @@ def main(
     ]
     params = {"recording": recording.folder.name, "config": str(config), "by": by}
     origin = Origin(name=folder.name, pair=header.pair.name, notes=notes, params=params)
-    deliver(report(schedule, simulated, candidates, by, origin), folder, "schedule", [path])
+    deliver(report(chosen, simulated, candidates, by, origin), folder, "schedule", [path])
     point("schedule", path)
+    point("serve", shlex.join([program("specdec"), "serve", "--config", str(path)]))
 
 
 if __name__ == "__main__":

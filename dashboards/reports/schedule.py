@@ -1,4 +1,4 @@
-"""A schedule, and the simulations that it was chosen from."""
+"""A configuration that follows the load, and the simulations that it was chosen from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dashboards import cells
 from dashboards.reports.sentences import sentences
 from dashboards.sections import Origin, Report, Section
 from specdec_core.config import Configuration, distinct_labels
-from specdec_core.search.load.schedule import Schedule
+from specdec_core.search.load.schedule import drafter_at
 
 COLUMNS = {
     "clients": cells.text("clients"),
@@ -26,22 +26,23 @@ GOODPUT = {"good requests/s": cells.number("goodput", ",.2f")}
 
 
 def report(
-    schedule: Schedule,
+    chosen: Configuration,
     simulated: pd.DataFrame,
     configurations: Sequence[Configuration],
     by: str,
     origin: Origin,
 ) -> Report:
-    """The schedule in a sentence and by number of clients. The first of `configurations` is the
-    baseline."""
+    """What was chosen among `configurations`, the first of which is the baseline, in a sentence and
+    by number of clients. `simulated` has a row of it for each."""
     labels = distinct_labels(configurations)
-    rows = _rows(schedule, simulated, configurations, labels, by)
-    used = [each.configuration for each in schedule.ranges]
+    rows = _rows(chosen, simulated, configurations, labels, by)
+    names = {row["scheduled"] for row in rows}
+    used = [each for each in configurations if labels[each.id] in names]
     return Report(
         command="schedule",
         title="A configuration for each range of load",
         origin=origin,
-        findings=[f"{schedule.sentence}."],
+        findings=[chosen.sentence],
         parts=[
             Section(
                 key="schedule",
@@ -62,7 +63,7 @@ def report(
 
 
 def _rows(
-    schedule: Schedule,
+    chosen: Configuration,
     simulated: pd.DataFrame,
     configurations: Sequence[Configuration],
     labels: dict[str, str],
@@ -70,16 +71,16 @@ def _rows(
 ) -> list[dict[str, Any]]:
     by_load = simulated.set_index(["clients", "config_id"])
     fewest = simulated["clients"].min()
-    best_alone = str(by_load.loc[fewest, by].idxmax())
+    best_alone = str(by_load.loc[fewest, by][[each.id for each in configurations]].idxmax())
+    by_drafter = {each.drafter: labels[each.id] for each in configurations}
     rows = []
     for clients in simulated["clients"].unique().tolist():
-        chosen = schedule.at(clients)
         row = by_load.loc[(clients, chosen.id)].to_dict()
         each = by_load.loc[clients, "tokens_per_second"]
         rows.append(
             {
                 "clients": clients,
-                "scheduled": labels[chosen.id],
+                "scheduled": by_drafter[drafter_at(chosen, clients)],
                 **row,
                 "speedup": row["tokens_per_second"] / each[configurations[0].id],
                 "over_one": row["tokens_per_second"] / each[best_alone],

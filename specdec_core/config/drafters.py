@@ -184,6 +184,11 @@ class LookupSettings(DrafterSettings):
     """What drafters that look texts up, without a model, have in common."""
 
     @property
+    def from_text(self) -> bool:
+        """Whether its candidates follow from the text alone, whatever was drafted before."""
+        return True
+
+    @property
     @abstractmethod
     def copied(self) -> str:
         """What is copied, to complete `Copies …`."""

@@ -70,6 +70,12 @@ class Drafter:
         return None
 
     @classmethod
+    def replayed_everywhere(cls, settings: Any, recorded: Any) -> Any | None:
+        """A round from every place of the recorded texts, where a recorded draft gives them and no
+        round depends on an earlier one; None elsewhere."""
+        return None
+
+    @classmethod
     def check_state(cls, settings: Any, state: dict[str, Any], source: str) -> None:
         """Raises :class:`UserError`, naming `source`, unless `state` is one of such a drafter."""
 

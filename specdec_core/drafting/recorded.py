@@ -70,6 +70,9 @@ class RecordedDraft(RecordedChains, Protocol):
     def walk_all(self, drafts: Drafts) -> Any:
         """The rounds when each drafts what `drafts` has for its start."""
 
+    def everywhere(self, drafts: Drafts) -> Any:
+        """The rounds from all starts."""
+
 
 @dataclass(frozen=True)
 class RecordedResources(Resources):
@@ -137,6 +140,11 @@ class ShapedTree(Drafter):
     def replayed_at_once(cls, settings: Any, recorded: RecordedResources) -> Any:
         track = recorded.track(settings.draft)
         return track.walk_all(track.trees(settings.children))
+
+    @classmethod
+    def replayed_everywhere(cls, settings: Any, recorded: RecordedResources) -> Any:
+        track = recorded.track(settings.draft)
+        return track.everywhere(track.trees(settings.children))
 
 
 class RecordedTree(Recorded):

@@ -35,6 +35,10 @@ class TokenCacheSettings(LookupSettings):
         return f"{shared}token cache {self.phrases}/{self.phrase_length}"
 
     @property
+    def from_text(self) -> bool:
+        return self.learn_from == "output"
+
+    @property
     def copied(self) -> str:
         return f"{count(self.phrases, 'phrase')} that followed the last token before"
 

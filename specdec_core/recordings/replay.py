@@ -18,7 +18,13 @@ from typing import NoReturn
 import numpy as np
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PolicySettings, RecordingFacts, run_time
+from specdec_core.config import (
+    Configuration,
+    LookupSettings,
+    PolicySettings,
+    RecordingFacts,
+    run_time,
+)
 from specdec_core.config.drafters import ChainSettings
 from specdec_core.cost import Profile
 from specdec_core.drafting.drafter import Outcome, SlotState
@@ -117,6 +123,29 @@ class Replay:
                 return rounds
         return self._decode(configuration)
 
+    def everywhere(self, configuration: Configuration) -> ReplayedRounds:
+        """A round from every position of the recorded outputs, as after rounds of other drafters
+        up to there. This is known where the text alone decides what is drafted (autoregressive
+        decoding, chains with a rule, static trees, lookups). The other drafters remember earlier
+        rounds; of theirs only the rounds of :meth:`run` are returned.
+
+        Raises:
+            UserError: as :meth:`run` does.
+        """
+        drafter = configuration.drafter
+        if self._unknown(configuration) is not None:
+            return self.run(configuration)  # which raises
+        if drafter is not None:
+            resources = self._resources(_Place())
+            rounds: ReplayedRounds | None = run_time(drafter).replayed_everywhere(
+                drafter, resources
+            )
+            if rounds is not None:
+                return rounds
+        if drafter is None or (isinstance(drafter, LookupSettings) and drafter.from_text):
+            return self._decode(configuration, everywhere=True)
+        return self.run(configuration)
+
     def track(self, draft: str | None = None) -> Track:
         """The recorded draft, indexed by where rounds begin."""
         name = self.recording.draft_name(draft)
@@ -158,8 +187,9 @@ class Replay:
         fingerprints = self.header.fingerprints
         return load_head(head, fingerprints[draft], fingerprints["target"])
 
-    def _decode(self, configuration: Configuration) -> ReplayedRounds:
-        """Decode the recorded prompts, the target being the recorded outputs."""
+    def _decode(self, configuration: Configuration, everywhere: bool = False) -> ReplayedRounds:
+        """Decode the recorded prompts, the target being the recorded outputs; with `everywhere`
+        each round begins one token after the one before it, whatever that added."""
         drafter, place = None, _Place()
         if configuration.drafter is not None:
             drafter = self._resources(place).build(configuration.drafter)
@@ -184,11 +214,14 @@ class Replay:
                 path = tree.follow(rest)
                 generated = min(len(path) + 1, len(rest))
                 rounds.add(number, position, tree, len(path), generated)
-                position += generated
-                sequence.tokens += rest[:generated]
+                added = 1 if everywhere else generated
+                position += added
+                sequence.tokens += rest[:added]
                 if drafter is None:
                     continue
-                if position < len(output):
+                if position < len(output) and everywhere:
+                    drafter.missed(sequence)
+                elif position < len(output):
                     drafter.observe(sequence, _outcome(tree, path, rest, seconds(tree)))
                 else:
                     drafter.close(sequence)

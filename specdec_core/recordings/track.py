@@ -208,7 +208,7 @@ class Track:
     def walk_all(self, drafts: Drafts) -> ReplayedRounds:
         """The rounds when one that begins at start s drafts as `drafts` says; all prompts advance
         together."""
-        generated = np.minimum(drafts.accepted + 1, self.left)
+        generated = self._generated(drafts)
         starts = self.firsts
         ends = starts + self.left[starts]
         visited = np.zeros(len(generated), dtype=bool)
@@ -217,13 +217,24 @@ class Track:
             starts = starts + generated[starts]
             unfinished = starts < ends
             starts, ends = starts[unfinished], ends[unfinished]
-        rounds = np.flatnonzero(visited)
+        return self._rounds(drafts, np.flatnonzero(visited))
+
+    def everywhere(self, drafts: Drafts) -> ReplayedRounds:
+        """A round from every start, which drafts as `drafts` says."""
+        return self._rounds(drafts, np.arange(len(self.left)))
+
+    def _generated(self, drafts: Drafts) -> np.ndarray:
+        """Tokens that the round from each start adds (T,)."""
+        return np.asarray(np.minimum(drafts.accepted + 1, self.left))
+
+    def _rounds(self, drafts: Drafts, rounds: np.ndarray) -> ReplayedRounds:
+        """The rounds from these starts."""
         return ReplayedRounds(
             prompt=self.prompt[rounds],
             position=self.position[rounds],
             drafted=drafts.drafted[rounds],
             accepted=drafts.accepted[rounds],
-            generated=generated[rounds],
+            generated=self._generated(drafts)[rounds],
             draft_forwards=drafts.draft_forwards[rounds],
             depth=drafts.depth[rounds],
             draft_tokens=drafts.draft_tokens[rounds],

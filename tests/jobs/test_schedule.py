@@ -8,10 +8,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from jobs import schedule
+from jobs import generate, schedule
+from jobs.choice import read_config
 from specdec_core.cost.steps import ForwardTerms, StepTimes
 from specdec_core.models.pair import Pair
-from specdec_core.search.load.schedule import load_schedule
+from specdec_core.search.load.schedule import drafter_at
 from tests.jobs.conftest import Command, record_prompts
 
 FIXED = {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": [2, 5]}}}
@@ -41,11 +42,16 @@ def test_a_schedule_is_written(command: Command, home: Path) -> None:
     arguments = ["--traces", "some", "--config", home / "sweep.yaml", "--hardware", home / "s.yaml"]
     done = command(schedule.main, home, *arguments)
     assert done.returncode == 0, done.stderr
-    assert "autoregressive from" in done.stdout
     assert "2 configurations of" in done.stdout
-    written = load_schedule(home / "schedules" / "some" / "schedule.yaml")
-    assert written.at(1).drafter is not None
-    assert written.at(8).drafter is None
+    path = home / "schedules" / "some" / "schedule.yaml"
+    assert f"serve --config {path}" in done.stdout
+    written, _ = read_config(path)
+    assert drafter_at(written.configuration, 1) is not None
+    assert drafter_at(written.configuration, 8) is None
+    assert written.configuration.sentence in " ".join(done.stdout.split())
+    prompt = ["x1 = 1 + ", "--max-new-tokens", "8"]
+    decoded = command(generate.main, home, "--config", path, *prompt)
+    assert decoded.returncode == 0, decoded.stderr
     simulated = pd.read_csv(home / "schedules" / "some" / "simulated.csv")
     assert sorted(simulated["clients"].unique()) == [1, 8]  # the workload's
 

@@ -44,6 +44,12 @@ class DraftModelDrafter(Drafter):
         lengths = policy.lengths(track)
         return track.walk(policy) if lengths is None else track.walk_all(track.chains(lengths))
 
+    @classmethod
+    def replayed_everywhere(cls, settings: DraftModelSettings, recorded: RecordedResources) -> Any:
+        track = recorded.track(settings.draft)
+        lengths = recorded.policy(settings.draft, settings.policy).lengths(track)
+        return None if lengths is None else track.everywhere(track.chains(lengths))
+
     def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
             self.policy.reset(sequence.slot)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from specdec_core.config import Configuration
+from specdec_core.config import Configuration, DrafterSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.by_batch import ByBatchSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.rounds import ReplayedRounds
 
@@ -81,40 +83,61 @@ class InOrder(Answers):
         return rounds[number % len(rounds)]
 
 
-class ByBatch(Answers):
-    """Chains whose length follows the number of requests that decode together, by position."""
+class ByLoad(Answers):
+    """Rounds that follow the number of requests that decode together, by position: `ranges[n]` from
+    n requests on, for each answer a round from each position."""
 
     def __init__(
         self,
         prompts: Sequence[int],
-        policy: ByBatchSettings,
-        rounds: dict[int, list[list[SimulatedRound]]],
-        draft: str,
+        ranges: Mapping[int, Sequence[Sequence[SimulatedRound]]],
+        draft: str | None,
+        lazy: bool = False,
     ) -> None:
-        self.prompts, self.policy, self.rounds, self.draft = prompts, policy, rounds, draft
-        self.lengths = [len(answer) for answer in next(iter(rounds.values()))]
-        self.lazy = 0 in policy.tokens.values()
+        self.prompts, self.ranges, self.draft, self.lazy = prompts, ranges, draft, lazy
+        self.lengths = [len(answer) for answer in ranges[1]]
+        self._least = sorted(ranges, reverse=True)
 
     @classmethod
-    def of(cls, replay: Replay, draft: str, policy: ByBatchSettings) -> ByBatch:
-        """By each K from every position of the recorded outputs."""
-        track = replay.track(draft)
-        firsts, left = track.firsts.tolist(), track.left
-        rounds = {}
-        for k in set(policy.tokens.values()):
-            drafts = track.chains(np.full(len(left), k))
-            drafted = drafts.drafted.tolist()
-            generated = np.minimum(drafts.accepted + 1, left).tolist()
-            all_rounds = [
-                SimulatedRound(d, g, d, d) for d, g in zip(drafted, generated, strict=True)
-            ]
-            ends = [*firsts[1:], len(all_rounds)]
-            rounds[k] = [all_rounds[a:b] for a, b in zip(firsts, ends, strict=True)]
-        return cls(_prompt_lengths(replay), policy, rounds, draft)
+    def of(cls, replay: Replay, configuration: Configuration, draft: str | None) -> ByLoad:
+        """Each range's drafter replayed on its own. Where the text alone decides what it drafts
+        (:meth:`Replay.everywhere`), its rounds are those of the live engine, whenever the load
+        changes. Other drafters remember their earlier rounds; of their own replay, the first round
+        that begins at a position or after it stands for the one from there, so that they are exact
+        as long as they go on drafting alone."""
+        replayed: dict[DrafterSettings | None, list[list[SimulatedRound]]] = {}
+        ranges = {}
+        for least, drafter in drafters_by_load(configuration.drafter).items():
+            if drafter not in replayed:
+                part = configuration.model_copy(update={"drafter": drafter})
+                replayed[drafter] = _by_position(replay, part)
+            ranges[least] = replayed[drafter]
+        lazy = draft is not None and _rests(replay, configuration, draft)
+        return cls(_prompt_lengths(replay), ranges, draft, lazy)
 
     def round(self, answer: int, position: int, number: int, decoding: int) -> SimulatedRound:
-        rounds = self.rounds[self.policy.at(decoding)][answer]
+        least = next(least for least in self._least if least <= decoding)
+        rounds = self.ranges[least][answer]
         return rounds[position % len(rounds)]
+
+
+def drafters_by_load(drafter: DrafterSettings | None) -> dict[int, DrafterSettings | None]:
+    """Who drafts, by the least number of requests that decode together: a schedule's drafters, and
+    a draft model's chains by their length where the policy is by_batch; None: nobody."""
+    if isinstance(drafter, ScheduleSettings):
+        ranges: dict[int, DrafterSettings | None] = {}
+        ends = [*list(drafter.ranges)[1:], None]
+        for (begin, part), end in zip(drafter.ranges.items(), ends, strict=True):
+            for least, each in drafters_by_load(part).items():
+                if end is None or least < end:
+                    ranges[max(least, begin)] = each
+        return ranges
+    if isinstance(drafter, DraftModelSettings) and isinstance(drafter.policy, ByBatchSettings):
+        return {
+            least: drafter.model_copy(update={"policy": FixedSettings(max_tokens=k)}) if k else None
+            for least, k in drafter.policy.tokens.items()
+        }
+    return {1: drafter}
 
 
 def replayed_answers(replay: Replay, configuration: Configuration) -> Answers:
@@ -123,8 +146,8 @@ def replayed_answers(replay: Replay, configuration: Configuration) -> Answers:
     drafter = configuration.drafter
     draft = configuration.draft_of(replay.header.pair.drafts)
     answers: Answers
-    if isinstance(drafter, DraftModelSettings) and isinstance(drafter.policy, ByBatchSettings):
-        answers = ByBatch.of(replay, replay.recording.draft_name(draft), drafter.policy)
+    if len(drafters_by_load(drafter)) > 1:
+        answers = ByLoad.of(replay, configuration, draft)
     else:
         answers = InOrder.of(replay.run(configuration), _prompt_lengths(replay), draft)
     prompts = replay.recording.prompts
@@ -135,3 +158,35 @@ def replayed_answers(replay: Replay, configuration: Configuration) -> Answers:
 
 def _prompt_lengths(replay: Replay) -> list[int]:
     return [len(tokens) for tokens in replay.recording.prompts.tokens]
+
+
+def _by_position(replay: Replay, configuration: Configuration) -> list[list[SimulatedRound]]:
+    """A round from each position of each recorded output: the first that was replayed from there or
+    after it, and behind the last one that one, cut to what is left."""
+    rounds = replay.everywhere(configuration)
+    in_order = InOrder.of(rounds, _prompt_lengths(replay), None).rounds
+    by_position = []
+    for number, output in enumerate(replay.recording.prompts.outputs):
+        begins = rounds.position[rounds.prompt == number]
+        each = in_order[number]
+        places = np.searchsorted(begins, np.arange(len(output))).tolist()
+        by_position.append(
+            [
+                each[place] if place < len(each) else each[-1].within(len(output) - at - 1)
+                for at, place in enumerate(places)
+            ]
+        )
+    return by_position
+
+
+def _rests(replay: Replay, configuration: Configuration, draft: str) -> bool:
+    """Whether a draft model reads a text only when it proposes after it: another range's drafter
+    does without it, or its policy drafts nothing at some load."""
+    for part in configuration.parts:
+        if isinstance(part, ScheduleSettings):
+            for each in part.parts:
+                drafts = (name for inner in each.walk() for name in inner.drafts)
+                if draft not in map(replay.recording.draft_name, drafts):
+                    return True
+    policies = (policy for _, policy in configuration.policies)
+    return any(isinstance(p, ByBatchSettings) and 0 in p.tokens.values() for p in policies)

@@ -193,8 +193,10 @@ class Replica:
         for request in decoding:
             ask, text, held = request.ask, request.tokens, request.held
             each = answers.round(ask.answer, request.generated, request.rounds, number)
-            if each.drafted >= ask.most - request.generated:
-                each = each.within(ask.most - request.generated - 1)
+            left = ask.most - request.generated
+            # Rounds of a whole recorded answer were drafted within its room.
+            if each.drafted >= left and ask.most != answers.lengths[ask.answer]:
+                each = each.within(left - 1)
             together.append((request, each))
             count = text - held + each.drafted
             candidates += each.drafted

@@ -1,34 +1,15 @@
-"""A schedule: a configuration for each range of load.
-
-```yaml
-ranges:
-- up_to: 4          # requests decoded together
-  configuration: {drafter: {kind: draft_model, policy: {kind: fixed, max_tokens: 6}}}
-- configuration: {}  # with more: the target alone
-```
-"""
+"""A drafter for each range of load, chosen among configurations by simulation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Self
 
 import pandas as pd
-import yaml
-from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from specdec_core.base.files import write_atomically
 from specdec_core.base.observer import Observer
-from specdec_core.config import (
-    AUTOREGRESSIVE,
-    Configuration,
-    Value,
-    distinct_labels,
-    load_yaml,
-    parse,
-)
+from specdec_core.config import AUTOREGRESSIVE, Configuration, DrafterSettings
 from specdec_core.cost.steps import StepTimes
+from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.engine.scheduler import Limits
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.load.answers import replayed_answers
@@ -37,81 +18,6 @@ from specdec_core.search.load.workload import Slo, Workload
 
 CLIENTS = (1, 2, 4, 8, 16)
 TOLERANCE = 0.01  # a change of configuration has to gain more than this share
-
-
-class Range(Value):
-    """A configuration for up to so many requests; without `up_to`, for any number."""
-
-    up_to: PositiveInt | None = None
-    configuration: Configuration
-
-
-class Schedule(Value):
-    """Configurations by the number of requests that are decoded together, the fewest first."""
-
-    ranges: tuple[Range, ...] = Field(min_length=1)
-
-    @field_validator("ranges")
-    @classmethod
-    def _in_order(cls, ranges: tuple[Range, ...]) -> tuple[Range, ...]:
-        *bounded, last = ranges
-        limits = [each.up_to for each in bounded]
-        if last.up_to is not None:
-            raise ValueError("the last range ends nowhere: leave out its up_to")
-        if None in limits:
-            raise ValueError("only the last range has no up_to")
-        if limits != sorted({limit for limit in limits if limit is not None}):
-            raise ValueError(f"up_to must increase from range to range (it is {limits})")
-        return ranges
-
-    @model_validator(mode="after")
-    def _sample_alike(self) -> Self:
-        if len({each.configuration.sampling for each in self.ranges}) > 1:
-            raise ValueError("the ranges' configurations sample differently; all must sample alike")
-        return self
-
-    def at(self, requests: int) -> Configuration:
-        """The configuration for so many requests."""
-        return next(
-            each.configuration
-            for each in self.ranges
-            if each.up_to is None or requests <= each.up_to
-        )
-
-    @classmethod
-    def of(cls, best: Mapping[int, Configuration]) -> Schedule:
-        """`best[n]` for up to n requests, and the last one for more. Neighbours with one
-        configuration are one range."""
-        ranges: list[Range] = []
-        for requests, configuration in sorted(best.items()):
-            if ranges and ranges[-1].configuration == configuration:
-                ranges.pop()
-            ranges.append(Range(up_to=requests, configuration=configuration))
-        *bounded, last = ranges
-        return cls(ranges=(*bounded, Range(configuration=last.configuration)))
-
-    @property
-    def sentence(self) -> str:
-        """The labels of its ranges."""
-        labels = distinct_labels(each.configuration for each in self.ranges)
-        parts, least = [], 1
-        for each in self.ranges:
-            label = labels[each.configuration.id]
-            if each.up_to is None:
-                parts.append(label if least == 1 else f"{label} from {least} requests on")
-            else:
-                parts.append(f"{label} up to {each.up_to}")
-                least = each.up_to + 1
-        return ", ".join(parts)
-
-    def save(self, path: Path) -> Path:
-        content = self.model_dump(mode="json", exclude_none=True)
-        return write_atomically(path, yaml.safe_dump(content, sort_keys=False))
-
-
-def load_schedule(path: str | Path) -> Schedule:
-    """Read a schedule. Raises :class:`UserError` that names the file and the key."""
-    return parse(Schedule, load_yaml(path), str(path))
 
 
 def simulate_each(
@@ -156,9 +62,10 @@ def choose_schedule(
     configurations: Sequence[Configuration],
     by: str = "tokens_per_second",
     tolerance: float = TOLERANCE,
-) -> Schedule:
-    """The best configuration for each number of clients in what :func:`simulate_each` returns. The
-    one for fewer clients is kept where no other gains more than `tolerance`."""
+) -> Configuration:
+    """The best configuration for each number of clients in what :func:`simulate_each` returns, as
+    one that can be served (:func:`scheduled`). The one for fewer clients is kept where no other
+    gains more than `tolerance`."""
     known = {each.id: each for each in configurations}
     best: dict[int, Configuration] = {}
     kept: str | None = None
@@ -168,4 +75,28 @@ def choose_schedule(
         if kept is None or value[leader] > (1 + tolerance) * value[kept]:
             kept = leader
         best[int(str(clients))] = known[kept]
-    return Schedule.of(best)
+    return scheduled(best)
+
+
+def scheduled(best: Mapping[int, Configuration]) -> Configuration:
+    """One configuration that drafts as `best[n]` for up to n requests, down to one more than the
+    number before n, and as the last one for more. It is that itself where all draft alike. All have
+    to sample alike."""
+    if len({each.sampling for each in best.values()}) > 1:
+        raise ValueError("the configurations of a schedule must sample alike")
+    ranges: dict[int, DrafterSettings | None] = {}
+    least = 1
+    for requests, configuration in sorted(best.items()):
+        if not ranges or ranges[max(ranges)] != configuration.drafter:
+            ranges[least] = configuration.drafter
+        least = requests + 1
+    any_of = next(iter(best.values()))
+    if len(ranges) == 1:
+        return any_of
+    return any_of.model_copy(update={"drafter": ScheduleSettings(ranges=ranges)})
+
+
+def drafter_at(configuration: Configuration, requests: int) -> DrafterSettings | None:
+    """Who drafts when so many requests are decoded together."""
+    drafter = configuration.drafter
+    return drafter.at(requests) if isinstance(drafter, ScheduleSettings) else drafter

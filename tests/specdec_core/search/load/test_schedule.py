@@ -1,4 +1,4 @@
-"""A schedule names one configuration for every number of requests."""
+"""What is chosen for each number of requests is one configuration."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, Configuration
+from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
 from specdec_core.cost.steps import ForwardTerms, StepTimes
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.load.schedule import (
-    Schedule,
     choose_schedule,
-    load_schedule,
+    drafter_at,
+    scheduled,
     simulate_each,
 )
 from tests.jobs.conftest import record_prompts
@@ -35,51 +35,30 @@ def chain(k: int) -> Configuration:
 SIX, TWO = chain(6), chain(2)
 
 
-def test_neighbours_with_one_configuration_are_one_range() -> None:
-    schedule = Schedule.of({1: SIX, 2: SIX, 4: TWO, 8: AUTOREGRESSIVE, 16: AUTOREGRESSIVE})
-    assert [each.up_to for each in schedule.ranges] == [2, 4, None]
-    chosen = [schedule.at(n) for n in (1, 2, 3, 4, 5, 99)]
-    assert chosen == [SIX, SIX, TWO, TWO, AUTOREGRESSIVE, AUTOREGRESSIVE]
-    expected = "draft, K=6 up to 2, draft, K=2 up to 4, autoregressive from 5 requests on"
-    assert schedule.sentence == expected
+def ranges(configuration: Configuration) -> dict[int, Any]:
+    assert isinstance(configuration.drafter, ScheduleSettings)
+    return configuration.drafter.ranges
 
 
-def test_a_schedule_is_saved_and_read_again(tmp_path: Path) -> None:
-    schedule = Schedule.of({4: SIX, 8: AUTOREGRESSIVE})
-    read = load_schedule(schedule.save(tmp_path / "schedule.yaml"))
-    assert read == schedule
-    assert [each.configuration.id for each in read.ranges] == [SIX.id, AUTOREGRESSIVE.id]
+def test_neighbours_with_one_drafter_are_one_range() -> None:
+    chosen = scheduled({1: SIX, 2: SIX, 4: TWO, 8: AUTOREGRESSIVE, 16: AUTOREGRESSIVE})
+    assert ranges(chosen) == {1: SIX.drafter, 3: TWO.drafter, 5: None}
+    drafters = [drafter_at(chosen, n) for n in (1, 2, 3, 4, 5, 99)]
+    assert drafters == [SIX.drafter, SIX.drafter, TWO.drafter, TWO.drafter, None, None]
 
 
-@pytest.mark.parametrize(
-    ("ranges", "message"),
-    [
-        ([], "ranges: "),
-        ([{"up_to": 4, "configuration": {}}], "the last range ends nowhere"),
-        ([{"configuration": {}}, {"configuration": {}}], "only the last range has no up_to"),
-        (
-            [*({"up_to": n, "configuration": {}} for n in (8, 4)), {"configuration": {}}],
-            "up_to must increase from range to range (it is [8, 4])",
-        ),
-        (
-            [
-                {"up_to": 2, "configuration": {}},
-                {"configuration": {"sampling": {"temperature": 1.0}}},
-            ],
-            "all must sample alike",
-        ),
-        ([{"from": 3, "configuration": {}}], "ranges.0.from: unknown key"),
-    ],
-)
-def test_a_wrong_schedule_is_one_line(
-    ranges: list[dict[str, Any]], message: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "s.yaml"
-    path.write_text(json.dumps({"ranges": ranges}))
-    with pytest.raises(UserError) as raised:
-        load_schedule(path)
-    assert str(raised.value).startswith(f"{path}: ")
-    assert message in str(raised.value)
+def test_one_configuration_everywhere_is_that_itself() -> None:
+    assert scheduled({1: SIX, 8: SIX}) == SIX
+    assert scheduled({4: AUTOREGRESSIVE}) == AUTOREGRESSIVE
+
+
+def test_a_schedule_samples_as_its_parts() -> None:
+    sampling = Sampling(temperature=0.5)
+    warm = [each.model_copy(update={"sampling": sampling}) for each in (SIX, AUTOREGRESSIVE)]
+    chosen = scheduled({1: warm[0], 2: warm[1]})
+    assert chosen.sampling == sampling
+    with pytest.raises(ValueError, match="must sample alike"):
+        scheduled({1: warm[0], 2: AUTOREGRESSIVE})
 
 
 def test_a_change_has_to_gain_something() -> None:
@@ -90,13 +69,9 @@ def test_a_change_has_to_gain_something() -> None:
     ]
     simulated = pd.DataFrame(rows, columns=["clients", "config_id", "tokens_per_second"])
     known = [AUTOREGRESSIVE, SIX, TWO]
-    assert [choose_schedule(simulated, known).at(n) for n in (1, 4, 8)] == [
-        SIX,
-        SIX,
-        AUTOREGRESSIVE,
-    ]
+    assert ranges(choose_schedule(simulated, known)) == {1: SIX.drafter, 5: None}
     eager = choose_schedule(simulated, known, tolerance=0)
-    assert [eager.at(n) for n in (1, 4, 8)] == [SIX, TWO, AUTOREGRESSIVE]
+    assert ranges(eager) == {1: SIX.drafter, 2: TWO.drafter, 5: None}
 
 
 def test_where_tokens_cost_more_with_load_the_schedule_stops_drafting(
@@ -111,10 +86,16 @@ def test_where_tokens_cost_more_with_load_the_schedule_stops_drafting(
     times = StepTimes(target=target, drafts={"draft": ForwardTerms(fixed=0.001)})
     simulated = simulate_each(replay, [SIX, TWO], times)
     assert set(simulated["config_id"]) == {AUTOREGRESSIVE.id, SIX.id, TWO.id}
-    schedule = choose_schedule(simulated, [AUTOREGRESSIVE, SIX, TWO])
-    assert schedule.at(1) != AUTOREGRESSIVE
-    assert schedule.at(16) == AUTOREGRESSIVE
+    known = [AUTOREGRESSIVE, SIX, TWO]
+    chosen = choose_schedule(simulated, known)
+    assert drafter_at(chosen, 1) is not None
+    assert drafter_at(chosen, 16) is None
     by_load = simulated.set_index(["clients", "config_id"])["tokens_per_second"]
     for clients in (1, 2, 4, 8, 16):
-        chosen = by_load[clients, schedule.at(clients).id]
-        assert chosen >= 0.99 * by_load[clients].max()
+        drafter = drafter_at(chosen, clients)
+        [best] = [each.id for each in known if each.drafter == drafter]
+        assert by_load[clients, best] >= 0.99 * by_load[clients].max()
+    # As a whole it can be simulated, too: one client never meets another.
+    whole = simulate_each(replay, [chosen], times).set_index(["clients", "config_id"])
+    [alone] = [each.id for each in known if each.drafter == drafter_at(chosen, 1)]
+    assert whole["tokens_per_second"][1, chosen.id] == pytest.approx(by_load[1, alone])

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from specdec_core.cost.steps import EngineTerms, ForwardTerms, StepTimes
-from specdec_core.drafting.policies.by_batch import ByBatchSettings
 from specdec_core.engine.scheduler import STEP_TOKENS, Limits
-from specdec_core.search.load.answers import Answers, ByBatch, InOrder, SimulatedRound
+from specdec_core.search.load.answers import Answers, ByLoad, InOrder, SimulatedRound
 from specdec_core.search.load.simulator import (
     Ask,
     Router,
@@ -140,10 +139,8 @@ def test_an_answer_longer_than_the_recorded_one_begins_it_again() -> None:
     assert simulation.records["tokens"].tolist() == [12, 2, 4]
 
 
-def test_a_policy_by_batch_drafts_by_how_many_decode() -> None:
-    policy = ByBatchSettings(tokens={1: 3, 2: 0})
-    answers = ByBatch([10], policy, {3: [[FOUR] * 8], 0: [[ALONE] * 8]}, "draft")
-    assert answers.lazy
+def test_who_drafts_follows_how_many_decode() -> None:
+    answers = ByLoad([10], {1: [[FOUR] * 8], 2: [[ALONE] * 8]}, "draft", lazy=True)
     one = simulate_clients(answers, CONSTANT, asks_of(answers, 1), 1, Limits(2), log=True)
     two = simulate_clients(answers, CONSTANT, asks_of(answers, 2), 2, Limits(2), log=True)
     assert [step.candidates for step in one.log] == [[3], [3]]

@@ -1,0 +1,132 @@
+"""Recorded rounds that follow the load are those of the live engine, whenever the load changes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec_core.config import Configuration, parse
+from specdec_core.cost.steps import ForwardTerms, StepTimes
+from specdec_core.engine import Engine, Request
+from specdec_core.engine.scheduler import Limits
+from specdec_core.models.pair import Pair
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.schema import Recording
+from specdec_core.search.load.answers import drafters_by_load, replayed_answers
+from specdec_core.search.load.simulator import asks_of, simulate_clients
+from specdec_core.studies.load_check import run_clients
+from tests.jobs.conftest import record_prompts
+
+TIMES = StepTimes(target=ForwardTerms(fixed=0.01), drafts={"draft": ForwardTerms(fixed=0.001)})
+NEW_TOKENS = 24
+
+
+def chain(k: int) -> dict[str, Any]:
+    return {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": k}}
+
+
+BY_BATCH = {"kind": "draft_model", "policy": {"kind": "by_batch", "tokens": {1: 4, 2: 2, 4: 0}}}
+PHRASES = {"kind": "token_cache", "learn_from": "output"}
+TREE = {"kind": "tree", "branching": [3, 2, 1]}
+SCHEDULES: dict[str, dict[int, Any]] = {
+    "chains": {1: chain(4), 2: chain(2), 4: None},
+    "a rule": {1: {"kind": "svip"}, 2: chain(2), 4: None},
+    "lookups": {1: {"kind": "suffix"}, 2: None, 3: {"kind": "prompt_lookup"}},
+    "the latest phrases": {1: PHRASES, 2: {"kind": "suffix", "tree": True}},
+    "a tree": {1: TREE, 3: chain(3)},
+    "by batch inside": {1: BY_BATCH, 3: {"kind": "suffix"}},
+    "a schedule inside": {1: {"kind": "schedule", "ranges": {1: 4, 3: None}}, 2: 2, 5: 3},
+}
+
+
+def schedule(ranges: dict[int, Any]) -> Configuration:
+    return parse(Configuration, {"drafter": {"kind": "schedule", "ranges": ranges}}, "test")
+
+
+@pytest.fixture(scope="module")
+def replay(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Replay:
+    folder = tmp_path_factory.mktemp("recorded")
+    prompts = folder / "texts.jsonl"
+    texts = [f"x{n} = {n} + " * (1 + n % 3) for n in range(9)]
+    prompts.write_text("\n".join(json.dumps({"prompt": text}) for text in texts))
+    record_prompts(tiny_pair, prompts, folder / "trace", NEW_TOKENS)
+    return Replay(Recording.open(folder / "trace"), hidden=False)
+
+
+def requests(replay: Replay) -> list[Request]:
+    prompts = replay.recording.prompts.tokens
+    return [Request(str(n), tuple(p.tolist()), NEW_TOKENS) for n, p in enumerate(prompts)]
+
+
+@pytest.mark.parametrize("limits", [Limits(5), Limits(5, step_tokens=24, cache_tokens=512)])
+@pytest.mark.parametrize("kind", [*SCHEDULES, "by batch"])
+def test_the_steps_are_the_live_engines(
+    kind: str, limits: Limits, replay: Replay, tiny_pair: Pair
+) -> None:
+    configuration = (
+        schedule(SCHEDULES[kind])
+        if kind in SCHEDULES
+        else parse(Configuration, {"drafter": BY_BATCH}, "test")
+    )
+    answers = replayed_answers(replay, configuration)
+    asks = asks_of(answers, len(answers))
+    used: set[int | None] = set()
+    for clients in (1, 2, 5):
+        engine = Engine(tiny_pair, configuration, limits=limits)
+        live = run_clients(engine, requests(replay), clients)
+        simulated = simulate_clients(answers, TIMES, asks, clients, limits, log=True)
+        assert [step.plan for step in simulated.log] == live.steps
+        assert [step.candidates for step in simulated.log] == live.candidates
+        used |= {r.arm for g in live.generations.values() for r in g.rounds}
+    assert kind == "by batch" or len(used) > 1
+
+
+def test_a_drafter_with_memory_is_exact_while_it_drafts_alone(
+    replay: Replay, tiny_pair: Pair
+) -> None:
+    configuration = schedule({1: {"kind": "heuristic", "start": 3}, 2: None})
+    answers = replayed_answers(replay, configuration)
+    asks = asks_of(answers, len(answers))
+    live = run_clients(Engine(tiny_pair, configuration, 2), requests(replay), 1)
+    simulated = simulate_clients(answers, TIMES, asks, 1, Limits(2), log=True)
+    assert [step.candidates for step in simulated.log] == live.candidates
+    # With changes of the load it still answers everything.
+    simulated = simulate_clients(answers, TIMES, asks, 2, Limits(2))
+    assert simulated.records["tokens"].tolist() == list(answers.lengths)
+
+
+def test_a_draft_that_may_rest_reads_late(replay: Replay) -> None:
+    lazy = {kind: replayed_answers(replay, schedule(each)).lazy for kind, each in SCHEDULES.items()}
+    # Nobody's turn is no other drafter's: the draft model reads on, as in the engine.
+    assert lazy == {
+        "chains": False,
+        "a rule": False,
+        "lookups": False,
+        "the latest phrases": False,
+        "a tree": False,
+        "by batch inside": True,
+        "a schedule inside": False,
+    }
+
+
+def test_ranges_within_ranges_are_ranges() -> None:
+    found = drafters_by_load(schedule(SCHEDULES["a schedule inside"]).drafter)
+    lengths = {n: each and each.depth for n, each in found.items()}
+    assert lengths == {1: 4, 2: 2, 5: 3}
+    found = drafters_by_load(schedule({1: {"kind": "suffix"}, 3: BY_BATCH}).drafter)
+    assert {n: each and each.depth for n, each in found.items()} == {1: 10, 3: 2, 4: None}
+
+
+def test_everywhere_begins_at_every_position(replay: Replay) -> None:
+    for drafter in (None, chain(4), TREE, {"kind": "suffix"}):
+        configuration = parse(Configuration, {"drafter": drafter}, "test")
+        everywhere, in_order = replay.everywhere(configuration), replay.run(configuration)
+        assert len(everywhere.prompt) == sum(map(len, replay.recording.prompts.outputs))
+        starts = zip(everywhere.prompt, everywhere.position, strict=True)
+        begins = {p: n for n, p in enumerate(starts)}
+        same = [begins[p] for p in zip(in_order.prompt, in_order.position, strict=True)]
+        for name in ("drafted", "accepted", "generated", "draft_forwards", "draft_tokens"):
+            assert np.array_equal(getattr(everywhere, name)[same], getattr(in_order, name))
