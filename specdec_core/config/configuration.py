@@ -29,7 +29,8 @@ class Configuration(Value):
     @model_validator(mode="before")
     @classmethod
     def _sample_as_the_arms(cls, value: Any) -> Any:
-        """An arm of a bandit may be a whole configuration; all must sample alike."""
+        """An arm of a bandit and a range of a schedule may be whole configurations; all must sample
+        alike."""
         if not isinstance(value, dict):
             return value
         of_arms = [*_sampling_of_arms(value.get("drafter"))]
@@ -174,10 +175,14 @@ def _runs_draft(drafter: DrafterSettings) -> bool:
 
 
 def _sampling_of_arms(drafter: Any) -> Iterator[Any]:
-    """The sampling of every arm that is a whole configuration."""
+    """The sampling of every arm, or range, that is a whole configuration."""
     if not isinstance(drafter, dict):
         return
-    for arm in drafter.get("arms") or ():
+    ranges = drafter.get("ranges")
+    for arm in [
+        *(drafter.get("arms") or ()),
+        *(ranges.values() if isinstance(ranges, dict) else ()),
+    ]:
         if isinstance(arm, dict):
             if "sampling" in arm:
                 yield arm["sampling"]

@@ -92,6 +92,15 @@ def test_a_table_that_says_too_little_is_refused(ranges: dict[int, Any], reason:
         schedule(ranges)
 
 
+def test_whole_configurations_as_ranges_sample_alike() -> None:
+    warm, cold = ({"drafter": {"kind": "suffix"}, "sampling": {"temperature": t}} for t in (0.7, 0))
+    given = {"drafter": {"kind": "schedule", "ranges": {1: warm, 3: 2}}}
+    assert parse(Configuration, given, "test").sampling.temperature == 0.7
+    given["drafter"]["ranges"][5] = cold
+    with pytest.raises(UserError, match="different sampling"):
+        parse(Configuration, given, "test")
+
+
 def test_nobody_can_rest_where_the_target_begins_the_trees(tiny_pair: Pair) -> None:
     with pytest.raises(UserError, match="somebody has to draft"):
         Engine(tiny_pair, schedule({1: {"kind": "target_tree", "branching": [1, 2]}, 2: None}))
