@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from jobs.options import Name, check_name, sizes
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.search.load.workload import Slo
-from specdec_core.search.plan import load_plan
+from specdec_core.search.plan import ResolvedPlan, load_plan
 
 
 def main(
@@ -43,9 +44,26 @@ def main(
     """
     check_name(name)
     plan = load_plan(config)
+    counts = sizes(clients, "--clients") if clients is not None else None
+    choose_for_load(
+        plan, str(config), traces, counts, Slo.read(slo, "--slo") if slo else None, hardware, name
+    )
+
+
+def choose_for_load(
+    plan: ResolvedPlan,
+    source: str,
+    traces: str,
+    clients: Sequence[int] | None = None,
+    slo: Slo | None = None,
+    hardware: Path | None = None,
+    name: str | None = None,
+) -> None:
+    """Choose among a plan's configurations, of the file `source`, for each number of clients, by a
+    recording. Clients and SLO that are not given are the plan's. Raises :class:`UserError`."""
     workload = plan.workload
     asked = workload.clients if workload is not None else None
-    objective = Slo.read(slo, "--slo") if slo else workload.slo if workload else None
+    objective = slo or (workload.slo if workload else None)
 
     # pandas, torch and MLflow take seconds to import.
     import pandas as pd
@@ -59,16 +77,16 @@ def main(
     from specdec_core.search.replaying import find_named, split
     from specdec_core.studies.step_times import step_times
 
-    counts = sizes(clients, "--clients") if clients is not None else asked or CLIENTS
+    counts = clients or asked or CLIENTS
     recording = find_named(traces, workspace())
     header = recording.header
     if header.sampling != plan.sampling:
-        raise UserError(f"{recording.folder}: recorded with other sampling than {config} has")
+        raise UserError(f"{recording.folder}: recorded with other sampling than {source} has")
     heads = any(each.heads for each in plan.samples)
     replay = Replay(recording, hidden=heads)
     known, unknown = split(plan.configurations or (), replay)
     if not known:
-        raise UserError(f"{config}: no configuration that {recording.folder} can replay")
+        raise UserError(f"{source}: no configuration that {recording.folder} can replay")
     with ConsoleProgress(console) as progress:
         if hardware is not None:
             times = load_step_times(hardware, list(header.pair.drafts))
@@ -90,12 +108,12 @@ def main(
     written = PairConfiguration(pair=header.pair, configuration=chosen)
     path = written.save(folder / "schedule.yaml")
     notes = [
-        f"{len(known)} configurations of {config}, {len(unknown)} more cannot be replayed",
+        f"{len(known)} configurations of {source}, {len(unknown)} more cannot be replayed",
         f"prompts of {recording.folder.name}; chosen by"
         f" {f'goodput with {objective}' if objective else 'tokens a second'}",
         f"step times: {hardware or times.device}",
     ]
-    params = {"recording": recording.folder.name, "config": str(config), "by": by}
+    params = {"recording": recording.folder.name, "config": source, "by": by}
     origin = Origin(name=folder.name, pair=header.pair.name, notes=notes, params=params)
     deliver(report(chosen, simulated, candidates, by, origin), folder, "schedule", [path])
     point("schedule", path)

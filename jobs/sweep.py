@@ -92,6 +92,31 @@ def main(
     print_runs_page(result.pair.name, "sweeps")
     if result.hardware is None:
         point("serve", f"{program('specdec')} serve")
+    if plan.workload is not None:
+        choose_among(plan, str(config), traces, hardware, result)
+
+
+def choose_among(
+    plan: ResolvedPlan,
+    source: str,
+    traces: str | None,
+    hardware: Path | None,
+    result: SweepResult,
+) -> None:
+    """For a sweep with a workload: the configuration for each number of its clients, by simulation
+    of what was replayed. What was timed, and registered as champion, is for one client."""
+    from jobs.schedule import choose_for_load
+
+    console.rule("many requests")
+    if plan.workload is None or not plan.workload.clients:
+        console.print("a sweep chooses by clients; for a rate or a trace ask `specdec capacity`")
+    elif result.replay is None:
+        console.print(
+            "nothing was replayed, so nothing can be simulated: `specdec record` the prompts first"
+        )
+    else:
+        recording = traces or result.replay.recording
+        choose_for_load(plan, source, recording, hardware=hardware, name=result.name)
 
 
 def sweep(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from jobs import generate, schedule
+from jobs import generate, schedule, sweep
 from jobs.choice import read_config
 from specdec_core.cost.steps import ForwardTerms, StepTimes
 from specdec_core.models.pair import Pair
@@ -29,6 +29,8 @@ def home(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     plan = {
         "pair": tiny_pair.spec.model_dump(),
         "search": [FIXED, LOOKAHEAD],
+        "prompts": {"source": str(prompts)},
+        "max_new_tokens": 16,
         "workload": {"clients": [1, 8]},
     }
     (home / "sweep.yaml").write_text(json.dumps(plan))
@@ -68,3 +70,16 @@ def test_nothing_to_replay_is_one_line(command: Command, home: Path) -> None:
     done = command(schedule.main, home, *arguments)
     assert done.returncode == 2
     assert "no configuration that" in done.stderr
+
+
+def test_a_sweep_with_a_workload_ends_with_the_choice_for_each_load(
+    command: Command, home: Path
+) -> None:
+    (home / "h.yaml").write_text('{name: far away, target: 0.02, drafts: {"*": 0.002}}')
+    arguments = ["--config", home / "sweep.yaml", "--traces", "some", "--hardware", home / "h.yaml"]
+    done = command(sweep.main, home, *arguments, "--name", "loaded")
+    assert done.returncode == 0, done.stderr
+    path = home / "schedules" / "loaded" / "schedule.yaml"
+    assert read_config(path)[0].configuration.lossless
+    simulated = pd.read_csv(home / "schedules" / "loaded" / "simulated.csv")
+    assert sorted(simulated["clients"].unique()) == [1, 8]
