@@ -230,9 +230,9 @@ def _chain_and_tree(
         return [(count, None)]
     if len(parents) > count:  # a tree that grows: its first nodes are there already
         return [(count, parents)]
-    # The tree's root is the chain's last token.
-    chain = min([chain, *(parent + 1 for parent in parents[chain:])])
-    if chain < 2:  # not worth its own attention
+    # The text's last token stays with the tree, whose shape is then that of other rounds.
+    chain = min([chain, *(parent + 1 for parent in parents[chain:])]) - 1
+    if chain < 1:
         return [(count, parents)]
     tree = [parent - chain for parent in parents[chain:]]
     return [(chain, None), (count - chain, tree)]
