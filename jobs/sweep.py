@@ -111,9 +111,12 @@ def choose_among(
     if plan.workload is None or not plan.workload.clients:
         console.print("a sweep chooses by clients; for a rate or a trace ask `specdec capacity`")
     elif result.replay is None:
-        console.print(
-            "nothing was replayed, so nothing can be simulated: `specdec record` the prompts first"
+        limit = f" --limit {plan.prompts.limit}" if plan.prompts.limit else ""
+        record = (
+            f"{program('specdec')} record --prompts {plan.prompts.source}{limit}"
+            f" --max-new-tokens {plan.max_new_tokens}"
         )
+        console.print(f"nothing was replayed, so nothing can be simulated; first: {record}")
     else:
         recording = traces or result.replay.recording
         choose_for_load(plan, source, recording, hardware=hardware, name=result.name)
