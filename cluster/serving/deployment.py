@@ -68,8 +68,7 @@ class CompletionServer:
 
     def check_health(self) -> None:
         """Ray Serve replaces a replica whose engine failed."""
-        if self._service.loop.failure:
-            raise self._service.loop.failure
+        self._service.loop.check()
 
 
 def check_servable(

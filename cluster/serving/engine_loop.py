@@ -106,7 +106,8 @@ class EngineLoop:
             max_workers=1,
             thread_name_prefix="engine",
             initializer=_prepare_thread,
-            initargs=(engine.pair.spec.runner.threads, cores),
+            # Elsewhere, the engine binds its own threads, and this one only waits for it.
+            initargs=(engine.pair.spec.runner.threads, () if engine.elsewhere else cores),
         )
         self._stepping = False  # whether a step is queued; used by the engine's thread only
 
@@ -126,7 +127,16 @@ class EngineLoop:
     @property
     def waiting(self) -> int:
         """Requests that have no slot."""
-        return max(self.running - self.engine.slots, self.engine.status().waiting)
+        waiting = max(self.running - self.engine.slots, self.engine.status().waiting)
+        return min(waiting, self.running)  # what the engine says may be about those that have left
+
+    def check(self) -> None:
+        """Raises :class:`EngineFailed` where the engine is broken, or its process has ended."""
+        engine = self.engine
+        if not self.failure and isinstance(engine, EngineProcess) and not engine.alive:
+            self._fail("the engine failed: its process has ended")
+        if self.failure:
+            raise self.failure
 
     async def submit(self, requests: Sequence[Request]) -> Submission:
         """Hand all requests to the engine, or none.
@@ -136,8 +146,7 @@ class EngineLoop:
             QueueFull: too many are waiting.
             EngineFailed: the engine is broken.
         """
-        if self.failure:
-            raise self.failure
+        self.check()
         waiting = self.waiting
         if self.running - self.engine.slots >= self.queue or 0 < self.queue <= waiting:
             raise QueueFull(waiting, self._pace.seconds(waiting - self.queue + 1))
@@ -171,7 +180,11 @@ class EngineLoop:
     async def _take(self, request: Request) -> None:
         """Hand a request to the engine: at once where it runs elsewhere, else between two steps."""
         if self.engine.elsewhere:
-            self.engine.add(request)
+            try:
+                self.engine.add(request)
+            except RuntimeError as error:
+                self._fail(f"the engine failed: {error}")
+                raise EngineFailed(str(self.failure)) from None
             self._thread.submit(self._begin)
         else:
             await self._loop.run_in_executor(self._thread, self._add, request)

@@ -15,6 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair, load_pair, load_skeleton, load_tokenizer
 
 _COMMAND = "from cluster.serving.engine_process import main; main()"
+_ENDED = "the engine's process has ended"
 _ENDING = 5.0  # seconds that the process may take to end by itself
 
 
@@ -81,7 +83,8 @@ class EngineProcess:
         self._pipe = Connection(ours.detach())
         self._stepped: deque[_Stepped] = deque()  # received while waiting for an answer
         self._unfinished: set[str] = set()
-        self._pipe.send((spec, configuration, limits, tuple(cores)))
+        self._sending = Lock()  # a message is sent whole before another thread's
+        self._send((spec, configuration, limits, tuple(cores)))
         ready = self._receive()
         assert isinstance(ready, _Ready)
         self.max_length, self.vocab_size = ready.max_length, ready.vocab_size
@@ -89,6 +92,11 @@ class EngineProcess:
         skeleton = load_skeleton(spec.target)
         self.pair = Pair(ready.spec, load_tokenizer(spec.target), skeleton)
         self.drafter = None if configuration.drafter is None else _Drafter(self)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is still there."""
+        return self._process.poll() is None
 
     def encode(self, text: str) -> tuple[int, ...]:
         """See :meth:`Engine.encode`."""
@@ -107,13 +115,15 @@ class EngineProcess:
         """See :meth:`Engine.add`."""
         request.check(self.max_length, self.vocab_size, self.limits)
         self._unfinished.add(request.id)
-        self._pipe.send(("add", request))
+        self._send(("add", request))
 
     def cancel(self, request_id: str) -> None:
         """See :meth:`Engine.cancel`."""
         if request_id in self._unfinished:
             self._unfinished.discard(request_id)
-            self._pipe.send(("cancel", request_id))
+            if not self.alive:
+                return
+            self._send(("cancel", request_id))
 
     def step(self) -> list[Chunk]:
         """See :meth:`Engine.step`; waits for the next one. Raises what the engine raised."""
@@ -125,7 +135,7 @@ class EngineProcess:
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """The result of the drafter's method `name`, called between two steps."""
-        self._pipe.send((name, arguments))
+        self._send((name, arguments))
         while not isinstance(message := self._receive(), _Answer):
             self._stepped.append(message)
         return message.value
@@ -139,11 +149,18 @@ class EngineProcess:
             self._process.kill()
             self._process.wait()
 
+    def _send(self, message: Any) -> None:
+        try:
+            with self._sending:
+                self._pipe.send(message)
+        except OSError:
+            raise RuntimeError(_ENDED) from None
+
     def _receive(self) -> Any:
         try:
             message = self._pipe.recv()
         except (EOFError, OSError):
-            raise RuntimeError("the engine's process has ended") from None
+            raise RuntimeError(_ENDED) from None
         if isinstance(message, _Failed):
             raise message.error
         return message

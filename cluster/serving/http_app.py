@@ -12,7 +12,7 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,11 @@ class CompletionService:
             logger.warning("%s: what was learned is not saved: %s", self.learned, error.strerror)
         self._kept = state
 
+    def close(self) -> None:
+        """End the engine's process, if it has one of its own."""
+        if isinstance(self.engine, EngineProcess):
+            self.engine.close()
+
     async def keep_learning(self) -> None:
         """Save it periodically, so that little is lost however the server ends."""
         while True:
@@ -105,6 +110,8 @@ class CompletionService:
 
     async def health(self) -> Health:
         """Whether requests are answered, and by what."""
+        with suppress(EngineFailed):
+            self.loop.check()
         configuration, status = self.engine.configuration, self.engine.status()
         health = Health(
             ready=self.loop.failure is None,
@@ -285,6 +292,7 @@ def build_app(service: CompletionService) -> FastAPI:
             finally:
                 keeping.cancel()
         service.keep_learned()
+        service.close()
 
     app = FastAPI(title="specdec", lifespan=lifespan, responses=ANYWHERE, redirect_slashes=False)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-_LEAST_COPIED = 16  # tokens; fewer are computed as fast
+_LEAST = 16  # tokens; fewer, as a first token that all have, are computed as fast
 
 
 @dataclass(slots=True)
@@ -35,8 +35,7 @@ class Prefixes:
         best, source = 0, free[0]  # where nothing is alike
         for slot, text in self._texts.items():
             alike = _alike(prompt, text, min(held[slot], len(prompt) - 1))
-            usable = alike >= (1 if slot in free else _LEAST_COPIED)
-            if usable and (alike, slot in free) > (best, source in free):
+            if alike >= _LEAST and (alike, slot in free) > (best, source in free):
                 best, source = alike, slot
         entered = source if source in free else free[0]
         self._texts.pop(entered, None)

@@ -80,6 +80,42 @@ def test_clients_that_leave_stop_nobody_else(engine: EngineProcess) -> None:
     asyncio.run(asyncio.wait_for(story(), timeout=60))
 
 
+def test_those_that_left_while_waiting_do_not_fill_the_queue(engine: EngineProcess) -> None:
+    service = CompletionService(engine, "tiny", queue=2)
+
+    async def story() -> None:
+        async with service.loop:
+            for n in range(3):
+                many = [Request(f"{n}.{i}", (5, 6, 7), 200, ignore_eos=True) for i in range(9)]
+                submission = await service.loop.submit(many)
+                async for _ in submission:
+                    break
+                submission.close()
+                assert service.loop.waiting == 0
+            last = await service.loop.submit([Request("last", (5, 6), 3, ignore_eos=True)])
+            assert [chunk async for _, chunk in last][-1].finished
+
+    asyncio.run(asyncio.wait_for(story(), timeout=60))
+
+
+def test_a_death_between_requests_is_noticed(tiny_spec: PairSpec) -> None:
+    engine = EngineProcess(tiny_spec, Configuration(), LIMITS)
+    service = CompletionService(engine, "tiny")
+
+    async def story() -> None:
+        async with service.loop:
+            assert (await service.health()).ready
+            engine._process.kill()
+            engine._process.wait()
+            assert not (await service.health()).ready
+            with pytest.raises(EngineFailed, match="process has ended"):
+                await service.loop.submit([Request("r", (5, 6, 7), 4)])
+            assert service.loop.running == 0
+
+    asyncio.run(asyncio.wait_for(story(), timeout=60))
+    service.close()
+
+
 def test_what_cannot_be_used_is_said_in_a_line(tiny_spec: PairSpec) -> None:
     unknown = Configuration(drafter=DraftModelSettings(draft="nobody"))
     with pytest.raises(UserError, match="no draft 'nobody'"):
