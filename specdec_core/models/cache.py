@@ -54,13 +54,14 @@ class PackedWindow:
     def __init__(self, rows: Sequence[int], offsets: Sequence[int], counts: Sequence[int]) -> None:
         self.ends = [offset + count for offset, count in zip(offsets, counts, strict=True)]
         self.end = max(self.ends)
-        self._rows = torch.tensor([r for r, n in zip(rows, counts, strict=True) for _ in range(n)])
+        # Of each token.
+        self.rows = torch.tensor([r for r, n in zip(rows, counts, strict=True) for _ in range(n)])
         spans = zip(offsets, self.ends, strict=True)
-        self._positions = torch.tensor([place for span in spans for place in range(*span)])
+        self.positions = torch.tensor([place for span in spans for place in range(*span)])
 
     def write(self, store: Tensor, states: Tensor) -> Tensor:
         """Write `states` (1, heads, tokens, head size); what is read of `store` then."""
-        store[self._rows, :, self._positions] = states[0].transpose(0, 1).to(store.dtype)
+        store[self.rows, :, self.positions] = states[0].transpose(0, 1).to(store.dtype)
         return store
 
 

@@ -17,6 +17,7 @@ from specdec_core.models.cache import SlotCache
 from specdec_core.models.local_runner import LocalRunner
 from specdec_core.models.row_attention import (
     MaskedSpans,
+    PackedSequence,
     RowMask,
     RowTokens,
     SeenPlaces,
@@ -61,8 +62,8 @@ class EagerRunner(LocalRunner):
         self.packs = packs and attends_here(model)
         if compact is None:
             compact = slots > 1 and model.dtype == torch.bfloat16
-        self._compact = compact and self.packs and operator.available()
-        dtype = model.dtype if self._compact else cache_dtype(model)
+        self.compact = compact and self.packs and operator.available()
+        dtype = model.dtype if self.compact else cache_dtype(model)
         self.vocab_size = min(config.vocab_size, vocab_size or config.vocab_size)
         self.max_length = max_length
         limit = context_length(config)
@@ -82,7 +83,7 @@ class EagerRunner(LocalRunner):
         self._least_width = 2 if reduced else 1
         self._all_visible = torch.zeros((1, 1, 1, positions), dtype=dtype, device=self.device)
         accepted = inspect.signature(model.forward).parameters
-        self._keeps_logits = "logits_to_keep" in accepted
+        self.keeps_logits = "logits_to_keep" in accepted
         self.compared = False  # packed rows with padded ones
         self._hidden: Tensor | None = None
         self._watch: RemovableHandle | None = None
@@ -102,12 +103,23 @@ class EagerRunner(LocalRunner):
         self._hidden = inputs[0]
 
     def _forward(self, batch: Batch) -> Output:
-        if self.packs and (len(batch.rows) > 1 or self._compact):
+        if self.packs and (len(batch.rows) > 1 or self.compact):
             if not self.compared:
                 self._compare(batch)
             if self.packs:
                 return self._forward_packed(batch)
         return self._forward_padded(batch)
+
+    def prepare(self) -> None:
+        """Make the cache's layers, and decide how rows are run."""
+        rows = range(min(self.cache.slots, 2))
+        batch = Batch(rows, [[0] * (3 - row) for row in rows])
+        with torch.inference_mode(False), torch.no_grad():  # torch.compile takes no other tensors
+            if self.compact and not self.compared:
+                self._compare(batch)
+            self._forward(batch)
+        for row in rows:
+            self.truncate(row, 0)
 
     def _compare(self, batch: Batch) -> None:
         """Decide how rows are run, by running those of a batch both ways. Leaves nothing behind, so
@@ -153,30 +165,19 @@ class EagerRunner(LocalRunner):
         return PaddedOutput(batch, logits, self._hidden)
 
     def _forward_packed(self, batch: Batch) -> Output:
-        rows, counts = batch.rows, [len(row) for row in batch.tokens]
-        window = self.cache.open_packed(rows, counts)
-        ids = torch.tensor([[token for row in batch.tokens for token in row]])
-        positions: list[int] = []
-        wanted: list[int] = []  # of the sequence's tokens, those whose logits are
-        own: list[RowTokens] = []
-        for number, (row, count, end) in enumerate(zip(rows, counts, window.ends, strict=True)):
-            tree = None if batch.parents is None else batch.parents[number]
-            for tokens, parents in _chain_and_tree(count, tree):
-                slices = self.topologies.slices([tokens], tokens, [parents])
-                at = end - count + tokens if parents is None else end
-                start = at - tokens - slices.first[0]
-                first = len(positions)
-                positions += [start + depth for depth in slices.depth_rows()[0]]
-                own.append(RowTokens(row, first, len(positions), start, at, parents, slices))
-            wanted += range(len(positions) - batch.counts[number], len(positions))
-        masks = {kind: RowMask.of(self._plan(own, w)) for kind, w in self.windows.items()}
-        logits = self._run(ids, torch.tensor([positions]), masks, self._logits_of(wanted))[0]
+        counts = [len(row) for row in batch.tokens]
+        window = self.cache.open_packed(batch.rows, counts)
+        packed = PackedSequence.of(batch, window.ends, self.topologies)
+        wanted = packed.wanted
+        masks = {kind: RowMask.of(self._plan(packed.rows, w)) for kind, w in self.windows.items()}
+        ids, positions = torch.tensor([packed.tokens]), torch.tensor([packed.positions])
+        logits = self._run(ids, positions, masks, self._logits_of(wanted))[0]
         hidden = None if self._hidden is None else self._hidden[0]
         if not wanted:
             logits, hidden = logits[:0], None if hidden is None else hidden[:0]
-        elif not self._keeps_logits:
+        elif not self.keeps_logits:
             logits, hidden = logits[wanted], None if hidden is None else hidden[wanted]
-        self.cache.append(rows, counts)
+        self.cache.append(batch.rows, counts)
         return PackedOutput(batch.counts, logits, hidden)
 
     @property
@@ -184,12 +185,12 @@ class EagerRunner(LocalRunner):
         return self.packs and self.cache.slots > 1
 
     def _plan(self, rows: Sequence[RowTokens], window: int | None) -> SeenPlaces | MaskedSpans:
-        return (SeenPlaces if self._compact else MaskedSpans)(rows, window)
+        return (SeenPlaces if self.compact else MaskedSpans)(rows, window)
 
     def _logits_of(self, wanted: Sequence[int]) -> dict[str, Tensor | int]:
         """The option that makes the model leave out other logits; of none, it computes one."""
         kept = torch.tensor(wanted) if wanted else 1
-        return {"logits_to_keep": kept} if self._keeps_logits else {}
+        return {"logits_to_keep": kept} if self.keeps_logits else {}
 
     def _run(
         self,
@@ -216,23 +217,3 @@ class EagerRunner(LocalRunner):
         if window is None and slices.single:
             return self._all_visible[..., :end]
         return slices.mask(starts, end, window)
-
-
-def _chain_and_tree(
-    count: int, parents: Sequence[int] | None
-) -> list[tuple[int, Sequence[int] | None]]:
-    """A row's `count` new tokens as parts, (tokens, parents) each: the text that its tree begins
-    with, which is a chain, and the rest."""
-    if parents is None:
-        return [(count, None)]
-    chain = next((n for n, parent in enumerate(parents) if parent != n - 1), len(parents))
-    if chain == len(parents):
-        return [(count, None)]
-    if len(parents) > count:  # a tree that grows: its first nodes are there already
-        return [(count, parents)]
-    # The text's last token stays with the tree, whose shape is then that of other rounds.
-    chain = min([chain, *(parent + 1 for parent in parents[chain:])]) - 1
-    if chain < 1:
-        return [(count, parents)]
-    tree = [parent - chain for parent in parents[chain:]]
-    return [(chain, None), (count - chain, tree)]

@@ -78,7 +78,7 @@ class Pair:
             return EagerRunner(model, slots, self.max_length, size, compact=self.compact)
         from specdec_core.models.compiled import CompiledRunner  # torch's compilers take a second
 
-        runner = EagerRunner(model, slots, self.max_length, size, compact=False)
+        runner = EagerRunner(model, slots, self.max_length, size, compact=True)
         return CompiledRunner(runner, self.fingerprints[TARGET if draft is None else draft])
 
     @property

@@ -33,7 +33,7 @@ _MOST_LOGITS = 64 * 2**20  # bytes of unwanted logits that a forward may compute
 
 
 def compiled_chunk(vocab_size: int) -> int:
-    """The same for compiled graphs, which always compute all logits."""
+    """The same for compiled graphs of padded rows, which always compute all logits."""
     return max(1, min(PREFILL_CHUNK, _MOST_LOGITS // (4 * vocab_size)))
 
 
@@ -140,12 +140,18 @@ class PaddedOutput(Output):
 
 
 class PackedOutput(Output):
-    """The output for a batch whose rows were packed: `logits` (n, vocabulary) and `hidden`
-    (n, dimension) of the wanted tokens."""
+    """The output for a batch whose rows were packed: `logits` (n, vocabulary), `hidden`
+    (n, dimension) and `chosen` (n,) of the wanted tokens."""
 
-    def __init__(self, counts: Sequence[int], logits: Tensor, hidden: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        counts: Sequence[int],
+        logits: Tensor,
+        hidden: Tensor | None = None,
+        chosen: Tensor | None = None,
+    ) -> None:
         super().__init__(counts)
-        self._logits, self._hidden = logits, hidden
+        self._logits, self._hidden, self._chosen = logits, hidden, chosen
 
     @property
     def logits(self) -> Tensor:
@@ -157,7 +163,8 @@ class PackedOutput(Output):
 
     @cached_property
     def chosen(self) -> Tensor:
-        return self._logits.max(dim=-1).indices  # see PaddedOutput
+        # See PaddedOutput.
+        return self._logits.max(dim=-1).indices if self._chosen is None else self._chosen
 
     def choices(self) -> list[list[int]]:
         flat = iter(self.chosen.tolist())
@@ -233,11 +240,6 @@ class ModelRunner(ABC):
     def expect(self, parents: Sequence[int]) -> None:
         """Prepare for a tree, numbered level by level, that forwards will feed whole, cut after a
         level, or a level at a time. Without this the first such forward takes longer."""
-
-    def widen(self, width: int) -> None:  # noqa: B027 (a hint, which a runner may ignore)
-        """Pad forwards to at least `width` tokens a row. This pays where forwards of one token and
-        of several take turns and different graphs run them: each graph has its own copy of the
-        weights, and the processor's cache holds one copy more easily than two."""
 
     @abstractmethod
     def _forward(self, batch: Batch) -> Output: ...

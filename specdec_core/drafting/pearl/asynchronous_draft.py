@@ -244,13 +244,12 @@ class AsynchronousDraft:
             self._send(pause)
 
     def _configure(self, message: Configure) -> None:
-        settings, guesses = message.drafter, message.drafter.guesses
+        settings = message.drafter
         key = self._pair.draft_name(settings.draft), message.slots
         if key not in self._runners:
             self._runners[key] = self._pair.open_runner(*key)
         for runner in self._runners.values():
             runner.watch_hidden(False)
-            runner.widen(2 if guesses or message.width > 1 else 1)
         resources = Resources(
             lambda name: self._runner,
             partial(load_pair_head, self._pair),
@@ -264,6 +263,7 @@ class AsynchronousDraft:
         self._runner, self._settings = self._runners[key], message
         if policy.needs_hidden:
             self._runner.watch_hidden(True)
+        guesses = settings.guesses
         self._lookup = None if guesses is None else resources.lookup(guesses)
 
     def _begin(self, message: Begin) -> None:

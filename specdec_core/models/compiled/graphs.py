@@ -1,13 +1,10 @@
-"""The interface of a compiled runner's graphs."""
+"""What the ways to run a model as compiled graphs have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
 
-from torch import Tensor
-
-# feed, sees, columns, keys, values: see :meth:`specdec_core.models.compiled.step.Step.forward`.
-Inputs = tuple[Tensor, list[Tensor], Tensor, list[Tensor], list[Tensor]]
+from specdec_core.models.runner import Batch, Output
 
 
 class CannotCompile(Exception):
@@ -19,23 +16,18 @@ def first_line(error: Exception) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), "no reason given")
 
 
-class Graphs:
-    """The compiled forms of a step, and the sizes they come in."""
+class Forwards(ABC):
+    """Forwards of a model by graphs, over the slot cache of its eager runner."""
 
-    def width(self, width: int) -> int:
-        """Tokens a row that a forward of `width` is padded to."""
-        return width
+    prefill_chunk: int  # tokens of a row in one forward of a prompt
+    mixes: bool  # see ModelRunner
 
-    def cover(self, rows: Sequence[int], slots: int) -> tuple[int, int]:
-        """The consecutive rows that a forward of `rows` runs on: the first, and how many."""
-        first = min(rows)
-        return first, max(rows) + 1 - first
+    @abstractmethod
+    def run(self, batch: Batch, hidden: bool) -> Output:
+        """The output for a batch, with the hidden states if these are wanted, whose tokens are
+        appended to the cache. Raises :class:`CannotCompile`."""
 
-    def end(self, end: int, positions: int) -> int:
-        """How many of `positions` to attend to, where `end` are in use."""
-        raise NotImplementedError
-
-    def run(self, inputs: Inputs) -> Sequence[Tensor]:
-        """The step's outputs; what the cache holds changes in place. Raises
+    @abstractmethod
+    def prepare(self) -> None:
+        """Make the graphs of a chain before the first request comes. Raises
         :class:`CannotCompile`."""
-        raise NotImplementedError

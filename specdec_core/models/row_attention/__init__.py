@@ -2,5 +2,6 @@
 
 from specdec_core.models.row_attention.plans import MaskedSpans, RowTokens, SeenPlaces
 from specdec_core.models.row_attention.row_mask import RowMask
+from specdec_core.models.row_attention.sequence import PackedSequence
 
-__all__ = ["MaskedSpans", "RowMask", "RowTokens", "SeenPlaces"]
+__all__ = ["MaskedSpans", "PackedSequence", "RowMask", "RowTokens", "SeenPlaces"]

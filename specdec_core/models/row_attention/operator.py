@@ -37,6 +37,7 @@ def available() -> bool:
                 if not path.exists():  # not made by another process meanwhile
                     _build(path)
         torch.ops.load_library(path)
+        torch.library.register_fake("specdec::attend", _like)
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
         reason = getattr(error, "stderr", None) or str(error)
         log.warning("attention of several rows goes without its operator: %s", reason.strip()[:200])
@@ -64,6 +65,11 @@ def attend(
     """
     attended: Tensor = torch.ops.specdec.attend(query, keys, values, tokens, nodes, scale)
     return attended
+
+
+def _like(query: Tensor, *_: object) -> Tensor:
+    """What torch's compilers are told of the operator's output."""
+    return query.new_empty(query.shape)
 
 
 def _build(path: Path) -> None:

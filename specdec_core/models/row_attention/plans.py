@@ -83,16 +83,27 @@ class SeenPlaces:
                 kept = path[-window:] if window else path
                 tokens.append((own.row, min(begin, own.start), own.start, len(nodes), len(kept)))
                 nodes += [own.start + ancestor for ancestor in kept]
-        self._tokens = torch.tensor(tokens, dtype=torch.int32)
-        self._nodes = torch.tensor(nodes or [0], dtype=torch.int32)
+        self.tokens = torch.tensor(tokens, dtype=torch.int32)
+        self.nodes = torch.tensor(nodes or [0], dtype=torch.int32)
 
     def attend(
         self, module: nn.Module, query: Tensor, keys: Tensor, values: Tensor, **options: Any
     ) -> Tensor:
-        scaling = options.get("scaling")
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        rows = query[0].transpose(0, 1)
-        return attend(rows, keys, values, self._tokens, self._nodes, scale)[None]
+        return attend_to(self.tokens, self.nodes, query, keys, values, options.get("scaling"))
+
+
+def attend_to(
+    tokens: Tensor,
+    nodes: Tensor,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scaling: float | None,
+) -> Tensor:
+    """See :meth:`RowPlan.attend`, by the operator; `tokens` and `nodes` are its arguments."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    rows = query[0].transpose(0, 1)
+    return attend(rows, keys, values, tokens, nodes, scale)[None]
 
 
 def _path(parents: Sequence[int], node: int) -> list[int]:

@@ -26,7 +26,13 @@ class RowMask(Tensor):
     plan: RowPlan
 
     @classmethod
+    def empty(cls) -> RowMask:
+        """One without a plan yet."""
+        return torch.empty((1, 1, 0, 0)).as_subclass(cls)
+
+    @classmethod
     def of(cls, plan: RowPlan) -> RowMask:
-        mask = torch.empty((1, 1, 0, 0)).as_subclass(cls)
+        """One for `plan`."""
+        mask = cls.empty()
         mask.plan = plan
         return mask

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,37 @@ def test_greedy_output_is_token_identical_to_generate(family: str) -> None:
     packed = Engine(pair, configurations[1], 3).generate(requests)
     assert [g.tokens for g in packed] == reference, "with packed weights"
     assert accepted > 0, "nothing was ever accepted, so nothing was shown"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compiled_graphs_write_what_eager_forwards_do(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(FAMILIES[family])
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    tree = Configuration(drafter=TreeSettings(branching=(3, 2, (1, 0, 2, 1, 1, 0)), draft="same"))
+    requests = [
+        Request(str(i), tuple(prompt), NEW_TOKENS, ignore_eos=True)
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    settings = RunnerSettings(max_length=256, target_dtype="float32", draft_dtype="float32")
+    written = []
+    for compiled in (False, True):
+        runner = settings.model_copy(update={"compile": compiled})
+        pair = load_pair(
+            PairSpec(target=str(tmp_path), drafts={"same": str(tmp_path)}, runner=runner)
+        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="running without")
+            for configuration in (AUTOREGRESSIVE, tree):
+                engine = Engine(pair, configuration, 3)
+                written.append([g.tokens for g in engine.generate(requests)])
+                assert engine.target.mixes == (family not in EAGER_ATTENTION)
+    assert all(tokens == written[0] for tokens in written)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -18,9 +18,10 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.engine import Engine, Request
 from specdec_core.models.compiled import CompiledRunner
-from specdec_core.models.compiled import runner as compiled_runner
 from specdec_core.models.compiled.loading import load, unpacked
-from specdec_core.models.compiled.static import Captured
+from specdec_core.models.compiled.padded.captured import Captured
+from specdec_core.models.compiled.padded.forwards import PaddedForwards
+from specdec_core.models.compiled.padded.step import PaddedStep
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.models.runner import Batch, ModelRunner, Output
@@ -56,7 +57,22 @@ def both(pair: Pair, slots: int = 3) -> tuple[EagerRunner, CompiledRunner]:
     """An eager and a compiled runner of the target."""
     compiled = pair.open_runner(None, slots)
     assert isinstance(compiled, CompiledRunner)
-    return EagerRunner(pair.target, slots, pair.max_length), compiled
+    return EagerRunner(pair.target, slots, pair.max_length, compact=True), compiled
+
+
+@pytest.fixture(params=["packed", pytest.param("padded", marks=pytest.mark.long)])
+def runners(
+    request: pytest.FixtureRequest, compiled_pair: Pair
+) -> tuple[EagerRunner, CompiledRunner]:
+    """An eager and a compiled runner of the target, whose rows are packed or, as those of a model
+    that attends by itself, padded."""
+    if request.param == "packed":
+        return both(compiled_pair)
+    target, length = compiled_pair.target, compiled_pair.max_length
+    eager = EagerRunner(target, 3, length, packs=False)
+    compiled = CompiledRunner(eager, compiled_pair.fingerprints["target"])
+    assert not compiled.mixes
+    return EagerRunner(target, 3, length), compiled
 
 
 def forwards(runners: tuple[ModelRunner, ...], *batch: object) -> tuple[Output, Output]:
@@ -77,8 +93,7 @@ def test_compiled_engines_write_the_eager_engines_tokens(
         warnings.filterwarnings("error", message="running without")
         assert decoded(compiled_pair, LOOKUP, 1) == expected
     made = [path.name for path in graphs.glob("*/*.pt2")]
-    assert made
-    assert len(made) <= 4, "at most four graphs of a model, whatever the sizes"
+    assert made == ["packed.pt2"], "one graph of a model, whatever the sizes"
 
 
 @pytest.mark.long
@@ -176,8 +191,9 @@ def test_a_graph_that_was_kept_packed_is_loaded(compiled_pair: Pair, graphs: Pat
     assert package.with_suffix("").is_dir()
 
 
-def test_rows_between_and_trees_leave_every_text_alone(compiled_pair: Pair) -> None:
-    runners = both(compiled_pair)
+def test_rows_between_and_trees_leave_every_text_alone(
+    runners: tuple[EagerRunner, CompiledRunner],
+) -> None:
     for runner in runners:
         runner.prefill([0, 1, 2], PROMPTS)
         runner.watch_hidden(True)
@@ -240,9 +256,7 @@ def test_graphs_of_fixed_sizes_give_the_eager_logits(
     compiled_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a GPU runs, compiled for this device."""
-    monkeypatch.setattr(
-        compiled_runner, "Packages", lambda step, weights, positions: Captured(step)
-    )
+    monkeypatch.setattr("specdec_core.models.compiled.runner._forwards", _captured)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="running without")
         runners = both(compiled_pair, slots=1)
@@ -250,3 +264,8 @@ def test_graphs_of_fixed_sizes_give_the_eager_logits(
             runner.prefill([0], [PROMPTS[1][:2]])
         eager, compiled = forwards(runners, [0], [[3, 4]])
     assert_close(compiled, eager, atol=2e-5)
+
+
+def _captured(eager: EagerRunner, weights: str) -> PaddedForwards:
+    step = PaddedStep(eager.model, eager.windows, eager.last_position, eager.vocab_size)
+    return PaddedForwards(eager, Captured(step))

@@ -1,4 +1,4 @@
-"""One forward pass over a slot cache as a function of tensors alone: what gets compiled."""
+"""One forward pass of padded rows as a function of tensors alone: what gets compiled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 
-class Step(nn.Module):
+class PaddedStep(nn.Module):
     """`model` behind the interface of a graph.
 
     `windows` are the sliding windows (or None) by kind of layer, `last_position` the last one that

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_core.models.compiled.graphs import CannotCompile, Graphs, Inputs, first_line
-from specdec_core.models.compiled.step import Step
+from specdec_core.models.compiled.graphs import CannotCompile, first_line
+from specdec_core.models.compiled.padded.sized import Graphs, Inputs
+from specdec_core.models.compiled.padded.step import PaddedStep
 
 _LEAST_END = 128
 
@@ -20,7 +21,7 @@ _LEAST_END = 128
 class Captured(Graphs):
     """The step, compiled for each size when it is first met."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: PaddedStep) -> None:
         self._step = torch.compile(step, mode="reduce-overhead", fullgraph=True, dynamic=False)
         self._fixed: set[int] = set()
         # Each size is compiled separately, and torch would give up after a few.

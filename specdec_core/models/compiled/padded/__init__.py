@@ -1,0 +1,1 @@
+"""Forwards of rows that are padded to one width."""

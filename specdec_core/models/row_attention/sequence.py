@@ -1,0 +1,61 @@
+"""The new tokens of several rows as one sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specdec_core.models.row_attention.plans import RowTokens
+from specdec_core.models.runner import Batch
+from specdec_core.tokens.topology import Topologies
+
+
+@dataclass(slots=True)
+class PackedSequence:
+    """The tokens of a batch, row after row: their ids, their positions in their texts, the numbers
+    of those whose logits are `wanted`, and what each row's part of them is."""
+
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    wanted: list[int] = field(default_factory=list)
+    rows: list[RowTokens] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, batch: Batch, ends: Sequence[int], topologies: Topologies) -> PackedSequence:
+        """Of a batch after which its rows hold `ends` tokens."""
+        packed = cls([token for row in batch.tokens for token in row])
+        positions = packed.positions
+        rows = zip(batch.rows, batch.tokens, batch.counts, ends, strict=True)
+        for number, (row, own, counted, end) in enumerate(rows):
+            tree = None if batch.parents is None else batch.parents[number]
+            for tokens, parents in _chain_and_tree(len(own), tree):
+                slices = topologies.slices([tokens], tokens, [parents])
+                at = end - len(own) + tokens if parents is None else end
+                start = at - tokens - slices.first[0]
+                first = len(positions)
+                positions += [start + depth for depth in slices.depth_rows()[0]]
+                packed.rows.append(
+                    RowTokens(row, first, len(positions), start, at, parents, slices)
+                )
+            packed.wanted += range(len(positions) - counted, len(positions))
+        return packed
+
+
+def _chain_and_tree(
+    count: int, parents: Sequence[int] | None
+) -> list[tuple[int, Sequence[int] | None]]:
+    """A row's `count` new tokens as parts, (tokens, parents) each: the text that its tree begins
+    with, which is a chain, and the rest."""
+    if parents is None:
+        return [(count, None)]
+    chain = next((n for n, parent in enumerate(parents) if parent != n - 1), len(parents))
+    if chain == len(parents):
+        return [(count, None)]
+    if len(parents) > count:  # a tree that grows: its first nodes are there already
+        return [(count, parents)]
+    # The text's last token stays with the tree, whose shape is then that of other rounds.
+    chain = min([chain, *(parent + 1 for parent in parents[chain:])]) - 1
+    if chain < 1:
+        return [(count, parents)]
+    tree = [parent - chain for parent in parents[chain:]]
+    return [(chain, None), (count - chain, tree)]
