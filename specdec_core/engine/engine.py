@@ -168,6 +168,7 @@ class Engine:
         strings."""
         self.last = plan = self.scheduler.plan()
         self._enter(plan)
+        self._forget()
         active = [self._active[slot] for slot in plan.decoding]
         self._read_ahead(plan)
         if not active:
@@ -252,6 +253,12 @@ class Engine:
         if self.drafter is not None:
             # First, so that a draft on another device reads the texts while the target does.
             self.drafter.open(states)
+
+    def _forget(self) -> None:
+        """Empty rows of free slots whose texts take what running requests may need."""
+        for slot in self.prefixes.forget(self.target.lengths, self.scheduler.room):
+            self.target.truncate(slot, 0)
+            self.drafts.begin(slot, slot, 0)
 
     def _read_ahead(self, plan: Step) -> None:
         """Read of the prompts what the step's verification does not: all that the drafts read, and
@@ -390,6 +397,7 @@ class Engine:
     def _leave(self, request: ActiveRequest) -> None:
         """The request leaves its slot, finished or cancelled."""
         del self._active[request.state.slot]
+        self.prefixes.left(request.state.slot)
         self.scheduler.leave(request.request.id)
         if self.drafter is not None:
             self.drafter.close(request.state)

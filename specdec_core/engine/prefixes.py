@@ -22,10 +22,28 @@ class Prefixes:
     hits: int = 0
     tokens: int = 0
     _texts: dict[int, Sequence[int]] = field(default_factory=dict)
+    _left: list[int] = field(default_factory=list)  # free slots, the longest unused first
 
     def holds(self, slot: int, text: Sequence[int]) -> None:
         """From now on the slot's rows hold a beginning of `text`, which may grow."""
         self._texts[slot] = text
+        if slot in self._left:
+            self._left.remove(slot)
+
+    def left(self, slot: int) -> None:
+        """Nobody is in the slot any more."""
+        self._left.append(slot)
+
+    def forget(self, held: Sequence[int], room: int | None) -> list[int]:
+        """The slots whose texts are to be forgotten so that those in free slots take at most `room`
+        tokens (None: any number); `held` are the tokens in each slot's row."""
+        forgotten = []
+        if room is not None:
+            kept = sum(held[slot] for slot in self._left)
+            while kept > room and self._left:
+                forgotten.append(slot := self._left.pop(0))
+                kept -= held[slot]
+        return forgotten
 
     def find(
         self, prompt: Sequence[int], held: Sequence[int], free: Sequence[int]

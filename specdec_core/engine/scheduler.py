@@ -123,6 +123,12 @@ class Scheduler:
         """Blocks of the cache that are reserved."""
         return sum(request.blocks for request in self.running.values())
 
+    @property
+    def room(self) -> int | None:
+        """Tokens of the cache that nobody has reserved; None without a limit."""
+        limit = self.limits.blocks
+        return None if limit is None else max(limit - self.blocks, 0) * BLOCK
+
     def add(self, name: str, tokens: int) -> None:
         """A request with a prompt of `tokens` tokens comes."""
         self.waiting.append(Scheduled(name, tokens))

@@ -13,6 +13,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from specdec_core.models.pages import Pages
+
+_SPARE = 256  # positions: so few that a cut row no longer holds keep their memory
+
 
 class Window:
     """Where the next forward writes: `width` tokens of each row from that row's offset on. It reads
@@ -74,6 +78,7 @@ class SlotLayer(CacheLayerMixin):
     def __init__(self, cache: SlotCache) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # transformers' own
         self.cache = cache
+        self._pages: list[Pages] = []  # on a CPU
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         slots, positions = self.cache.slots, self.cache.positions
@@ -81,8 +86,21 @@ class SlotLayer(CacheLayerMixin):
         for name, states in (("keys", key_states), ("values", value_states)):
             # Zeros: a masked position still meets its value with weight 0, and 0 · NaN is NaN.
             shape = (slots, states.shape[1], positions, states.shape[3])
-            setattr(self, name, states.new_zeros(shape, dtype=dtype))
+            if states.device.type == "cpu":
+                self._pages.append(pages := Pages(shape, dtype))
+                setattr(self, name, pages.tensor)
+            else:
+                setattr(self, name, states.new_zeros(shape, dtype=dtype))
         self.is_initialized = True
+
+    def release(self, row: int, start: int, end: int) -> None:
+        """Give back the memory of positions [start, end) of a row."""
+        for pages in self._pages:
+            _, heads, positions, size = pages.tensor.shape
+            place = size * pages.tensor.itemsize
+            for head in range(row * heads, (row + 1) * heads):
+                first = head * positions
+                pages.release((first + start) * place, (first + end) * place)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
@@ -111,6 +129,7 @@ class SlotCache(Cache):
     ) -> None:
         self.slots, self.positions, self.dtype = slots, positions, dtype
         self.lengths = [0] * slots
+        self._used = [0] * slots  # positions of each row that take memory
         self.window: Window | PackedWindow = Window([0], [0], 1)
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
 
@@ -137,12 +156,17 @@ class SlotCache(Cache):
         """Count tokens that have been written after those of each row."""
         for row, count in zip(rows, counts, strict=True):
             self.lengths[row] += count
+            self._used[row] = max(self._used[row], self.lengths[row])
 
     def truncate(self, row: int, length: int) -> None:
         """Forget everything of `row` past its first `length` tokens."""
         if length > self.lengths[row]:
             raise ValueError(f"row {row} holds {self.lengths[row]} tokens, cannot keep {length}")
         self.lengths[row] = length
+        if self._used[row] - length > _SPARE:
+            for layer in self.held():
+                layer.release(row, length, self._used[row])
+            self._used[row] = length
 
     def held(self) -> list[SlotLayer]:
         """The layers that this process runs; another process may run others."""
@@ -158,6 +182,7 @@ class SlotCache(Cache):
                 store[list(rows), :, :longest] = store[row, :, :longest]
         for other, length in zip(rows, lengths, strict=True):
             self.lengths[other] = length
+            self._used[other] = max(self._used[other], longest)
 
     @torch.inference_mode()
     def keep(self, row: int, start: int, kept: Sequence[int]) -> None:

@@ -87,6 +87,8 @@ class Replica:
             slots[slot].held = slots[slot].draft_held = 0
         for slot, name in plan.entering.items():
             self._enter(slot, self._waiting.pop(name))
+        for slot in self.prefixes.forget(self._held(), self.scheduler.room):
+            slots[slot].held = slots[slot].draft_held = 0
         decoding = [slots[slot] for slot in plan.decoding]
         reading = [(slots[slot], count) for slot, count in plan.reading.items()]
         seconds = self._read(decoding, reading)
@@ -116,6 +118,7 @@ class Replica:
             request.held = request.tokens - 1
             if request.generated >= request.ask.most:
                 request.draft_held = min(request.draft_held, request.tokens - each.generated)
+                self.prefixes.left(self.scheduler.running[request.name].slot)
                 self.scheduler.leave(request.name)
                 self.requests -= 1
                 finished.append(request)
@@ -128,10 +131,13 @@ class Replica:
         """As the engine does: the slot for a waiting request, and how much of its prompt a slot
         holds already."""
         prompt = self._text(self._waiting[name])
-        held = [self._slots[n].held if n in self._slots else 0 for n in range(self._limit)]
-        slot, source, count = self.prefixes.find(prompt, held, free)
+        slot, source, count = self.prefixes.find(prompt, self._held(), free)
         self._begun[slot] = source, count
         return slot, count
+
+    def _held(self) -> list[int]:
+        """The tokens in each slot's row."""
+        return [self._slots[n].held if n in self._slots else 0 for n in range(self._limit)]
 
     def _enter(self, slot: int, request: SimulatedRequest) -> None:
         """A request enters a slot, where a beginning of its text may be."""

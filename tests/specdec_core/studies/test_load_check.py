@@ -32,6 +32,7 @@ LIMITS = {
     "small steps": Limits(3, step_tokens=24),
     "shared prefixes": Limits(3, step_tokens=24, share_prefixes=True),
     "full cache": Limits(3, step_tokens=24, cache_tokens=320),
+    "full shared cache": Limits(3, step_tokens=24, cache_tokens=320, share_prefixes=True),
 }
 
 
@@ -75,10 +76,23 @@ def test_the_steps_are_the_live_engines(kind: str, limits: str, tiny_pair: Pair)
         assert [step.candidates for step in simulated.log] == live.candidates
         ours, theirs = simulated.records, live.records
         assert ours["tokens"].tolist() == theirs["tokens"].tolist()
-        if limits == "shared prefixes":
+        if "shared" in limits:
             assert engine.prefixes.hits > 0
-        if clients == 4 and limits == "full cache":
+        if clients == 4 and LIMITS[limits].cache_tokens:
             assert simulated.preemptions == engine.scheduler.preemptions > 0
+
+
+def test_texts_of_free_slots_leave_the_cache_to_those_that_run(tiny_pair: Pair) -> None:
+    limits = Limits(5, cache_tokens=640, share_prefixes=True)
+    engine = Engine(tiny_pair, CONFIGURATIONS["lookup"], limits=limits)
+    short = [Request(str(n), tuple(range(n, n + 50)), 12, ignore_eos=True) for n in range(1, 6)]
+    engine.generate(short)
+    assert sum(engine.target.lengths) > 250
+    for first in (20, 60):
+        engine.add(Request(f"long {first}", tuple(range(first, first + 230)), 20, ignore_eos=True))
+    while not engine.idle:
+        engine.step()
+        assert sum(engine.target.lengths) <= 640
 
 
 def test_live_requests_of_an_open_loop_come_when_they_should(tiny_pair: Pair) -> None:

@@ -57,19 +57,18 @@ class PackedForwards(Forwards):
         """The graph, compiled from an example with several of everything."""
         n, m, k = (Dim(name, min=2, max=_MOST) for name in ("tokens", "wanted", "nodes"))
         slots, positions = (Dim(name, min=2, max=_MOST) for name in ("slots", "positions"))
-        stores = [
-            torch.zeros((2, keys.shape[1], 8, keys.shape[3]), dtype=keys.dtype)
-            for keys in (*self._keys, *self._values)
-        ]
-        half = len(self._keys)
-        sizes = [{0: slots, 2: positions}] * half
+        sees = torch.tensor([[0, 0, 1, 0, 0]] * 3, dtype=torch.int32)
+        # No tensor twice: a graph would take two inputs for one.
         examples = (
             torch.arange(3) + torch.zeros((4, 1), dtype=torch.long),
             torch.tensor([0, 1]),
-            [torch.tensor([[0, 0, 1, 0, 0]] * 3, dtype=torch.int32)] * kinds,
-            [torch.zeros(2, dtype=torch.int32)] * kinds,
-            stores[:half],
-            stores[half:],
+            [sees.clone() for _ in range(kinds)],
+            [torch.zeros(2, dtype=torch.int32) for _ in range(kinds)],
+            *(
+                [keys.new_zeros((2, keys.shape[1], 8, keys.shape[3])) for keys in stores]
+                for stores in (self._keys, self._values)
+            ),
         )
+        sizes = [{0: slots, 2: positions}] * len(self._keys)
         shapes = ({1: n}, {0: m}, [{0: n}] * kinds, [{0: k}] * kinds, sizes, sizes)
         return self._packages.open("packed", examples, shapes)

@@ -1,0 +1,45 @@
+"""A cache takes the memory of what it holds, however long its slots may become."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdec_core.models.cache import SlotCache
+
+SLOTS, TOKENS, HEADS, SIZE, LAYERS = 4, 500, 8, 64, 2
+HELD = SLOTS * TOKENS * LAYERS * 2 * HEADS * SIZE * 4  # bytes of keys and values in float32
+
+
+def resident() -> int:
+    """Bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def filled(cache: SlotCache, row: int, states: torch.Tensor) -> None:
+    cache.open_packed([row], [states.shape[2]])
+    for layer in cache.layers:
+        layer.update(states, states)
+    cache.append([row], [states.shape[2]])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's count of its memory")
+def test_memory_follows_the_tokens_held() -> None:
+    states = torch.randn(1, HEADS, TOKENS, SIZE)
+    cache = SlotCache(LAYERS, SLOTS, 4096, torch.float32)
+    filled(SlotCache(LAYERS, 1, TOKENS, torch.float32), 0, states)  # what the first time takes
+    before = resident()
+    for row in range(SLOTS):
+        filled(cache, row, states)
+    assert 0.9 * HELD < resident() - before < 1.2 * HELD
+    kept = cache.layers[0].keys[1, :, :100].clone()
+    cache.truncate(0, 0)
+    cache.truncate(1, 100)
+    assert resident() - before < 0.7 * HELD
+    assert torch.equal(cache.layers[0].keys[1, :, :100], kept)
+    filled(cache, 0, states)
+    assert torch.equal(cache.layers[0].values[0, :, :TOKENS], states[0])
