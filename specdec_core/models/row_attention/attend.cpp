@@ -1,314 +1,62 @@
 // Attention over rows of a slot cache, where every token pays for the positions that it sees.
 //
 // Queries that share a row and a key head are attended together, block by block of positions with
-// a running softmax. Scores lie with the keys side by side in a vector's lanes, sums of values with
-// the dimensions. Rows of bfloat16 are read as words of two numbers: a vector of words gives the
-// numbers of even places, then those of odd ones, and so lie queries and sums too meanwhile.
+// a running softmax. Scores lie with the keys side by side in a vector's lanes: for a few queries
+// they are summed across lanes, for more the keys are turned over once. Sums of values lie with the
+// dimensions side by side, in the order of `place`.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
-#include <utility>
 #include <vector>
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
+
+#include "stream.h"
+#include "vectors.h"
 
 namespace {
 
-constexpr int kLanes = 16;
-constexpr int kPart = 2 * kLanes;  // dimensions; heads are filled up to whole parts
-constexpr int kBlock = 64;         // positions at a time
-constexpr int kMostQueries = 64;   // queries together
-constexpr int kFew = 3;            // queries for which turning keys over does not pay
-constexpr int kAhead = 8192;       // bytes of keys, and of values, asked for before their use
+constexpr int kBlock = 64;        // positions at a time
+constexpr int kMostQueries = 64;  // queries together
+constexpr int kFew = 3;           // queries for which turning keys over does not pay
 #ifdef __AVX512F__
 constexpr int kTile = 6, kWide = 4;  // queries and vectors whose sums the registers hold
 #else
 constexpr int kTile = 3, kWide = 2;
 #endif
-#ifdef __AVX512BF16__
-constexpr bool kPairProducts = true;  // of bfloat16: exact, and summed in float32
-#else
-constexpr bool kPairProducts = false;
-#endif
 constexpr float kNever = -1e30f;
 
-typedef float V __attribute__((vector_size(64), aligned(4)));
-typedef int32_t I __attribute__((vector_size(64), aligned(4)));
-typedef uint32_t W __attribute__((vector_size(64), aligned(4)));
-template <typename Word>
-using Vector = std::conditional_t<std::is_same_v<Word, float>, V, W>;
-
-template <typename X, typename T>
-X load(const T* from) {
-  X x;
-  std::memcpy(&x, from, sizeof x);
-  return x;
+// Calls f with a function that says where each of 16 rows is, from the j-th on: beyond the n-th, it
+// is the last again.
+template <typename T, typename F>
+inline auto with_rows(const T* rows, int64_t size, int j, int n, const F& f) {
+  const T* from = rows + j * size;
+  const int last = n - 1 - j;
+  if (last >= kLanes - 1) return f([=](int k) { return from + k * size; });
+  return f([=](int k) { return from + std::min(k, last) * size; });
 }
-
-template <typename X, typename T>
-void store(T* to, X x) {
-  std::memcpy(to, &x, sizeof x);
-}
-
-// 2^x for |x| <= 0.5.
-inline V fraction_power(V x) {
-  V p = x * 1.5345811565804071e-4f + 1.3399931215509753e-3f;
-  p = p * x + 9.618488958724004e-3f;
-  p = p * x + 5.550328776976595e-2f;
-  p = p * x + 0.24022646890619395f;
-  p = p * x + 0.69314720573726f;
-  return p * x + 1.0f;
-}
-
-// 2^x for x <= 0, to some 1e-7 of the value: 2^n times a polynomial of the rest. Less than 2^-126
-// is 0.
-inline V power(V x) {
-#ifdef __AVX512F__
-  const V n = (V)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
-  const __mmask16 kept = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_GE_OQ);
-  return (V)_mm512_maskz_scalef_ps(kept, (__m512)fraction_power(x - n), (__m512)n);
-#else
-  const I lost = x < -126.0f;
-  x = lost ? V{} - 126.0f : x;
-  const I n = __builtin_convertvector(x - 0.5f, I);  // towards zero: rounds, as x is not positive
-  const V p = fraction_power(x - __builtin_convertvector(n, V));
-  const I exponent = (n + 127) << 23;
-  return lost ? V{} : p * load<V>(&exponent);
-#endif
-}
-
-template <typename F>
-inline float across(V x, const F& both) {
-  float y[kLanes];
-  store(y, x);
-  for (int half = kLanes / 2; half; half /= 2)
-    for (int l = 0; l < half; ++l) y[l] = both(y[l], y[l + half]);
-  return y[0];
-}
-
-inline float largest(V x) {
-#ifdef __AVX512F__
-  return _mm512_reduce_max_ps((__m512)x);
-#else
-  return across(x, [](float a, float b) { return a > b ? a : b; });
-#endif
-}
-
-inline float sum_of(V x) {
-#ifdef __AVX512F__
-  return _mm512_reduce_add_ps((__m512)x);
-#else
-  return across(x, [](float a, float b) { return a + b; });
-#endif
-}
-
-inline V plus_product(V sum, V a, V b) { return sum + a * b; }
-#ifdef __AVX512BF16__
-inline V plus_product(V sum, W a, W b) {
-  return (V)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
-}
-#endif
-
-// The i-th vector of a row's words: as they are, or widened to float32.
-template <typename Word, typename T>
-Vector<Word> words(const T* row, int64_t i) {
-  if constexpr (std::is_same_v<Word, uint32_t> || std::is_same_v<T, float>) {
-    return load<Vector<Word>>(reinterpret_cast<const Word*>(row) + i * kLanes);
-  } else {
-    const W pairs = load<W>(reinterpret_cast<const uint16_t*>(row) + i / 2 * kPart);
-    const bool upper = (i % 2 != 0) == (std::endian::native == std::endian::little);
-    const W wide = upper ? pairs & 0xffff0000u : pairs << 16;
-    return load<V>(&wide);
-  }
-}
-
-// Words of bfloat16 from the numbers of even and of odd places.
-inline W rounded(V even, V odd) {
-  const auto round = [](V x) {
-    const W bits = load<W>(&x);
-    return x == x ? bits + 0x7fffu + (bits >> 16 & 1u) : W{} + 0x7fc00000u;
-  };
-  if constexpr (std::endian::native == std::endian::big) std::swap(even, odd);
-  return round(even) >> 16 | (round(odd) & 0xffff0000u);
-}
-
-// Where the words of T have the dimension d.
-template <typename T>
-int64_t place(int64_t d) {
-  if constexpr (std::is_same_v<T, float>) return d;
-  return d / kPart * kPart + d % 2 * kLanes + d % kPart / 2;
-}
-
-// 16 vectors of words turned over: lane l of the i-th is lane i of the l-th in `to`.
-template <typename X, typename Word>
-void turn(const X (&x)[kLanes], Word* to, int64_t stride);
-
-#ifdef __AVX512F__
-struct Crossing {
-  alignas(64) int32_t low[kLanes], high[kLanes];
-  constexpr explicit Crossing(int step) : low(), high() {
-    for (int l = 0; l < kLanes; ++l) {
-      low[l] = l & step ? (l ^ step) + kLanes : l;
-      high[l] = l & step ? l + kLanes : l ^ step;
-    }
-  }
-};
-
-// Two vectors' lanes, of which those with the bit `step` change places with those without.
-template <int step, bool high, typename X>
-X cross(const X& a, const X& b) {
-  static constexpr Crossing kCrossing(step);
-  const __m512i from = _mm512_load_si512(high ? kCrossing.high : kCrossing.low);
-  return (X)_mm512_permutex2var_epi32((__m512i)a, from, (__m512i)b);
-}
-
-template <int step, typename X>
-inline void cross_all(X (&x)[kLanes]) {
-#pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) {
-    if (i & step) continue;
-    const X a = x[i], b = x[i + step];
-    x[i] = cross<step, false>(a, b);
-    x[i + step] = cross<step, true>(a, b);
-  }
-}
-
-template <typename X, typename Word>
-inline void turn(X (&x)[kLanes], Word* to, int64_t stride) {
-  cross_all<1>(x);
-  cross_all<2>(x);
-  cross_all<4>(x);
-  cross_all<8>(x);
-#pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) store(to + i * stride, x[i]);
-}
-
-// Lane l is the sum of the l-th of n vectors' lanes, over those lanes that are l modulo n.
-template <int n, typename F>
-inline V sums(const F& vector, int first = 0) {
-  if constexpr (n == 1) {
-    return vector(first);
-  } else {
-    const V a = sums<n / 2>(vector, first), b = sums<n / 2>(vector, first + n / 2);
-    return cross<n / 2, false>(a, b) + cross<n / 2, true>(a, b);
-  }
-}
-#else
-template <typename X, typename Word>
-inline void turn(X (&x)[kLanes], Word* to, int64_t stride) {
-  typedef Word Four __attribute__((vector_size(16), aligned(4)));
-  for (int i = 0; i < kLanes; i += 4)
-    for (int l = 0; l < kLanes; l += 4) {
-      Four a[4];
-      for (int k = 0; k < 4; ++k) a[k] = load<Four>(reinterpret_cast<const Word*>(&x[i + k]) + l);
-      for (int k = 0; k < 4; ++k)
-        store(to + (l + k) * stride + i, Four{a[0][k], a[1][k], a[2][k], a[3][k]});
-    }
-}
-
-template <int n, typename F>
-inline V sums(const F& vector) {
-  float s[n];
-  for (int i = 0; i < n; ++i) s[i] = sum_of(vector(i));
-  return load<V>(s);
-}
-#endif
-
-// What a token sees: positions [first, end) of its row, and those of `count` nodes from `nodes` on.
-struct Token {
-  int32_t row, first, end, nodes, count;
-};
-
-// Tokens [first, last) of a row with query heads [head, head + heads), which share the key head
-// `key`. Together they see positions within [low, high).
-struct Job {
-  int64_t first, last, key, head, heads;
-  int32_t low, high;
-};
-
-// Rows to ask memory for: the j-th is asked for while the j-th of a block is worked on.
-struct Ahead {
-  const char *first, *second;  // `second` from row `cut` on
-  int64_t cut, bytes;
-
-  // The i-th vector of a row of T, and the line that it is in.
-  template <typename T>
-  inline void ask(int64_t j, int64_t i) const {
-    const char* row = (j < cut ? first : second) + j * bytes;
-    __builtin_prefetch(row + i * kLanes * static_cast<int64_t>(sizeof(T)));
-  }
-};
-
-// The keys or the values that some jobs read, in that order. Memory is asked for them well before
-// their use: the processor itself foresees little, as it stops at page ends.
-class Stream {
- public:
-  Stream(const void* start, const at::Tensor& kept, const Token* tokens, const Job* job,
-         const Job* last)
-      : start_(static_cast<const char*>(start)), row_(kept.stride(0) * kept.element_size()),
-        head_(kept.stride(1) * kept.element_size()), bytes_(kept.size(3) * kept.element_size()),
-        tokens_(tokens), job_(job), last_(last) {
-    for (int64_t ahead = 0; ahead < kAhead && (left_ || next()); ahead += bytes_) ask();
-  }
-
-  // The next n rows.
-  Ahead take(int n) {
-    if (left_ == 0) next();
-    const int64_t cut = std::min<int64_t>(left_, n);
-    Ahead ahead{at_, at_ - cut * bytes_, cut, bytes_};  // at the end, rows that there were
-    at_ += cut * bytes_, left_ -= cut;
-    for (int64_t rest = n - cut; rest && next();) {
-      if (left_ >= rest) {
-        ahead.second = at_ - cut * bytes_;
-        at_ += rest * bytes_, left_ -= rest;
-        break;
-      }
-      for (; left_; --rest) ask();
-    }
-    return ahead;
-  }
-
- private:
-  bool next() {
-    for (; job_ != last_ && left_ == 0; ++job_) {
-      at_ = start_ + tokens_[job_->first].row * row_ + job_->key * head_ + job_->low * bytes_;
-      left_ = std::max(job_->high - job_->low, 0);
-    }
-    return left_ != 0;
-  }
-
-  void ask() {
-    for (int64_t b = 0; b < bytes_; b += 64) __builtin_prefetch(at_ + b);
-    at_ += bytes_, --left_;
-  }
-
-  const char *start_, *at_ = nullptr;
-  int64_t row_, head_, bytes_, left_ = 0;
-  const Token* tokens_;
-  const Job *job_, *last_;
-};
 
 // The scores of one query and of 16 keys from the j-th on, of n.
 template <typename Word, typename T>
-inline V scores_of_one(const Word* query, int64_t vectors, const T* key, int64_t size, int j, int n,
+inline V scores_of_one(const Word* query, int64_t parts, const T* key, int64_t size, int j, int n,
                        const Ahead& ahead) {
-  return sums<kLanes>([&](int k) {
-    const T* row = key + std::min(j + k, n - 1) * size;
-    V sum{};
-    for (int64_t i = 0; i < vectors; ++i) {
-      ahead.ask<Word>(j + k, i);
-      sum = plus_product(sum, words<Word>(row, i), load<Vector<Word>>(query + i * kLanes));
-    }
-    return sum;
+  constexpr int kV = kVectors<Word>;
+  return with_rows(key, size, j, n, [&](const auto& row) {
+    return sums<kLanes>([&](int k) {
+      const char* next = ahead.row(j + k);
+      V sum{};
+      for (int64_t part = 0; part < parts; ++part) {
+        ask<T>(next, part);
+        for (int v = 0; v < kV; ++v)
+          sum = plus_product(sum, words<Word>(row(k), part, v),
+                             load<Vector<Word>>(query + (part * kV + v) * kLanes));
+      }
+      return sum;
+    });
   });
 }
 
@@ -328,25 +76,26 @@ void scores_of_some(const Word* query, int64_t count, const Word* turned, float*
     for (int g = 0; g < G; ++g) store(scores + i * kBlock + g * kLanes, a[i][g]);
 }
 
-// Adds n values with the weights of N queries to their sums: M vectors of each.
-template <int N, int M, typename T, typename F>
+// Adds n values with the weights of N queries to their sums: P parts of each, from `part` on.
+template <int N, int P, bool asking, typename T>
 void add_values(const T* value, int64_t size, int n, const float* weights, const float* decays,
-                float* sums, int64_t vectors, int64_t at, const F& meanwhile) {
+                float* sums, int64_t part, const Ahead& ahead) {
+  constexpr int M = 2 * P;
   V a[N][M];
   for (int i = 0; i < N; ++i)
     for (int m = 0; m < M; ++m)
-      a[i][m] = load<V>(sums + (i * vectors + at + m) * kLanes) * decays[i];
+      a[i][m] = load<V>(sums + i * size + part * kPart + m * kLanes) * decays[i];
   for (int j = 0; j < n; ++j) {
     V v[M];
     for (int m = 0; m < M; ++m) {
-      meanwhile(j, at + m);
-      v[m] = words<float>(value + j * size, at + m);
+      if (asking && m % 2 == 0) ask<T>(ahead.row(j), part + m / 2);
+      v[m] = words<float>(value + j * size, part + m / 2, m % 2);
     }
     for (int i = 0; i < N; ++i)
       for (int m = 0; m < M; ++m) a[i][m] += v[m] * weights[i * kBlock + j];
   }
   for (int i = 0; i < N; ++i)
-    for (int m = 0; m < M; ++m) store(sums + (i * vectors + at + m) * kLanes, a[i][m]);
+    for (int m = 0; m < M; ++m) store(sums + i * size + part * kPart + m * kLanes, a[i][m]);
 }
 
 // Calls f.template operator()<n>() for a number n that is known now only.
@@ -464,7 +213,6 @@ class Worker {
     const Word* turned = to - from > kFew ? turn_over(key, n, keys) : nullptr;
     const bool often = tiles > 1 && !std::is_same_v<T, float>;
     const float* wide = often ? widen(value, n, values) : nullptr;
-    const auto nothing = [](int64_t, int64_t) {};
     for (int tile = 0; tile < tiles; ++tile) {
       const int l = from + (to - from) * tile / tiles;
       const int count = from + (to - from) * (tile + 1) / tiles - l;
@@ -479,44 +227,52 @@ class Worker {
       for (int i = 0; i < count; ++i) decays[i] = weigh(scores_ + i * kBlock, l + i, seen, at);
       with_count<kTile>(count, [&]<int N>() {
         if (wide)
-          add<N>(wide, seen, decays, l, nothing);
+          add<N, false>(wide, seen, decays, l, values);
         else if (tile)
-          add<N>(value, seen, decays, l, nothing);
+          add<N, false>(value, seen, decays, l, values);
         else
-          add<N>(value, seen, decays, l, [&](int64_t j, int64_t i) { values.ask<T>(j, i); });
+          add<N, true>(value, seen, decays, l, values);
       });
     }
   }
 
   const Word* turn_over(const T* key, int n, const Ahead& ahead) {
     Word* to = room<Word>(scratch_.turned, kBlock * count_);
+    constexpr int kV = kVectors<Word>;
     for (int j = 0; j < n; j += kLanes)
-      for (int64_t i = 0; i < count_ / kLanes; ++i) {
-        Vector<Word> x[kLanes];
+      with_rows(key, full_, j, n, [&](const auto& row) {
+        for (int64_t part = 0; part < full_ / kPart; ++part)
+          for (int v = 0; v < kV; ++v) {
+            Vector<Word> x[kLanes];
 #pragma GCC unroll 16
-        for (int k = 0; k < kLanes; ++k) {
-          ahead.ask<Word>(j + k, i);
-          x[k] = words<Word>(key + std::min(j + k, n - 1) * full_, i);
-        }
-        turn(x, to + i * kLanes * kBlock + j, kBlock);
-      }
+            for (int k = 0; k < kLanes; ++k) {
+              if (v == 0) ask<T>(ahead.row(j + k), part);
+              x[k] = words<Word>(row(k), part, v);
+            }
+            turn(x, to + (part * kV + v) * kLanes * kBlock + j, kBlock);
+          }
+      });
     return to;
   }
 
   const float* widen(const T* value, int n, const Ahead& ahead) {
     float* to = room<float>(scratch_.wide, kBlock * full_);
-    for (int j = 0; j < n; ++j)
-      for (int64_t i = 0; i < full_ / kLanes; ++i) {
-        ahead.ask<T>(j, i);
-        store(to + j * full_ + i * kLanes, words<float>(value + j * full_, i));
+    for (int j = 0; j < n; ++j) {
+      const char* next = ahead.row(j);
+      for (int64_t part = 0; part < full_ / kPart; ++part) {
+        ask<T>(next, part);
+        for (int v = 0; v < 2; ++v)
+          store(to + j * full_ + part * kPart + v * kLanes,
+                words<float>(value + j * full_, part, v));
       }
+    }
     return to;
   }
 
   void score(int l, int count, const T* key, int n, const Ahead& ahead) {
     for (int j = 0; j < n; j += kLanes)
       for (int i = 0; i < count; ++i) {
-        const V scores = scores_of_one<Word>(asked_ + (l + i) * count_, count_ / kLanes, key, full_,
+        const V scores = scores_of_one<Word>(asked_ + (l + i) * count_, full_ / kPart, key, full_,
                                              j, n, ahead);
         store(scores_ + i * kBlock + j, scores);
       }
@@ -559,15 +315,15 @@ class Worker {
     return decay;
   }
 
-  template <int N, typename S, typename F>
-  void add(const S* value, int n, const float* decays, int l, const F& meanwhile) {
-    const int64_t vectors = full_ / kLanes;
+  template <int N, bool asking, typename S>
+  void add(const S* value, int n, const float* decays, int l, const Ahead& ahead) {
+    constexpr int P = kWide / 2;
     float* sums = sums_ + l * full_;
-    int64_t at = 0;
-    for (; at + kWide <= vectors; at += kWide)
-      add_values<N, kWide>(value, full_, n, scores_, decays, sums, vectors, at, meanwhile);
-    for (; at < vectors; at += 2)
-      add_values<N, 2>(value, full_, n, scores_, decays, sums, vectors, at, meanwhile);
+    int64_t part = 0;
+    for (; part + P <= full_ / kPart; part += P)
+      add_values<N, P, asking>(value, full_, n, scores_, decays, sums, part, ahead);
+    for (; part < full_ / kPart; ++part)
+      add_values<N, 1, asking>(value, full_, n, scores_, decays, sums, part, ahead);
   }
 
   void finish(const Job& job) {

@@ -88,5 +88,6 @@ def _digest() -> str:
     processor = Path("/proc/cpuinfo")
     lines = processor.read_text().splitlines() if processor.exists() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    facts = [SOURCE.read_text(), torch.__version__, os.environ.get("CXX", ""), flags, *_FLAGS]
+    sources = [path.read_text() for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))]
+    facts = [*sources, torch.__version__, os.environ.get("CXX", ""), flags, *_FLAGS]
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:20]
