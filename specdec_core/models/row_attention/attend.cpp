@@ -23,15 +23,18 @@ namespace {
 constexpr int kBlock = 64;        // positions at a time
 constexpr int kMostQueries = 64;  // queries together
 constexpr int kFew = 3;           // queries for which turning keys over does not pay
-#ifdef __AVX512F__
-constexpr int kTile = 6, kWide = 4;  // queries and vectors whose sums the registers hold
+// Queries, and vectors of each, whose sums the registers hold.
+constexpr int kTile = 6;
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kWide = 4;
 #else
-constexpr int kTile = 3, kWide = 2;
+constexpr int kWide = 2;
 #endif
 constexpr float kNever = -1e30f;
+constexpr int32_t kCount[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-// Calls f with a function that says where each of 16 rows is, from the j-th on: beyond the n-th, it
-// is the last again.
+// Calls f with a function that says where each of kLanes rows is, from the j-th on: after the last
+// of n rows, it is that one again.
 template <typename T, typename F>
 inline auto with_rows(const T* rows, int64_t size, int j, int n, const F& f) {
   const T* from = rows + j * size;
@@ -40,7 +43,7 @@ inline auto with_rows(const T* rows, int64_t size, int j, int n, const F& f) {
   return f([=](int k) { return from + std::min(k, last) * size; });
 }
 
-// The scores of one query and of 16 keys from the j-th on, of n.
+// The scores of one query and of kLanes keys from the j-th on, of n.
 template <typename Word, typename T>
 inline V scores_of_one(const Word* query, int64_t parts, const T* key, int64_t size, int j, int n,
                        const Ahead& ahead) {
@@ -60,7 +63,7 @@ inline V scores_of_one(const Word* query, int64_t parts, const T* key, int64_t s
   });
 }
 
-// The scores of N queries and of 16 G keys, which are turned over.
+// The scores of N queries and of G kLanes keys, which are turned over.
 template <int N, int G, typename Word>
 void scores_of_some(const Word* query, int64_t count, const Word* turned, float* scores) {
   V a[N][G] = {};
@@ -297,7 +300,7 @@ class Worker {
     for (int g = 0; g < groups; ++g) {
       s[g] = load<V>(scores + g * kLanes) * scale_;
       if (masked) {
-        const I position = I{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + at + g * kLanes;
+        const I position = load<I>(kCount) + at + g * kLanes;
         s[g] = ((position >= first_[l]) & (position < end_[l])) ? s[g] : V{} + kNever;
       }
       top = s[g] > top ? s[g] : top;

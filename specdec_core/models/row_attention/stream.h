@@ -36,6 +36,7 @@ struct Ahead {
 template <typename T>
 inline void ask(const char* row, int64_t part) {
   constexpr int64_t bytes = kPart * sizeof(T);
+  if (bytes < 64 && part * bytes % 64 != 0) return;  // in the line of the part before
   for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + part * bytes + b);
 }
 

@@ -1,7 +1,7 @@
-// Vectors of 16 numbers, and rows of numbers as vectors.
+// Vectors as the processor has them, and rows of numbers as vectors.
 //
-// Rows are taken in parts of 32 numbers. Where they are of bfloat16, words of two are read: a vector
-// of those gives the numbers of even places, then those of odd ones.
+// Rows are taken in parts of two vectors. Where they are of bfloat16, words of two are read: a
+// vector of those gives the numbers of even places, then those of odd ones.
 #pragma once
 
 #include <c10/util/BFloat16.h>
@@ -17,7 +17,13 @@
 
 namespace {
 
+#if defined(__AVX512F__)
 constexpr int kLanes = 16;
+#elif defined(__AVX__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
 constexpr int kPart = 2 * kLanes;  // dimensions; heads are filled up to whole parts
 #ifdef __AVX512BF16__
 constexpr bool kPairProducts = true;  // of bfloat16: exact, and summed in float32
@@ -25,9 +31,9 @@ constexpr bool kPairProducts = true;  // of bfloat16: exact, and summed in float
 constexpr bool kPairProducts = false;
 #endif
 
-typedef float V __attribute__((vector_size(64), aligned(4)));
-typedef int32_t I __attribute__((vector_size(64), aligned(4)));
-typedef uint32_t W __attribute__((vector_size(64), aligned(4)));
+typedef float V __attribute__((vector_size(4 * kLanes), aligned(4)));
+typedef int32_t I __attribute__((vector_size(4 * kLanes), aligned(4)));
+typedef uint32_t W __attribute__((vector_size(4 * kLanes), aligned(4)));
 template <typename Word>
 using Vector = std::conditional_t<std::is_same_v<Word, float>, V, W>;
 
@@ -166,7 +172,7 @@ inline __attribute__((always_inline)) void cross_all(X (&x)[kLanes]) {
   }
 }
 
-// Turns 16 vectors over: lane l of the i-th becomes lane i of the l-th in `to`.
+// Turns kLanes vectors over: lane l of the i-th becomes lane i of the l-th in `to`.
 template <typename X, typename Word>
 inline __attribute__((always_inline)) void turn(X (&x)[kLanes], Word* to, int64_t stride) {
   cross_all<1>(x);
