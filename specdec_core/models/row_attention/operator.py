@@ -28,8 +28,8 @@ _FLAGS = (
 
 @cache
 def available() -> bool:
-    """Whether the operator is there. Builds it where it is missing, which takes some ten seconds; a
-    machine without a compiler goes without it."""
+    """Whether the operator is there. Builds it where it is missing, which takes some twenty seconds;
+    a machine without a compiler goes without it."""
     try:
         path = kept_folder("operators") / f"attend-{_digest()}.so"
         if not path.exists():
