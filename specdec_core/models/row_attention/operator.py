@@ -28,7 +28,7 @@ _FLAGS = (
 
 @cache
 def available() -> bool:
-    """Whether the operator is there. Builds it where it is missing, which takes some twenty seconds;
+    """Whether the operator is there. Builds it where it is missing, in some twenty seconds;
     a machine without a compiler goes without it."""
     try:
         path = kept_folder("operators") / f"attend-{_digest()}.so"
