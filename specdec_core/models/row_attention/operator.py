@@ -28,8 +28,8 @@ _FLAGS = (
 
 @cache
 def available() -> bool:
-    """Whether the operator is there. Builds it where it is missing, which takes some ten seconds; a
-    machine without a compiler goes without it."""
+    """Whether the operator is there. Builds it where it is missing, in some twenty seconds;
+    a machine without a compiler goes without it."""
     try:
         path = kept_folder("operators") / f"attend-{_digest()}.so"
         if not path.exists():
@@ -94,5 +94,6 @@ def _digest() -> str:
     processor = Path("/proc/cpuinfo")
     lines = processor.read_text().splitlines() if processor.exists() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    facts = [SOURCE.read_text(), torch.__version__, os.environ.get("CXX", ""), flags, *_FLAGS]
+    sources = [path.read_text() for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))]
+    facts = [*sources, torch.__version__, os.environ.get("CXX", ""), flags, *_FLAGS]
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:20]

@@ -73,7 +73,11 @@ def case(
 
 @pytest.mark.parametrize("window", [None, 1, 3, 50])
 @pytest.mark.parametrize(
-    ("heads", "key_heads", "size"), [(6, 6, 64), (9, 3, 64), (4, 1, 40), (20, 1, 48)]
+    ("heads", "key_heads", "size"),
+    [
+        *((6, 6, 64), (9, 3, 64), (4, 1, 40), (20, 1, 48)),
+        *((8, 4, 32), (8, 2, 128), (8, 1, 96), (3, 3, 16), (70, 1, 8)),
+    ],
 )
 def test_it_is_the_attention_of_whole_matrices(
     heads: int, key_heads: int, size: int, window: int | None
@@ -87,8 +91,11 @@ def test_it_is_the_attention_of_whole_matrices(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("kept", [torch.bfloat16, torch.float32])
-def test_it_rounds_its_output_alone(dtype: torch.dtype, kept: torch.dtype) -> None:
-    query, keys, values = case(6, 2, 64, dtype, kept)
+@pytest.mark.parametrize(("heads", "key_heads", "size"), [(6, 2, 64), (4, 1, 40), (3, 3, 96)])
+def test_it_rounds_its_output_alone(
+    heads: int, key_heads: int, size: int, dtype: torch.dtype, kept: torch.dtype
+) -> None:
+    query, keys, values = case(heads, key_heads, size, dtype, kept)
     found, rows = attended(query, keys, values, fed(ROWS)), fed(ROWS)
     assert found.dtype == dtype
     wanted = expected(query, keys, values, rows, None)
@@ -107,8 +114,45 @@ def test_a_row_is_what_it_is_alone_bit_for_bit_whoever_is_with_it() -> None:
         assert torch.equal(alone, together[first:last])
 
 
-def test_what_a_token_does_not_see_may_be_anything() -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("count", [1, 2, 5, 7, 63, 64, 65, 130])
+@pytest.mark.parametrize("end", [130, 192, 200, 257])
+def test_rows_of_any_length_end_where_they_end(end: int, count: int, dtype: torch.dtype) -> None:
+    rows = fed([(2, end, count, None), (4, 1 + end // 2, 1, None)])
+    generator = torch.Generator().manual_seed(end * count)
+    shapes = [(count + 1, 4, 64), *2 * [(6, 2, POSITIONS, 64)]]
+    query, keys, values = (torch.randn(x, generator=generator).to(dtype) for x in shapes)
+    found = attended(query, keys, values, rows)
+    tolerance = 2e-6 if dtype == torch.float32 else 2**-8
+    wanted = expected(query, keys, values, rows, None)
+    torch.testing.assert_close(found.double(), wanted, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("window", [None, 30, 75])
+def test_a_path_of_a_tree_may_be_longer_than_a_block(window: int | None) -> None:
     query, keys, values = case(6, 2, 64, torch.float32, torch.float32)
+    deep = [*range(-1, 79), 5, 70]
+    rows = fed([(0, 200, 4, deep), (1, 90, 2, deep)])
+    found = attended(query[:6], keys, values, rows, window)
+    wanted = expected(query[:6], keys, values, rows, window)
+    torch.testing.assert_close(found.double(), wanted, atol=2e-6, rtol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_token_is_what_it_is_beside_later_ones_whatever_these_are(dtype: torch.dtype) -> None:
+    query, keys, values = case(6, 2, 64, dtype, dtype)
+    rows = fed([(2, 200, 40, None)])
+    before = attended(query[:40], keys, values, rows)
+    keys[2, :, 180:] += 3
+    values[2, :, 180:] *= -2
+    after = attended(query[:40], keys, values, rows)
+    assert torch.equal(after[:20], before[:20])
+    assert not torch.equal(after[20:], before[20:])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_a_token_does_not_see_may_be_anything(dtype: torch.dtype) -> None:
+    query, keys, values = case(6, 2, 64, dtype, dtype)
     rows = fed(ROWS)
     before = attended(query, keys, values, rows)
     held = {slot: end for slot, end, _, _ in ROWS}
