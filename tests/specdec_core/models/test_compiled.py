@@ -14,6 +14,7 @@ from zipfile import ZipFile
 import pytest
 import torch
 from torch._inductor.runtime.cache_dir_utils import cache_dir
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.engine import Engine, Request
@@ -60,19 +61,24 @@ def both(pair: Pair, slots: int = 3) -> tuple[EagerRunner, CompiledRunner]:
     return EagerRunner(pair.target, slots, pair.max_length, compact=True), compiled
 
 
-@pytest.fixture(params=["packed", pytest.param("padded", marks=pytest.mark.long)])
+@pytest.fixture(params=["packed", "windows", pytest.param("padded", marks=pytest.mark.long)])
 def runners(
     request: pytest.FixtureRequest, compiled_pair: Pair
 ) -> tuple[EagerRunner, CompiledRunner]:
-    """An eager and a compiled runner of the target, whose rows are packed or, as those of a model
-    that attends by itself, padded."""
-    if request.param == "packed":
-        return both(compiled_pair)
-    target, length = compiled_pair.target, compiled_pair.max_length
-    eager = EagerRunner(target, 3, length, packs=False)
-    compiled = CompiledRunner(eager, compiled_pair.fingerprints["target"])
-    assert not compiled.mixes
-    return EagerRunner(target, 3, length), compiled
+    """An eager and a compiled runner of the target, or of a model whose layers have two kinds of
+    masks; their rows are packed or, as those of a model that attends by itself, padded."""
+    model, length = compiled_pair.target, compiled_pair.max_length
+    if request.param == "windows":
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "vocab_size": 320}
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+        kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3}
+        model = Gemma3ForCausalLM(Gemma3TextConfig(**sizes, **heads, **kinds)).eval()
+    packs = request.param != "padded"
+    eager = EagerRunner(model, 3, length, packs=packs, compact=True)
+    compiled = CompiledRunner(eager, request.param)
+    assert compiled.mixes == packs
+    return EagerRunner(model, 3, length), compiled
 
 
 def forwards(runners: tuple[ModelRunner, ...], *batch: object) -> tuple[Output, Output]:
