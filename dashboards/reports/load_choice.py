@@ -1,0 +1,168 @@
+"""The choice of a configuration for each load, and how well the simulation of load does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dashboards import cells
+from dashboards.cells import Cell
+from dashboards.figures.simulation import simulated_against_live
+from dashboards.reports.sentences import sentences
+from dashboards.sections import Section
+from specdec_core.search.load.result import CHECKED, LoadChoice, LoadVerdict
+
+# What is compared, by objective: a heading and a number's format.
+OBJECTIVES = {
+    "tokens_per_second": ("tokens/s", ",.0f"),
+    "goodput": ("good requests/s", ",.2f"),
+    "request_speed": ("tokens/s of a request", ",.1f"),
+}
+_CHECKED = [f"{name}{end}" for name in ("value", *CHECKED) for end in ("", "_simulated", "_error")]
+
+
+def served(choice: LoadChoice) -> Section:
+    """What is served, and why."""
+    return Section(key="served", title="For many requests at once", lines=findings(choice))
+
+
+def load_sentences(choice: LoadChoice) -> Section:
+    """What the configurations do."""
+    labels = choice.labels
+    return sentences((labels[each.id], each) for each in choice.configurations if each.drafter)
+
+
+def findings(choice: LoadChoice) -> list[str]:
+    """What is served, a sentence for each load, and the simulation's error."""
+    lines = [choice.chosen.sentence, *verdicts(choice)]
+    errors = choice.errors()
+    if errors:
+        lines.append(
+            f"The simulation is off by {errors['value']:.0%} in {OBJECTIVES[choice.by][0]},"
+            f" {errors['tpot']:.0%} in TPOT (median) and {errors['ttft']:.0%} in TTFT (95th"
+            " percentile), in the median of all that was timed."
+        )
+    return lines
+
+
+def load_metrics(choice: LoadChoice) -> dict[str, float | dict[int, float]]:
+    """What was chosen, by number of clients (0: an open loop), and the simulation's errors."""
+    chosen = [(v, choice.row(v.load, v.config_id)) for v in choice.verdicts]
+    numbers: dict[str, dict[int, float | None]] = {
+        "load_speedup": {v.load.clients or 0: row.speedup for v, row in chosen},
+        "load_speedup_low": {v.load.clients or 0: row.low for v, row in chosen},
+        "load_speedup_high": {v.load.clients or 0: row.high for v, row in chosen},
+        f"load_{choice.by}": {
+            v.load.clients or 0: getattr(row.typical or row.simulated, choice.by)
+            for v, row in chosen
+        },
+        "load_regret": {v.load.clients or 0: v.regret for v, _ in chosen},
+        "load_regret_at_most": {v.load.clients or 0: v.at_most for v, _ in chosen},
+    }
+    known = {
+        name: {step: value for step, value in values.items() if value is not None}
+        for name, values in numbers.items()
+    }
+    errors = {f"simulation_error_{name}": error for name, error in choice.errors().items()}
+    return {**{name: values for name, values in known.items() if values}, **errors}
+
+
+def verdicts(choice: LoadChoice) -> list[str]:
+    """What was chosen for each load, what it reaches and what it may cost."""
+    return [_verdict(choice, verdict) for verdict in choice.verdicts]
+
+
+def _verdict(choice: LoadChoice, verdict: LoadVerdict) -> str:
+    row, label = choice.row(verdict.load, verdict.config_id), choice.labels[verdict.config_id]
+    value = getattr(row.typical or row.simulated, choice.by)
+    heading, form = OBJECTIVES[choice.by]
+    gain = cells.as_ratio(row.speedup, row.low, row.high) if row.speedup is not None else "–"
+    text = f"{verdict.load.label}: {label}, {value:{form}} {heading}, {gain} autoregressive"
+    if verdict.regret is None or verdict.at_most is None:
+        return f"{text}, simulated"
+    return (
+        f"{text}; it costs at most {verdict.at_most:.1%} of the best timed there (expected"
+        f" {verdict.regret:.1%})"
+    )
+
+
+def loads(choice: LoadChoice) -> Section:
+    """What was compared at each load."""
+    table = choice.table()
+    heading, form = OBJECTIVES[choice.by]
+    source = "" if choice.timed else "_simulated"
+    columns: dict[str, Cell] = {
+        "load": cells.text("load"),
+        "configuration": lambda row: row["configuration"] + (" ★" if row["chosen"] else ""),
+        heading: cells.number(f"value{source}", form),
+        "over autoregressive": cells.ratio("speedup", "low", "high"),
+        "TPOT p50, ms": cells.milliseconds(f"tpot{source}"),
+        "TTFT p95, ms": cells.milliseconds(f"ttft{source}"),
+    }
+    if choice.timed:
+        columns["costs"] = _costs(choice)
+    by = f"goodput with {choice.slo}" if choice.slo else heading
+    how = (
+        "Each answered the same requests on the live engine, in turns with autoregressive decoding;"
+        " medians of the turns, ratios with 95 % bootstrap intervals over requests and turns, which"
+        " with many clients are rather too narrow. Costs: what the choice falls behind the best"
+        " timed there, expected and from … to."
+        if choice.timed
+        else "By simulation alone."
+    )
+    return Section(
+        key="loads",
+        title=f"The choice for each load, by {by}",
+        note=f"{how} {choice.simulated} configurations were simulated.",
+        shown=cells.table(table, columns),
+        legend="★ chosen for this load",
+        frame=table,
+        marked=[n for n, chosen in enumerate(table["chosen"]) if chosen],
+        ruled=cells.group_ends(table["load"]),
+    )
+
+
+def _costs(choice: LoadChoice) -> Callable[[cells.Row], str]:
+    verdicts = {verdict.load.label: verdict for verdict in choice.verdicts}
+
+    def cell(row: cells.Row) -> str:
+        verdict = verdicts[row["load"]]
+        if not row["chosen"] or verdict.regret is None:
+            return ""
+        return f"{verdict.regret:.1%} ({verdict.low:.1%} to {verdict.at_most:.1%})"
+
+    return cell
+
+
+def simulation(choice: LoadChoice) -> list[Section]:
+    """The simulation against live runs, where there were any."""
+    if not choice.timed:
+        return []
+    table = choice.table()
+    heading, form = OBJECTIVES[choice.by]
+    columns: dict[str, Cell] = {
+        "load": cells.text("load"),
+        "configuration": cells.text("configuration"),
+    }
+    for place, (name, title, cell) in enumerate(
+        (
+            ("value", heading, lambda column: cells.number(column, form)),
+            ("tpot", "TPOT p50, ms", cells.milliseconds),
+            ("ttft", "TTFT p95, ms", cells.milliseconds),
+        )
+    ):
+        again = " " * place  # headings have to differ
+        columns[title] = cell(name)
+        columns[f"simulated{again}"] = cell(f"{name}_simulated")
+        columns[f"off by{again}"] = cells.number(f"{name}_error", "+.0%")
+    section = Section(
+        key="simulation",
+        title="The simulation against the live engine",
+        note="The same requests, simulated from recorded rounds and step times; live runs are those"
+        " of median length.",
+        figure=simulated_against_live(table, heading),
+        shown=cells.table(table, columns),
+        frame=table[["load", "configuration", *_CHECKED]],
+        ruled=cells.group_ends(table["load"]),
+        on_console=False,
+    )
+    return [section]
