@@ -9,7 +9,7 @@ from dashboards.cells import Cell
 from dashboards.figures.simulation import simulated_against_live
 from dashboards.reports.sentences import sentences
 from dashboards.sections import Section
-from specdec_core.search.load.result import CHECKED, LoadChoice, LoadVerdict
+from specdec_core.search.load.result import CHECKED, LoadChoice, Verdict
 
 # What is compared, by objective: a heading and a number's format.
 OBJECTIVES = {
@@ -71,7 +71,7 @@ def verdicts(choice: LoadChoice) -> list[str]:
     return [_verdict(choice, verdict) for verdict in choice.verdicts]
 
 
-def _verdict(choice: LoadChoice, verdict: LoadVerdict) -> str:
+def _verdict(choice: LoadChoice, verdict: Verdict) -> str:
     row, label = choice.row(verdict.load, verdict.config_id), choice.labels[verdict.config_id]
     value = getattr(row.typical or row.simulated, choice.by)
     heading, form = OBJECTIVES[choice.by]

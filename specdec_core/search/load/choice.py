@@ -21,7 +21,7 @@ from specdec_core.search.load.answers import Answers, replayed_answers
 from specdec_core.search.load.comparison import Comparison
 from specdec_core.search.load.live_runs import LiveRuns, LoadTimer
 from specdec_core.search.load.measures import LoadMeasures, measure
-from specdec_core.search.load.result import LoadChoice, LoadRow, LoadVerdict, finite
+from specdec_core.search.load.result import Compared, LoadChoice, Verdict, finite
 from specdec_core.search.load.schedule import (
     TOLERANCE,
     choose_schedule,
@@ -80,8 +80,8 @@ class _Choosing:
     workload: Workload
     live: LiveSettings
     observer: Observer
-    rows: list[LoadRow] = field(default_factory=list)
-    verdicts: list[LoadVerdict] = field(default_factory=list)
+    rows: list[Compared] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.traffic = Traffic.of(self.workload, self.replay.recording)
@@ -130,9 +130,9 @@ class _Choosing:
                 speedup = finite(ratio)["speedup"]
                 simulated = self._simulate_one(each, load)
                 self.rows.append(
-                    LoadRow(load=load, config_id=each.id, simulated=simulated, speedup=speedup)
+                    Compared(load=load, config_id=each.id, simulated=simulated, speedup=speedup)
                 )
-            self.verdicts.append(LoadVerdict(load=load, config_id=choice.id))
+            self.verdicts.append(Verdict(load=load, config_id=choice.id))
         return self._choice(best)
 
     # By live runs
@@ -158,7 +158,7 @@ class _Choosing:
             best[load] = self.known[kept]
             cost = comparison.cost(kept, ids)
             self.verdicts.append(
-                LoadVerdict(
+                Verdict(
                     load=load,
                     config_id=kept,
                     in_question=comparison.in_question(ids),
@@ -208,7 +208,7 @@ class _Choosing:
         for each in contestants:
             live = [measure(runs.records(load, turn, each), self.workload.slo) for turn in turns]
             self.rows.append(
-                LoadRow(
+                Compared(
                     load=load,
                     config_id=each.id,
                     simulated=self._simulate_one(each, load),
@@ -234,7 +234,8 @@ class _Choosing:
     def _simulate_one(self, configuration: Configuration, load: Load) -> LoadMeasures:
         if configuration.id not in self._answers:
             self._answers[configuration.id] = replayed_answers(self.replay, configuration)
-        return self.traffic.simulate(self._answers[configuration.id], self.times, load)
+        simulation = self.traffic.simulate(self._answers[configuration.id], self.times, load)
+        return simulation.measure(self.workload.slo)
 
     def _choice(self, best: dict[Load, Configuration]) -> LoadChoice:
         if self.workload.closed:

@@ -17,7 +17,7 @@ from specdec_core.tokens.statistics import Ratio
 CHECKED = {"tpot": ("tpot", 50), "ttft": ("ttft", 95)}
 
 
-class LoadRow(Document):
+class Compared(Document):
     """A configuration at a load: simulated, and live in each turn of it. `speedup` is how many
     times as good as autoregressive decoding it is by the objective, measured with its interval, or
     without one by simulation; None where that reaches nothing."""
@@ -37,7 +37,7 @@ class LoadRow(Document):
         return runs[len(runs) // 2] if runs else None
 
 
-class LoadVerdict(Document):
+class Verdict(Document):
     """The choice for one load. Costs are shares of what the best timed there reaches by the
     objective; None where nothing was timed."""
 
@@ -56,8 +56,8 @@ class LoadChoice(Document):
     slo: Slo | None = None
     chosen: Configuration
     configurations: list[Configuration]  # that rows are of, autoregressive decoding first
-    rows: list[LoadRow]
-    verdicts: list[LoadVerdict]
+    rows: list[Compared]
+    verdicts: list[Verdict]
     simulated: int  # configurations
 
     @property
@@ -70,7 +70,7 @@ class LoadChoice(Document):
         """The configurations' labels by id."""
         return distinct_labels(self.configurations)
 
-    def row(self, load: Load, config_id: str) -> LoadRow:
+    def row(self, load: Load, config_id: str) -> Compared:
         return next(r for r in self.rows if (r.load, r.config_id) == (load, config_id))
 
     def table(self) -> pd.DataFrame:
@@ -102,7 +102,7 @@ class LoadChoice(Document):
         table = self.table()
         return {name: float(table[f"{name}_error"].abs().median()) for name in ("value", *CHECKED)}
 
-    def _checked(self, row: LoadRow) -> Iterator[tuple[str, float]]:
+    def _checked(self, row: Compared) -> Iterator[tuple[str, float]]:
         for name in ("value", *CHECKED):
             simulated = self._value(row.simulated, name)
             live = math.nan if row.typical is None else self._value(row.typical, name)

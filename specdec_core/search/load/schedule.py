@@ -39,7 +39,7 @@ def simulate_each(
     for config_id, configuration in distinct.items():
         answers = replayed_answers(replay, configuration)
         for load in traffic.loads:
-            measures = traffic.simulate(answers, times, load)
+            measures = traffic.simulate(answers, times, load).measure(workload.slo)
             rows.append(
                 {
                     "load": load.label,

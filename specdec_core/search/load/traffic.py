@@ -12,8 +12,8 @@ from specdec_core.engine import Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.load.answers import Answers
-from specdec_core.search.load.measures import LoadMeasures
 from specdec_core.search.load.simulator import (
+    Simulation,
     asks_of,
     asks_of_trace,
     simulate_arrivals,
@@ -74,18 +74,15 @@ class Traffic:
         kind, seed = self.workload.arrivals or "poisson", self.workload.seed
         return list(arrival_times(load.rate, load.requests, kind, seed).tolist())
 
-    def simulate(self, answers: Answers, times: StepTimes, load: Load) -> LoadMeasures:
-        """What the requests of a load experience by simulation."""
+    def simulate(self, answers: Answers, times: StepTimes, load: Load) -> Simulation:
+        """The requests of a load by simulation."""
         if self.trace:
             asks = asks_of_trace(answers, self.trace[: load.requests], self.new_tokens)
         else:
             asks = asks_of(answers, load.requests)
         if load.clients is not None:
-            simulation = simulate_clients(answers, times, asks, load.clients, self.limits)
-        else:
-            coming = self.arrivals(load)
-            simulation = simulate_arrivals(answers, times, asks, coming, self.limits)
-        return simulation.measure(self.workload.slo)
+            return simulate_clients(answers, times, asks, load.clients, self.limits)
+        return simulate_arrivals(answers, times, asks, self.arrivals(load), self.limits)
 
     def requests(self, load: Load, encode: Encode) -> list[Request]:
         """The requests of a load for the live engine. Texts of a trace are its own; where it tells
