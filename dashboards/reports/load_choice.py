@@ -9,7 +9,7 @@ from dashboards.cells import Cell
 from dashboards.figures.simulation import simulated_against_live
 from dashboards.reports.sentences import sentences
 from dashboards.sections import Section
-from specdec_core.search.load.result import CHECKED, LoadChoice, Verdict
+from specdec_core.search.load.result import CHECKED, Compared, LoadChoice, Verdict
 
 # What is compared, by objective: a heading and a number's format.
 OBJECTIVES = {
@@ -34,6 +34,9 @@ def load_sentences(choice: LoadChoice) -> Section:
 def findings(choice: LoadChoice) -> list[str]:
     """What is served, a sentence for each load, and the simulation's error."""
     lines = [choice.chosen.sentence, *verdicts(choice)]
+    if len({verdict.config_id for verdict in choice.verdicts}) > 1:
+        gains = [f"{_gain(row)} with {load.label}" for load, row in choice.served().items()]
+        lines.append(f"All of this together, as it is served: {', '.join(gains)}.")
     errors = choice.errors()
     if errors:
         lines.append(
@@ -45,18 +48,17 @@ def findings(choice: LoadChoice) -> list[str]:
 
 
 def load_metrics(choice: LoadChoice) -> dict[str, float | dict[int, float]]:
-    """What was chosen, by number of clients (0: an open loop), and the simulation's errors."""
-    chosen = [(v, choice.row(v.load, v.config_id)) for v in choice.verdicts]
+    """What is served and what its choice may cost, by number of clients (0: an open loop), and the
+    simulation's errors."""
+    rows = {load.clients or 0: row for load, row in choice.served().items()}
+    verdicts = {verdict.load.clients or 0: verdict for verdict in choice.verdicts}
     numbers: dict[str, dict[int, float | None]] = {
-        "load_speedup": {v.load.clients or 0: row.speedup for v, row in chosen},
-        "load_speedup_low": {v.load.clients or 0: row.low for v, row in chosen},
-        "load_speedup_high": {v.load.clients or 0: row.high for v, row in chosen},
-        f"load_{choice.by}": {
-            v.load.clients or 0: getattr(row.typical or row.simulated, choice.by)
-            for v, row in chosen
-        },
-        "load_regret": {v.load.clients or 0: v.regret for v, _ in chosen},
-        "load_regret_at_most": {v.load.clients or 0: v.at_most for v, _ in chosen},
+        "load_speedup": {step: row.speedup for step, row in rows.items()},
+        "load_speedup_low": {step: row.low for step, row in rows.items()},
+        "load_speedup_high": {step: row.high for step, row in rows.items()},
+        f"load_{choice.by}": {step: _value(choice, row) for step, row in rows.items()},
+        "load_regret": {step: verdict.regret for step, verdict in verdicts.items()},
+        "load_regret_at_most": {step: verdict.at_most for step, verdict in verdicts.items()},
     }
     known = {
         name: {step: value for step, value in values.items() if value is not None}
@@ -73,16 +75,26 @@ def verdicts(choice: LoadChoice) -> list[str]:
 
 def _verdict(choice: LoadChoice, verdict: Verdict) -> str:
     row, label = choice.row(verdict.load, verdict.config_id), choice.labels[verdict.config_id]
-    value = getattr(row.typical or row.simulated, choice.by)
     heading, form = OBJECTIVES[choice.by]
-    gain = cells.as_ratio(row.speedup, row.low, row.high) if row.speedup is not None else "–"
-    text = f"{verdict.load.label}: {label}, {value:{form}} {heading}, {gain} autoregressive"
+    text = (
+        f"{verdict.load.label}: {label}, {_value(choice, row):{form}} {heading}, {_gain(row)}"
+        " autoregressive decoding"
+    )
     if verdict.regret is None or verdict.at_most is None:
         return f"{text}, simulated"
     return (
         f"{text}; it costs at most {verdict.at_most:.1%} of the best timed there (expected"
         f" {verdict.regret:.1%})"
     )
+
+
+def _value(choice: LoadChoice, row: Compared) -> float:
+    """The objective, live where it was timed."""
+    return float(getattr(row.typical or row.simulated, choice.by))
+
+
+def _gain(row: Compared) -> str:
+    return cells.NONE if row.speedup is None else cells.as_ratio(row.speedup, row.low, row.high)
 
 
 def loads(choice: LoadChoice) -> Section:
@@ -99,7 +111,7 @@ def loads(choice: LoadChoice) -> Section:
         "TTFT p95, ms": cells.milliseconds(f"ttft{source}"),
     }
     if choice.timed:
-        columns["costs"] = _costs(choice)
+        columns["the choice costs"] = _costs(choice)
     by = f"goodput with {choice.slo}" if choice.slo else heading
     how = (
         "Each answered the same requests on the live engine, in turns with autoregressive decoding;"

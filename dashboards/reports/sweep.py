@@ -115,12 +115,12 @@ def headline(result: SweepResult) -> str:
 
 
 def _over_loads(choice: LoadChoice) -> str:
+    """What is served, at the smallest and the largest load."""
     if choice.chosen.drafter is None:
         return "Nothing beats autoregressive decoding here, at any load"
     gains = [
-        f"{cells.as_number(choice.row(verdict.load, verdict.config_id).speedup, '.2f×')} with"
-        f" {verdict.load.label}"
-        for verdict in choice.verdicts
+        f"{cells.as_number(row.speedup, '.2f×')} with {load.label}"
+        for load, row in choice.served().items()
     ]
     ends = list(dict.fromkeys([gains[0], gains[-1]]))
     return f"{choice.chosen.label}: {' and '.join(ends)}, over autoregressive decoding"

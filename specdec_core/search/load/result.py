@@ -73,6 +73,10 @@ class LoadChoice(Document):
     def row(self, load: Load, config_id: str) -> Compared:
         return next(r for r in self.rows if (r.load, r.config_id) == (load, config_id))
 
+    def served(self) -> dict[Load, Compared]:
+        """What is served, at each load: also a schedule is compared as a whole."""
+        return {v.load: self.row(v.load, self.chosen.id) for v in self.verdicts}
+
     def table(self) -> pd.DataFrame:
         """One row a load and configuration: live and simulated (`_simulated`) `value` by the
         objective, `tpot` (median) and `ttft` (95th percentile), the simulation's relative errors

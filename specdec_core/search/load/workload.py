@@ -155,7 +155,7 @@ class LiveSettings(Value):
         default=3, description="configurations timed at a load; 0, the simulation decides"
     )
     within: float = Field(
-        default=0.05, gt=0, lt=1, description="share of the best simulated that they fall behind"
+        default=0.1, gt=0, lt=1, description="share of the best simulated that they fall behind"
     )
     repeats: PositiveInt = Field(default=3, description="runs of each, in turns")
     requests: PositiveInt | None = Field(

@@ -153,7 +153,7 @@ def test_finalists_answer_a_workload_and_what_was_timed_is_not_timed_again(
 ) -> None:
     class Stopped(Heard):
         def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
-            if name == "timing 3 clients alone":
+            if name == "timing 3 clients":
                 raise KeyboardInterrupt
 
     record_prompts(tiny_pair, prompts_file, tmp_path / "traces" / "mine", 16)
