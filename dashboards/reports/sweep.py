@@ -250,6 +250,11 @@ def lossless(result: SweepResult) -> str:
 
 def caveats(result: SweepResult) -> Iterator[str]:
     """What a careful reader has to know before quoting the headline."""
+    if result.under_load is not None:
+        yield (
+            "What is served was chosen for many requests at once; all else here, and ★, is about"
+            " one request at a time."
+        )
     yield from _about_champion(result)
     yield from _about_outputs(result)
     yield from _about_estimates(result)
