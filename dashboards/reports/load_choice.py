@@ -130,6 +130,7 @@ def loads(choice: LoadChoice) -> Section:
         frame=table,
         marked=[n for n, chosen in enumerate(table["chosen"]) if chosen],
         ruled=cells.group_ends(table["load"]),
+        brief=("load", "configuration", heading, "over autoregressive"),
     )
 
 
