@@ -18,6 +18,12 @@ class Style(NamedTuple):
     colour: str
     symbol: str
 
+    @property
+    def hollow(self) -> str:
+        """The symbol without its filling."""
+        plain = self.symbol.removesuffix("-dot").removesuffix("-open")
+        return f"{plain}-open" + ("-dot" if self.symbol.endswith("-dot") else "")
+
 
 # The neutral colours; the report swaps these three for those of the reader's colour scheme.
 INK, MUTED, PAPER = "#2b3038", "#7b828d", "#fefefe"

@@ -83,11 +83,12 @@ def keys() -> str:
     from specdec_core.config.kinds import DRAFTERS, POLICIES, drafter_settings, policy_settings
     from specdec_core.cost.steps import EngineTerms, ForwardTerms, StepTimes
     from specdec_core.search.load.trace import TraceRequest
-    from specdec_core.search.load.workload import Slo, Workload
+    from specdec_core.search.load.workload import LiveSettings, Slo, Workload
     from specdec_core.search.plan import Plan
 
     parts = ["## A sweep", _model(Plan), "## Workload", _model(Workload), "### Objective"]
     parts += [_model(Slo), "### A line of a trace", _model(TraceRequest)]
+    parts += ["### Live runs", _model(LiveSettings)]
     parts += ["## Pair", _model(PairSpec), "## Runner"]
     parts += [_model(RunnerSettings), "## Sampling", _model(Sampling), "## Placement"]
     parts += [_model(Placement), "## Drafters"]

@@ -24,7 +24,7 @@ COMMANDS = {
     "throughput": "Measure tokens a second by batch size, and choose K for each.",
     "papers": "Write the papers' comparison tables for a pair.",
     "capacity": "Simulate load: how many replicas a rate of requests needs.",
-    "schedule": "Choose a configuration for each range of load, by simulation.",
+    "schedule": "Choose a configuration for each range of load, and time the best.",
     "sweep": "Find the fastest configuration for a pair and its prompts.",
     "report": "Write a sweep's HTML report again.",
     "promote": "Make another configuration of a sweep the champion.",

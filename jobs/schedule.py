@@ -1,9 +1,8 @@
-"""Choose a configuration for each range of load, by simulation of recorded rounds."""
+"""Choose a configuration for each range of load: simulated, and timed live."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +13,8 @@ from jobs.console import console, deliver, point, program, run
 from jobs.options import Name, check_name, sizes
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.search.load.workload import Slo
-from specdec_core.search.plan import ResolvedPlan, load_plan
+from specdec_core.search.load.workload import Slo, Workload
+from specdec_core.search.plan import load_plan
 
 
 def main(
@@ -32,92 +31,79 @@ def main(
     hardware: Annotated[
         Path | None,
         Option(
-            help="Step times, or forward times of another machine (YAML); unset, the workspace's,"
-            " measured if missing."
+            help="Step times, or forward times of another machine (YAML), to choose for by"
+            " simulation alone; unset, the workspace's, measured if missing."
         ),
     ] = None,
+    live: Annotated[
+        bool, Option(help="Time the best few at each load; else the simulation decides.")
+    ] = True,
     name: Name = None,
 ) -> None:
     """Simulate every configuration of a sweep file that the recording can replay, and the target
-    alone, with 1, 2, 4, … clients; choose the best for each number, and write them as one
-    configuration that drafts by the load, to serve.
+    alone, with 1, 2, 4, … clients; time the best few at each load live; choose for each, and write
+    the choices as one configuration that drafts by the load, to serve.
     """
     check_name(name)
     plan = load_plan(config)
+    objective = Slo.read(slo, "--slo") if slo else None
     counts = sizes(clients, "--clients") if clients is not None else None
-    choose_for_load(
-        plan, str(config), traces, counts, Slo.read(slo, "--slo") if slo else None, hardware, name
-    )
 
-
-def choose_for_load(
-    plan: ResolvedPlan,
-    source: str,
-    traces: str,
-    clients: Sequence[int] | None = None,
-    slo: Slo | None = None,
-    hardware: Path | None = None,
-    name: str | None = None,
-) -> None:
-    """Choose among a plan's configurations, of the file `source`, for each number of clients, by a
-    recording. Clients and SLO that are not given are the plan's. Raises :class:`UserError`."""
-    workload = plan.workload
-    asked = workload.clients if workload is not None else None
-    objective = slo or (workload.slo if workload else None)
-
-    # pandas, torch and MLflow take seconds to import.
-    import pandas as pd
-
+    # torch and MLflow take seconds to import.
     from dashboards.progress import ConsoleProgress
     from dashboards.reports.schedule import report
     from dashboards.sections import Origin
     from specdec_core.cost.steps import load_step_times
+    from specdec_core.models.pair import load_pair
     from specdec_core.recordings.replay import Replay
-    from specdec_core.search.load.schedule import CLIENTS, choose_schedule, simulate_each
+    from specdec_core.search.load.choice import choose_for_load
+    from specdec_core.search.load.traffic import CLIENTS, Traffic
     from specdec_core.search.replaying import find_named, split
+    from specdec_core.search.results import may_win
+    from specdec_core.studies.load_timer import EngineTimer
     from specdec_core.studies.step_times import step_times
 
-    counts = clients or asked or CLIENTS
+    workload = plan.workload or Workload(clients=CLIENTS)
+    if counts is not None:
+        workload = Workload(clients=counts, slo=workload.slo, requests=workload.requests)
+    if objective is not None:
+        workload = workload.model_copy(update={"slo": objective})
     recording = find_named(traces, workspace())
     header = recording.header
     if header.sampling != plan.sampling:
-        raise UserError(f"{recording.folder}: recorded with other sampling than {source} has")
-    heads = any(each.heads for each in plan.samples)
-    replay = Replay(recording, hidden=heads)
+        raise UserError(f"{recording.folder}: recorded with other sampling than {config} has")
+    replay = Replay(recording, hidden=any(each.heads for each in plan.samples))
     known, unknown = split(plan.configurations or (), replay)
-    if not known:
-        raise UserError(f"{source}: no configuration that {recording.folder} can replay")
+    candidates = [each for each in known if may_win(each, plan.allow_lossy)]
+    if not candidates:
+        raise UserError(f"{config}: no configuration that {recording.folder} can replay")
+    traffic = Traffic.of(workload, recording)
     with ConsoleProgress(console) as progress:
+        timer = None
         if hardware is not None:
             times = load_step_times(hardware, list(header.pair.drafts))
         else:
             path = workspace() / "steps.json"
-            times = step_times(header.pair, path, max(counts), progress)
-        simulated = simulate_each(
-            replay, known, times, sorted(set(counts)), slo=objective, observer=progress
+            times = step_times(header.pair, path, traffic.limits.slots, progress)
+            if live and plan.live.finalists:
+                timer = EngineTimer(load_pair(header.pair), traffic)
+        choice, simulated = choose_for_load(
+            candidates, replay, times, workload, plan.live, timer, observer=progress
         )
-    candidates = [plan.autoregressive, *known]
-    by = "goodput" if objective else "tokens_per_second"
-    chosen = choose_schedule(simulated, candidates, by)
-    if chosen not in candidates:  # the load changes while it is followed
-        whole = simulate_each(replay, [chosen], times, sorted(set(counts)), slo=objective)
-        whole = whole[whole["config_id"] == chosen.id]
-        simulated = pd.concat([simulated, whole], ignore_index=True)
 
     folder = workspace() / "schedules" / (name or recording.folder.name)
-    written = PairConfiguration(pair=header.pair, configuration=chosen)
-    path = written.save(folder / "schedule.yaml")
+    written = PairConfiguration(pair=header.pair, configuration=choice.chosen)
+    schedule = written.save(folder / "schedule.yaml")
     notes = [
-        f"{len(known)} configurations of {source}, {len(unknown)} more cannot be replayed",
-        f"prompts of {recording.folder.name}; chosen by"
-        f" {f'goodput with {objective}' if objective else 'tokens a second'}",
+        f"{len(candidates)} configurations of {config}, {len(unknown)} more cannot be replayed",
+        f"prompts of {recording.folder.name}, at most {header.max_new_tokens} new tokens",
         f"step times: {hardware or times.device}",
     ]
-    params = {"recording": recording.folder.name, "config": source, "by": by}
+    params = {"recording": recording.folder.name, "config": str(config), "by": choice.by}
     origin = Origin(name=folder.name, pair=header.pair.name, notes=notes, params=params)
-    deliver(report(chosen, simulated, candidates, by, origin), folder, "schedule", [path])
-    point("schedule", path)
-    point("serve", shlex.join([program("specdec"), "serve", "--config", str(path)]))
+    deliver(report(choice, simulated, origin), folder, "schedule", [schedule])
+    point("schedule", schedule)
+    point("serve", shlex.join([program("specdec"), "serve", "--config", str(schedule)]))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from jobs.choice import PairConfiguration
 from jobs.console import console, interruptible, point, print_runs_page, program, run
 from jobs.options import (
     Drafts,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from specdec_core.search.plan import ResolvedPlan
     from specdec_core.search.results import ReplaySummary, SweepResult
 
+SCHEDULE = "schedule.yaml"  # in a sweep's folder: the configuration for all loads of a workload
 QUICK = Path(__file__).with_name("sweeps") / "quick.yaml"
 
 
@@ -64,7 +66,8 @@ def main(
 
     Where `specdec record` has recorded the same pair, prompts and settings, configurations are
     replayed from that, thousands in a minute. Interrupted, the same command goes on where it
-    stopped.
+    stopped. With a workload in the sweep file, a configuration is chosen for each of its loads, and
+    the champion is all of them together.
     """
     if traces is not None and no_replay:
         raise UserError("--traces names a recording to replay, --no-replay forbids it: give one")
@@ -82,44 +85,29 @@ def main(
     plan = load_plan(config, **overrides)
     with interruptible():
         result, version, report = sweep(plan, name, fresh)
-    champion = result.champion_trial
-    best = f"{result.labels[champion.id]} ({champion.id})"
+    served = result.served
+    best = f"{result.labels[served.id]} ({served.id})"
     if result.hardware is None:
         point("champion", f"{best}, version {version} of {result.pair.name}")
     else:
         point("best", f"{best}, estimated for {result.hardware}: not timed and not registered")
+    if result.under_load is not None:
+        point("schedule", report.with_name(SCHEDULE))
+    elif plan.workload is not None:
+        point("workload", f"nothing was replayed, so nothing is chosen for it; {_record(plan)}")
     point("report", report)
     print_runs_page(result.pair.name, "sweeps")
     if result.hardware is None:
         point("serve", f"{program('specdec')} serve")
-    if plan.workload is not None:
-        choose_among(plan, str(config), traces, hardware, result)
 
 
-def choose_among(
-    plan: ResolvedPlan,
-    source: str,
-    traces: str | None,
-    hardware: Path | None,
-    result: SweepResult,
-) -> None:
-    """For a sweep with a workload: the configuration for each number of its clients, by simulation
-    of what was replayed. What was timed, and registered as champion, is for one client."""
-    from jobs.schedule import choose_for_load
-
-    console.rule("many requests")
-    if plan.workload is None or not plan.workload.clients:
-        console.print("a sweep chooses by clients; for a rate or a trace ask `specdec capacity`")
-    elif result.replay is None:
-        limit = f" --limit {plan.prompts.limit}" if plan.prompts.limit else ""
-        record = (
-            f"{program('specdec')} record --prompts {plan.prompts.source}{limit}"
-            f" --max-new-tokens {plan.max_new_tokens}"
-        )
-        console.print(f"nothing was replayed, so nothing can be simulated; first: {record}")
-    else:
-        recording = traces or result.replay.recording
-        choose_for_load(plan, source, recording, hardware=hardware, name=result.name)
+def _record(plan: ResolvedPlan) -> str:
+    """How to record what a workload is simulated from."""
+    limit = f" --limit {plan.prompts.limit}" if plan.prompts.limit else ""
+    return (
+        f"first: {program('specdec')} record --prompts {plan.prompts.source}{limit}"
+        f" --max-new-tokens {plan.max_new_tokens}"
+    )
 
 
 def sweep(
@@ -132,6 +120,7 @@ def sweep(
     from dashboards.outputs.console import show
     from dashboards.outputs.files import write_page
     from dashboards.progress import SweepProgress
+    from dashboards.reports.load_choice import loads, served
     from dashboards.reports.standings import standings, timed_sentences
     from dashboards.reports.sweep import of_folder
     from dashboards.tracking.sweep_run import SweepRun
@@ -141,7 +130,12 @@ def sweep(
         with progress:
             result, folder = run_sweep(plan, workspace(), name, fresh, [tracking, progress])
         page = write_page(of_folder(result, folder.path), folder.path)
-        show(console, [standings(result), timed_sentences(result)])
+        sections = [standings(result), timed_sentences(result)]
+        if result.under_load is not None:
+            chosen = PairConfiguration(pair=result.pair, configuration=result.under_load.chosen)
+            chosen.save(folder.path / SCHEDULE)
+            sections += [loads(result.under_load), served(result.under_load)]
+        show(console, sections)
         if result.replay is not None:
             point("replayed", replay_line(result.replay))
         with console.status("writing to MLflow"):

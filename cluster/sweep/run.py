@@ -4,7 +4,8 @@ Counts of drafted, verified and discarded tokens do not depend on load, so Ray T
 all cores at once: by replay where a recording of the prompts tells them, else by decoding. The
 profile turns them into estimated speedups. Times do depend on load, so the finalists are timed in
 one process while nothing else runs, in turns with autoregressive decoding on the same prompts.
-With another machine's forward times there is nothing to time, and the best estimate wins.
+With another machine's forward times there is nothing to time, and the best estimate wins. For a
+workload, the finalists at each of its loads are timed as well, where a recording was replayed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from cluster.sweep.counting import count_all
 from cluster.sweep.finalists import time_finalists
 from cluster.sweep.timing import alone, lost, start_bench
 from cluster.sweep.trial import Task
+from cluster.sweep.workload import choose_for_workload
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import together
 from specdec_core.config import PairSpec
@@ -90,9 +92,10 @@ def run_sweep(
         with folder.lock():
             sweep.begin(identity, prompt_set)
             observer.begun(sweep.result, prompts, folder.path)
-            sweep.count()
-            timed = sweep.choose()
-            sweep.write(timed)
+            if sweep.result.champion is None:
+                sweep.count()
+            sweep.choose()
+            sweep.result.save(folder.path)
     return sweep.result, folder
 
 
@@ -147,11 +150,15 @@ class _Sweep:
         )
 
     def begin(self, identity: str, prompt_set: PromptSet) -> None:
-        """Write the plan, the pair and the profile; make the result."""
+        """Write the plan, the pair and the profile; make the result, or read what a sweep that was
+        interrupted under its workload has of it."""
         self.folder.begin(self.plan.given, identity)
         self.folder.save_pair(self.pair)
         self.profile = self._profile()
         self.folder.save_profile(self.profile)
+        if (timed := self.folder.timed()) is not None:
+            self.result = timed
+            return
         self.result = SweepResult(
             name=self.folder.name,
             started=datetime.now(UTC),
@@ -191,26 +198,36 @@ class _Sweep:
         if self.replay is not None:
             self.result.oracles = recorded_oracles(self.replay, self.profile)
 
-    def choose(self) -> dict[str, pd.DataFrame]:
-        """Choose the champion: by times taken alone, or for another machine by estimate. Returns
-        the rounds of replayed finalists, which were decoded to be timed."""
+    def choose(self) -> None:
+        """Choose the champion, and configurations for the loads of a workload: by times taken
+        alone, or for another machine by estimate."""
         if self.plan.hardware is not None:
+            ray.kill(self.bench)
             may_win = [t for t in self.result.trials if t.may_win(self.plan.allow_lossy)]
             self.result.champion = by_estimate(may_win)[0].id
-            ray.kill(self.bench)
-            return {}
+            self._write_rounds({})
+            self._choose_for_load(None)
+            return
         with self._timing_bench() as bench:
-            timed = time_finalists(
-                self.plan,
-                bench,
-                self.requests,
-                self.further,
-                self.result,
-                self.folder,
-                self.observer,
-            )
+            if self.result.champion is None:
+                self._time_finalists(bench)
+            self._choose_for_load(bench)
         ray.kill(bench)
-        return timed
+
+    def _time_finalists(self, bench: ray.actor.ActorHandle) -> None:
+        """Time finalists for one request at a time, and keep the outcome where more is to come."""
+        timed = time_finalists(
+            self.plan, bench, self.requests, self.further, self.result, self.folder, self.observer
+        )
+        self._write_rounds(timed)
+        if self.plan.workload is not None:
+            self.folder.save_timed(self.result)
+
+    def _choose_for_load(self, bench: ray.actor.ActorHandle | None) -> None:
+        if self.replay is not None:
+            choose_for_workload(
+                self.plan, self.replay, bench, self.result, self.folder, self.observer
+            )
 
     @contextmanager
     def _timing_bench(self) -> Iterator[ray.actor.ActorHandle]:
@@ -231,11 +248,11 @@ class _Sweep:
         ):
             yield bench
 
-    def write(self, timed: Mapping[str, pd.DataFrame]) -> None:
-        """Write the result, and the rounds of notable trials."""
+    def _write_rounds(self, timed: Mapping[str, pd.DataFrame]) -> None:
+        """Write the rounds of notable trials; `timed` are those of replayed finalists, which were
+        decoded to be timed."""
         notable = [t for t in self.result.notable() if t.replayed and t.id not in timed]
         self.folder.save_rounds([*timed.values(), *_replayed_rounds(self.task, notable)])
-        self.result.save(self.folder.path)
 
 
 def _replayed_rounds(task: Task, trials: Iterable[Trial]) -> list[pd.DataFrame]:

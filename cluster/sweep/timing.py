@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
+import pandas as pd
 import ray
 import torch
 from ray.exceptions import RayActorError
@@ -26,13 +27,18 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.cost import Profile
+from specdec_core.cost.steps import StepTimes
 from specdec_core.drafting.drafter import Drafter
 from specdec_core.engine import Engine, Request
 from specdec_core.models.alignment import Trajectory, measure_alignment
 from specdec_core.models.pair import load_pair
 from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.search.load.traffic import Traffic
+from specdec_core.search.load.workload import Load
 from specdec_core.search.results import OraclePoint, Timing
+from specdec_core.studies.load_timer import EngineTimer
 from specdec_core.studies.profiling import measure_policies, profile_pair
+from specdec_core.studies.step_times import measure_steps
 from specdec_core.tokens.statistics import Generation, Ratio, paired_ratio
 
 WARM_UP_TOKENS = 8
@@ -127,6 +133,22 @@ class Bench:
         start = perf_counter()
         (generation,) = self.engine.generate([request])
         return perf_counter() - start, generation
+
+    def step_times(self, slots: int) -> StepTimes:
+        """Measure what steps over up to so many requests take."""
+        return measure_steps(self.pair, slots).times
+
+    def take_workload(self, traffic: Traffic) -> None:
+        """Get ready to answer a workload's requests."""
+        self.load_timer = EngineTimer(self.pair, traffic)
+
+    def warm_up_load(self, configuration: Configuration, load: Load) -> None:
+        """Answer some requests of a load, untimed."""
+        self.load_timer.warm_up(configuration, load)
+
+    def answer(self, configuration: Configuration, load: Load) -> pd.DataFrame:
+        """Records of the requests of a load."""
+        return self.load_timer.answer(configuration, load)
 
     def oracles(
         self, profile: Profile, requests: Sequence[Request], outputs: Sequence[Sequence[int]]

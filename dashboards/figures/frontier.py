@@ -202,7 +202,7 @@ def _points(
         marker={
             "color": look.colour, "size": size,
             "line": {"color": look.colour if second else PAPER, "width": 1.2},
-            "symbol": look.symbol + ("-open" if second else ""),
+            "symbol": look.hollow if second else look.symbol,
         },
         text=[hover(scene.result, t) for t in trials],
         hovertemplate="%{text}<extra></extra>",

@@ -82,6 +82,8 @@ def _row(result: SweepResult, trial: Trial) -> dict[str, Any]:
 def _status(result: SweepResult, trial: Trial) -> str:
     timing = speedup(result, trial).timing
     if trial.id == result.champion:
+        return "champion" if result.under_load is None else "fastest alone"
+    if result.under_load is not None and trial.id == result.served.id:
         return "champion"
     if timing is not None:
         return "tied" if timing.tied_with_champion else "timed"
@@ -92,6 +94,8 @@ def _status(result: SweepResult, trial: Trial) -> str:
 
 def _legend(result: SweepResult, left_out: int, rest: str) -> str:
     notes = ["★ champion", "= tied with it", "≈ estimated", "† stopped early"]
+    if result.under_load is not None:
+        notes[:2] = ["★ fastest with one request at a time", "= tied with it"]
     if result.hardware is not None:
         notes = ["★ best estimate", f"≈ estimated for {result.hardware}, not timed"]
     if left_out:

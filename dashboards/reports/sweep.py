@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from dashboards import cells
 from dashboards.ranking import (
     Speedup,
     best_of,
@@ -20,10 +21,12 @@ from dashboards.ranking import (
     ranked,
     speedup,
 )
+from dashboards.reports.load_choice import loads, served
 from dashboards.reports.standings import standings, timed_sentences
 from dashboards.reports.sweep_figures import drawn
 from dashboards.sections import Origin, Report, Section, Tile
 from specdec_core.base.errors import UserError
+from specdec_core.search.load.result import LoadChoice
 from specdec_core.search.results import RaceSummary, SweepResult, Timing
 
 if TYPE_CHECKING:
@@ -78,6 +81,11 @@ def report(result: SweepResult, rounds: pd.DataFrame, evidence: Evidence | None 
         summary=summary(result),
         parts=[
             *(section for section in sections if section.tiles or section.lines),
+            *(
+                ()
+                if result.under_load is None
+                else (served(result.under_load), loads(result.under_load))
+            ),
             standings(result, TABLE_ROWS, "sweep.json"),
             *drawn(result, rounds, evidence),
             Section(key="facts", title="What was measured, and on what", terms=dict(facts(result))),
@@ -92,6 +100,8 @@ def report(result: SweepResult, rounds: pd.DataFrame, evidence: Evidence | None 
 def headline(result: SweepResult) -> str:
     if result.champion is None:
         return "No champion yet: nothing was timed"
+    if result.under_load is not None and result.under_load.timed:
+        return _over_loads(result.under_load)
     best = champion(result)
     if best is None:
         return "Nothing beats autoregressive decoding here"
@@ -102,6 +112,18 @@ def headline(result: SweepResult) -> str:
     if gain.timing.low <= 1 <= gain.timing.high:
         return f"{name} cannot be told from autoregressive decoding ({gain.value:.2f}×)"
     return f"{name} is {gain.value:.2f}× as fast as autoregressive decoding"
+
+
+def _over_loads(choice: LoadChoice) -> str:
+    """What is served, at the smallest and the largest load."""
+    if choice.chosen.drafter is None:
+        return "Nothing beats autoregressive decoding here, at any load"
+    gains = [
+        f"{cells.as_number(row.speedup, '.2f×')} with {load.label}"
+        for load, row in choice.served().items()
+    ]
+    ends = list(dict.fromkeys([gains[0], gains[-1]]))
+    return f"{choice.chosen.label}: {' and '.join(ends)}, over autoregressive decoding"
 
 
 def summary(result: SweepResult) -> str:
@@ -228,6 +250,11 @@ def lossless(result: SweepResult) -> str:
 
 def caveats(result: SweepResult) -> Iterator[str]:
     """What a careful reader has to know before quoting the headline."""
+    if result.under_load is not None:
+        yield (
+            "What is served was chosen for many requests at once; all else here, and ★, is about"
+            " one request at a time."
+        )
     yield from _about_champion(result)
     yield from _about_outputs(result)
     yield from _about_estimates(result)

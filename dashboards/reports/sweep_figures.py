@@ -11,6 +11,7 @@ import pandas as pd
 
 from dashboards import figures
 from dashboards.reports.heads import ablation
+from dashboards.reports.load_choice import simulation
 from dashboards.sections import Section
 from specdec_core.base.errors import UserError
 from specdec_core.search.results import SweepResult
@@ -28,6 +29,7 @@ def drawn(
     traces = _of_traces(evidence) if evidence is not None else ()
     return [
         *_of_sweep(result, rounds),
+        *_part("Many requests at once", simulation(result.under_load) if result.under_load else ()),
         *_part("The trained heads", heads),
         *_part("What the traces say", traces),
     ]

@@ -14,6 +14,7 @@ from mlflow.entities import Run
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
+from dashboards.reports.load_choice import verdicts
 from dashboards.reports.sentences import note
 from dashboards.store import connect, runs_where, tracking_uri
 from dashboards.tracking.trial_runs import log_trial
@@ -86,6 +87,9 @@ def _create_version(
     client: MlflowClient, run: Run, result: SweepResult, trial: Trial
 ) -> ModelVersion:
     timing = next((t for t in result.timings if t.config_id == trial.id), None)
+    under_load = []
+    if result.under_load is not None and result.under_load.chosen.id == trial.id:
+        under_load = [f"- {line}" for line in verdicts(result.under_load)]
     return client.create_model_version(
         result.pair.name,
         source=f"{run.info.artifact_uri}/{CHAMPION}",
@@ -97,7 +101,8 @@ def _create_version(
         },
         description=trial.configuration.label
         + (f", {timing.speedup:.2f}× autoregressive decoding" if timing else "")
-        + f"\n\n{note(trial.configuration)}",
+        + "\n\n"
+        + "\n".join([*under_load, "", note(trial.configuration)]).strip(),
     )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
+from dashboards.reports.load_choice import load_metrics
 from dashboards.store import (
     FOLDER,
     as_metrics,
@@ -42,6 +43,10 @@ from specdec_core.search.results import ESTIMATES, SweepResult, Timing, Trial
 
 # A tracking server answers several requests at a time, a file one.
 _THREADS = 8
+FILES = (  # of a sweep's folder, those that there are
+    *("sweep.json", "plan.yaml", "rounds.parquet"),
+    *("schedule.yaml", "simulated.csv", "steps.json"),
+)
 
 
 class SweepRun(DeliveredRun, SweepObserver):
@@ -135,7 +140,7 @@ class SweepRun(DeliveredRun, SweepObserver):
         self._log_times(result)
         self._log_corrected(result)
         self._rename_runs(result)
-        files = [folder / name for name in ("sweep.json", "plan.yaml", "rounds.parquet")]
+        files = [folder / name for name in FILES]
         for file in (*files, report):
             if file is not None and file.exists():
                 self._client.log_artifact(self.run_id, str(file))
@@ -148,9 +153,10 @@ class SweepRun(DeliveredRun, SweepObserver):
         version = []
         if result.champion is not None:
             if result.hardware is None:
-                version.append(register(result, result.champion, self._client))
-            label = result.labels[result.champion]
-            for tag, value in ((CHAMPION, result.champion), ("champion_label", label)):
+                version.append(register(result, result.served.id, self._client))
+            served = result.served
+            label = result.labels[served.id]
+            for tag, value in ((CHAMPION, served.id), ("champion_label", label)):
                 self._client.set_tag(self.run_id, tag, value)
         self._client.set_terminated(self.run_id)
         return version
@@ -161,6 +167,8 @@ class SweepRun(DeliveredRun, SweepObserver):
                 run_id = self.logged[timing.config_id]
                 self._client.log_batch(run_id, metrics=as_metrics(_of_timing(timing)))
         self._client.log_batch(self.run_id, metrics=as_metrics(_summary(result)))
+        if result.under_load is not None:
+            self._client.log_batch(self.run_id, metrics=as_metrics(load_metrics(result.under_load)))
 
     def _log_corrected(self, result: SweepResult) -> None:
         """The estimates as the times of others have corrected them, and the table with these."""

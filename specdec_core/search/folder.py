@@ -6,6 +6,10 @@
     trials/<id>.json  a finished configuration; its rounds are in <id>.parquet, unless it was
                       replayed: a replay yields them at any time
     optuna.db         what Optuna has learned
+    timed.json        the result without the choice for a workload's loads, while that is made
+    steps.json        what steps over many requests take
+    live/*.parquet    requests of a run under load: <clients>-<turn>-<configuration>
+    simulated.csv     every configuration simulated at every load
     sweep.json        the result
     rounds.parquet    rounds; of replayed configurations only the best
     finished          written last, after everything that reads the result
@@ -96,6 +100,14 @@ class SweepFolder:
 
     def result(self) -> SweepResult | None:
         return SweepResult.load(self.path) if (self.path / "sweep.json").exists() else None
+
+    def timed(self) -> SweepResult | None:
+        """The result of a sweep that was interrupted while it chose for loads."""
+        path = self.path / "timed.json"
+        return SweepResult.model_validate_json(path.read_text()) if path.exists() else None
+
+    def save_timed(self, result: SweepResult) -> None:
+        write_atomically(self.path / "timed.json", result.model_dump_json(indent=1))
 
     def pair(self) -> PairSpec | None:
         path = self.path / "pair.json"

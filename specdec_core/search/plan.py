@@ -33,7 +33,7 @@ from specdec_core.config.drafters import read_arm
 from specdec_core.config.kinds import DRAFTERS, POLICIES, kinds_of
 from specdec_core.cost.hardware import Hardware, load_hardware
 from specdec_core.search.load.trace import read_trace
-from specdec_core.search.load.workload import Workload
+from specdec_core.search.load.workload import LiveSettings, Workload
 from specdec_core.search.space import Search
 
 EVERY = "*"  # in the name of a head: all trained heads whose names match, as in a shell
@@ -107,8 +107,9 @@ class SweepSettings(Value):
     )
     workload: Workload | None = Field(
         default=None,
-        description="requests at once, for which `specdec schedule` chooses; a sweep times one",
+        description="requests at once; for each load of it a configuration is chosen",
     )
+    live: LiveSettings = LiveSettings()
 
     @field_validator("allow_lossy")
     @classmethod
@@ -160,7 +161,8 @@ class ResolvedPlan(SweepSettings):
         content: list[Any] = [settings, self.entries, prompts_digest]
         # Sweeps from before there were workloads resume.
         if settings.get("workload") is None:
-            settings.pop("workload", None)
+            for name in ("workload", "live"):
+                settings.pop(name, None)
         elif self.workload is not None and self.workload.trace is not None:
             content.append(hashlib.sha256(Path(self.workload.trace).read_bytes()).hexdigest())
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

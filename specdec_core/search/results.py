@@ -15,6 +15,7 @@ from specdec_core.config import Configuration, Document, PairSpec, distinct_labe
 from specdec_core.cost import Profile
 from specdec_core.drafting.policies.oracle import OracleSettings
 from specdec_core.prompts.prompt_sets import PromptSet
+from specdec_core.search.load.result import LoadChoice
 from specdec_core.tokens.statistics import Counts, Ratio, paired_ratio
 
 METRIC = "estimated_speedup"
@@ -71,9 +72,13 @@ class Trial(Document):
 
     def may_win(self, allowed: Collection[str]) -> bool:
         """Whether it could be champion if the lossy methods `allowed`, by name, may win."""
-        configuration = self.configuration
-        lossless = configuration.lossy_methods <= set(allowed)
-        return self.finished and lossless and configuration.family != ORACLE
+        return self.finished and may_win(self.configuration, allowed)
+
+
+def may_win(configuration: Configuration, allowed: Collection[str] = ()) -> bool:
+    """Whether a configuration may be chosen if the lossy methods `allowed`, by name, may win."""
+    lossless = configuration.lossy_methods <= set(allowed)
+    return lossless and configuration.family != ORACLE
 
 
 def by_estimate(trials: Iterable[Trial]) -> list[Trial]:
@@ -154,7 +159,8 @@ class SweepResult(Document):
     oracles: list[OraclePoint] = Field(default=[])
     autoregressive: Timing | None = None
     timings: list[Timing] = Field(default=[])
-    champion: str | None = None  # config_id
+    champion: str | None = None  # config_id, the fastest for one request at a time
+    under_load: LoadChoice | None = None  # of a sweep with a workload
     race: RaceSummary | None = None
     replay: ReplaySummary | None = None
     hardware: str | None = None  # another machine, whose forward times the profile holds
@@ -178,6 +184,16 @@ class SweepResult(Document):
         if self.champion is None:
             raise ValueError(f"sweep {self.name} has no champion")
         return self.trial(self.champion)
+
+    @property
+    def served(self) -> Trial:
+        """What is registered: the configuration for all loads, where there is a workload, or else
+        the champion."""
+        return (
+            self.champion_trial
+            if self.under_load is None
+            else self.trial(self.under_load.chosen.id)
+        )
 
     def notable(self, most: int = NOTABLE) -> list[Trial]:
         """Up to `most` trials with a drafter: first the best of each family with each draft, then

@@ -27,9 +27,13 @@ from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.schema import Header, save_header, write_shard
+from specdec_core.search.load.choice import choose_for_load
+from specdec_core.search.load.workload import LiveSettings, Workload
 from specdec_core.search.results import OraclePoint, SweepResult, Timing, Trial
 from specdec_core.studies.profiling import profile_pair
 from specdec_core.tokens.statistics import Counts, paired_ratio, rounds_frame
+from tests.load_timer import ALWAYS_FREE, UP_TO_A_DOZEN, Machine
+from tests.load_timer import recorded as recorded_texts
 
 NEW_TOKENS = 24
 CONFIGURATIONS = [
@@ -115,6 +119,22 @@ def swept(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Sw
     return result, folder
 
 
+@pytest.fixture(scope="session")
+def under_load(
+    swept: tuple[SweepResult, Path], tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory
+) -> SweepResult:
+    """The sweep's result with a choice for 1 and 8 clients: with 8 nobody drafts."""
+    replay, workload = recorded_texts(tiny_pair, tmp_path_factory.mktemp("load")), WORKLOAD
+    machine = Machine(replay, workload, UP_TO_A_DOZEN)
+    candidates, live = CONFIGURATIONS[1:3], LiveSettings(repeats=2)
+    result = swept[0].model_copy(deep=True)
+    result.under_load, _ = choose_for_load(candidates, replay, ALWAYS_FREE, workload, live, machine)
+    chosen = {"configuration": result.under_load.chosen}
+    result.trials.append(result.trials[1].model_copy(update=chosen))
+    return result
+
+
+WORKLOAD = Workload(clients=(1, 8), requests=8)
 FINGERPRINTS = {"target": "the target's", "draft": "the draft's"}
 
 

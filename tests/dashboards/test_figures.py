@@ -290,6 +290,13 @@ def test_figures_of_a_pair_without_drafts(result, rounds):
     draw_all(result, rounds)
 
 
+@pytest.mark.parametrize("family", [*look.STYLES, *look.VARIANTS, "unheard of"])
+def test_every_symbol_can_be_drawn_filled_and_hollow(family):
+    style = look.style(family)
+    for symbol in (style.symbol, style.hollow):
+        go.Scatter(marker={"symbol": symbol})  # raises for one that plotly does not know
+
+
 def test_a_second_draft_is_told_apart(result, rounds):
     result.pair = result.pair.model_copy(update={"drafts": {"draft": "a", "other": "b"}})
     costs = result.profile.drafts["draft"]

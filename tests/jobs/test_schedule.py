@@ -13,6 +13,7 @@ from jobs.choice import read_config
 from specdec_core.cost.steps import ForwardTerms, StepTimes
 from specdec_core.models.pair import Pair
 from specdec_core.search.load.schedule import drafter_at
+from specdec_core.search.results import SweepResult
 from tests.jobs.conftest import Command, record_prompts
 
 FIXED = {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": [2, 5]}}}
@@ -32,6 +33,7 @@ def home(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "prompts": {"source": str(prompts)},
         "max_new_tokens": 16,
         "workload": {"clients": [1, 8]},
+        "live": {"requests": 6, "repeats": 2},
     }
     (home / "sweep.yaml").write_text(json.dumps(plan))
     (home / "none.yaml").write_text(json.dumps({**plan, "search": [LOOKAHEAD]}))
@@ -65,6 +67,33 @@ def test_goodput_may_choose(command: Command, home: Path) -> None:
     assert "goodput with tpot ≤ 1 s" in " ".join(done.stdout.split())
 
 
+def test_finalists_answer_the_workload_live_and_the_best_measured_is_chosen(
+    command: Command, home: Path
+) -> None:
+    """On this machine: the step times only say who is timed."""
+    (home / "steps.json").write_text((home / "s.yaml").read_text())
+    arguments = ["--traces", "some", "--config", home / "sweep.yaml", "--name", "live"]
+    done = command(schedule.main, home, *arguments)
+    assert done.returncode == 0, done.stderr
+    folder = home / "schedules" / "live"
+    rows = pd.read_csv(folder / "loads.csv")
+    assert {"1 client", "8 clients"} == set(rows["load"])
+    for _, at_load in rows.groupby("load"):
+        assert {"autoregressive"} < set(at_load["configuration"])
+        assert at_load["chosen"].sum() == 1
+        assert (
+            at_load[["value", "value_simulated", "speedup", "low", "high"]].notna().all(axis=None)
+        )
+    shown = " ".join(done.stdout.split())
+    assert "costs at most" in shown
+    assert "The simulation is off by" in shown
+    assert 'data-plot="simulation"' in (folder / "schedule.html").read_text()
+    decoded = command(
+        generate.main, home, "--config", folder / "schedule.yaml", "x1 =", "--max-new-tokens", "8"
+    )
+    assert decoded.returncode == 0, decoded.stderr
+
+
 def test_nothing_to_replay_is_one_line(command: Command, home: Path) -> None:
     arguments = ["--traces", "some", "--config", home / "none.yaml"]
     done = command(schedule.main, home, *arguments)
@@ -79,7 +108,8 @@ def test_a_sweep_with_a_workload_ends_with_the_choice_for_each_load(
     arguments = ["--config", home / "sweep.yaml", "--traces", "some", "--hardware", home / "h.yaml"]
     done = command(sweep.main, home, *arguments, "--name", "loaded")
     assert done.returncode == 0, done.stderr
-    path = home / "schedules" / "loaded" / "schedule.yaml"
-    assert read_config(path)[0].configuration.lossless
-    simulated = pd.read_csv(home / "schedules" / "loaded" / "simulated.csv")
+    folder = home / "sweeps" / "loaded"
+    assert read_config(folder / "schedule.yaml")[0].configuration.lossless
+    simulated = pd.read_csv(folder / "simulated.csv")
     assert sorted(simulated["clients"].unique()) == [1, 8]
+    assert not SweepResult.load(folder).under_load.timed  # it is another machine's

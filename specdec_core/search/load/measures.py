@@ -50,6 +50,7 @@ class LoadMeasures(Document):
     seconds: float  # from the first request sent to the last token
     requests_per_second: float  # that succeeded
     tokens_per_second: float  # of all answers together
+    request_speed: float  # tokens for each second that a request took, from being sent to its end
     good_share: float  # of all requests, those within the objective; without one, that succeeded
     goodput: float  # such requests a second
     ttft: dict[int, float]
@@ -72,12 +73,14 @@ def measure(
     seconds = float(np.nanmax(ends.to_numpy()) - ends["sent"].min())
     succeeded = table["error"].isna()
     good, rate = int(table["good"].sum()), 1 / seconds if seconds > 0 else 0.0
+    tokens = table.loc[succeeded, "tokens"].sum()
     return LoadMeasures(
         requests=len(table),
         failed=int((~succeeded).sum()),
         seconds=seconds,
         requests_per_second=float(succeeded.sum() * rate),
-        tokens_per_second=float(table.loc[succeeded, "tokens"].sum() * rate),
+        tokens_per_second=float(tokens * rate),
+        request_speed=float(tokens / table["latency"].sum()) if tokens else 0.0,
         good_share=good / len(table),
         goodput=good * rate,
         **{name: _percentiles(table[name], percentiles) for name in ("ttft", "tpot", "latency")},

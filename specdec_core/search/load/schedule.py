@@ -1,4 +1,4 @@
-"""A drafter for each range of load, chosen among configurations by simulation."""
+"""Configurations simulated at each load, and a drafter for each range of load."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration, DrafterSettings
 from specdec_core.cost.steps import StepTimes
 from specdec_core.drafting.schedule.settings import ScheduleSettings
-from specdec_core.engine.scheduler import Limits
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.load.answers import replayed_answers
-from specdec_core.search.load.simulator import asks_of, simulate_clients
-from specdec_core.search.load.workload import Slo, Workload
+from specdec_core.search.load.traffic import Traffic
+from specdec_core.search.load.workload import Objective, Workload
 
-CLIENTS = (1, 2, 4, 8, 16)
 TOLERANCE = 0.01  # a change of configuration has to gain more than this share
 
 
@@ -24,30 +22,31 @@ def simulate_each(
     replay: Replay,
     configurations: Sequence[Configuration],
     times: StepTimes,
-    clients: Sequence[int] = CLIENTS,
-    limits: Limits | None = None,
-    slo: Slo | None = None,
+    workload: Workload,
     observer: Observer | None = None,
 ) -> pd.DataFrame:
-    """Every configuration, and autoregressive decoding, under every number of clients. One row
-    each: `clients`, `config_id`, `tokens_per_second`, `goodput` (requests a second within `slo`)
-    and medians of `ttft` and `tpot`. Raises :class:`UserError` for one that cannot be replayed."""
-    limits = limits or Limits(max(clients))
+    """Every configuration, and autoregressive decoding, at every load of a workload. One row each:
+    `load`, its label; `clients`, 0 of an open loop; `config_id`, `tokens_per_second`,
+    `request_speed`, `goodput` and medians of `ttft` and `tpot` (see
+    :class:`~specdec_core.search.load.measures.LoadMeasures`). Raises :class:`UserError` for a
+    configuration that cannot be replayed."""
+    traffic = Traffic.of(workload, replay.recording)
     baseline = AUTOREGRESSIVE.model_copy(update={"sampling": replay.header.sampling})
     distinct = {each.id: each for each in (baseline, *configurations)}
     observer = observer or Observer()
-    observer.stage("simulating", len(distinct))
+    observer.stage("simulating load", len(distinct))
     rows = []
     for config_id, configuration in distinct.items():
         answers = replayed_answers(replay, configuration)
-        for count in clients:
-            asks = asks_of(answers, Workload(clients=(count,)).size(count))
-            measures = simulate_clients(answers, times, asks, count, limits).measure(slo)
+        for load in traffic.loads:
+            measures = traffic.simulate(answers, times, load).measure(workload.slo)
             rows.append(
                 {
-                    "clients": count,
+                    "load": load.label,
+                    "clients": load.clients or 0,
                     "config_id": config_id,
                     "tokens_per_second": measures.tokens_per_second,
+                    "request_speed": measures.request_speed,
                     "goodput": measures.goodput,
                     "ttft": measures.value("ttft", 50),
                     "tpot": measures.value("tpot", 50) if measures.tpot else float("nan"),
@@ -60,7 +59,7 @@ def simulate_each(
 def choose_schedule(
     simulated: pd.DataFrame,
     configurations: Sequence[Configuration],
-    by: str = "tokens_per_second",
+    by: Objective = "tokens_per_second",
     tolerance: float = TOLERANCE,
 ) -> Configuration:
     """The best configuration for each number of clients in what :func:`simulate_each` returns, as

@@ -18,10 +18,12 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Value, parse
 
 Arrivals = Literal["poisson", "constant"]
+Objective = Literal["tokens_per_second", "goodput", "request_speed"]
 
 REQUESTS = 256  # of an open loop, unless a workload says how many
 _FOR_EACH_CLIENT = 8  # requests of a closed loop for each of its clients, …
 _LEAST = 64  # … and at least
+_LIVE_EACH, _LIVE_LEAST, _LIVE_OPEN = 4, 32, 128  # of a live run, likewise; of an open loop
 
 
 class Slo(Value):
@@ -52,6 +54,26 @@ class Slo(Value):
 
     def __str__(self) -> str:
         return ", ".join(f"{name} ≤ {limit:g} s" for name, limit in self.limits.items())
+
+
+class Load(Value):
+    """One load of a workload: `requests` requests of so many clients that wait for their answers,
+    of a rate, or of a trace."""
+
+    clients: PositiveInt | None = None
+    rate: float | None = None
+    requests: PositiveInt
+
+    @property
+    def closed(self) -> bool:
+        """Whether clients wait for their answers."""
+        return self.clients is not None
+
+    @property
+    def label(self) -> str:
+        if self.clients is not None:
+            return f"{self.clients} client{'s' if self.clients > 1 else ''}"
+        return "trace" if self.rate is None else f"{self.rate:g} requests/s"
 
 
 class Workload(Value):
@@ -111,11 +133,42 @@ class Workload(Value):
             return self.requests
         return max(_FOR_EACH_CLIENT * clients, _LEAST) if clients else REQUESTS
 
+    @property
+    def objective(self) -> Objective:
+        """What is compared: goodput where there are limits, tokens a second of a closed loop, and
+        of an open one, which sets the pace itself, the speed that a request sees."""
+        if self.slo is not None:
+            return "goodput"
+        return "tokens_per_second" if self.closed else "request_speed"
+
     def arrival_times(self) -> np.ndarray:
         """Seconds at which the requests of an open loop come; the same for the same seed."""
         if self.rate is None:
             raise ValueError("only a rate has arrival times of its own")
         return arrival_times(self.rate, self.size(), self.arrivals or "poisson", self.seed)
+
+
+class LiveSettings(Value):
+    """How finalists are timed at each load of a workload, on the live engine."""
+
+    finalists: NonNegativeInt = Field(
+        default=3, description="configurations timed at a load; 0, the simulation decides"
+    )
+    within: float = Field(
+        default=0.1, gt=0, lt=1, description="share of the best simulated that they fall behind"
+    )
+    repeats: PositiveInt = Field(default=3, description="runs of each, in turns")
+    requests: PositiveInt | None = Field(
+        default=None,
+        description="requests of a run; unset, the workload's, or 4 a client and at least 32, of an"
+        " open loop the first 128",
+    )
+
+    def size(self, load: Load, given: int | None) -> int:
+        """Requests of a live run of `load`, of a workload that sends `given` where it says so."""
+        if load.clients is None:
+            return min(self.requests or _LIVE_OPEN, load.requests)
+        return self.requests or given or max(_LIVE_EACH * load.clients, _LIVE_LEAST)
 
 
 def arrival_times(

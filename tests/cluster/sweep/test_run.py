@@ -27,6 +27,7 @@ from specdec_core.search.plan import Plan, ResolvedPlan
 from specdec_core.search.results import SweepResult, Trial
 from specdec_core.tokens.statistics import Counts
 from tests.full_disk import SmallDisk
+from tests.jobs.conftest import record_prompts
 
 pytestmark = pytest.mark.usefixtures("ray_running")
 
@@ -145,6 +146,43 @@ def test_the_result_is_saved_and_read_again_without_running_anything(
     again, same = run_sweep(plan_for(tiny_spec, prompts_file), folder.path.parents[1])
     assert (again, same) == (result, folder)
     assert find_trial(folder.path.parent, result.trials[0].id[:6])[1] == result.trials[0]
+
+
+def test_finalists_answer_a_workload_and_what_was_timed_is_not_timed_again(
+    tiny_pair: Pair, prompts_file: Path, tmp_path: Path
+) -> None:
+    class Stopped(Heard):
+        def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
+            if name == "timing 3 clients":
+                raise KeyboardInterrupt
+
+    record_prompts(tiny_pair, prompts_file, tmp_path / "traces" / "mine", 16)
+    plan = plan_for(
+        tiny_pair.spec,
+        prompts_file,
+        finalists=1,
+        repeats=1,
+        workload={"clients": [1, 3], "requests": 4},
+        live={"finalists": 1, "repeats": 2},
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(plan, tmp_path, observers=[Stopped()])
+    taken = {path: path.stat().st_mtime_ns for path in tmp_path.glob("sweeps/*/live/*.parquet")}
+    assert len(taken) >= 4  # autoregressive decoding and another, in two turns
+
+    heard = Heard()
+    result, folder = run_sweep(plan, tmp_path, observers=[heard])
+    assert heard.finished == []  # neither counted nor timed again
+    timed = folder.timed()
+    assert timed is not None
+    assert result.timings == timed.timings
+    live = {path: path.stat().st_mtime_ns for path in (folder.path / "live").iterdir()}
+    assert taken.items() < live.items()
+    assert result.under_load is not None
+    assert [verdict.load.clients for verdict in result.under_load.verdicts] == [1, 3]
+    assert all(len(row.live) == 2 for row in result.under_load.rows)
+    assert result.served.configuration == result.under_load.chosen
+    assert SweepResult.load(folder.path) == result
 
 
 @pytest.mark.long

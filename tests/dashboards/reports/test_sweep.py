@@ -273,3 +273,20 @@ def test_the_command_refuses_what_is_no_sweep_in_one_line(tmp_path):
     with pytest.raises(UserError, match="colour: unknown key") as caught:
         job.main(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_workload_says_what_is_served_and_how_well_the_simulation_does(
+    under_load: SweepResult, folder: Path
+) -> None:
+    made = of_folder(under_load, folder)
+    assert made.title.startswith("2 ranges of load")
+    sections = {section.key: section for section in made.sections}
+    lines = " ".join(sections["served"].lines)
+    assert "it costs at most" in lines
+    assert "The simulation is off by" in lines
+    shown = sections["loads"].shown
+    assert list(shown["load"].unique()) == ["1 client", "8 clients"]
+    assert sum("★" in name for name in shown["configuration"]) == 2
+    checked = sections["simulation"]
+    assert checked.figure is not None
+    assert all(re.fullmatch(r"[+-]\d+%", cell) for cell in checked.shown["off by"])

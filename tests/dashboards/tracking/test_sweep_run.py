@@ -450,3 +450,25 @@ def test_what_is_estimated_for_another_machine_is_not_registered(
     assert parent.data.tags["champion"] == result.champion
     with pytest.raises(UserError, match="no champion"):
         load_champion()
+
+
+def test_what_was_chosen_for_all_loads_is_registered(
+    home: Path, under_load: SweepResult, folder: Path
+) -> None:
+    result = under_load.model_copy(deep=True)
+    choice = result.under_load
+    assert choice is not None
+    assert choice.chosen.family == "schedule"
+    version = log(result, folder)
+    assert load_champion()[1:] == (choice.chosen, version)
+    (parent,), _ = runs(result)
+    assert parent.data.tags["champion"] == choice.chosen.id
+    metrics = parent.data.metrics
+    assert metrics["simulation_error_value"] == pytest.approx(choice.errors()["value"])
+    client = MlflowClient(tracking_uri())
+    steps = client.get_metric_history(parent.info.run_id, "load_speedup")
+    assert {metric.step for metric in steps} == {1, 8}
+    figures = [file.path for file in client.list_artifacts(parent.info.run_id, "figures")]
+    assert {"figures/simulation.html", "figures/simulation.csv"} <= set(figures)
+    registered = client.get_model_version_by_alias(result.pair.name, "champion")
+    assert "8 clients: autoregressive" in registered.description

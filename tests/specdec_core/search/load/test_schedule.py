@@ -23,6 +23,8 @@ from specdec_core.search.load.schedule import (
     scheduled,
     simulate_each,
 )
+from specdec_core.search.load.traffic import CLIENTS
+from specdec_core.search.load.workload import Workload
 from tests.jobs.conftest import record_prompts
 
 
@@ -84,7 +86,7 @@ def test_where_tokens_cost_more_with_load_the_schedule_stops_drafting(
     # Nearly free verification up to a dozen tokens, and then none that is free.
     target = ForwardTerms(fixed=0.01, per_token_beyond=0.003, knee=12)
     times = StepTimes(target=target, drafts={"draft": ForwardTerms(fixed=0.001)})
-    simulated = simulate_each(replay, [SIX, TWO], times)
+    simulated = simulate_each(replay, [SIX, TWO], times, Workload(clients=CLIENTS))
     assert set(simulated["config_id"]) == {AUTOREGRESSIVE.id, SIX.id, TWO.id}
     known = [AUTOREGRESSIVE, SIX, TWO]
     chosen = choose_schedule(simulated, known)
@@ -96,6 +98,7 @@ def test_where_tokens_cost_more_with_load_the_schedule_stops_drafting(
         [best] = [each.id for each in known if each.drafter == drafter]
         assert by_load[clients, best] >= 0.99 * by_load[clients].max()
     # As a whole it can be simulated, too: one client never meets another.
-    whole = simulate_each(replay, [chosen], times).set_index(["clients", "config_id"])
+    whole = simulate_each(replay, [chosen], times, Workload(clients=CLIENTS))
+    whole = whole.set_index(["clients", "config_id"])
     [alone] = [each.id for each in known if each.drafter == drafter_at(chosen, 1)]
     assert whole["tokens_per_second"][1, chosen.id] == pytest.approx(by_load[1, alone])

@@ -1,0 +1,96 @@
+"""A sweep's workload: the configuration for each load, and for all of them together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+import ray
+
+from cluster.session import get
+from specdec_core.base.files import write_atomically
+from specdec_core.config import Configuration
+from specdec_core.cost.steps import StepTimes, load_step_times
+from specdec_core.recordings.replay import Replay
+from specdec_core.search.folder import SweepFolder
+from specdec_core.search.load.choice import choose_for_load
+from specdec_core.search.load.live_runs import LiveRuns
+from specdec_core.search.load.schedule import drafter_at
+from specdec_core.search.load.traffic import Traffic
+from specdec_core.search.load.workload import Load
+from specdec_core.search.observer import SweepObserver
+from specdec_core.search.plan import ResolvedPlan
+from specdec_core.search.results import SweepResult, by_estimate
+
+
+@dataclass(frozen=True)
+class RemoteLoadTimer:
+    """A timer of loads on a bench (:class:`cluster.sweep.timing.Bench`)."""
+
+    bench: ray.actor.ActorHandle
+
+    def warm_up(self, configuration: Configuration, load: Load) -> None:
+        get(self.bench.warm_up_load.remote(configuration, load))
+
+    def answer(self, configuration: Configuration, load: Load) -> pd.DataFrame:
+        records: pd.DataFrame = get(self.bench.answer.remote(configuration, load))
+        return records
+
+
+def choose_for_workload(
+    plan: ResolvedPlan,
+    replay: Replay,
+    bench: ray.actor.ActorHandle | None,
+    result: SweepResult,
+    folder: SweepFolder,
+    observer: SweepObserver,
+) -> None:
+    """Choose for each load of the plan's workload among what was replayed. Fills
+    `result.under_load`, and adds the configuration for all loads to `result.trials`. Without a
+    bench, for another machine, by simulation alone."""
+    trials = [t for t in by_estimate(result.trials) if t.replayed and t.may_win(plan.allow_lossy)]
+    if plan.workload is None or not trials:
+        return
+    timer = None
+    if bench is None:
+        times = StepTimes.of(result.profile)
+    else:
+        traffic = Traffic.of(plan.workload, replay.recording)
+        times = _step_times(bench, traffic.limits.slots, result, folder, observer)
+        get(bench.take_workload.remote(traffic))
+        timer = RemoteLoadTimer(bench)
+    choice, simulated = choose_for_load(
+        [trial.configuration for trial in trials],
+        replay,
+        times,
+        plan.workload,
+        plan.live,
+        timer,
+        LiveRuns(folder.path / "live"),
+        observer,
+    )
+    write_atomically(folder.path / "simulated.csv", simulated.to_csv(index=False))
+    result.under_load = choice
+    if all(trial.id != choice.chosen.id for trial in result.trials):
+        # One request alone is drafted for as in the first range.
+        alone = drafter_at(choice.chosen, 1)
+        counted = next(t for t in result.trials if t.configuration.drafter == alone)
+        update = {"configuration": choice.chosen, "mlflow_run_id": None}
+        result.trials.append(counted.model_copy(update=update))
+
+
+def _step_times(
+    bench: ray.actor.ActorHandle,
+    slots: int,
+    result: SweepResult,
+    folder: SweepFolder,
+    observer: SweepObserver,
+) -> StepTimes:
+    """Measured once, where everything is timed."""
+    path = folder.path / "steps.json"
+    if path.exists():
+        return load_step_times(path, list(result.pair.drafts))
+    observer.stage("measuring steps")
+    times: StepTimes = get(bench.step_times.remote(slots))
+    times.save(path)
+    return times

@@ -1,0 +1,181 @@
+"""The choice of a configuration for each load, and how well the simulation of load does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dashboards import cells
+from dashboards.cells import Cell
+from dashboards.figures.simulation import simulated_against_live
+from dashboards.reports.sentences import sentences
+from dashboards.sections import Section
+from specdec_core.search.load.result import CHECKED, Compared, LoadChoice, Verdict
+
+# What is compared, by objective: a heading and a number's format.
+OBJECTIVES = {
+    "tokens_per_second": ("tokens/s", ",.0f"),
+    "goodput": ("good requests/s", ",.2f"),
+    "request_speed": ("tokens/s of a request", ",.1f"),
+}
+_CHECKED = [f"{name}{end}" for name in ("value", *CHECKED) for end in ("", "_simulated", "_error")]
+
+
+def served(choice: LoadChoice) -> Section:
+    """What is served, and why."""
+    return Section(key="served", title="For many requests at once", lines=findings(choice))
+
+
+def load_sentences(choice: LoadChoice) -> Section:
+    """What the configurations do."""
+    labels = choice.labels
+    return sentences((labels[each.id], each) for each in choice.configurations if each.drafter)
+
+
+def findings(choice: LoadChoice) -> list[str]:
+    """What is served, a sentence for each load, and the simulation's error."""
+    lines = [choice.chosen.sentence, *verdicts(choice)]
+    if len({verdict.config_id for verdict in choice.verdicts}) > 1:
+        gains = [f"{_gain(row)} with {load.label}" for load, row in choice.served().items()]
+        lines.append(f"All of this together, as it is served: {', '.join(gains)}.")
+    errors = choice.errors()
+    if errors:
+        lines.append(
+            f"The simulation is off by {errors['value']:.0%} in {OBJECTIVES[choice.by][0]},"
+            f" {errors['tpot']:.0%} in TPOT (median) and {errors['ttft']:.0%} in TTFT (95th"
+            " percentile), in the median of all that was timed."
+        )
+    return lines
+
+
+def load_metrics(choice: LoadChoice) -> dict[str, float | dict[int, float]]:
+    """What is served and what its choice may cost, by number of clients (0: an open loop), and the
+    simulation's errors."""
+    rows = {load.clients or 0: row for load, row in choice.served().items()}
+    verdicts = {verdict.load.clients or 0: verdict for verdict in choice.verdicts}
+    numbers: dict[str, dict[int, float | None]] = {
+        "load_speedup": {step: row.speedup for step, row in rows.items()},
+        "load_speedup_low": {step: row.low for step, row in rows.items()},
+        "load_speedup_high": {step: row.high for step, row in rows.items()},
+        f"load_{choice.by}": {step: _value(choice, row) for step, row in rows.items()},
+        "load_regret": {step: verdict.regret for step, verdict in verdicts.items()},
+        "load_regret_at_most": {step: verdict.at_most for step, verdict in verdicts.items()},
+    }
+    known = {
+        name: {step: value for step, value in values.items() if value is not None}
+        for name, values in numbers.items()
+    }
+    errors = {f"simulation_error_{name}": error for name, error in choice.errors().items()}
+    return {**{name: values for name, values in known.items() if values}, **errors}
+
+
+def verdicts(choice: LoadChoice) -> list[str]:
+    """What was chosen for each load, what it reaches and what it may cost."""
+    return [_verdict(choice, verdict) for verdict in choice.verdicts]
+
+
+def _verdict(choice: LoadChoice, verdict: Verdict) -> str:
+    row, label = choice.row(verdict.load, verdict.config_id), choice.labels[verdict.config_id]
+    heading, form = OBJECTIVES[choice.by]
+    text = (
+        f"{verdict.load.label}: {label}, {_value(choice, row):{form}} {heading}, {_gain(row)}"
+        " autoregressive decoding"
+    )
+    if verdict.regret is None or verdict.at_most is None:
+        return f"{text}, simulated"
+    return (
+        f"{text}; it costs at most {verdict.at_most:.1%} of the best timed there (expected"
+        f" {verdict.regret:.1%})"
+    )
+
+
+def _value(choice: LoadChoice, row: Compared) -> float:
+    """The objective, live where it was timed."""
+    return float(getattr(row.typical or row.simulated, choice.by))
+
+
+def _gain(row: Compared) -> str:
+    return cells.NONE if row.speedup is None else cells.as_ratio(row.speedup, row.low, row.high)
+
+
+def loads(choice: LoadChoice) -> Section:
+    """What was compared at each load."""
+    table = choice.table()
+    heading, form = OBJECTIVES[choice.by]
+    source = "" if choice.timed else "_simulated"
+    columns: dict[str, Cell] = {
+        "load": cells.text("load"),
+        "configuration": lambda row: row["configuration"] + (" ★" if row["chosen"] else ""),
+        heading: cells.number(f"value{source}", form),
+        "over autoregressive": cells.ratio("speedup", "low", "high"),
+        "TPOT p50, ms": cells.milliseconds(f"tpot{source}"),
+        "TTFT p95, ms": cells.milliseconds(f"ttft{source}"),
+    }
+    if choice.timed:
+        columns["the choice costs"] = _costs(choice)
+    by = f"goodput with {choice.slo}" if choice.slo else heading
+    how = (
+        "Each answered the same requests on the live engine, in turns with autoregressive decoding;"
+        " medians of the turns, ratios with 95 % bootstrap intervals over requests and turns, which"
+        " with many clients are rather too narrow. Costs: what the choice falls behind the best"
+        " timed there, expected and from … to."
+        if choice.timed
+        else "By simulation alone."
+    )
+    return Section(
+        key="loads",
+        title=f"The choice for each load, by {by}",
+        note=f"{how} {choice.simulated} configurations were simulated.",
+        shown=cells.table(table, columns),
+        legend="★ chosen for this load",
+        frame=table,
+        marked=[n for n, chosen in enumerate(table["chosen"]) if chosen],
+        ruled=cells.group_ends(table["load"]),
+        brief=("load", "configuration", heading, "over autoregressive"),
+    )
+
+
+def _costs(choice: LoadChoice) -> Callable[[cells.Row], str]:
+    verdicts = {verdict.load.label: verdict for verdict in choice.verdicts}
+
+    def cell(row: cells.Row) -> str:
+        verdict = verdicts[row["load"]]
+        if not row["chosen"] or verdict.regret is None:
+            return ""
+        return f"{verdict.regret:.1%} ({verdict.low:.1%} to {verdict.at_most:.1%})"
+
+    return cell
+
+
+def simulation(choice: LoadChoice) -> list[Section]:
+    """The simulation against live runs, where there were any."""
+    if not choice.timed:
+        return []
+    table = choice.table()
+    heading, form = OBJECTIVES[choice.by]
+    columns: dict[str, Cell] = {
+        "load": cells.text("load"),
+        "configuration": cells.text("configuration"),
+    }
+    for place, (name, title, cell) in enumerate(
+        (
+            ("value", heading, lambda column: cells.number(column, form)),
+            ("tpot", "TPOT p50, ms", cells.milliseconds),
+            ("ttft", "TTFT p95, ms", cells.milliseconds),
+        )
+    ):
+        again = " " * place  # headings have to differ
+        columns[title] = cell(name)
+        columns[f"simulated{again}"] = cell(f"{name}_simulated")
+        columns[f"off by{again}"] = cells.number(f"{name}_error", "+.0%")
+    section = Section(
+        key="simulation",
+        title="The simulation against the live engine",
+        note="The same requests, simulated from recorded rounds and step times; live runs are those"
+        " of median length.",
+        figure=simulated_against_live(table, heading),
+        shown=cells.table(table, columns),
+        frame=table[["load", "configuration", *_CHECKED]],
+        ruled=cells.group_ends(table["load"]),
+        on_console=False,
+    )
+    return [section]

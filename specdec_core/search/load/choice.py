@@ -1,0 +1,188 @@
+"""The choice of a configuration for each load: simulated, then timed live, then chosen.
+
+All candidates are simulated. At each load the best few, the schedule of the best and autoregressive
+decoding answer the same requests live, in turns. Of those that none is shown to be better than, the
+least expected cost decides, so that autoregressive decoding is chosen only where nothing is shown
+to beat it. A schedule that this makes, and that was not timed, is timed as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from specdec_core.base.observer import Observer
+from specdec_core.config import Configuration
+from specdec_core.cost.steps import StepTimes
+from specdec_core.recordings.replay import Replay
+from specdec_core.search.load.comparison import Comparison
+from specdec_core.search.load.live_runs import LiveRuns, LoadTimer
+from specdec_core.search.load.measures import measure
+from specdec_core.search.load.result import Compared, LoadChoice, Verdict, finite
+from specdec_core.search.load.schedule import TOLERANCE, scheduled
+from specdec_core.search.load.simulated import Simulated
+from specdec_core.search.load.workload import LiveSettings, Load, Workload
+
+
+def choose_for_load(
+    candidates: Sequence[Configuration],
+    replay: Replay,
+    times: StepTimes,
+    workload: Workload,
+    live: LiveSettings | None = None,
+    timer: LoadTimer | None = None,
+    runs: LiveRuns | None = None,
+    observer: Observer | None = None,
+) -> tuple[LoadChoice, pd.DataFrame]:
+    """Choose among `candidates`, which the recording can replay, and autoregressive decoding.
+    Without a timer the simulation decides. Also returns the table of all that was simulated
+    (:func:`specdec_core.search.load.schedule.simulate_each`)."""
+    settings, observer = live or LiveSettings(), observer or Observer()
+    simulated = Simulated(candidates, replay, times, workload, observer)
+    if timer is None or not settings.finalists:
+        return _by_simulation(simulated, settings), simulated.table
+    choosing = _ByLiveRuns(simulated, settings, timer, runs or LiveRuns(), observer)
+    return choosing.run(), simulated.table
+
+
+def finalists_at(
+    simulated: pd.Series, candidates: Iterable[Configuration], first: str, live: LiveSettings
+) -> list[Configuration]:
+    """The configurations to time at a load, by their `simulated` objective (index: id): the one
+    that the simulation chose, and those that fall behind the best by no more than
+    `live.within`, the best of each family before others."""
+    drafting = {c.id: c for c in candidates if c.drafter is not None}
+    ranked = simulated[[config_id for config_id in simulated.index if config_id in drafting]]
+    ranked = ranked.sort_values(ascending=False, kind="stable")
+    near = [drafting[i] for i in ranked.index[ranked >= (1 - live.within) * simulated.max()]]
+    leaders: dict[str, Configuration] = {}
+    for each in near:
+        leaders.setdefault(each.family, each)
+    chosen = [drafting[first]] if first in drafting else []
+    return list(dict.fromkeys([*chosen, *leaders.values(), *near]))[: live.finalists]
+
+
+def _by_simulation(simulated: Simulated, live: LiveSettings) -> LoadChoice:
+    """What the simulation chooses, and the best few that it did not."""
+    best: dict[Load, Configuration] = {}
+    rows = []
+    for load in simulated.traffic.loads:
+        values = simulated.values(load)
+        best[load] = choice = simulated.choice(load)
+        near = finalists_at(values, simulated.known.values(), choice.id, live)
+        alone = values[simulated.baseline.id]
+        for each in dict.fromkeys([simulated.baseline, choice, *near, simulated.schedule]):
+            measures = simulated.measures(each, load)
+            speedup = values[each.id] / alone if alone else None
+            rows.append(Compared(load=load, config_id=each.id, simulated=measures, speedup=speedup))
+    verdicts = [Verdict(load=load, config_id=choice.id) for load, choice in best.items()]
+    return _result(simulated, best, rows, verdicts)
+
+
+@dataclass
+class _ByLiveRuns:
+    """A choice while it is made."""
+
+    simulated: Simulated
+    live: LiveSettings
+    timer: LoadTimer
+    runs: LiveRuns
+    observer: Observer
+    best: dict[Load, Configuration] = field(default_factory=dict)
+    rows: list[Compared] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+
+    def run(self) -> LoadChoice:
+        """Time the finalists at each load and choose; then what that makes of all loads."""
+        simulated, turns = self.simulated, range(self.live.repeats)
+        for load in simulated.traffic.live_loads(self.live):
+            self._choose(load, turns)
+        chosen = _together(self.best)
+        if chosen not in (simulated.schedule, *self.best.values()):
+            later = range(turns.stop, 2 * turns.stop)
+            for load, best in self.best.items():
+                contestants = [simulated.baseline, best, chosen]
+                comparison = self._time(load, contestants, later, ", all together")
+                self._add_rows(load, [chosen], later, comparison)
+        return _result(simulated, self.best, self.rows, self.verdicts)
+
+    def _choose(self, load: Load, turns: range) -> None:
+        simulated = self.simulated
+        first, known = simulated.choice(load), simulated.known
+        finalists = finalists_at(simulated.values(load), known.values(), first.id, self.live)
+        contestants = list(dict.fromkeys([simulated.baseline, *finalists, simulated.schedule]))
+        comparison = self._time(load, contestants, turns)
+        among = [each.id for each in contestants if each.id in known]
+        before = list(self.best.values())[-1:]
+        choice = comparison.choose(among, before[0].id if before else None, TOLERANCE)
+        cost = comparison.cost(choice, among)
+        self.best[load] = known[choice]
+        self.verdicts.append(
+            Verdict(
+                load=load,
+                config_id=choice,
+                in_question=comparison.in_question(among),
+                regret=cost.expected,
+                low=cost.low,
+                at_most=cost.high,
+            )
+        )
+        self._add_rows(load, contestants, turns, comparison)
+
+    def _time(
+        self, load: Load, contestants: Sequence[Configuration], turns: range, what: str = ""
+    ) -> Comparison:
+        contestants = list(dict.fromkeys(contestants))
+        self.observer.stage(f"timing {load.label}{what}", len(turns) * len(contestants))
+        self.runs.take_turns(load, contestants, turns, self.timer, self.observer)
+        records = {c.id: [self.runs.records(load, turn, c) for turn in turns] for c in contestants}
+        return Comparison(records, load, self.simulated.by, self.simulated.workload.slo)
+
+    def _add_rows(
+        self,
+        load: Load,
+        contestants: Sequence[Configuration],
+        turns: range,
+        comparison: Comparison,
+    ) -> None:
+        slo = self.simulated.workload.slo
+        for each in contestants:
+            self.rows.append(
+                Compared(
+                    load=load,
+                    config_id=each.id,
+                    simulated=self.simulated.measures(each, load),
+                    live=[measure(self.runs.records(load, turn, each), slo) for turn in turns],
+                    **finite(comparison.ratio(each.id, self.simulated.baseline.id)),
+                )
+            )
+
+
+def _together(best: Mapping[Load, Configuration]) -> Configuration:
+    """One configuration for all loads."""
+    by_clients = {load.clients: each for load, each in best.items()}
+    if None in by_clients:
+        return by_clients[None]
+    return scheduled({clients: each for clients, each in by_clients.items() if clients})
+
+
+def _result(
+    simulated: Simulated,
+    best: Mapping[Load, Configuration],
+    rows: Sequence[Compared],
+    verdicts: Sequence[Verdict],
+) -> LoadChoice:
+    chosen, loads = _together(best), list(best)
+    known = {**simulated.known, simulated.schedule.id: simulated.schedule, chosen.id: chosen}
+    shown = dict.fromkeys([simulated.baseline.id, *(row.config_id for row in rows)])
+    return LoadChoice(
+        by=simulated.by,
+        slo=simulated.workload.slo,
+        chosen=chosen,
+        configurations=[known[config_id] for config_id in shown],
+        rows=sorted(rows, key=lambda row: loads.index(row.load)),
+        verdicts=list(verdicts),
+        simulated=len(simulated.known),
+    )

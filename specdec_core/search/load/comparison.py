@@ -1,0 +1,119 @@
+"""Who is best at a load, by live runs in turns, and what a choice may cost.
+
+A configuration's value is what its requests gained over what they cost: tokens, or requests within
+the objective, over seconds. n clients that always wait are written n times what one of them is
+(Little's law), so that the end of a run, when some have nothing left to ask, does not count.
+Requests and turns are resampled together for all configurations, which answer the same requests.
+Requests at the same time are not independent, so that with many clients intervals are too narrow
+rather than too wide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from specdec_core.search.load.measures import measured
+from specdec_core.search.load.workload import Load, Objective, Slo
+from specdec_core.tokens.statistics import Ratio
+
+DRAWS = 2000
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a choice costs, as a share of what the best reaches: expected, and with its interval."""
+
+    expected: float
+    low: float
+    high: float
+
+
+class Comparison:
+    """Configurations at one load, by what their requests gained and cost: `runs[id]` has the
+    records of each turn."""
+
+    def __init__(
+        self,
+        runs: Mapping[str, Sequence[pd.DataFrame]],
+        load: Load,
+        by: Objective,
+        slo: Slo | None = None,
+    ) -> None:
+        self.ids = list(runs)
+        each = [[_gain_and_cost(records, load, by, slo) for records in of] for of in runs.values()]
+        values = np.array(each)  # (configurations, turns, 2, requests)
+        gains, costs = values[:, :, 0], values[:, :, 1]
+        _, turns, requests = gains.shape
+        rng = np.random.default_rng(0)
+        t = rng.integers(turns, size=(DRAWS, turns, 1))
+        r = rng.integers(requests, size=(DRAWS, 1, requests))
+        picked = [_value(gain[t, r], cost[t, r]) for gain, cost in zip(gains, costs, strict=True)]
+        self._draws = np.stack(picked)  # (configurations, draws)
+        self._values = _value(gains, costs)  # (configurations,)
+
+    def ratio(self, candidate: str, baseline: str) -> Ratio:
+        """How many times as good `candidate` is. Infinite over a baseline that reaches nothing."""
+        if candidate == baseline:
+            return Ratio(1.0, 1.0, 1.0)
+        ours, theirs = self.ids.index(candidate), self.ids.index(baseline)
+        low, high = _interval(_over(self._draws[ours], self._draws[theirs]))
+        value = _over(self._values[[ours]], self._values[[theirs]])
+        return Ratio(float(value[0]), low, high)
+
+    def in_question(self, among: Collection[str]) -> list[str]:
+        """Those that no other of them is shown to be better than."""
+        return [
+            worse
+            for worse in among
+            if all(self.ratio(each, worse).low <= 1 for each in among if each != worse)
+        ]
+
+    def cost(self, choice: str, among: Collection[str]) -> Cost:
+        """What choosing one of them costs against the best of them."""
+        draws = self._draws[[self.ids.index(each) for each in among]]
+        best, ours = draws.max(axis=0), self._draws[self.ids.index(choice)]
+        costs = np.where(best > 0, 1 - ours / np.where(best > 0, best, 1), 0.0)
+        return Cost(float(costs.mean()), *_interval(costs))
+
+    def choose(self, among: Collection[str], kept: str | None = None, tolerance: float = 0) -> str:
+        """The least expected cost of those in question; or `kept`, if it is one of them and costs
+        no more than `tolerance` beyond."""
+        costs = {each: self.cost(each, among).expected for each in self.in_question(among)}
+        best = min(costs, key=costs.__getitem__)
+        if kept is not None and costs.get(kept, np.inf) <= costs[best] + tolerance:
+            return kept
+        return best
+
+
+def _gain_and_cost(
+    records: pd.DataFrame, load: Load, by: Objective, slo: Slo | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of each request, in their order."""
+    table = measured(records, slo).sort_values("index")
+    gain = table["good"] if by == "goodput" else table["tokens"]
+    # In an open loop requests within the objective come over a time that nobody changes.
+    fixed = by == "goodput" and not load.closed
+    cost = np.ones(len(table)) if fixed else table["latency"]
+    return gain.to_numpy(float), np.asarray(cost, float)
+
+
+def _value(gains: np.ndarray, costs: np.ndarray) -> np.ndarray:
+    """Of (…, turns, requests): gains are means over the turns, costs medians."""
+    return np.asarray(gains.mean(axis=-2).sum(axis=-1) / np.median(costs, axis=-2).sum(axis=-1))
+
+
+def _over(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """A ratio, of nothing to nothing 1."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where((ours == 0) & (theirs == 0), 1.0, ours / theirs)
+
+
+def _interval(draws: np.ndarray) -> tuple[float, float]:
+    tail = (1 - CONFIDENCE) / 2 * 100
+    low, high = np.percentile(draws, [tail, 100 - tail], method="nearest")
+    return float(low), float(high)

@@ -1,0 +1,111 @@
+"""The requests of a workload over recorded prompts: the same in simulation and on the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Self
+
+from specdec_core.cost.steps import StepTimes
+from specdec_core.engine import Request
+from specdec_core.engine.scheduler import Limits
+from specdec_core.recordings.schema import Recording
+from specdec_core.search.load.answers import Answers
+from specdec_core.search.load.simulator import (
+    Simulation,
+    asks_of,
+    asks_of_trace,
+    simulate_arrivals,
+    simulate_clients,
+)
+from specdec_core.search.load.trace import TraceRequest, read_trace
+from specdec_core.search.load.workload import LiveSettings, Load, Workload, arrival_times
+
+CLIENTS = (1, 2, 4, 8, 16)
+OPEN_SLOTS = max(CLIENTS)  # of an engine that an open loop is sent to
+
+Encode = Callable[[str], Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """A workload of `prompts`, as tokens, taken in their order again and again. Answers have at
+    most `new_tokens` tokens."""
+
+    workload: Workload
+    prompts: tuple[tuple[int, ...], ...]
+    new_tokens: int
+    trace: tuple[TraceRequest, ...] = ()
+
+    @classmethod
+    def of(cls, workload: Workload, recording: Recording) -> Self:
+        """Over the prompts of a recording. Raises :class:`UserError` for a trace that cannot be
+        read."""
+        trace = () if workload.trace is None else tuple(read_trace(workload.trace))
+        prompts = tuple(tuple(tokens.tolist()) for tokens in recording.prompts.tokens)
+        return cls(workload, prompts, recording.header.max_new_tokens, trace)
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        """Each number of clients, in order; or the one load of an open loop."""
+        workload = self.workload
+        if workload.clients is not None:
+            counts = sorted(set(workload.clients))
+            return tuple(Load(clients=n, requests=workload.size(n)) for n in counts)
+        return (Load(rate=workload.rate, requests=len(self.trace) or workload.size()),)
+
+    def live_loads(self, live: LiveSettings) -> tuple[Load, ...]:
+        """The same with as many requests as a live run has."""
+        given = self.workload.requests
+        return tuple(
+            load.model_copy(update={"requests": live.size(load, given)}) for load in self.loads
+        )
+
+    @property
+    def limits(self) -> Limits:
+        """Of the engine: a slot for every client."""
+        return Limits(max(self.workload.clients or (OPEN_SLOTS,)))
+
+    def arrivals(self, load: Load) -> list[float]:
+        """Seconds at which the requests of an open loop come."""
+        if load.rate is None:
+            return [request.arrival for request in self.trace[: load.requests]]
+        kind, seed = self.workload.arrivals or "poisson", self.workload.seed
+        return list(arrival_times(load.rate, load.requests, kind, seed).tolist())
+
+    def simulate(self, answers: Answers, times: StepTimes, load: Load) -> Simulation:
+        """The requests of a load by simulation."""
+        if self.trace:
+            asks = asks_of_trace(answers, self.trace[: load.requests], self.new_tokens)
+        else:
+            asks = asks_of(answers, load.requests)
+        if load.clients is not None:
+            return simulate_clients(answers, times, asks, load.clients, self.limits)
+        return simulate_arrivals(answers, times, asks, self.arrivals(load), self.limits)
+
+    def requests(self, load: Load, encode: Encode) -> list[Request]:
+        """The requests of a load for the live engine. Texts of a trace are its own; where it tells
+        their lengths alone, recorded prompts are cut or repeated."""
+        places = [n % len(self.prompts) for n in range(load.requests)]
+        if not self.trace:
+            return [
+                Request(str(n), self.prompts[place], self.new_tokens, seed=place)
+                for n, place in enumerate(places)
+            ]
+        return [
+            Request(
+                str(n),
+                self._prompt(asked, self.prompts[place], encode),
+                asked.most_tokens(self.new_tokens),
+                seed=place,
+            )
+            for n, (asked, place) in enumerate(zip(self.trace, places, strict=False))
+        ]
+
+    def _prompt(
+        self, asked: TraceRequest, recorded: tuple[int, ...], encode: Encode
+    ) -> tuple[int, ...]:
+        if asked.prompt is not None:
+            return tuple(encode(asked.prompt))
+        return tuple(islice(cycle(recorded), asked.prompt_tokens))

@@ -1,0 +1,54 @@
+"""Live runs on a machine whose steps take as long as the test says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from specdec_core.config import Configuration
+from specdec_core.cost.steps import ForwardTerms, StepTimes
+from specdec_core.models.pair import Pair
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.schema import Recording
+from specdec_core.search.load.answers import replayed_answers
+from specdec_core.search.load.traffic import Traffic
+from specdec_core.search.load.workload import Load, Workload
+from tests.jobs.conftest import record_prompts
+
+# Verification is nearly free, up to a dozen tokens or always.
+UP_TO_A_DOZEN = StepTimes(
+    target=ForwardTerms(fixed=0.01, per_token_beyond=0.003, knee=12),
+    drafts={"draft": ForwardTerms(fixed=0.001)},
+)
+ALWAYS_FREE = StepTimes(
+    target=ForwardTerms(fixed=0.01), drafts={"draft": ForwardTerms(fixed=0.001)}
+)
+
+
+def recorded(pair: Pair, folder: Path, new_tokens: int = 24) -> Replay:
+    """A recording of four prompts."""
+    folder.mkdir(exist_ok=True)
+    prompts = folder / "texts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": f"x{i} = {i} + "}) for i in range(4)))
+    record_prompts(pair, prompts, folder / "trace", new_tokens)
+    return Replay(Recording.open(folder / "trace"), hidden=False)
+
+
+class Machine:
+    """Takes the simulation's steps, each as long as `times` say; tells what was taken."""
+
+    def __init__(self, replay: Replay, workload: Workload, times: StepTimes) -> None:
+        self.replay, self.times = replay, times
+        self.traffic = Traffic.of(workload, replay.recording)
+        self.taken: list[tuple[str, str]] = []  # loads and configurations
+        self.warmed: list[tuple[str, str]] = []
+
+    def warm_up(self, configuration: Configuration, load: Load) -> None:
+        self.warmed.append((load.label, configuration.id))
+
+    def answer(self, configuration: Configuration, load: Load) -> pd.DataFrame:
+        self.taken.append((load.label, configuration.id))
+        answers = replayed_answers(self.replay, configuration)
+        return self.traffic.simulate(answers, self.times, load).records

@@ -1,0 +1,148 @@
+"""The choice for each load follows what was measured, and what was measured is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from specdec_core.config import AUTOREGRESSIVE, Configuration
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.drafting.schedule.settings import ScheduleSettings
+from specdec_core.models.pair import Pair
+from specdec_core.recordings.replay import Replay
+from specdec_core.search.load.choice import choose_for_load, finalists_at
+from specdec_core.search.load.live_runs import LiveRuns
+from specdec_core.search.load.schedule import drafter_at
+from specdec_core.search.load.traffic import Traffic
+from specdec_core.search.load.workload import LiveSettings, Load, Workload
+from specdec_core.studies.load_timer import EngineTimer
+from tests.load_timer import ALWAYS_FREE, UP_TO_A_DOZEN, Machine, recorded
+
+
+def chain(k: int) -> Configuration:
+    return Configuration(
+        drafter=DraftModelSettings(draft="draft", policy=FixedSettings(max_tokens=k))
+    )
+
+
+SIX, FIVE, TWO, LOOKUP = chain(6), chain(5), chain(2), Configuration(drafter=PromptLookupSettings())
+WORKLOAD = Workload(clients=(1, 8), requests=8)
+LIVE = LiveSettings(repeats=2)
+
+
+@pytest.fixture(scope="module")
+def replay(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Replay:
+    return recorded(tiny_pair, tmp_path_factory.mktemp("recorded"))
+
+
+def test_finalists_are_near_the_best_and_of_several_families() -> None:
+    values = {SIX: 100, FIVE: 99, TWO: 98, LOOKUP: 96, AUTOREGRESSIVE: 100}
+    simulated = pd.Series({each.id: value for each, value in values.items()})
+    chosen = finalists_at(simulated, values, SIX.id, LiveSettings())
+    assert chosen == [SIX, LOOKUP, FIVE]
+    assert finalists_at(simulated, values, SIX.id, LiveSettings(within=0.03)) == [SIX, FIVE, TWO]
+    # What the simulation chose is timed even where another is a little better.
+    assert finalists_at(simulated, values, TWO.id, LiveSettings(finalists=1)) == [TWO]
+    nobody = finalists_at(simulated, values, AUTOREGRESSIVE.id, LiveSettings(within=0.01))
+    assert nobody == [SIX, FIVE]
+
+
+def test_the_simulation_decides_where_nothing_can_be_timed(replay: Replay) -> None:
+    choice, simulated = choose_for_load([SIX, TWO], replay, UP_TO_A_DOZEN, WORKLOAD)
+    assert not choice.timed
+    assert drafter_at(choice.chosen, 1) is not None
+    assert drafter_at(choice.chosen, 8) is None
+    assert choice.chosen.id in set(simulated["config_id"])
+    assert [verdict.regret for verdict in choice.verdicts] == [None, None]
+
+
+def test_the_choice_is_made_by_what_was_measured(replay: Replay, tmp_path: Path) -> None:
+    """With 8 clients the step times say that nobody should draft, the live runs that all should."""
+    machine = Machine(replay, WORKLOAD, ALWAYS_FREE)
+    runs = LiveRuns(tmp_path / "live")
+    live = LIVE.model_copy(update={"within": 0.6})
+    arguments = [SIX, TWO], replay, UP_TO_A_DOZEN, WORKLOAD, live, machine
+    choice, _ = choose_for_load(*arguments, runs)
+    assert choice.timed
+    assert drafter_at(choice.chosen, 1) is not None
+    assert drafter_at(choice.chosen, 8) is not None
+    for verdict in choice.verdicts:
+        row = choice.row(verdict.load, verdict.config_id)
+        assert row.low is not None
+        assert row.low > 1
+        assert verdict.regret == pytest.approx(0, abs=0.01)
+        assert verdict.at_most is not None
+        baseline = choice.row(verdict.load, AUTOREGRESSIVE.id)
+        assert baseline.speedup == 1
+    # What is served was timed at every load.
+    assert all(choice.row(verdict.load, choice.chosen.id).live for verdict in choice.verdicts)
+    table = choice.table()
+    alone = table[(table["load"] == "1 client") & (table["config_id"] == AUTOREGRESSIVE.id)]
+    assert alone["value_error"].item() == pytest.approx(0, abs=1e-6)  # up to a dozen tokens
+    assert (table["value_error"].abs() > 0.1).any()
+    assert choice.errors().keys() == {"value", "tpot", "ttft"}
+    # Interrupted and repeated, it takes nothing again.
+    again = Machine(replay, WORKLOAD, ALWAYS_FREE)
+    repeated, _ = choose_for_load(*arguments[:-1], again, LiveRuns(tmp_path / "live"))
+    assert again.taken == again.warmed == []
+    assert repeated == choice
+    assert type(choice).model_validate_json(choice.model_dump_json()) == choice
+
+
+def test_a_schedule_that_the_measurements_make_is_timed_as_a_whole(replay: Replay) -> None:
+    """The step times say that drafting always pays, the live runs that it stops to."""
+    machine = Machine(replay, WORKLOAD, UP_TO_A_DOZEN)
+    choice, _ = choose_for_load([SIX], replay, ALWAYS_FREE, WORKLOAD, LIVE, machine)
+    assert isinstance(choice.chosen.drafter, ScheduleSettings)
+    assert drafter_at(choice.chosen, 1) == SIX.drafter
+    assert drafter_at(choice.chosen, 8) is None
+    for load in ("1 client", "8 clients"):
+        assert machine.taken.count((load, choice.chosen.id)) == LIVE.repeats
+    row = choice.row(choice.verdicts[0].load, choice.chosen.id)
+    assert row.low is not None
+    assert row.low > 1
+
+
+def test_an_open_loop_chooses_among_configurations_and_a_schedule(replay: Replay) -> None:
+    workload = Workload(rate=30, requests=16)
+    machine = Machine(replay, workload, UP_TO_A_DOZEN)
+    choice, simulated = choose_for_load([SIX, TWO], replay, UP_TO_A_DOZEN, workload, LIVE, machine)
+    assert choice.by == "request_speed"
+    assert set(simulated["load"]) >= {"1 client", "16 clients", "30 requests/s"}
+    [verdict] = choice.verdicts
+    assert verdict.config_id == choice.chosen.id
+    assert verdict.load == Load(rate=30, requests=16)
+
+
+def test_live_runs_follow_the_workload(replay: Replay, tiny_pair: Pair) -> None:
+    """On the live engine: the same prompts as simulated, arrivals on the wall clock."""
+    workload = Workload(rate=200, requests=6)
+    traffic = Traffic.of(workload, replay.recording)
+    [load] = traffic.live_loads(LIVE)
+    timer = EngineTimer(tiny_pair, traffic)
+    timer.warm_up(TWO, load)
+    records = timer.answer(TWO, load)
+    assert records["sent"].tolist() == traffic.arrivals(load)
+    lengths = [len(tokens) for tokens in replay.recording.prompts.tokens]
+    assert records["prompt_tokens"].tolist() == (2 * lengths)[:6]
+    outputs = [len(tokens) for tokens in replay.recording.prompts.outputs]
+    assert records["tokens"].tolist() == (2 * outputs)[:6]
+
+
+def test_a_trace_sends_its_own_prompts(replay: Replay, tiny_pair: Pair, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(
+        '{"arrival": 0, "prompt": "y = ", "max_new_tokens": 3}\n'
+        '{"arrival": 0.01, "prompt_tokens": 40, "output_tokens": 5}'
+    )
+    traffic = Traffic.of(Workload(trace=str(trace)), replay.recording)
+    [load] = traffic.loads
+    assert (load.label, load.requests) == ("trace", 2)
+    timer = EngineTimer(tiny_pair, traffic)
+    records = timer.answer(AUTOREGRESSIVE, load)
+    assert records["prompt_tokens"].tolist() == [len(timer.engine.encode("y = ")), 40]
+    assert (records["tokens"] <= [3, 5]).all()

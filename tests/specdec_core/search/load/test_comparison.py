@@ -1,0 +1,72 @@
+"""Who is best at a load, by what its requests gained and cost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from specdec_core.search.load.comparison import Comparison
+from specdec_core.search.load.measures import COLUMNS, measure
+from specdec_core.search.load.workload import Load, Slo
+
+FOUR = Load(clients=4, requests=24)
+TOKENS = 10
+
+
+def runs(seconds: float, noise: float = 0.0, turns: int = 3, requests: int = 24) -> list:
+    """Four clients that always wait, whose requests take so long, give or take."""
+    rng = np.random.default_rng(int(1000 * seconds))
+    each = []
+    for _ in range(turns):
+        sent, rows = [0.0] * 4, []
+        for index in range(requests):
+            client = int(np.argmin(sent))
+            last = sent[client] + seconds * rng.normal(1, noise)
+            rows.append((index, sent[client], sent[client] + 0.2 * seconds, last, 5, TOKENS, None))
+            sent[client] = last
+        each.append(pd.DataFrame(rows, columns=list(COLUMNS)))
+    return each
+
+
+def test_tokens_a_second_of_clients_that_always_wait_are_those_of_the_run() -> None:
+    comparison = Comparison({"a": runs(2.0), "b": runs(1.0)}, FOUR, "tokens_per_second")
+    ratio = comparison.ratio("b", "a")
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((2, 2, 2))
+    whole = [measure(runs(seconds)[0]).tokens_per_second for seconds in (1.0, 2.0)]
+    assert ratio.value == pytest.approx(whole[0] / whole[1])
+    assert comparison.ratio("a", "a").value == 1
+
+
+def test_the_least_expected_cost_decides_among_those_in_question() -> None:
+    noisy = {"slow": runs(2.0, 0.1), "fast": runs(1.0, 0.1), "same": runs(1.01, 0.1)}
+    comparison = Comparison(noisy, FOUR, "tokens_per_second")
+    assert set(comparison.in_question(noisy)) == {"fast", "same"}
+    chosen = comparison.choose(noisy)
+    assert chosen in ("fast", "same")
+    cost = comparison.cost(chosen, noisy)
+    assert 0 <= cost.low <= cost.expected <= cost.high < 0.1
+    assert comparison.cost("slow", noisy).expected == pytest.approx(0.5, abs=0.05)
+    # What is kept from another load has to be in question here, and to cost little.
+    assert comparison.choose(noisy, kept="slow", tolerance=1) != "slow"
+    other = "same" if chosen == "fast" else "fast"
+    assert comparison.choose(noisy, kept=other, tolerance=0.5) == other
+
+
+def test_goodput_counts_requests_within_the_objective() -> None:
+    measured = {"late": runs(2.0), "in time": runs(1.0)}
+    comparison = Comparison(measured, FOUR, "goodput", Slo(latency=1.5))
+    assert comparison.ratio("in time", "late").value == float("inf")
+    assert comparison.ratio("late", "in time").high == 0
+    assert comparison.choose(measured) == "in time"
+    nobody = Comparison(measured, FOUR, "goodput", Slo(latency=0.5))
+    assert nobody.ratio("in time", "late").tied
+    assert nobody.cost("late", measured).high == 0
+
+
+def test_an_open_loop_has_a_share_of_its_requests_within_the_objective() -> None:
+    load = Load(rate=3.0, requests=24)
+    halves = [pd.concat([runs(1.0)[0][:12], runs(2.0)[0][12:]])]
+    comparison = Comparison({"half": halves, "all": runs(1.0, turns=1)}, load, "goodput",
+                            Slo(latency=1.5))  # fmt: skip
+    assert comparison.ratio("all", "half").value == pytest.approx(2)
