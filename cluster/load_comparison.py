@@ -38,14 +38,14 @@ def compare_servers(
     each time another one first. Runs that are in `parts` are not made again, and those that are
     made are kept there. Raises :class:`UserError` where a server that is needed does not start."""
     observer = observer or Observer()
-    entered = list(enumerate(contestants))
+    entered = list(contestants)
     turns = [load for _ in range(plan.repeats) for load in plan.loads]
     runs = len(entered) * len(turns)
     observer.stage(f"{len(entered)} servers in turns", runs, done=len(parts.times))
     for turn, load in enumerate(turns):
         shift = turn % len(entered)
-        for number, contestant in [*entered[shift:], *entered[:shift]]:
-            records = parts.get(turn, number)
+        for contestant in [*entered[shift:], *entered[:shift]]:
+            records = parts.get(turn, contestant.row)
             if records is None:
                 try:
                     records = measure(plan, contestant, workload, load, cores)
@@ -53,12 +53,12 @@ def compare_servers(
                     if contestant.needed:
                         raise
                     observer.warned(f"without {contestant.row.name}: {error}")
-                    entered.remove((number, contestant))
+                    entered.remove(contestant)
                     continue
-                parts.keep(turn, number, records)
+                parts.keep(turn, contestant.row, records)
                 observer.step()
             contestant.row.runs.setdefault(load.key, []).append(records)
-    return [contestant.row for _, contestant in entered]
+    return [contestant.row for contestant in entered]
 
 
 def measure(

@@ -44,50 +44,51 @@ def bench_load(
     from cluster.load_comparison import compare_servers
     from dashboards.progress import RaceProgress
     from specdec_core.base.environment import environment
+    from specdec_core.models.pair import load_pair
     from specdec_core.prompts.prompt_sets import PromptSet, digest
     from specdec_core.studies.load.parts import LoadParts
     from specdec_core.studies.load.result import LoadResult
 
     started, facts = datetime.now(UTC), environment()
     prompt_set = PromptSet(source=plan.prompts.source, count=len(prompts), digest=digest(prompts))
+    what = {
+        "name": name,
+        "plan": plan.model_dump(mode="json"),
+        "weights": pair.fingerprints,
+        "prompts": prompt_set.digest,
+        "cores": cores.sentence,
+        "environment": facts,
+    }
     with (
-        TemporaryDirectory() as scratch,
-        RaceProgress(console) as progress,
         interruptible(),
+        LoadParts.open(folder.parent, what, fresh) as parts,
+        TemporaryDirectory() as scratch,
     ):
-        contestants = _contestants(plan, pair, cores, Path(scratch), explicit, progress.warned)
-        what = {
-            "name": name,
-            "plan": plan.model_dump(mode="json"),
-            "pair": pair.spec.model_dump(mode="json"),
-            "weights": pair.fingerprints,
-            "prompts": prompt_set.digest,
-            "contestants": [each.row.model_dump(mode="json") for each in contestants],
-            "cores": cores.sentence,
-            "environment": facts,
-        }
-        with LoadParts.open(folder.parent, what, fresh) as parts:
+        if (spec := parts.pair(pair.spec)) != pair.spec:
+            pair = load_pair(spec)
+        with RaceProgress(console) as progress:
+            contestants = _contestants(plan, pair, cores, Path(scratch), explicit, progress.warned)
             earlier = parts.times
             rows = compare_servers(plan, contestants, workload, cores, parts, progress)
-            result = LoadResult(
-                name=folder.name,
-                started=started,
-                command=command,
-                pair=pair.spec,
-                prompts=prompt_set,
-                max_new_tokens=plan.max_new_tokens,
-                repeats=plan.repeats,
-                clients=list(plan.clients),
-                rates=list(plan.rates),
-                slo=plan.slo,
-                slots=plan.slots,
-                requests={load.key: plan.count(load) for load in plan.loads},
-                rows=rows,
-                notes=[cores.sentence, *_resumed(earlier)],
-                environment=facts,
-            )
-            _deliver(result, prompts, folder)
-            parts.remove()
+        result = LoadResult(
+            name=folder.name,
+            started=started,
+            command=command,
+            pair=pair.spec,
+            prompts=prompt_set,
+            max_new_tokens=plan.max_new_tokens,
+            repeats=plan.repeats,
+            clients=list(plan.clients),
+            rates=list(plan.rates),
+            slo=plan.slo,
+            slots=plan.slots,
+            requests={load.key: plan.count(load) for load in plan.loads},
+            rows=rows,
+            notes=[cores.sentence, *_resumed(earlier)],
+            environment=facts,
+        )
+        _deliver(result, prompts, folder)
+        parts.remove()
     return result
 
 
@@ -95,10 +96,8 @@ def _resumed(earlier: Sequence[datetime]) -> list[str]:
     """That servers were measured at other times, where they were."""
     if not earlier:
         return []
-    return [
-        f"interrupted and resumed: {len(earlier)} runs were measured before, until"
-        f" {earlier[-1]:%-d %B %Y, %H:%M} UTC"
-    ]
+    until = f"{earlier[-1]:%-d %B %Y, %H:%M} UTC"
+    return [f"interrupted and resumed: of the runs, {len(earlier)} had been measured until {until}"]
 
 
 def _load(plan: LoadPlan) -> tuple[Pair, list[Prompt], list[LoadRequest]]:

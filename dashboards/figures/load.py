@@ -35,11 +35,10 @@ def load_figure(table: pd.DataFrame, title: str, slo: Slo | None = None) -> go.F
     groups = list(dict.fromkeys(table["group"]))
     for name, group, colour in _contestants(table):
         rows = table[(table["group"] == group) & (table["contestant"] == name)]
-        labels = rows["clients"].astype(int) if closed else rows["load"]
         what = "clients" if closed else "come"
         for column, latency in enumerate(latencies, start=1):
             fig.add_scatter(
-                x=1e3 * rows[latency], y=rows[measure], text=labels, name=name,
+                x=1e3 * rows[latency], y=rows[measure], text=rows["load"], name=name,
                 legendgroup=f"{group} {name}", showlegend=column == 1,
                 mode="lines+markers+text", textposition="top center",
                 textfont={"color": colour, "size": 11}, marker={"color": colour, "size": 8},
@@ -57,9 +56,10 @@ def load_figure(table: pd.DataFrame, title: str, slo: Slo | None = None) -> go.F
 
 
 def drafting_figure(table: pd.DataFrame, arms: pd.DataFrame) -> go.Figure:
-    """What drafts at which load: candidates of a round on average, a line for each contestant of
-    `table` (of :func:`specdec_core.studies.load.result.summary_frame`); and, of each whose drafters
-    take turns (:func:`specdec_core.studies.load.result.arms_frame`), the rounds of each of them."""
+    """What drafts at which load, of :func:`specdec_core.studies.load.result.summary_frame` and
+    :func:`specdec_core.studies.load.result.arms_frame`: candidates of a round on average, a line
+    for each contestant that drafts; and, of each whose drafters take turns, the rounds of each of
+    them."""
     choosing = list(dict.fromkeys(arms["contestant"])) if len(arms) else []
     titles = ["candidates of a round", *(f"rounds of {name} by who drafts" for name in choosing)]
     panels = len(titles)
@@ -72,7 +72,9 @@ def drafting_figure(table: pd.DataFrame, arms: pd.DataFrame) -> go.Figure:
     )
     loads = list(dict.fromkeys(table["load"]))
     for name, _, colour in _contestants(table):
-        rows = table[table["contestant"] == name]
+        rows = table[(table["contestant"] == name) & (table["candidates"] > 0)]
+        if not len(rows):
+            continue
         fig.add_scatter(
             x=rows["load"], y=rows["candidates"], name=name, mode="lines+markers",
             marker={"color": colour, "size": 8}, line={"color": colour, "width": 2},

@@ -200,6 +200,7 @@ def _load(result: LoadResult, summary: pd.DataFrame) -> Iterator[Section]:
     if len(closed):
         yield _table(
             result,
+            closed,
             by_group(result, closed, "clients"),
             key="load",
             title="Throughput and latency by the number of clients",
@@ -214,6 +215,7 @@ def _load(result: LoadResult, summary: pd.DataFrame) -> Iterator[Section]:
         best = "with the most requests within the limits, then the " if result.slo else ""
         yield _table(
             result,
+            at_rates,
             by_group(result, at_rates, "rate", slowness="latency_median"),
             key="rates",
             title="Goodput and latency by the rate of requests"
@@ -230,6 +232,7 @@ def _load(result: LoadResult, summary: pd.DataFrame) -> Iterator[Section]:
 
 def _table(
     result: LoadResult,
+    summary: pd.DataFrame,
     frame: pd.DataFrame,
     key: str,
     title: str,
@@ -237,8 +240,8 @@ def _table(
     columns: dict[str, Cell],
     in_report: Sequence[str],
 ) -> Section:
-    """Loads in the first columns, then what each contestant did; a console leaves out what is
-    `in_report`."""
+    """The rows of `frame`, those of `summary` in another order: loads in the first of the
+    `columns`, then what each contestant did. A console leaves out what is `in_report`."""
     loads = [load for load in result.loads if load.key in set(frame["load"])]
     best = {
         (load.key, row.group, row.name)
@@ -256,7 +259,7 @@ def _table(
         f" ({result.pair.runner.target_dtype}).",
         frame=frame,
         shown=cells.table(frame, shown),
-        figure=load_figure(frame, title, result.slo),
+        figure=load_figure(summary, title, result.slo),
         marked=tuple(number for number, each in enumerate(keys) if each in best),
         ruled=cells.group_ends(frame["load"]),
         brief=[name for name in shown if name not in ("TPOT p95", "equal texts", *in_report)],
@@ -311,7 +314,7 @@ def _drafting(result: LoadResult, summary: pd.DataFrame, arms: pd.DataFrame) -> 
         shown=cells.table(
             wide, {"": cells.text("contestant"), **{k: cells.number(k, ".2f") for k in loads}}
         ),
-        figure=drafting_figure(drafting, arms),
+        figure=drafting_figure(summary, arms),
         lines=list(_turns(result)),
     )
 

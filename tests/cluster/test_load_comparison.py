@@ -11,7 +11,7 @@ from cluster.load_comparison import Contestant, compare_servers
 from cluster.serving.server_process import Cores, Server
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
-from specdec_core.config import AUTOREGRESSIVE, Configuration
+from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, RunnerSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
@@ -164,14 +164,19 @@ def test_one_process_at_a_time_measures_a_comparison(parts: LoadParts, tmp_path:
 
 
 def test_fresh_forgets_what_was_kept(tmp_path: Path) -> None:
+    row = LoadRow(name="autoregressive", group="specdec")
+    first = PairSpec(runner=RunnerSettings(target_dtype="bfloat16"))
     with LoadParts.open(tmp_path, {}) as parts:
-        parts.keep(0, 0, [])
+        assert parts.pair(first) == first
+        parts.keep(0, row, [])
     with LoadParts.open(tmp_path, {}) as parts:
-        assert parts.get(0, 0) == []
+        assert parts.pair(PairSpec()) == first  # every run has the same data types
+        assert parts.get(0, row) == []
+        assert parts.get(1, row) is None
+        assert parts.get(0, row.model_copy(update={"version": "2"})) is None
     with LoadParts.open(tmp_path, {}, fresh=True) as parts:
-        assert parts.get(0, 0) is None
-        parts.remove()
-    assert not list(tmp_path.iterdir())
+        assert parts.get(0, row) is None
+    assert not list(tmp_path.iterdir())  # without a run nothing is left
 
 
 def test_a_server_that_is_needed_must_start(

@@ -45,7 +45,7 @@ def test_everybody_has_a_line_with_a_point_for_each_number_of_clients() -> None:
     result = load_result()
     figure = load_figure(summary_frame(result), "title")
     assert len(figure.data) == 2 * len(result.rows)
-    assert all(list(trace.text) == [1, 4] for trace in figure.data)
+    assert all(list(trace.text) == ["1", "4"] for trace in figure.data)
     assert [trace.name for trace in figure.data if trace.showlegend] == [
         row.name for row in result.rows
     ]
