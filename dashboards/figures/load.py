@@ -70,8 +70,8 @@ def drafting_figure(table: pd.DataFrame, arms: pd.DataFrame) -> go.Figure:
         120 + 300 * panels,
         fig,
     )
-    loads = list(dict.fromkeys(table["load"]))
-    for name, _, colour in _contestants(table):
+    loads, contestants = list(dict.fromkeys(table["load"])), _contestants(table)
+    for name, _, colour in contestants:
         rows = table[(table["contestant"] == name) & (table["candidates"] > 0)]
         if not len(rows):
             continue
@@ -82,6 +82,7 @@ def drafting_figure(table: pd.DataFrame, arms: pd.DataFrame) -> go.Figure:
             row=1, col=1,
         )  # fmt: skip
     drafters = list(dict.fromkeys(arms["arm"])) if len(arms) else []
+    free = len(contestants) - 1  # the first colour that no contestant has
     shown: set[str] = set()
     for panel, name in enumerate(choosing, start=2):
         mine = arms[arms["contestant"] == name]
@@ -90,7 +91,7 @@ def drafting_figure(table: pd.DataFrame, arms: pd.DataFrame) -> go.Figure:
             fig.add_bar(
                 x=rows["load"], y=rows["share"], name=arm, legendgroup=f"arm {arm}",
                 showlegend=arm not in shown,
-                marker={"color": ARM_COLOURS[drafters.index(arm) % len(ARM_COLOURS)]},
+                marker={"color": ARM_COLOURS[(free + drafters.index(arm)) % len(ARM_COLOURS)]},
                 hovertemplate=f"<b>{arm}</b><br>%{{x}}: %{{y:.0%}} of the rounds<extra></extra>",
                 row=panel, col=1,
             )  # fmt: skip

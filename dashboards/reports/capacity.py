@@ -160,7 +160,8 @@ def _checked(clients: pd.DataFrame, rates: pd.DataFrame) -> list[Section]:
             title="Live and simulated, at rates",
             note=f"{rates['requests'].max()} requests that come at random, at a share of the rate"
             " that all slots together answered live, at the same times for both. The figure has"
-            " every comparison: on the dashed line the simulation is right.",
+            " every comparison, circles with clients (median TTFT), diamonds at rates (95th"
+            " percentile): on the dashed line the simulation is right.",
             shown=cells.table(rates, _compared(clients=False)),
             figure=agreement_figure(clients, rates),
             ruled=cells.group_ends(rates["configuration"]),
