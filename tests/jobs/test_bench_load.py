@@ -36,7 +36,7 @@ def test_a_server_is_measured_over_http(
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("without vllm: ") == 1
     assert "make bench-peers" in done.stdout
-    for shown in ("tokens/s", "good requests/s", "TTFT ms", "autoregressive", "report  "):
+    for shown in ("Goodput and latency", "TTFT p95", "TPOT ms", "autoregressive", "report  "):
         assert shown in done.stdout
     folder = tmp_path / "home" / "bench" / "mine"
     result = LoadResult.load(folder)
