@@ -9,6 +9,8 @@ from cluster.serving.load_client import run_load
 from cluster.serving.server_process import Cores, Server, on_cores, running
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
+from specdec_core.studies.load.load import Load
+from specdec_core.studies.load.parts import LoadParts
 from specdec_core.studies.load.plan import LoadPlan
 from specdec_core.studies.load.requests import LoadRecord, LoadRequest
 from specdec_core.studies.load.result import LoadRow
@@ -29,28 +31,33 @@ def compare_servers(
     contestants: Sequence[Contestant],
     workload: Sequence[LoadRequest],
     cores: Cores,
+    parts: LoadParts,
     observer: Observer | None = None,
 ) -> list[LoadRow]:
     """The contestants' rows with their records. All answer the same load before the next one comes,
-    each time another one first. Raises :class:`UserError` where a server that is needed does not
-    start."""
+    each time another one first. Runs that are in `parts` are not made again, and those that are
+    made are kept there. Raises :class:`UserError` where a server that is needed does not start."""
     observer = observer or Observer()
     entered = list(contestants)
-    loads = [(repeat, clients) for repeat in range(plan.repeats) for clients in plan.clients]
-    observer.stage(f"{len(entered)} servers in turns", len(entered) * len(loads))
-    for turn, (_, clients) in enumerate(loads):
+    turns = [load for _ in range(plan.repeats) for load in plan.loads]
+    runs = len(entered) * len(turns)
+    observer.stage(f"{len(entered)} servers in turns", runs, done=len(parts.times))
+    for turn, load in enumerate(turns):
         shift = turn % len(entered)
         for contestant in [*entered[shift:], *entered[:shift]]:
-            try:
-                records = measure(plan, contestant, workload, clients, cores)
-            except UserError as error:
-                if contestant.needed:
-                    raise
-                observer.warned(f"without {contestant.row.name}: {error}")
-                entered.remove(contestant)
-            else:
-                contestant.row.runs.setdefault(clients, []).append(records)
-            observer.step()
+            records = parts.get(turn, contestant.row)
+            if records is None:
+                try:
+                    records = measure(plan, contestant, workload, load, cores)
+                except UserError as error:
+                    if contestant.needed:
+                        raise
+                    observer.warned(f"without {contestant.row.name}: {error}")
+                    entered.remove(contestant)
+                    continue
+                parts.keep(turn, contestant.row, records)
+                observer.step()
+            contestant.row.runs.setdefault(load.key, []).append(records)
     return [contestant.row for contestant in entered]
 
 
@@ -58,12 +65,11 @@ def measure(
     plan: LoadPlan,
     contestant: Contestant,
     workload: Sequence[LoadRequest],
-    clients: int,
+    load: Load,
     cores: Cores,
 ) -> list[LoadRecord]:
     """Start a server, warm it up with prompts that are not measured, and put it under load."""
-    warm_up = workload[:clients]
-    measured = workload[plan.warm_up :][: plan.count(clients)]
-    with running(contestant.server(plan.slots or clients)) as url, on_cores(cores.client):
-        run_load(url, warm_up, clients)
-        return run_load(url, measured, clients)
+    clients = plan.warm_up(load)
+    with running(contestant.server(plan.together(load))) as url, on_cores(cores.client):
+        run_load(url, workload[:clients], clients)
+        return run_load(url, plan.requests_of(load, workload), load.clients)

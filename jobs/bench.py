@@ -30,11 +30,13 @@ from jobs.options import (
     check_name,
     chosen_pair,
     given,
+    numbers,
     sizes,
 )
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec
+from specdec_core.search.load.workload import Slo
 
 if TYPE_CHECKING:
     from specdec_core.models.pair import Pair
@@ -58,7 +60,7 @@ def main(
     rows: Annotated[
         Path | None,
         Option(
-            help="YAML with this engine's other rows; unset, jobs/bench.yaml, with --clients"
+            help="YAML with this engine's other rows; unset, jobs/bench.yaml, under load"
             " jobs/bench_load.yaml."
         ),
     ] = None,
@@ -95,38 +97,58 @@ def main(
             " under load instead, ours and vLLM's."
         ),
     ] = None,
+    rate: Annotated[
+        str | None,
+        Option(
+            help="Requests a second, as 2,4.5, that come at random whether or not earlier ones are"
+            " answered: the same, with or without --clients."
+        ),
+    ] = None,
+    slo: Annotated[
+        str | None,
+        Option(
+            help="Under load: limits in seconds, as ttft=0.5,tpot=0.05; requests within them count"
+            " for goodput."
+        ),
+    ] = None,
+    seed: Annotated[int | None, Option(min=0, help="With --rate: of the arrival times.")] = None,
     requests: Annotated[
         int | None,
         Option(
             min=1,
-            help="With --clients: requests to a server; unset, 24, or 3 for each client if that is"
-            " more.",
+            help="Under load: requests to a server; unset, 24, or 3 for each client if that is"
+            " more, and 64 at a rate.",
         ),
     ] = None,
     slots: Annotated[
         int | None,
         Option(
             min=1,
-            help="With --clients: requests that a server decodes together; unset, as many as there"
-            " are clients.",
+            help="Under load: requests that a server decodes together; unset, as many as there"
+            " are clients, and 16 at a rate.",
         ),
     ] = None,
     quick: Annotated[
         bool,
         Option(
             "--quick",
-            help="A first look: 4 prompts (with --clients 8 requests, or 2 for each client), 32 new"
-            " tokens, once.",
+            help="A first look: 4 prompts (under load 8 requests, or 2 for each client, and 16 at a"
+            " rate), 32 new tokens, once.",
         ),
     ] = False,
     name: Name = None,
+    fresh: Annotated[
+        bool, Option("--fresh", help="Under load: measure again what an interrupted run has.")
+    ] = False,
 ) -> None:
     """Decode the same prompts with this engine, transformers and vLLM, in turns. Report who is how
     much faster, whether all write what the model alone would write, and how close this engine
-    comes to the physical limit. With --clients, compare servers under load: tokens a second, time
-    to the first token, time per token. Run it on an otherwise idle machine."""
-    loads = sizes(clients, "--clients") if clients is not None else None
-    _check_together(loads, requests, slots, temperature, baseline)
+    comes to the physical limit. With --clients or --rate, compare servers under load: tokens a
+    second, time to the first token, time per token; interrupted, the same command resumes. Run it
+    on an otherwise idle machine."""
+    load = _load_options(clients, rate, slo, seed, requests, slots, fresh)
+    if load is not None:
+        _check_together(temperature, baseline)
     spec, chosen = _chosen(config or [], target, draft)
     runner = given(compile=compile, threads=threads, target_dtype=dtype, draft_dtype=dtype)
     base = spec.model_dump(mode="json")
@@ -136,12 +158,11 @@ def main(
         max_new_tokens=max_new_tokens,
         repeats=repeats,
         temperatures=temperature or None,
-        peers=_peers(peers, loads is not None),
+        peers=_peers(peers, load is not None),
         chosen=[configuration.model_dump(mode="json") for configuration in chosen],
     )
-    if loads is not None:
-        load = given(clients=loads, requests=requests, slots=slots)
-        _under_load(rows, {**options, **load}, quick, name, peers is not None)
+    if load is not None:
+        _under_load(rows, {**options, **load}, quick, name, peers is not None, fresh)
         return
     from specdec_core.studies.bench.benchmark import load_bench_plan
 
@@ -155,7 +176,12 @@ def main(
 
 
 def _under_load(
-    rows: Path | None, options: dict[str, Any], quick: bool, name: str | None, explicit: bool
+    rows: Path | None,
+    options: dict[str, Any],
+    quick: bool,
+    name: str | None,
+    explicit: bool,
+    fresh: bool,
 ) -> None:
     """The comparison of servers."""
     from jobs import bench_load
@@ -164,7 +190,8 @@ def _under_load(
 
     under = bench_load.QUICK if quick else {}
     plan = read_bench_plan(LoadPlan, rows or bench_load.ROWS, **_merged(under, options))
-    result = bench_load.bench_load(plan, _folder(name, plan), _command(), explicit)
+    folder = _folder(name, plan)
+    result = bench_load.bench_load(plan, folder, name, _command(), explicit, fresh)
     _end(len(result.unequal()))
 
 
@@ -183,22 +210,42 @@ def _command() -> str:
     return shlex.join(["specdec", "bench", *sys.argv[1 + sys.argv[1:2].count("bench") :]])
 
 
-def _check_together(
-    loads: tuple[int, ...] | None,
+def _load_options(
+    clients: str | None,
+    rate: str | None,
+    slo: str | None,
+    seed: int | None,
     requests: int | None,
     slots: int | None,
-    temperature: list[float] | None,
-    baseline: Path | None,
-) -> None:
-    """Raises :class:`UserError` for options of the one benchmark that are given for the other."""
-    of_load = given(requests=requests, slots=slots)
+    fresh: bool,
+) -> dict[str, Any] | None:
+    """What the options say of a load; None where they name none. Raises :class:`UserError` for
+    those that need one."""
+    if clients is None and rate is None:
+        alone = given(slo=slo, seed=seed, requests=requests, slots=slots, fresh=fresh or None)
+        if alone:
+            raise UserError(f"--{next(iter(alone))} needs --clients or --rate")
+        return None
+    if seed is not None and rate is None:
+        raise UserError("--seed needs --rate: with --clients nothing comes at random")
+    rates = numbers(rate, "--rate", float) if rate is not None else ()
+    if not all(0 < value < float("inf") for value in rates):
+        raise UserError(f"--rate {rate}: expected requests a second as 2,4.5")
+    objective = Slo.read(slo, "--slo").model_dump(exclude_none=True) if slo is not None else None
+    return {
+        "clients": sizes(clients, "--clients") if clients is not None else (),
+        "rates": rates,
+        **given(slo=objective, seed=seed, requests=requests, slots=slots),
+    }
+
+
+def _check_together(temperature: list[float] | None, baseline: Path | None) -> None:
+    """Raises :class:`UserError` for options of the other benchmark."""
     of_race = given(temperature=temperature or None, baseline=baseline)
-    if loads is None and of_load:
-        raise UserError(f"--{next(iter(of_load))} needs --clients")
-    if loads is not None and of_race:
+    if of_race:
         raise UserError(
-            f"--{next(iter(of_race))} does not go with --clients: servers are compared greedily, by"
-            " their speed"
+            f"--{next(iter(of_race))} does not go with --clients or --rate: servers are compared"
+            " greedily, by their speed"
         )
 
 
@@ -304,7 +351,7 @@ def _peers(names: list[str] | None, servers: bool) -> list[str] | None:
     from specdec_core.studies.peers.choose import NAMES
 
     if servers and "transformers" in names:
-        raise UserError("--peers transformers: it has no server to compare; with --clients, vllm")
+        raise UserError("--peers transformers: it has no server to compare; under load, vllm")
     for name in names:
         if name not in (*NAMES, NOBODY):
             raise UserError(f"--peers {name}: expected {', '.join(NAMES)} or {NOBODY}")

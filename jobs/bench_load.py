@@ -1,9 +1,9 @@
-"""`specdec bench --clients`: this engine's server and vLLM's under the same load."""
+"""`specdec bench --clients` and `--rate`: this engine's server and vLLM's under the same load."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,51 +13,91 @@ from jobs.console import console, interruptible, point, print_runs_page
 from specdec_core.base.errors import UserError
 
 if TYPE_CHECKING:
+    from cluster.load_comparison import Contestant
     from cluster.serving.server_process import Cores
     from specdec_core.models.pair import Pair
     from specdec_core.prompts.prompt_sets import Prompt
     from specdec_core.studies.load.plan import LoadPlan
     from specdec_core.studies.load.requests import LoadRequest
-    from specdec_core.studies.load.result import LoadResult, LoadRow
+    from specdec_core.studies.load.result import LoadResult
 
 ROWS = Path(__file__).with_name("bench_load.yaml")
-QUICK: dict[str, Any] = {"max_new_tokens": 32, "repeats": 1, "least": 8, "waves": 2}
+QUICK: dict[str, Any] = {
+    "max_new_tokens": 32, "repeats": 1, "least": 8, "waves": 2, "arrivals": 16
+}  # fmt: skip
 SERVE = (sys.executable, "-m", "jobs.serve")
 
 
-def bench_load(plan: LoadPlan, folder: Path, command: str, explicit: bool) -> LoadResult:
-    """Compare the servers; write the result whole or not at all, log it and show it. `explicit` is
-    whether the user named the peers, which then must be there."""
+def bench_load(
+    plan: LoadPlan, folder: Path, name: str | None, command: str, explicit: bool, fresh: bool
+) -> LoadResult:
+    """Compare the servers; write the result into `folder` whole or not at all, log it and show it.
+    What an interrupted comparison of the same plan, prompts, code and `name` has measured is not
+    measured again, unless `fresh`. `explicit` is whether the user named the peers, which then must
+    be there."""
     from cluster.serving.server_process import Cores
 
     plan.check()
     cores = Cores.divide(plan.pair.runner.threads)
     pair, prompts, workload = _load(plan)
-    started = datetime.now(UTC)
-    with interruptible("nothing was written"):
-        rows = _compare(plan, pair, workload, cores, explicit)
     # These take seconds to import, too.
+    from cluster.load_comparison import compare_servers
+    from dashboards.progress import RaceProgress
     from specdec_core.base.environment import environment
+    from specdec_core.models.pair import load_pair
     from specdec_core.prompts.prompt_sets import PromptSet, digest
+    from specdec_core.studies.load.parts import LoadParts
     from specdec_core.studies.load.result import LoadResult
 
-    result = LoadResult(
-        name=folder.name,
-        started=started,
-        command=command,
-        pair=pair.spec,
-        prompts=PromptSet(source=plan.prompts.source, count=len(prompts), digest=digest(prompts)),
-        max_new_tokens=plan.max_new_tokens,
-        repeats=plan.repeats,
-        clients=list(plan.clients),
-        slots=plan.slots,
-        requests={clients: plan.count(clients) for clients in plan.clients},
-        rows=rows,
-        notes=[cores.sentence],
-        environment=environment(),
-    )
-    _deliver(result, prompts, folder)
+    started, facts = datetime.now(UTC), environment()
+    prompt_set = PromptSet(source=plan.prompts.source, count=len(prompts), digest=digest(prompts))
+    what = {
+        "name": name,
+        "plan": plan.model_dump(mode="json"),
+        "weights": pair.fingerprints,
+        "prompts": prompt_set.digest,
+        "cores": cores.sentence,
+        "environment": facts,
+    }
+    with (
+        interruptible(),
+        LoadParts.open(folder.parent, what, fresh) as parts,
+        TemporaryDirectory() as scratch,
+    ):
+        if (spec := parts.pair(pair.spec)) != pair.spec:
+            pair = load_pair(spec)
+        with RaceProgress(console) as progress:
+            contestants = _contestants(plan, pair, cores, Path(scratch), explicit, progress.warned)
+            earlier = parts.times
+            rows = compare_servers(plan, contestants, workload, cores, parts, progress)
+        result = LoadResult(
+            name=folder.name,
+            started=started,
+            command=command,
+            pair=pair.spec,
+            prompts=prompt_set,
+            max_new_tokens=plan.max_new_tokens,
+            repeats=plan.repeats,
+            clients=list(plan.clients),
+            rates=list(plan.rates),
+            slo=plan.slo,
+            slots=plan.slots,
+            requests={load.key: plan.count(load) for load in plan.loads},
+            rows=rows,
+            notes=[cores.sentence, *_resumed(earlier)],
+            environment=facts,
+        )
+        _deliver(result, prompts, folder)
+        parts.remove()
     return result
+
+
+def _resumed(earlier: Sequence[datetime]) -> list[str]:
+    """That servers were measured at other times, where they were."""
+    if not earlier:
+        return []
+    until = f"{earlier[-1]:%-d %B %Y, %H:%M} UTC"
+    return [f"interrupted and resumed: of the runs, {len(earlier)} had been measured until {until}"]
 
 
 def _load(plan: LoadPlan) -> tuple[Pair, list[Prompt], list[LoadRequest]]:
@@ -73,23 +113,26 @@ def _load(plan: LoadPlan) -> tuple[Pair, list[Prompt], list[LoadRequest]]:
         return pair, prompts, plan.workload(prompts, pair)
 
 
-def _compare(
-    plan: LoadPlan, pair: Pair, workload: Sequence[LoadRequest], cores: Cores, explicit: bool
-) -> list[LoadRow]:
-    from cluster.load_comparison import compare_servers
+def _contestants(
+    plan: LoadPlan,
+    pair: Pair,
+    cores: Cores,
+    scratch: Path,
+    explicit: bool,
+    warned: Callable[[str], None],
+) -> list[Contestant]:
+    """Our servers, whose files are in `scratch`, and vLLM's where it is installed."""
     from cluster.load_servers import VLLM, our_servers, vllm_contestants
-    from dashboards.progress import RaceProgress
 
-    with TemporaryDirectory() as scratch, RaceProgress(console) as progress:
-        contestants = list(our_servers(plan, pair, SERVE, cores, Path(scratch)))
-        if VLLM in plan.peers:
-            try:
-                contestants += vllm_contestants(pair, cores, explicit)
-            except UserError as error:
-                if explicit:
-                    raise
-                progress.warned(f"without {VLLM}: {error}")
-        return compare_servers(plan, contestants, workload, cores, progress)
+    contestants = list(our_servers(plan, pair, SERVE, cores, scratch))
+    if VLLM in plan.peers:
+        try:
+            contestants += vllm_contestants(pair, cores, explicit)
+        except UserError as error:
+            if explicit:
+                raise
+            warned(f"without {VLLM}: {error}")
+    return contestants
 
 
 def _deliver(result: LoadResult, prompts: Sequence[Prompt], folder: Path) -> None:

@@ -16,6 +16,8 @@ from specdec_core.search.load.trace import read_trace
 from specdec_core.search.load.workload import Slo
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from specdec_core.recordings.replay import Replay
 
 SHARE = 0.95
@@ -62,8 +64,16 @@ def main(
     ),
     seconds: Annotated[float, Option(min=1, help="Seconds of arrivals to simulate.")] = 20.0,
     check: Annotated[
-        bool, Option("--check", help="Also decode live with 1, 4, … clients, and compare.")
+        bool,
+        Option(
+            "--check",
+            help="Also decode live, with 1, 4, … clients and at 50 and 80 % of the rate that all"
+            " slots answer, and compare.",
+        ),
     ] = False,
+    check_requests: Annotated[
+        int | None, Option(min=1, help="With --check: requests at each rate; unset, 200.")
+    ] = None,
     name: Name = None,
 ) -> None:
     """Simulate requests that come at a rate, and find the fewest replicas that answer them within
@@ -88,6 +98,8 @@ def main(
     routing = _one_of(router, "--router", ("two_choices", "least_loaded", "round_robin"))
     gaps = _one_of(arrivals, "--arrivals", ("poisson", "constant"))
     chosen, source = choose(config)
+    if check_requests is not None and not check:
+        raise UserError("--check-requests needs --check")
     if hardware is not None and check:
         raise UserError("--check compares with this machine, not with --hardware")
 
@@ -136,7 +148,9 @@ def main(
             results = [least_replicas(service, rate, objective, share)]
         else:
             results = [greatest_rate(service, n, objective, share) for n in numbers]
-        checked = _check(chosen, replay, times, limits, progress) if check else None
+        checked = []
+        if check:
+            checked = _check(chosen, replay, times, limits, check_requests, progress)
 
     folder = workspace() / "capacity" / (name or recording.folder.name)
     coming = f"{gaps} arrivals, {seconds:g} s of them"
@@ -170,17 +184,26 @@ def main(
 
 
 def _check(
-    chosen: PairConfiguration, replay: Replay, times: Any, limits: Any, progress: Any
-) -> Any:
-    """The table of live and simulated measures."""
+    chosen: PairConfiguration,
+    replay: Replay,
+    times: Any,
+    limits: Any,
+    requests: int | None,
+    progress: Any,
+) -> list[pd.DataFrame]:
+    """The tables of live and simulated measures: with clients, and at rates."""
     from specdec_core.models.pair import load_pair
-    from specdec_core.studies.load_check import CLIENTS, check_load
+    from specdec_core.studies.load_check import CLIENTS, REQUESTS, check_arrivals, check_load
 
     clients = [n for n in CLIENTS if n <= limits.slots]
     pair = load_pair(replay.header.pair)
     configurations = [chosen.configuration]
-    done = check_load(pair, replay, times, configurations, clients, limits, observer=progress)
-    return done.table()
+    closed = check_load(pair, replay, times, configurations, clients, limits, observer=progress)
+    number = requests or REQUESTS
+    opened = check_arrivals(
+        pair, replay, times, configurations, number=number, limits=limits, observer=progress
+    )
+    return [closed.table(), opened.table()]
 
 
 def _one_of(value: str, option: str, values: tuple[str, ...]) -> Any:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, RunnerSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.prompts.prompt_sets import PromptSet
+from specdec_core.search.load.workload import Slo
 from specdec_core.studies.load.requests import LoadRecord
 from specdec_core.studies.load.result import LoadResult, LoadRow
 
@@ -39,7 +40,7 @@ def records(ttft: float, tpot: float, clients: int) -> list[LoadRecord]:
 def load_row(name: str, group: str, ttft: float, tpot: float, **more: object) -> LoadRow:
     """A row with two repeats at 1 and 4 clients, where everything takes twice as long."""
     runs = {
-        clients: [records(factor * ttft, factor * tpot, clients) for _ in range(2)]
+        str(clients): [records(factor * ttft, factor * tpot, clients) for _ in range(2)]
         for clients, factor in ((1, 1.0), (4, 2.0))
     }
     return LoadRow(name=name, group=group, version=f"{group} 1", runs=runs, **more)
@@ -56,7 +57,7 @@ def load_result(dtype: str = "bfloat16") -> LoadResult:
         max_new_tokens=TOKENS,
         repeats=2,
         clients=[1, 4],
-        requests={1: REQUESTS, 4: REQUESTS},
+        requests={"1": REQUESTS, "4": REQUESTS},
         rows=[
             load_row(
                 "autoregressive", "specdec", 0.1, 0.01, autoregressive=True,
@@ -68,3 +69,29 @@ def load_result(dtype: str = "bfloat16") -> LoadResult:
         ],
         notes=["made up"],
     )  # fmt: skip
+
+
+def open_result() -> LoadResult:
+    """Ours autoregressive and a chain, whose drafter is one of two, at a rate of 2 requests a
+    second: they come evenly, and are sent 10 ms late."""
+    rows = load_result().rows[:2]
+    for row in rows:
+        for record in row.runs["1"][0]:
+            arrival = record.index / 2
+            shift = arrival - record.sent
+            record.arrival, record.sent = arrival, arrival + 0.01
+            record.first, record.last = record.first + shift, record.last + shift
+            if row.name == "chain":
+                record.rounds, record.drafted = 4, 10
+                record.arms = {"K=4": 3, "nobody": 1}
+        row.runs = {"2/s": row.runs["1"][:1]}
+    return load_result().model_copy(
+        update={
+            "clients": [],
+            "rates": [2.0],
+            "repeats": 1,
+            "slo": Slo(latency=0.17),
+            "requests": {"2/s": REQUESTS},
+            "rows": rows,
+        }
+    )

@@ -87,7 +87,7 @@ class _Load:
 
     async def send(self, index: int, request: LoadRequest) -> None:
         content = json.dumps(body_of(request)).encode()
-        record = LoadRecord(index=index, sent=self.now())
+        record = LoadRecord(index=index, sent=self.now(), arrival=request.arrival)
         try:
             await self.stream(content, record)
         except (httpx.HTTPError, ValueError) as error:
@@ -119,7 +119,8 @@ class _Load:
                 self.read(json.loads(event), record)
 
     def read(self, event: dict[str, Any], record: LoadRecord) -> None:
-        """An event of the stream: a part of the text, its end, or the numbers of tokens."""
+        """An event of the stream: a part of the text, its end, how it came about, or the numbers of
+        tokens."""
         if "error" in event:
             raise ValueError(_refusal(json.dumps(event)))
         for choice in event.get("choices") or ():
@@ -132,6 +133,9 @@ class _Load:
         if usage := event.get("usage"):
             record.prompt_tokens = usage["prompt_tokens"]
             record.tokens = usage["completion_tokens"]
+        if ours := event.get("specdec"):
+            record.rounds, record.drafted = ours["rounds"], ours["drafted"]
+            record.arms = ours["arms"]
 
 
 def body_of(request: LoadRequest) -> dict[str, Any]:

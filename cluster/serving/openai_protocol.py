@@ -8,6 +8,7 @@ are refused by name; only `user` is silently ignored.
 from __future__ import annotations
 
 import reprlib
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -21,12 +22,20 @@ from pydantic import (
 )
 from typing_extensions import TypeAliasType
 
-from specdec_core.config import Configuration, Sampling, Temperature
+from specdec_core.config import (
+    Configuration,
+    DrafterSettings,
+    Sampling,
+    Temperature,
+    distinct_labels,
+    identity,
+)
 from specdec_core.tokens.statistics import Counts, Generation
 
 MAX_STOP_STRINGS = 4
 MAX_PROMPTS = 64
 MAX_BODY_BYTES = 8 * 2**20
+NOBODY = "nobody"  # drafts, in a range of a schedule
 
 
 ErrorType = Literal["invalid_request_error", "rate_limit_error", "server_error"]
@@ -223,6 +232,7 @@ class SpecDec(BaseModel):
     accepted: int
     verification_rate: float
     mat: float
+    arms: dict[str, int] = {}  # rounds by who drafted, where that changes from round to round
 
     @classmethod
     def of(cls, generations: list[Generation], configuration: Configuration) -> SpecDec:
@@ -236,7 +246,20 @@ class SpecDec(BaseModel):
             accepted=counts.n_accepted,
             verification_rate=metrics["verification_rate"],
             mat=metrics["mat"],
+            arms=_arms(generations, configuration.drafter),
         )
+
+
+def _arms(generations: list[Generation], drafter: DrafterSettings | None) -> dict[str, int]:
+    """Rounds by the label of the arm that drafted, of a drafter that has arms."""
+    if drafter is None or drafter.chosen(0) == drafter:
+        return {}
+    labels = distinct_labels(drafter.parts)
+    rounds = Counter(r.arm for generation in generations for r in generation.rounds)
+    return {
+        NOBODY if arm is None else labels[identity(drafter.chosen(arm))]: count
+        for arm, count in rounds.items()
+    }
 
 
 class CompletionChoice(BaseModel):

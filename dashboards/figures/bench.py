@@ -10,7 +10,8 @@ import plotly.graph_objects as go
 
 from dashboards.look import DASHED, INK, MUTED, OTHER_COLOURS, PAPER, base_figure, intervals
 from dashboards.templating import render
-from specdec_core.studies.bench.result import OURS, BenchResult, over
+from specdec_core.studies.bench.result import BenchResult, over
+from specdec_core.studies.comparison import OURS
 
 COLOURS = {OURS: "#1272b4", "transformers": "#e6860f", "vllm": "#2fb074"}
 

@@ -11,20 +11,30 @@ from dashboards import cells
 from dashboards.cells import Cell
 from dashboards.figures.bench import bench_figure, bench_svg
 from dashboards.figures.flame import draw_stacks
-from dashboards.reports.contestants import contestants, models
-from dashboards.reports.sentences import note, sentences
-from dashboards.sections import Origin, Report, Run, Section
+from dashboards.reports.contestants import (
+    by_group,
+    chosen_on,
+    contestants,
+    models,
+    origin,
+    ratio_columns,
+    report_tags,
+    row_tags,
+    whose,
+)
+from dashboards.reports.sentences import sentences
+from dashboards.sections import Report, Run, Section
 from specdec_core.base.names import plain_name
 from specdec_core.studies.bench import spec_bench
 from specdec_core.studies.bench.limits import PARTS, limits, limits_frame
 from specdec_core.studies.bench.result import (
-    OURS,
     BenchResult,
     Row,
     over,
     summary_frame,
     times_frame,
 )
+from specdec_core.studies.comparison import OURS
 
 MOST_FUNCTIONS = 15
 LIMITS = {
@@ -41,19 +51,7 @@ def report(result: BenchResult, baseline: Sequence[spec_bench.Answer] | None = N
     return Report(
         command="bench",
         title=f"Benchmark of {result.pair.name}",
-        origin=Origin(
-            name=result.name,
-            pair=result.pair.name,
-            notes=how_measured(result),
-            params={
-                "pair": result.pair.model_dump(mode="json"),
-                "prompts": {"source": result.prompts.source, "count": result.prompts.count},
-                "max_new_tokens": result.max_new_tokens,
-                "repeats": result.repeats,
-            },
-            started=result.started,
-            facts=result.environment,
-        ),
+        origin=origin(result, how_measured(result)),
         findings=findings(result),
         parts=sections(result, baseline),
         frames={"times": times_frame(result), "summary": summary_frame(result)},
@@ -62,11 +60,7 @@ def report(result: BenchResult, baseline: Sequence[spec_bench.Answer] | None = N
             for best in result.headlines()
             for end, value in (("", best.ratio), ("_low", best.low), ("_high", best.high))
         },
-        tags={
-            "prompts": result.prompts.source,
-            "prompts_digest": result.prompts.digest,
-            **result.environment,
-        },
+        tags=report_tags(result),
         nested=list(_rows(result)),
     )
 
@@ -96,15 +90,10 @@ def findings(result: BenchResult) -> list[str]:
 
 def _against_peers(result: BenchResult) -> Iterator[str]:
     for best in result.headlines():
-        chosen = (
-            f"both chosen on {len(result.ids) - best.prompts} prompts, compared on the"
-            f" {best.prompts} others"
-            if best.held_out
-            else f"both chosen on the same {best.prompts} prompts, which flatters both"
-        )
+        chosen = chosen_on(best, "prompts", f"{len(result.ids) - best.prompts} prompts")
         yield (
             f"temperature {best.temperature:g}: our best, {best.ours}, is"
-            f" {cells.as_ratio(best.ratio, best.low, best.high)} {_whose(best.group)} best,"
+            f" {cells.as_ratio(best.ratio, best.low, best.high)} {whose(best.group)} best,"
             f" {best.theirs} ({chosen})"
         )
 
@@ -160,11 +149,7 @@ def _speed(result: BenchResult, temperature: float) -> Section:
     """Tokens a second and the ratios, the fastest first within each group."""
     frame = summary_frame(result)
     frame = frame[frame["temperature"] == temperature]
-    place = frame["group"].map({group: number for number, group in enumerate(result.groups)})
-    order = frame.assign(place=place).sort_values(
-        ["place", "tokens_per_second"], ascending=[True, False]
-    )
-    frame = order.drop(columns="place").reset_index(drop=True)
+    frame = by_group(result, frame)
     best = [result.best(temperature, group) for group in result.groups]
     names = {(row.group, row.name) for row in best if row is not None}
     pairs = zip(frame["group"], frame["contestant"], strict=True)
@@ -181,18 +166,13 @@ def _speed(result: BenchResult, temperature: float) -> Section:
 
 
 def _speed_columns(result: BenchResult, temperature: float) -> dict[str, Cell]:
-    against = {"over our autoregressive": "over_autoregressive"}
-    against |= {f"over {_whose(g)} best": f"over_{g}" for g in result.groups if g != OURS}
     equal = {"equal to its own autoregressive": _equal("own")}
     if len(result.groups) > 1:
         equal["equal to ours"] = _equal("ours")
     return {
         "": cells.text("contestant"),
         "tokens/s": cells.number("tokens_per_second", ".0f"),
-        **{
-            heading: cells.ratio(name, f"{name}_low", f"{name}_high")
-            for heading, name in against.items()
-        },
+        **ratio_columns(result),
         "MAT": cells.number("mean_accepted", ".2f"),
         **(equal if temperature == 0 else {}),
     }
@@ -323,20 +303,11 @@ def _functions(result: BenchResult) -> Iterator[Section]:
 def _rows(result: BenchResult) -> Iterator[Run]:
     """A nested run a contestant and temperature."""
     for row, values in zip(result.rows, summary_frame(result).to_dict("records"), strict=True):
-        tags = {
-            "group": row.group,
-            "version": row.version,
-            "lossless": str(row.lossless).lower(),
-            "temperature": f"{row.temperature:g}",
-        }
-        if row.configuration is not None:
-            tags["config_id"] = row.configuration.id
-            tags["mlflow.note.content"] = note(row.configuration)
         yield Run(
             name=f"{row.group}: {row.name}, T={row.temperature:g}",
             params=row.settings,
             metrics=_row_metrics(result, row, values),
-            tags=tags,
+            tags=row_tags(row, row.temperature),
         )
 
 
@@ -359,10 +330,6 @@ def _row_metrics(result: BenchResult, row: Row, values: cells.Row) -> dict[str, 
 
 
 # Cells
-
-
-def _whose(group: str) -> str:
-    return f"{group}'" if group.endswith("s") else f"{group}'s"
 
 
 def _equal(name: str) -> Cell:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import pandas as pd
 
 from dashboards import cells
+from dashboards.cells import Cell
+from dashboards.figures.load_check import agreement_figure
 from dashboards.reports.sentences import sentences
 from dashboards.sections import Origin, Report, Section
 from specdec_core.config import Configuration
@@ -27,41 +29,50 @@ COLUMNS = {
     "router busy": cells.number("router_busy", ".0%"),
     "messages/s": cells.count("messages"),
 }
-CHECKED = {
-    "clients": cells.text("clients"),
-    "configuration": cells.text("configuration"),
-    "tokens/s": cells.number("tokens_per_second", ".0f"),
-    "simulated": cells.number("tokens_per_second_simulated", ".0f"),
-    "off by": cells.number("tokens_per_second_error", "+.0%"),
-    "TPOT p50, ms": cells.milliseconds("tpot"),
-    "simulated ": cells.milliseconds("tpot_simulated"),
-    "off by ": cells.number("tpot_error", "+.0%"),
-    "TTFT p50, ms": cells.milliseconds("ttft"),
-    "simulated  ": cells.milliseconds("ttft_simulated"),
-    "off by  ": cells.number("ttft_error", "+.0%"),
-}
+
+
+def _compared(clients: bool) -> dict[str, Cell]:
+    """Columns of live and simulated measures, with so many clients or at rates."""
+    ttft, heading = ("ttft", "TTFT p50, ms") if clients else ("ttft_p95", "TTFT p95, ms")
+    loads = {
+        "share": cells.number("share", ".0%"),
+        "requests/s": cells.number("rate", ".2f"),
+    }
+    return {
+        **({"clients": cells.text("clients")} if clients else loads),
+        "configuration": cells.text("configuration"),
+        "tokens/s": cells.number("tokens_per_second", ".0f"),
+        "simulated": cells.number("tokens_per_second_simulated", ".0f"),
+        "off by": cells.number("tokens_per_second_error", "+.0%"),
+        "TPOT p50, ms": cells.milliseconds("tpot"),
+        "simulated ": cells.milliseconds("tpot_simulated"),
+        "off by ": cells.number("tpot_error", "+.0%"),
+        heading: cells.milliseconds(ttft),
+        "simulated  ": cells.milliseconds(f"{ttft}_simulated"),
+        "off by  ": cells.number(f"{ttft}_error", "+.0%"),
+    }
 
 
 def report(
     results: Sequence[Capacity],
-    checked: pd.DataFrame | None,
+    checked: Sequence[pd.DataFrame],
     configuration: Configuration,
     origin: Origin,
 ) -> Report:
-    """What was found, everything that was simulated, and what was checked live."""
+    """What was found, everything that was simulated, and what was checked live: nothing, or with
+    clients and at rates, the tables of :mod:`specdec_core.studies.load_check`."""
     frame = pd.concat([result.frame() for result in results], ignore_index=True)
     chosen = [result.chosen for result in results]
     shown = [each for each in chosen if each is not None]
     parts = [] if frame.empty else [_tried(results)]
-    if checked is not None:
-        parts.append(_checked(checked))
+    parts += _checked(*checked) if checked else []
     return Report(
         command="capacity",
         title="Replicas and load, simulated",
         origin=origin,
         findings=[*map(found_line, results), *map(latencies, shown)],
         parts=[*parts, sentences([(configuration.label, configuration)])],
-        frames={"tried": frame, **({} if checked is None else {"checked": checked})},
+        frames={"tried": frame, **dict(zip(("checked", "checked_rates"), checked, strict=False))},
         run_name=f"capacity {origin.name}",
         metrics={
             f"replicas_{each.replicas}.{name}": float(value)
@@ -134,12 +145,25 @@ def _tried(results: Sequence[Capacity]) -> Section:
     )
 
 
-def _checked(checked: pd.DataFrame) -> Section:
-    return Section(
-        key="checked",
-        title="Live and simulated",
-        note="The same requests, by so many clients that each wait for their answer, decoded by the"
-        " live engine and simulated.",
-        shown=cells.table(checked, CHECKED),
-        ruled=cells.group_ends(checked["clients"]),
-    )
+def _checked(clients: pd.DataFrame, rates: pd.DataFrame) -> list[Section]:
+    return [
+        Section(
+            key="checked",
+            title="Live and simulated",
+            note="The same requests, by so many clients that each wait for their answer, decoded by"
+            " the live engine and simulated.",
+            shown=cells.table(clients, _compared(clients=True)),
+            ruled=cells.group_ends(clients["clients"]),
+        ),
+        Section(
+            key="checked_rates",
+            title="Live and simulated, at rates",
+            note=f"{rates['requests'].max()} requests that come at random, at a share of the rate"
+            " that all slots together answered live, at the same times for both. The figure has"
+            " every comparison, circles with clients (median TTFT), diamonds at rates (95th"
+            " percentile): on the dashed line the simulation is right.",
+            shown=cells.table(rates, _compared(clients=False)),
+            figure=agreement_figure(clients, rates),
+            ruled=cells.group_ends(rates["configuration"]),
+        ),
+    ]

@@ -1,28 +1,96 @@
-"""Who took part in a benchmark, and on which models."""
+"""What the reports of all comparisons share: who took part, on which models, and who is best."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pandas as pd
 
 from dashboards import cells
-from dashboards.sections import Section
+from dashboards.cells import Cell
+from dashboards.reports.sentences import note
+from dashboards.sections import Origin, Section
 from specdec_core.config import PairSpec
+from specdec_core.studies.comparison import Comparison, Contender, Lead
 
 
-class Described(Protocol):
-    """A row of any benchmark."""
+def origin(result: Comparison[Any], notes: Sequence[str], **params: Any) -> Origin:
+    """Where a comparison comes from; `params` are those of its kind."""
+    return Origin(
+        name=result.name,
+        pair=result.pair.name,
+        notes=notes,
+        params={
+            "pair": result.pair.model_dump(mode="json"),
+            "prompts": {"source": result.prompts.source, "count": result.prompts.count},
+            "max_new_tokens": result.max_new_tokens,
+            "repeats": result.repeats,
+            **params,
+        },
+        started=result.started,
+        facts=result.environment,
+    )
 
-    name: str
-    group: str
-    version: str
-    settings: dict[str, Any]
+
+def report_tags(result: Comparison[Any]) -> dict[str, str]:
+    """The tags of a comparison's run in MLflow."""
+    return {
+        "prompts": result.prompts.source,
+        "prompts_digest": result.prompts.digest,
+        **result.environment,
+    }
 
 
-def contestants(rows: Iterable[Described]) -> Section:
+def row_tags(row: Contender, temperature: float) -> dict[str, str]:
+    """The tags of a contestant's nested run."""
+    tags = {
+        "group": row.group,
+        "version": row.version,
+        "lossless": str(row.lossless).lower(),
+        "temperature": f"{temperature:g}",
+    }
+    if row.configuration is not None:
+        tags["config_id"] = row.configuration.id
+        tags["mlflow.note.content"] = note(row.configuration)
+    return tags
+
+
+def whose(group: str) -> str:
+    return f"{group}'" if group.endswith("s") else f"{group}'s"
+
+
+def ratio_columns(result: Comparison[Any]) -> dict[str, Cell]:
+    """Columns of ratios: to our autoregressive decoding, and to every other group's best."""
+    against = {"over our autoregressive": "over_autoregressive"}
+    against |= {f"over {whose(group)} best": f"over_{group}" for group in result.others}
+    return {
+        heading: cells.ratio(name, f"{name}_low", f"{name}_high")
+        for heading, name in against.items()
+    }
+
+
+def by_group(
+    result: Comparison[Any], frame: pd.DataFrame, *first: str, slowness: str | None = None
+) -> pd.DataFrame:
+    """The rows in the order of the columns `first`, then our group before the others, and within
+    each the fastest first: by tokens a second, or by the column `slowness`."""
+    place = frame["group"].map({group: number for number, group in enumerate(result.groups)})
+    slow = -frame["tokens_per_second"] if slowness is None else frame[slowness]
+    ordered = frame.assign(place=place, slow=slow).sort_values([*first, "place", "slow"])
+    return ordered.drop(columns=["place", "slow"]).reset_index(drop=True)
+
+
+def chosen_on(lead: Lead, what: str, others: str) -> str:
+    """On which prompts, called `what`, both bests were chosen, and on which compared; `others` is
+    how the half is called that they were chosen on."""
+    if lead.held_out:
+        return f"both chosen on {others}, compared on the {lead.prompts} others"
+    return f"both chosen on the same {lead.prompts} {what}, which flatters both"
+
+
+def contestants(rows: Iterable[Contender]) -> Section:
     """Versions and settings of everybody, each once."""
     frame = pd.DataFrame(
         {

@@ -2,72 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pandas as pd
 
 from dashboards import cells
 from dashboards.cells import Cell
-from dashboards.figures.load import load_figure
-from dashboards.reports.contestants import contestants, models
-from dashboards.reports.sentences import note, sentences
-from dashboards.sections import Origin, Report, Run, Section
+from dashboards.figures.load import drafting_figure, load_figure
+from dashboards.reports.contestants import (
+    by_group,
+    chosen_on,
+    contestants,
+    models,
+    origin,
+    ratio_columns,
+    report_tags,
+    row_tags,
+)
+from dashboards.reports.sentences import sentences
+from dashboards.sections import Report, Run, Section, metric_name
 from specdec_core.base.names import plain_name
-from specdec_core.studies.bench.result import OURS
-from specdec_core.studies.load.result import LoadResult, over, requests_frame, summary_frame
+from specdec_core.studies.comparison import OURS
+from specdec_core.studies.load.load import Load
+from specdec_core.studies.load.plan import SLOTS
+from specdec_core.studies.load.result import (
+    LoadResult,
+    arms_frame,
+    over,
+    requests_frame,
+    summary_frame,
+)
 
-# Of the nested runs; those of the summary that are numbers by number of clients.
+# Of the nested runs; those of the summary that are numbers by load.
 METRICS = (
-    *("tokens_per_second", "whole_run", "errors"),
-    *("ttft_median", "ttft_p95", "tpot_median", "tpot_p95"),
+    *("tokens_per_second", "whole_run", "requests_per_second", "goodput", "good_share", "errors"),
+    *("ttft_median", "ttft_p95", "tpot_median", "tpot_p95", "candidates"),
     *("over_autoregressive", "over_autoregressive_low", "over_autoregressive_high"),
+)
+
+TIMES = (
+    "TTFT: from sending a request, or from its arrival time, to its first text, TPOT: from there"
+    " to the last, for each further token; both by the client's clock, median and 95th percentile."
+)
+RATIOS = (
+    "with 95 % bootstrap intervals over requests and repeats, in pairs; requests at the same time"
+    " are not independent, so intervals of many at once are too narrow rather than too wide."
 )
 
 
 def report(result: LoadResult) -> Report:
-    summary = summary_frame(result)
+    summary, arms = summary_frame(result), arms_frame(result)
     return Report(
         command="bench",
         title=f"Servers under load, {result.pair.name}",
-        origin=Origin(
-            name=result.name,
-            pair=result.pair.name,
-            notes=how_measured(result),
-            params={
-                "pair": result.pair.model_dump(mode="json"),
-                "prompts": {"source": result.prompts.source, "count": result.prompts.count},
-                "max_new_tokens": result.max_new_tokens,
-                "repeats": result.repeats,
-                "clients": ",".join(map(str, result.clients)),
-                "slots": result.slots,
-            },
-            started=result.started,
-            facts=result.environment,
+        origin=origin(
+            result,
+            how_measured(result),
+            clients=",".join(map(str, result.clients)),
+            rates=",".join(f"{rate:g}" for rate in result.rates),
+            slo=str(result.slo) if result.slo else None,
+            slots=result.slots,
         ),
         findings=findings(result),
         parts=[
-            _load(result, summary),
+            *_load(result, summary),
+            *_drafting(result, summary, arms),
             *_errors(result),
             contestants(result.rows),
             sentences((row.name, row.configuration) for row in result.rows if row.configuration),
         ],
-        frames={"requests": requests_frame(result), "summary": summary},
-        metrics={
-            f"over_{plain_name(lead.group)}{end}": {
-                each.clients: value(each) for each in result.leads() if each.group == lead.group
-            }
-            for lead in result.leads()
-            for end, value in (
-                ("", lambda each: each.ratio),
-                ("_low", lambda each: each.low),
-                ("_high", lambda each: each.high),
-            )
+        frames={
+            "requests": requests_frame(result),
+            "summary": summary,
+            **({"arms": arms} if len(arms) else {}),
         },
-        tags={
-            "prompts": result.prompts.source,
-            "prompts_digest": result.prompts.digest,
-            **result.environment,
-        },
+        metrics=_leads(result),
+        tags=report_tags(result),
         nested=list(_rows(result, summary)),
     )
 
@@ -77,119 +88,199 @@ def report(result: LoadResult) -> Report:
 
 def findings(result: LoadResult) -> list[str]:
     """The results in sentences."""
-    return [*_against_peers(result), *_against_ourselves(result), *_unequal(result)]
+    return [
+        *_against_peers(result),
+        *_against_ourselves(result),
+        *_within_the_limits(result),
+        *_unequal(result),
+    ]
 
 
 def _against_peers(result: LoadResult) -> Iterator[str]:
     for lead in result.leads():
-        chosen = (
-            f"both chosen on every other request, compared on the {lead.requests} others"
-            if lead.held_out
-            else f"both chosen on the same {lead.requests} requests, which flatters both"
+        ratio = cells.as_ratio(lead.ratio, lead.low, lead.high)
+        what = (
+            f"writes {ratio} the tokens a second of"
+            if lead.load.closed
+            else f"answers {ratio} as fast as"
         )
+        chosen = chosen_on(lead, "requests", "every other request")
         yield (
-            f"{_clients(lead.clients)}: our best, {lead.ours}, writes"
-            f" {cells.as_ratio(lead.ratio, lead.low, lead.high)} the tokens a second of"
-            f" {lead.group}'s best, {lead.theirs} ({chosen})"
+            f"{lead.load}: our best, {lead.ours}, {what} {lead.group}'s best, {lead.theirs}"
+            f" ({chosen})"
         )
 
 
 def _against_ourselves(result: LoadResult) -> Iterator[str]:
     baseline = result.autoregressive()
-    for clients in result.clients:
-        best = result.best(clients, OURS)
+    for load in result.loads:
+        best = result.best(load, OURS)
         if best is None or baseline is None or best is baseline:
             continue
-        speed, ratio = best.tokens_per_second(clients), over(best, baseline, clients)
-        yield (
-            f"{_clients(clients)}: {best.name} writes {speed:.0f} tokens/s,"
-            f" {cells.of_ratio(ratio)} our autoregressive decoding"
+        ratio = cells.of_ratio(over(best, baseline, load))
+        if load.closed:
+            speed = best.tokens_per_second(load)
+            yield (
+                f"{load}: {best.name} writes {speed:.0f} tokens/s, {ratio} our autoregressive"
+                " decoding"
+            )
+        else:
+            yield f"{load}: {best.name} answers {ratio} as fast as our autoregressive decoding"
+
+
+def _within_the_limits(result: LoadResult) -> Iterator[str]:
+    """At rates with an objective: the best of every group by goodput."""
+    if result.slo is None:
+        return
+    for load in result.loads:
+        best = [result.best(load, group) for group in result.groups]
+        if load.closed or not any(best):
+            continue
+        shares = ", ".join(
+            f"{row.good_share(load, result.slo):.0%} of {row.name}'s" for row in best if row
         )
+        yield f"{load}: {shares} requests keep {result.slo}"
 
 
 def _unequal(result: LoadResult) -> Iterator[str]:
     baseline = result.autoregressive()
-    for clients, row in result.unequal():
+    for load, row in result.unequal():
         assert baseline is not None  # it is what they were compared with
-        equal, compared = row.equal_texts(clients, baseline)
+        equal, compared = row.equal_texts(load, baseline)
         yield (
-            f"NOT LOSSLESS: {_clients(clients)}: {compared - equal} of {compared} texts of"
+            f"NOT LOSSLESS: {load}: {compared - equal} of {compared} texts of"
             f" {row.name} differ from autoregressive decoding's in float32"
         )
 
 
 def how_measured(result: LoadResult) -> list[str]:
     """Command, models, prompts, machine."""
-    requests = ", ".join(f"{count} with {_clients(n)}" for n, count in result.requests.items())
-    slots = "as many as there are clients" if result.slots is None else str(result.slots)
+    requests = ", ".join(f"{result.requests[load.key]} with {load}" for load in result.loads)
     return [
         f"`{result.command}`",
         models(result.pair),
         f"{result.prompts.count} prompts of {result.prompts.source} (sha256"
         f" {result.prompts.digest[:16]}…), {result.max_new_tokens} new tokens each, greedy, past"
         f" the ends of texts; requests to a server: {requests}; repeats {result.repeats}",
-        "closed loop: each client sends its next request when its last is answered, over"
-        " /v1/completions, streamed; every server was started anew for every load, in turns, and"
-        " warmed up with other prompts, one for each client; no prompt was sent to a server twice",
-        f"requests decoded together: {slots}; prefix caches off",
+        *_loops(result),
+        "sent over /v1/completions, streamed; every server was started anew for every load, in"
+        " turns, and warmed up with other prompts, all at once; no prompt was sent to a server"
+        " twice",
+        f"requests decoded together: {_slots(result)}; prefix caches off",
         *result.notes,
     ]
+
+
+def _loops(result: LoadResult) -> Iterator[str]:
+    """When requests were sent."""
+    if result.clients:
+        yield "closed loop: each client sends its next request when its last is answered"
+    if result.rates:
+        late = 1e3 * result.lateness()
+        yield (
+            "open loop: requests are sent at random times (Poisson), the same for every server,"
+            " whether or not earlier ones are answered, and their latencies count from then on; the"
+            f" client sent them {np.median(late):.1f} ms late (median), {late.max():.0f} at most"
+        )
+
+
+def _slots(result: LoadResult) -> str:
+    if result.slots is not None:
+        return str(result.slots)
+    closed = ["as many as there are clients"] if result.clients else []
+    return ", ".join([*closed, *([f"{SLOTS} at a rate"] if result.rates else [])])
 
 
 # The tables
 
 
-def _load(result: LoadResult, summary: pd.DataFrame) -> Section:
-    """Everybody at every number of clients, the fastest first within each group."""
-    place = summary["group"].map({group: number for number, group in enumerate(result.groups)})
-    frame = summary.assign(place=place).sort_values(
-        ["clients", "place", "tokens_per_second"], ascending=[True, True, False]
-    )
-    frame = frame.drop(columns="place").reset_index(drop=True)
+def _load(result: LoadResult, summary: pd.DataFrame) -> Iterator[Section]:
+    """Everybody under every load, the fastest first within each group."""
+    closed = summary[summary["clients"].notna()]
+    if len(closed):
+        yield _table(
+            result,
+            closed,
+            by_group(result, closed, "clients"),
+            key="load",
+            title="Throughput and latency by the number of clients",
+            note="Tokens a second of all clients together while all of them wait: their number over"
+            f" the mean seconds a token of a request. {TIMES} Ratios of tokens a second, {RATIOS}"
+            " A group's best is its fastest row on these requests.",
+            columns={"clients": cells.count("clients")},
+            in_report=("good requests/s", "good"),
+        )
+    at_rates = summary[summary["rate"].notna()]
+    if len(at_rates):
+        best = "with the most requests within the limits, then the " if result.slo else ""
+        yield _table(
+            result,
+            at_rates,
+            by_group(result, at_rates, "rate", slowness="latency_median"),
+            key="rates",
+            title="Goodput and latency by the rate of requests"
+            if result.slo
+            else "Throughput and latency by the rate of requests",
+            note="Tokens a second are those of a whole run over its seconds: what was asked for, as"
+            f" long as a server keeps up. {TIMES} Ratios of how fast a request is answered, from"
+            f" its arrival to its end, {RATIOS} A group's best is its row {best}fastest on these"
+            " requests.",
+            columns={"requests/s": cells.number("rate", "g")},
+            in_report=("tokens/s", "TTFT ms") if result.slo else ("TTFT ms",),
+        )
+
+
+def _table(
+    result: LoadResult,
+    summary: pd.DataFrame,
+    frame: pd.DataFrame,
+    key: str,
+    title: str,
+    note: str,
+    columns: dict[str, Cell],
+    in_report: Sequence[str],
+) -> Section:
+    """The rows of `frame`, those of `summary` in another order: loads in the first of the
+    `columns`, then what each contestant did. A console leaves out what is `in_report`."""
+    loads = [load for load in result.loads if load.key in set(frame["load"])]
     best = {
-        (clients, row.group, row.name)
-        for clients in result.clients
+        (load.key, row.group, row.name)
+        for load in loads
         for group in result.groups
-        if (row := result.best(clients, group)) is not None
+        if (row := result.best(load, group)) is not None
     }
-    keys = zip(frame["clients"], frame["group"], frame["contestant"], strict=True)
-    columns = _columns(result)
+    keys = zip(frame["load"], frame["group"], frame["contestant"], strict=True)
+    shown = columns | _columns(result)
+    limits = f" Good requests are those with {result.slo}." if result.slo else ""
     return Section(
-        key="load",
-        title="Throughput and latency by the number of clients",
-        note="Tokens a second of all clients together while all of them wait: their number over the"
-        " mean seconds a token of a request. TTFT: from sending a request to its first text, TPOT:"
-        " from there to the last, for each further token; both by the client's clock, median and"
-        " 95th percentile. Ratios of tokens a second, with 95 % bootstrap intervals over requests"
-        " and repeats, in pairs; requests at the same time are not independent, so intervals of"
-        " many clients are too narrow rather than too wide. A group's best is its fastest row on"
-        " these requests. Equal texts are those of autoregressive decoding in our server"
+        key=key,
+        title=title,
+        note=f"{note}{limits} Equal texts are those of autoregressive decoding in our server"
         f" ({result.pair.runner.target_dtype}).",
         frame=frame,
-        shown=cells.table(frame, columns),
-        figure=load_figure(summary, "Throughput against latency"),
-        marked=tuple(number for number, key in enumerate(keys) if key in best),
-        ruled=cells.group_ends(frame["clients"]),
-        brief=[heading for heading in columns if heading not in ("TPOT p95", "equal texts")],
+        shown=cells.table(frame, shown),
+        figure=load_figure(summary, title, result.slo),
+        marked=tuple(number for number, each in enumerate(keys) if each in best),
+        ruled=cells.group_ends(frame["load"]),
+        brief=[name for name in shown if name not in ("TPOT p95", "equal texts", *in_report)],
     )
 
 
 def _columns(result: LoadResult) -> dict[str, Cell]:
-    against = {"over our autoregressive": "over_autoregressive"}
-    against |= {f"over {group}'s best": f"over_{group}" for group in result.groups if group != OURS}
+    good = {
+        "good requests/s": cells.number("goodput", ".2f"),
+        "good": cells.number("good_share", ".0%"),
+    }
     return {
-        "clients": cells.text("clients"),
         "contestant": cells.text("contestant"),
         "tokens/s": cells.number("tokens_per_second", ".0f"),
+        **(good if result.slo else {}),
         "TTFT ms": _milliseconds("ttft_median"),
         "TTFT p95": _milliseconds("ttft_p95"),
         "TPOT ms": _milliseconds("tpot_median"),
         "TPOT p95": _milliseconds("tpot_p95"),
         "errors": cells.count("errors"),
-        **{
-            heading: cells.ratio(name, f"{name}_low", f"{name}_high")
-            for heading, name in against.items()
-        },
+        **ratio_columns(result),
         "equal texts": lambda row: f"{row['equal']:.0f} of {row['compared']:.0f}",
     }
 
@@ -204,13 +295,47 @@ def _milliseconds(name: str) -> Cell:
     return cell
 
 
+def _drafting(result: LoadResult, summary: pd.DataFrame, arms: pd.DataFrame) -> Iterator[Section]:
+    """What drafts at which load, of our rows that draft."""
+    plain = {row.name for row in result.rows if row.autoregressive}
+    drafting = summary[summary["candidates"].notna() & ~summary["contestant"].isin(plain)]
+    if not len(drafting):
+        return
+    wide = drafting.pivot(index="contestant", columns="load", values="candidates")
+    loads = list(dict.fromkeys(drafting["load"]))
+    wide = wide.loc[list(dict.fromkeys(drafting["contestant"])), loads].reset_index()
+    yield Section(
+        key="drafting",
+        title="What drafts at which load",
+        note="Candidates of a request's round, on average, by the number of clients or the requests"
+        " a second that come (/s); below, of configurations whose drafters take turns, who drafts"
+        " in how many of the rounds.",
+        frame=drafting[["load", "clients", "rate", "contestant", "candidates"]],
+        shown=cells.table(
+            wide, {"": cells.text("contestant"), **{k: cells.number(k, ".2f") for k in loads}}
+        ),
+        figure=drafting_figure(summary, arms),
+        lines=list(_turns(result)),
+    )
+
+
+def _turns(result: LoadResult) -> Iterator[str]:
+    """The shares of drafters that take turns, in words."""
+    for row in result.rows:
+        for load in result.loads:
+            counted = row.arms(load)
+            shares = (f"{n / counted.total():.0%} {arm}" for arm, n in counted.most_common())
+            if counted:
+                yield f"{row.name}, {load}: {', '.join(shares)}"
+
+
 def _errors(result: LoadResult) -> Iterator[Section]:
     """What failed, if anything did: how often and why."""
     frame = requests_frame(result)
     failed = frame[frame["error"].notna()]
     if not len(failed):
         return
-    counted = failed.groupby(["clients", "contestant", "error"], as_index=False).size()
+    counted = failed.groupby(["load", "contestant", "error"], as_index=False).size()
     yield Section(
         key="errors",
         title="Errors",
@@ -223,31 +348,44 @@ def _errors(result: LoadResult) -> Iterator[Section]:
 # MLflow
 
 
+def _leads(result: LoadResult) -> dict[str, float | dict[int, float]]:
+    """Our best over every other group's, by load."""
+    found = [
+        (lead.load, f"over_{plain_name(lead.group)}{end}", value)
+        for lead in result.leads()
+        for end, value in (("", lead.ratio), ("_low", lead.low), ("_high", lead.high))
+    ]
+    return _by_load(found)
+
+
 def _rows(result: LoadResult, summary: pd.DataFrame) -> Iterator[Run]:
-    """A nested run a contestant, its metrics by the number of clients."""
+    """A nested run a contestant, its metrics by load."""
+    loads = {load.key: load for load in result.loads}
     for row in result.rows:
         mine = summary[(summary["group"] == row.group) & (summary["contestant"] == row.name)]
-        tags = {
-            "group": row.group,
-            "version": row.version,
-            "lossless": str(row.lossless).lower(),
-            "temperature": "0",
-        }
-        if row.configuration is not None:
-            tags["config_id"] = row.configuration.id
-            tags["mlflow.note.content"] = note(row.configuration)
+        found = [
+            (loads[each["load"]], name, float(each[name]))
+            for each in mine.to_dict("records")
+            for name in METRICS
+            if not pd.isna(each[name])
+        ]
         yield Run(
             name=f"{row.group}: {row.name}, under load",
             params=row.settings,
-            metrics={name: _by_clients(mine, name) for name in METRICS},
-            tags=tags,
+            metrics=_by_load(found),
+            tags=row_tags(row, temperature=0),
         )
 
 
-def _by_clients(rows: pd.DataFrame, name: str) -> dict[int, float]:
-    known = rows[rows[name].notna()]
-    return dict(zip(known["clients"].astype(int), known[name].astype(float), strict=True))
-
-
-def _clients(count: int) -> str:
-    return f"{count} client{'s' if count > 1 else ''}"
+def _by_load(
+    found: Sequence[tuple[Load, str, float]],
+) -> dict[str, float | dict[int, float]]:
+    """Metrics whose steps are numbers of clients; those at a rate have it in their name."""
+    metrics: dict[str, float | dict[int, float]] = {}
+    steps: dict[str, dict[int, float]] = {}
+    for load, name, value in found:
+        if load.clients is None:
+            metrics[metric_name(f"rate {load.rate:g}", name)] = value
+        else:
+            steps.setdefault(name, {})[load.clients] = value
+    return metrics | steps

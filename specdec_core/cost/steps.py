@@ -17,7 +17,7 @@ from pydantic import Field
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
-from specdec_core.config import Value, load_yaml, parse
+from specdec_core.config import PairSpec, Value, load_yaml, parse
 from specdec_core.cost.fitting import nonnegative_least_squares, r_squared
 from specdec_core.cost.forward import ForwardCost
 from specdec_core.cost.hardware import Hardware
@@ -149,6 +149,23 @@ class StepTimes(Value):
     mixes: bool = Field(
         default=True, description="whether a forward has prompts and candidates together"
     )
+    pair: PairSpec | None = Field(default=None, description="whose steps were measured")
+    slots: int | None = Field(
+        default=None, ge=1, description="the most requests together that were measured"
+    )
+
+    def foreign_to(self, pair: PairSpec, slots: int) -> str | None:
+        """Of what else these times are than of `slots` slots of a pair; None where they are of
+        these, or do not tell."""
+        if self.pair is not None:
+            measured, asked = _settings(self.pair), _settings(pair)
+            for name, value in asked.items():
+                # What is automatic on one side is settled on the other.
+                if "auto" not in (value, known := measured.get(name, "none")) and value != known:
+                    return f"{name} {known}, not {value}"
+        if self.slots is not None and slots > self.slots:
+            return f"up to {self.slots} slots, not {slots}"
+        return None
 
     def verifying(self, drafting: bool) -> ForwardTerms:
         """The target's, after forwards of a draft or without."""
@@ -178,6 +195,13 @@ class StepTimes(Value):
 
     def save(self, path: str | Path) -> Path:
         return write_atomically(Path(path), self.model_dump_json(indent=1) + "\n")
+
+
+def _settings(pair: PairSpec) -> dict[str, str]:
+    """What the times of a pair's steps depend on, by name."""
+    drafts = {f"draft {name}": model for name, model in pair.drafts.items()}
+    runner = {name: str(value) for name, value in pair.runner.model_dump().items()}
+    return {"target": pair.target, **drafts, **runner}
 
 
 def load_step_times(path: str | Path, drafts: Sequence[str]) -> StepTimes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter, sleep
 from typing import Any
@@ -18,10 +18,13 @@ from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.measures import COLUMNS, LoadMeasures, measure
-from specdec_core.search.load.simulator import asks_of, simulate_clients
+from specdec_core.search.load.simulator import asks_of, simulate_arrivals, simulate_clients
+from specdec_core.search.load.workload import arrival_times
 from specdec_core.tokens.statistics import Generation
 
 CLIENTS = (1, 4, 8, 16)
+SHARES = (0.5, 0.8)  # of the requests a second that all slots together answer
+REQUESTS = 200  # at each of these rates
 _EACH = 4  # requests for each client, …
 _LEAST = 16  # … and at least
 
@@ -117,6 +120,16 @@ def _run(
     return run
 
 
+# What is compared, by column.
+Compared = Mapping[str, Callable[[LoadMeasures], float]]
+_BOTH: Compared = {
+    "tokens_per_second": lambda measures: measures.tokens_per_second,
+    "tpot": lambda measures: measures.value("tpot", 50),
+}
+OF_CLIENTS: Compared = {**_BOTH, "ttft": lambda measures: measures.value("ttft", 50)}
+OF_RATES: Compared = {**_BOTH, "ttft_p95": lambda measures: measures.value("ttft", 95)}
+
+
 @dataclass
 class LoadCheck:
     """Measures by number of clients and configuration: of each live run, and simulated."""
@@ -134,19 +147,46 @@ class LoadCheck:
         for (clients, config_id), runs in self.live.items():
             live = sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
             simulated = self.simulated[clients, config_id]
-            row: dict[str, Any] = {"clients": clients, "configuration": labels[config_id]}
-            for name in ("tokens_per_second", "tpot", "ttft"):
-                ours, theirs = _typical(simulated, name), _typical(live, name)
-                row[name], row[f"{name}_simulated"] = theirs, ours
-                row[f"{name}_error"] = ours / theirs - 1
-            rows.append(row)
+            about = {"clients": clients, "configuration": labels[config_id]}
+            rows.append(about | _held_against(simulated, live, OF_CLIENTS))
         return pd.DataFrame(rows)
 
 
-def _typical(measures: LoadMeasures, name: str) -> float:
-    """Tokens a second of all, or the median of a request's measure."""
-    whole = name == "tokens_per_second"
-    return measures.tokens_per_second if whole else measures.value(name, 50)
+@dataclass
+class ArrivalCheck:
+    """Measures by share of the capacity and configuration, live and simulated; `capacity` is how
+    many requests a second each configuration answered live with all slots busy."""
+
+    configurations: list[Configuration]
+    capacity: dict[str, float] = field(default_factory=dict)
+    live: dict[tuple[float, str], LoadMeasures] = field(default_factory=dict)
+    simulated: dict[tuple[float, str], LoadMeasures] = field(default_factory=dict)
+
+    def table(self) -> pd.DataFrame:
+        """One row a share and configuration: the rate, tokens a second, median TPOT and the 95th
+        percentile of TTFT, live and simulated, and the simulation's relative errors."""
+        labels = distinct_labels(self.configurations)
+        rows = []
+        for (share, config_id), live in self.live.items():
+            about = {
+                "share": share,
+                "rate": share * self.capacity[config_id],
+                "configuration": labels[config_id],
+                "requests": live.requests,
+            }
+            rows.append(about | _held_against(self.simulated[share, config_id], live, OF_RATES))
+        return pd.DataFrame(rows)
+
+
+def _held_against(
+    simulated: LoadMeasures, live: LoadMeasures, compared: Compared
+) -> dict[str, float]:
+    """Columns of what is compared, by its name: live, simulated, and the relative error."""
+    columns: dict[str, float] = {}
+    for name, of in compared.items():
+        ours, theirs = of(simulated), of(live)
+        columns |= {name: theirs, f"{name}_simulated": ours, f"{name}_error": ours / theirs - 1}
+    return columns
 
 
 def check_load(
@@ -164,16 +204,11 @@ def check_load(
     distinct = list({c.id: c for c in (AUTOREGRESSIVE, *configurations)}.values())
     limits = limits or Limits(max(clients))
     check, observer = LoadCheck(distinct), observer or Observer()
-    prompts, tokens = replay.recording.prompts, replay.header.max_new_tokens
     engine = Engine(pair, limits=limits)
     observer.stage("answering prompts", len(clients) * repeats * len(distinct))
     for count in clients:
         number = max(_EACH * count, _LEAST)
-        places = [n % len(prompts.tokens) for n in range(number)]
-        requests = [
-            Request(str(n), tuple(prompts.tokens[place].tolist()), tokens)
-            for n, place in enumerate(places)
-        ]
+        requests = _requests(replay, number)
         for repeat in range(repeats):
             for configuration in distinct:
                 engine.configure(configuration)
@@ -187,3 +222,51 @@ def check_load(
             simulation = simulate_clients(answers, times, asks_of(answers, number), count, limits)
             check.simulated[count, configuration.id] = simulation.measure()
     return check
+
+
+def check_arrivals(
+    pair: Pair,
+    replay: Replay,
+    times: StepTimes,
+    configurations: Sequence[Configuration],
+    shares: Sequence[float] = SHARES,
+    number: int = REQUESTS,
+    limits: Limits | None = None,
+    observer: Observer | None = None,
+) -> ArrivalCheck:
+    """Measure how many requests a second fill all slots under each configuration, answer `number`
+    requests live that come at random at shares of that rate, and simulate the same at the same
+    times."""
+    distinct = list({c.id: c for c in (AUTOREGRESSIVE, *configurations)}.values())
+    limits = limits or Limits(max(CLIENTS))
+    check, observer = ArrivalCheck(distinct), observer or Observer()
+    engine = Engine(pair, limits=limits)
+    observer.stage("answering requests that come at random", len(distinct) * (1 + len(shares)))
+    filling = _requests(replay, max(_EACH * limits.slots, _LEAST))
+    requests = _requests(replay, number)
+    for configuration in distinct:
+        engine.configure(configuration)
+        run_clients(engine, filling, limits.slots)  # steps of a new shape compile their kernels
+        full = run_clients(engine, filling, limits.slots).records
+        capacity = limits.slots / float((full["last"] - full["sent"]).mean())  # Little's law
+        check.capacity[configuration.id] = capacity
+        observer.step()
+        answers = replayed_answers(replay, configuration)
+        for share in shares:
+            key, arrivals = (share, configuration.id), arrival_times(share * capacity, number)
+            coming = arrivals.tolist()
+            check.live[key] = measure(run_arrivals(engine, requests, coming).records)
+            asks = asks_of(answers, number)
+            simulation = simulate_arrivals(answers, times, asks, coming, limits)
+            check.simulated[key] = simulation.measure()
+            observer.step()
+    return check
+
+
+def _requests(replay: Replay, number: int) -> list[Request]:
+    """So many requests: the recorded prompts in their order, again and again."""
+    prompts, tokens = replay.recording.prompts.tokens, replay.header.max_new_tokens
+    places = [n % len(prompts) for n in range(number)]
+    return [
+        Request(str(n), tuple(prompts[place].tolist()), tokens) for n, place in enumerate(places)
+    ]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 
+from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
 from specdec_core.cost.steps import (
@@ -107,6 +108,8 @@ def measure_steps(
         drafts=terms,
         device=str(pair.target.device),
         mixes=target.mixes,
+        pair=pair.spec,
+        slots=slots,
     )
     times = times.model_copy(update={"engine": _engine_terms(pair, times, slots, observer)})
     by_draft: dict[str | None, list[PackedForward]] = {None: forwards[_TARGET]}
@@ -257,9 +260,13 @@ def step_times(
     pair: PairSpec, path: Path, slots: int = SLOTS, observer: Observer | None = None
 ) -> StepTimes:
     """The pair's step times on this machine: those in the file `path`, or, where it is missing,
-    measured now and written there. Raises :class:`UserError` for a file that lacks a draft."""
+    measured now and written there. Raises :class:`UserError` for a file that lacks a draft, or is
+    of another pair or of fewer slots."""
     if path.exists():
-        return load_step_times(path, list(pair.drafts))
+        times = load_step_times(path, list(pair.drafts))
+        if (other := times.foreign_to(pair, slots)) is not None:
+            raise UserError(f"{path}: step times of {other}; delete it to measure again")
+        return times
     observer = observer or Observer()
     observer.stage(f"loading {pair.name}")
     times = measure_steps(load_pair(pair), slots, observer=observer).times

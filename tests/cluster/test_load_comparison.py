@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,11 +11,13 @@ from cluster.load_comparison import Contestant, compare_servers
 from cluster.serving.server_process import Cores, Server
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
-from specdec_core.config import AUTOREGRESSIVE, Configuration
+from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, RunnerSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.studies.load.load import Load
+from specdec_core.studies.load.parts import LoadParts
 from specdec_core.studies.load.plan import LoadPlan
 from specdec_core.studies.load.result import LoadRow, over
 from tests.local_server import LocalServer, engine_server
@@ -51,7 +54,10 @@ class Turns:
 
 class Watched(Observer):
     def __init__(self) -> None:
-        self.steps, self.warnings = 0, []
+        self.steps, self.warnings, self.done = 0, [], 0
+
+    def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
+        self.done = done
 
     def step(self) -> None:
         self.steps += 1
@@ -73,13 +79,19 @@ def broken(needed: bool) -> Contestant:
     return Contestant(LoadRow(name="other", group="vllm"), server, needed)
 
 
-def workload(pair: Pair) -> list:
-    prompts = [Prompt(str(n), f"x{n} = {n} + ") for n in range(PLAN.needed)]
-    return PLAN.workload(prompts, pair)
+def workload(pair: Pair, plan: LoadPlan = PLAN) -> list:
+    prompts = [Prompt(str(n), f"x{n} = {n} + ") for n in range(plan.needed)]
+    return plan.workload(prompts, pair)
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Iterator[LoadParts]:
+    with LoadParts.open(tmp_path, {"plan": 1}) as parts:
+        yield parts
 
 
 def test_all_answer_the_same_requests_of_every_load_in_turns(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, parts: LoadParts
 ) -> None:
     turns, observer = Turns(tiny_pair, monkeypatch), Watched()
     contestants = [
@@ -87,7 +99,8 @@ def test_all_answer_the_same_requests_of_every_load_in_turns(
         turns.contestant("chain", CHAIN),
         broken(needed=False),
     ]
-    rows = compare_servers(PLAN, contestants, workload(tiny_pair), Cores.divide(1), observer)
+    cores = Cores.divide(1)
+    rows = compare_servers(PLAN, contestants, workload(tiny_pair), cores, parts, observer)
     assert [row.name for row in rows] == ["autoregressive", "chain"]
     assert observer.warnings == ["without other: no memory"]
     # Another one begins each time.
@@ -99,17 +112,77 @@ def test_all_answer_the_same_requests_of_every_load_in_turns(
         assert len(prompts) == len(set(prompts)) == slots + 4
         assert set(prompts[slots:]) == set(turns.sent[0][1:])
     plain, chain = rows
-    for clients in PLAN.clients:
-        assert [len(run) for run in chain.runs[clients]] == [4, 4]
-        assert chain.errors(clients) == 0
-        assert chain.equal_texts(clients, plain) == (8, 8)  # float32
-        assert over(chain, plain, clients).value > 0
+    for load in PLAN.loads:
+        assert [len(run) for run in chain.of(load)] == [4, 4]
+        assert chain.errors(load) == 0
+        assert chain.equal_texts(load, plain) == (8, 8)  # float32
+        assert over(chain, plain, load).value > 0
+    assert plain.candidates(PLAN.loads[0]) == 0 < chain.candidates(PLAN.loads[0])
+
+
+def test_an_interrupted_comparison_goes_on_with_what_is_missing(
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, parts: LoadParts, tmp_path: Path
+) -> None:
+    plan = PLAN.model_copy(update={"clients": (1,), "rates": (50.0,), "repeats": 1, "slots": 2})
+    turns, cores = Turns(tiny_pair, monkeypatch), Cores()
+    requests = workload(tiny_pair, plan)
+    autoregressive = turns.contestant("autoregressive", AUTOREGRESSIVE)
+    with pytest.raises(UserError, match="no memory"):
+        compare_servers(plan, [autoregressive, broken(needed=True)], requests, cores, parts)
+    assert turns.started == [("autoregressive", 2)]
+    first = autoregressive.row.runs["1"]
+
+    turns.started.clear()
+    again = turns.contestant("autoregressive", AUTOREGRESSIVE)
+    observer = Watched()
+    contestants = [again, turns.contestant("chain", CHAIN)]
+    plain, chain = compare_servers(plan, contestants, requests, cores, parts, observer)
+    assert turns.started == [("chain", 2), ("chain", 2), ("autoregressive", 2)]
+    assert (observer.done, observer.steps) == (1, 3)
+    assert plain.runs["1"] == first
+    # At a rate everybody is asked the same at the same times.
+    load = Load(rate=50.0)
+    arrivals = [request.arrival for request in plan.requests_of(load, requests)]
+    for row in (plain, chain):
+        (run,) = row.of(load)
+        assert [record.arrival for record in run] == arrivals
+        assert all(record.sent >= record.arrival for record in run)
+    assert chain.equal_texts(load, plain) == (4, 4)
+
+    # Another configuration begins anew, and so does the same one where that is wanted.
+    with LoadParts.open(tmp_path, {"plan": 2}) as other:
+        assert other.times == []
+    assert len(parts.times) == 4
+
+
+def test_one_process_at_a_time_measures_a_comparison(parts: LoadParts, tmp_path: Path) -> None:
+    with (
+        pytest.raises(UserError, match="this comparison is running in another process"),
+        LoadParts.open(tmp_path, {"plan": 1}),
+    ):
+        pass
+
+
+def test_fresh_forgets_what_was_kept(tmp_path: Path) -> None:
+    row = LoadRow(name="autoregressive", group="specdec")
+    first = PairSpec(runner=RunnerSettings(target_dtype="bfloat16"))
+    with LoadParts.open(tmp_path, {}) as parts:
+        assert parts.pair(first) == first
+        parts.keep(0, row, [])
+    with LoadParts.open(tmp_path, {}) as parts:
+        assert parts.pair(PairSpec()) == first  # every run has the same data types
+        assert parts.get(0, row) == []
+        assert parts.get(1, row) is None
+        assert parts.get(0, row.model_copy(update={"version": "2"})) is None
+    with LoadParts.open(tmp_path, {}, fresh=True) as parts:
+        assert parts.get(0, row) is None
+    assert not list(tmp_path.iterdir())  # without a run nothing is left
 
 
 def test_a_server_that_is_needed_must_start(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, parts: LoadParts
 ) -> None:
     turns = Turns(tiny_pair, monkeypatch)
     contestants = [broken(needed=True), turns.contestant("autoregressive", AUTOREGRESSIVE)]
     with pytest.raises(UserError, match="no memory"):
-        compare_servers(PLAN, contestants, workload(tiny_pair), Cores())
+        compare_servers(PLAN, contestants, workload(tiny_pair), Cores(), parts)

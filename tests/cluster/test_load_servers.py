@@ -13,6 +13,7 @@ from jobs.choice import read_config
 from specdec_core.config import AUTOREGRESSIVE, PairSpec, RunnerSettings
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.prompts.prompt_sets import load_prompts
+from specdec_core.studies.load.parts import LoadParts
 from specdec_core.studies.load.plan import LoadPlan
 from specdec_core.studies.load.result import LoadRow
 from specdec_core.studies.peers.vllm import VENV
@@ -36,7 +37,7 @@ def test_ours_are_started_with_their_file_slots_and_cores(tiny_pair: Pair, tmp_p
 
 @pytest.mark.long
 @pytest.mark.skipif(not VENV.exists(), reason="vLLM is not installed; `make bench-peers` does")
-def test_vllm_writes_the_same_under_the_same_load() -> None:
+def test_vllm_writes_the_same_under_the_same_load(tmp_path: Path) -> None:
     """On the bundled pair: vLLM has no attention for heads as narrow as the tiny pair's."""
     runner = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=512)
     pair = load_pair(PairSpec(drafts={"small": "bundled:draft-small"}, runner=runner))
@@ -49,7 +50,9 @@ def test_vllm_writes_the_same_under_the_same_load() -> None:
     ours = Contestant(row, lambda slots: engine_server(pair, AUTOREGRESSIVE, slots))
     plain, *_, draft = vllm_contestants(pair, cores, needed=True)
     workload = plan.workload(prompts, pair)
-    expected, *rows = compare_servers(plan, [ours, plain, draft], workload, cores)
+    with LoadParts.open(tmp_path, {}) as parts:
+        expected, *rows = compare_servers(plan, [ours, plain, draft], workload, cores, parts)
+    (load,) = plan.loads
     for found in rows:
-        assert found.errors(2) == 0, found.runs
-        assert found.equal_texts(2, expected) == (4, 4), found.name
+        assert found.errors(load) == 0, found.runs
+        assert found.equal_texts(load, expected) == (4, 4), found.name

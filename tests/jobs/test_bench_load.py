@@ -31,22 +31,23 @@ def test_a_server_is_measured_over_http(
     command: Command, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specdec_core.studies.peers.vllm.VENV", tmp_path / "nowhere")
-    load = ("--clients=2", "--requests=4", "--repeats=1", "--name=mine")
+    load = ("--rate=20", "--slo=ttft=60", "--requests=4", "--slots=2", "--repeats=1", "--name=mine")
     done = command(bench.main, tmp_path / "home", *arguments, *load)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("without vllm: ") == 1
     assert "make bench-peers" in done.stdout
-    for shown in ("tokens/s", "TTFT ms", "autoregressive", "report  "):
+    for shown in ("Goodput and latency", "TTFT p95", "TPOT ms", "autoregressive", "report  "):
         assert shown in done.stdout
     folder = tmp_path / "home" / "bench" / "mine"
     result = LoadResult.load(folder)
-    assert (result.clients, result.requests) == ([2], {2: 4})
-    (row,) = result.rows
-    assert (row.autoregressive, row.errors(2)) == (True, 0)
+    assert (result.clients, result.rates, result.requests) == ([], [20.0], {"20/s": 4})
+    (row,), (load,) = result.rows, result.loads
+    assert (row.autoregressive, row.errors(load)) == (True, 0)
     requests = pd.read_csv(folder / "requests.csv")
     assert list(requests["tokens"]) == [6] * 4
     assert (requests["first"] >= requests["sent"]).all()
     assert (folder / "report.html").exists()
+    assert [path.name for path in folder.parent.iterdir()] == ["mine"]  # no parts are left
 
 
 @pytest.mark.parametrize(
@@ -55,8 +56,16 @@ def test_a_server_is_measured_over_http(
         (["--clients=0"], "--clients 0: expected positive numbers as 1,2,4"),
         (["--clients=a"], "--clients a: expected positive numbers as 1,2,4"),
         (["--clients=4,4"], "--clients: a number of clients is given twice"),
-        (["--requests=4"], "--requests needs --clients"),
-        (["--slots=4"], "--slots needs --clients"),
+        (["--requests=4"], "--requests needs --clients or --rate"),
+        (["--slots=4"], "--slots needs --clients or --rate"),
+        (["--slo=ttft=1"], "--slo needs --clients or --rate"),
+        (["--fresh"], "--fresh needs --clients or --rate"),
+        (["--rate=0"], "--rate 0: expected requests a second as 2,4.5"),
+        (["--rate=a"], "--rate a: expected numbers as"),
+        (["--rate=2,2"], "--rate: a rate is given twice"),
+        (["--rate=2", "--slo=fast"], "--slo fast: expected limits in seconds"),
+        (["--clients=1", "--seed=1"], "--seed needs --rate"),
+        (["--rate=2", "--requests=4"], "6 prompts, but 2 requests a second need 20"),
         (["--clients=1", "--temperature=1"], "--temperature does not go with --clients"),
         (["--clients=1", "--baseline=a.jsonl"], "--baseline does not go with --clients"),
         (["--clients=1", "--peers=transformers"], "--peers transformers: it has no server"),
@@ -83,4 +92,4 @@ def test_what_is_wrong_is_one_line(
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "home" / "bench").exists()
+    assert not any((tmp_path / "home" / "bench").rglob("*"))

@@ -88,6 +88,7 @@ def test_limits_out_of_reach_are_one_clear_line(command: Command, home: Path) ->
         (["--slo", "ttft=1", "--rate", 1, "--share", 2], "--share 2: expected a share"),
         (["--slo", "ttft=1", "--rate", 1, "--router", "x"], "--router x: expected two_choices or"),
         (["--slo", "ttft=1", "--rate", 1, "--check"], "--check compares with this machine"),
+        (["--slo", "ttft=1", "--rate", 1, "--check-requests", 9], "--check-requests needs --check"),
         (
             ["--slo", "ttft=1", "--rate", 1, "--cache-tokens", 130],
             "--cache-tokens 130: too few for the longest prompt",
@@ -110,11 +111,17 @@ def test_the_check_shows_live_and_simulated_side_by_side(command: Command, home:
         capacity.main,
         home,
         *arguments,
-        *("--replicas", 1, "--slo", "latency=60", "--slots", 2, "--check", "--name", "checked"),
+        *("--replicas", 1, "--slo", "latency=60", "--slots", 2, "--name", "checked"),
+        *("--check", "--check-requests", 12),
     )
     assert done.returncode == 0, done.stderr
-    assert "Live and simulated" in done.stdout
+    assert "Live and simulated, at rates" in done.stdout
     checked = pd.read_csv(home / "capacity" / "checked" / "checked.csv")
     assert set(checked["configuration"]) == {"autoregressive", "draft, K=3"}
     assert checked["tokens_per_second_error"].notna().all()
+    rates = pd.read_csv(home / "capacity" / "checked" / "checked_rates.csv")
+    assert list(rates["share"]) == [0.5, 0.8, 0.5, 0.8]
+    assert set(rates["requests"]) == {12}
+    assert rates[["tpot_error", "ttft_p95_error"]].notna().all(axis=None)
+    assert (rates["rate"] > 0).all()
     assert (home / "steps.json").exists()  # measured once, then kept

@@ -21,7 +21,6 @@ from specdec_core.models.fingerprints import TARGET
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch, ModelRunner
 from specdec_core.studies.bench.result import (
-    OURS,
     BenchResult,
     Effort,
     Forwards,
@@ -29,6 +28,7 @@ from specdec_core.studies.bench.result import (
     Row,
     Take,
 )
+from specdec_core.studies.comparison import OURS
 
 PARTS = {  # of a token's time, and their titles
     "target_forward": "target forwards",

@@ -13,7 +13,8 @@ from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.drafter import Drafter
 from specdec_core.engine import Engine, Request
 from specdec_core.prompts.conversation import Conversation
-from specdec_core.studies.bench.result import OURS, Effort, Row, Take
+from specdec_core.studies.bench.result import Effort, Row, Take
+from specdec_core.studies.comparison import OURS
 from specdec_core.studies.peers.peer import Peer
 from specdec_core.tokens.statistics import Generation, Round
 

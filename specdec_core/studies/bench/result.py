@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from specdec_core.base.errors import UserError
-from specdec_core.base.files import write_atomically
-from specdec_core.config import Configuration, Document, PairSpec
-from specdec_core.prompts.prompt_sets import PromptSet
+from specdec_core.config import Document
+from specdec_core.studies.comparison import (
+    OURS,
+    UNKNOWN,
+    Comparison,
+    Contender,
+    Lead,
+    lead_over,
+    ratio_columns,
+)
 from specdec_core.tokens.statistics import Ratio, paired_ratio
-
-OURS = "specdec"
-LEAST_HALF = 4  # prompts in each half, for the best to be chosen on one and reported on the other
 
 
 class Effort(Document):
@@ -72,17 +73,10 @@ class Agreement(Document):
         return self.equal == self.compared
 
 
-class Row(Document):
+class Row(Contender):
     """A contestant at one temperature, and its takes [repeat][prompt]."""
 
-    name: str
-    group: str  # its library: OURS, "transformers", "vllm"
     temperature: float
-    autoregressive: bool = False
-    lossless: bool = True
-    version: str = ""
-    settings: dict[str, Any] = Field(default={})
-    configuration: Configuration | None = None  # of ours
     takes: list[list[Take]] = Field(default=[])
 
     @property
@@ -95,10 +89,6 @@ class Row(Document):
     @property
     def tokens_per_second(self) -> float:
         return speed(self.seconds_per_token)
-
-    @property
-    def ours(self) -> bool:
-        return self.group == OURS
 
     def agreement(self, reference: Row) -> Agreement:
         """With the first repeat of `reference`, over every repeat."""
@@ -121,19 +111,10 @@ class Row(Document):
         return float(np.mean(steps)) if steps else None
 
 
-class Best(Document):
-    """The best of ours against the best of a group. With `held_out`, both were chosen on every
-    other prompt and compared on the rest; else chosen and compared on all, which favours both."""
+class Best(Lead):
+    """Our best against another group's at a temperature."""
 
     temperature: float
-    group: str
-    ours: str
-    theirs: str
-    ratio: float
-    low: float
-    high: float
-    prompts: int
-    held_out: bool
 
 
 class Forwards(Document):
@@ -167,34 +148,22 @@ class Profiled(Document):
     seconds: dict[str, float]
 
 
-class BenchResult(Document):
-    """Everything that the report is written from."""
+class BenchResult(Comparison[Row]):
+    """A benchmark of one request at a time."""
 
-    name: str
-    started: datetime
-    command: str
-    pair: PairSpec  # with the data types that were used
-    prompts: PromptSet
+    FILE: ClassVar[str] = "bench.json"
+    WHAT: ClassVar[str] = "benchmark"
+
     ids: list[str]  # [prompt]
     categories: list[str | None]  # [prompt]
-    max_new_tokens: int
-    repeats: int
-    rows: list[Row]
     forwards: dict[str, Forwards] = Field(default={})  # by "target" and drafts' names
     oracles: list[OracleLimit] = Field(default=[])
     profiled: Profiled | None = None
-    notes: list[str] = Field(default=[])
-    environment: dict[str, str] = Field(default={})
     mlflow_run_id: str | None = None
 
     @property
     def temperatures(self) -> list[float]:
         return list(dict.fromkeys(row.temperature for row in self.rows))
-
-    @property
-    def groups(self) -> list[str]:
-        """The libraries in the race, ours first."""
-        return sorted({row.group for row in self.rows}, key=lambda group: (group != OURS, group))
 
     def at(self, temperature: float, group: str | None = None) -> list[Row]:
         """The rows of a temperature, of one group or all."""
@@ -211,35 +180,19 @@ class BenchResult(Document):
 
     def headlines(self) -> list[Best]:
         """For each temperature, the best of ours against the best of every other group."""
-        headlines = (
-            self._against(temperature, group)
-            for temperature in self.temperatures
-            for group in self.groups
-            if group != OURS
-        )
-        return [best for best in headlines if best is not None]
+        found = []
+        for temperature in self.temperatures:
+            for group in self.others:
+                lead = self._against(temperature, group)
+                if lead is not None:
+                    found.append(Best(temperature=temperature, **lead.model_dump()))
+        return found
 
-    def _against(self, temperature: float, group: str) -> Best | None:
-        prompts = len(self.ids)
-        held_out = prompts >= 2 * LEAST_HALF
-        everything = slice(None), slice(None)
-        choose, report = (slice(0, None, 2), slice(1, None, 2)) if held_out else everything
-        ours = fastest(self.at(temperature, OURS), choose)
-        theirs = fastest(self.at(temperature, group), choose)
-        if ours is None or theirs is None:
-            return None
-        ratio = over(ours, theirs, report)
-        return Best(
-            temperature=temperature,
-            group=group,
-            ours=ours.name,
-            theirs=theirs.name,
-            ratio=ratio.value,
-            low=ratio.low,
-            high=ratio.high,
-            prompts=len(range(prompts)[report]),
-            held_out=held_out,
-        )
+    def _against(self, temperature: float, group: str) -> Lead | None:
+        def best(whose: str, prompts: slice) -> Row | None:
+            return fastest(self.at(temperature, whose), prompts)
+
+        return lead_over(group, len(self.ids), best, over)
 
     def unequal(self) -> list[Row]:
         """Our lossless rows whose greedy output in float32 is not autoregressive decoding's."""
@@ -248,17 +201,6 @@ class BenchResult(Document):
             return []
         lossless = [row for row in self.at(0.0, OURS) if row.lossless]
         return [row for row in lossless if not row.agreement(baseline).complete]
-
-    def save(self, folder: Path) -> Path:
-        return write_atomically(folder / "bench.json", self.model_dump_json())
-
-    @classmethod
-    def load(cls, folder: Path) -> BenchResult:
-        """Read what `save` wrote; raises :class:`UserError` where there is nothing."""
-        path = Path(folder) / "bench.json"
-        if not path.exists():
-            raise UserError(f"{folder}: no benchmark in it (no bench.json)")
-        return cls.model_validate_json(path.read_text())
 
 
 def speed(seconds_per_token: np.ndarray) -> float:
@@ -328,14 +270,10 @@ def summary_frame(result: BenchResult) -> pd.DataFrame:
             "mean_accepted": row.mean_accepted(),
         }
         against = {"autoregressive": result.autoregressive(at)}
-        against |= {group: result.best(at, group) for group in result.groups if group != OURS}
+        against |= {group: result.best(at, group) for group in result.others}
         for name, baseline in against.items():
-            ratio = over(row, baseline) if baseline is not None else Ratio(*[float("nan")] * 3)
-            summary |= {
-                f"over_{name}": ratio.value,
-                f"over_{name}_low": ratio.low,
-                f"over_{name}_high": ratio.high,
-            }
+            ratio = over(row, baseline) if baseline is not None else UNKNOWN
+            summary |= ratio_columns(f"over_{name}", ratio)
         for name, group in (("own", row.group), ("ours", OURS)):
             reference = result.autoregressive(at, group)
             agreement = row.agreement(reference) if reference is not None and at == 0 else None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pydantic import Field
+
 from specdec_core.config import Document
 
 
@@ -22,6 +24,7 @@ class LoadRecord(Document):
 
     index: int  # in the workload
     sent: float
+    arrival: float | None = None  # when it should have been sent, in an open loop
     first: float | None = None  # the first text arrived
     last: float | None = None  # the last text, or the end of it, arrived
     prompt_tokens: int = 0  # both as the server counts them
@@ -29,15 +32,26 @@ class LoadRecord(Document):
     text: str = ""
     status: int | None = None  # of HTTP; None where there was no answer
     error: str | None = None  # why the answer is no complete one
+    # As our server tells them: forwards of the target, candidates, and who drafted in how many of
+    # these rounds, where that changes.
+    rounds: int = 0
+    drafted: int = 0
+    arms: dict[str, int] = Field(default={})
+
+    @property
+    def begun(self) -> float:
+        """When its times begin: its arrival in an open loop, however late the client sent it, for
+        what delays the client delays those who wait; else when it was sent."""
+        return self.sent if self.arrival is None else self.arrival
 
     @property
     def seconds(self) -> float:
-        """From sending the request to the end of its text; NaN for one that failed."""
+        """From the request's beginning to the end of its text; NaN for one that failed."""
         return self._until(self.last)
 
     @property
     def ttft(self) -> float:
-        """Time to first token: from sending the request to its first text; NaN for one that
+        """Time to first token: from the request's beginning to its first text; NaN for one that
         failed."""
         return self._until(self.first)
 
@@ -55,4 +69,4 @@ class LoadRecord(Document):
         return self.seconds / max(self.tokens, 1)
 
     def _until(self, moment: float | None) -> float:
-        return float("nan") if self.error is not None or moment is None else moment - self.sent
+        return float("nan") if self.error is not None or moment is None else moment - self.begun

@@ -1,11 +1,16 @@
-"""Which sampling settings a request may ask for."""
+"""Which sampling settings a request may ask for, and what an answer tells."""
 
 from __future__ import annotations
 
 import pytest
 
-from cluster.serving.openai_protocol import ApiError, CompletionRequest
-from specdec_core.config import Sampling
+from cluster.serving.openai_protocol import NOBODY, ApiError, CompletionRequest, SpecDec
+from specdec_core.config import Configuration, Sampling
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.schedule.settings import ScheduleSettings
+from specdec_core.engine import Engine, Request
+from specdec_core.models.pair import Pair
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999", "1e39", "-1e-40"])
@@ -20,3 +25,15 @@ def test_numbers_that_are_no_setting_are_refused_by_name(name: str, number: str)
 def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
     asked = CompletionRequest.from_body(b'{"prompt": "x", "temperature": 1e-40}')
     assert asked.sampling(Sampling(temperature=0.7)).greedy
+
+
+def test_an_answer_says_who_drafted_where_that_follows_the_load(tiny_pair: Pair) -> None:
+    chain = DraftModelSettings(draft="draft", policy=FixedSettings(max_tokens=3))
+    schedule = Configuration(drafter=ScheduleSettings(ranges={1: chain, 2: None}))
+    engine = Engine(tiny_pair, schedule, slots=2)
+    requests = [Request(str(n), (5, 6, 7 + n), 4 + 8 * n, ignore_eos=True) for n in range(2)]
+    generations = engine.generate(requests)
+    told = SpecDec.of(generations, schedule)
+    assert set(told.arms) == {NOBODY, chain.label}
+    assert sum(told.arms.values()) == told.rounds
+    assert SpecDec.of(generations, Configuration(drafter=chain)).arms == {}

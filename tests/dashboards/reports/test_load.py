@@ -15,7 +15,7 @@ from dashboards.outputs.mlflow_runs import log
 from dashboards.reports.load import findings, report
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.studies.load.result import summary_frame
-from tests.load_result import REQUESTS, load_result
+from tests.load_result import REQUESTS, load_result, open_result
 
 
 def test_the_report_says_who_wins_and_how_it_was_measured() -> None:
@@ -34,8 +34,8 @@ def test_the_report_says_who_wins_and_how_it_was_measured() -> None:
 def test_errors_and_other_texts_are_said() -> None:
     result = load_result("float32")
     chain = result.rows[1]
-    chain.runs[4][1][3].text = "other"
-    chain.runs[1][0][0].error = "status 429: full"
+    chain.runs["4"][1][3].text = "other"
+    chain.runs["1"][0][0].error = "status 429: full"
     text = document(report(result))
     assert "NOT LOSSLESS: 4 clients: 1 of 16 texts of chain" in text
     assert "status 429: full" in text
@@ -45,10 +45,35 @@ def test_everybody_has_a_line_with_a_point_for_each_number_of_clients() -> None:
     result = load_result()
     figure = load_figure(summary_frame(result), "title")
     assert len(figure.data) == 2 * len(result.rows)
-    assert all(list(trace.text) == [1, 4] for trace in figure.data)
+    assert all(list(trace.text) == ["1", "4"] for trace in figure.data)
     assert [trace.name for trace in figure.data if trace.showlegend] == [
         row.name for row in result.rows
     ]
+
+
+def test_goodput_at_rates_is_drawn_and_said() -> None:
+    result = open_result()
+    lines = findings(result)
+    assert "2 requests a second: 100% of chain's requests keep latency ≤ 0.17 s" in lines
+    assert any("2 requests a second: chain answers 1.33×" in line for line in lines)
+    whole = report(result)
+    text = document(whole)
+    assert "8 with 2 requests a second" in text
+    assert "10.0 ms late" in text
+    rates, drafting = whole.figures
+    assert (rates.key, drafting.key) == ("rates", "drafting")
+    assert [list(trace.text) for trace in rates.figure.data] == [["2/s"]] * 4
+    goodput = {trace.name: trace.y[0] for trace in rates.figure.data}
+    assert goodput["autoregressive"] == 0 < goodput["chain"]
+    assert "rate_2.goodput" in whole.nested[0].metrics
+
+
+def test_what_drafts_is_drawn_over_the_load() -> None:
+    _, drafting = report(open_result()).figures
+    candidates, *arms = drafting.figure.data
+    assert (list(candidates.x), list(candidates.y)) == (["2/s"], [2.5])
+    assert {trace.name: list(trace.y) for trace in arms} == {"K=4": [0.75], "nobody": [0.25]}
+    assert drafting.lines == ["chain, 2 requests a second: 75% K=4, 25% nobody"]
 
 
 def test_it_is_written_and_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +91,7 @@ def test_it_is_written_and_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     history = client.get_metric_history(run_id, "over_vllm")
     assert {metric.step: metric.value for metric in history} == {
-        lead.clients: pytest.approx(lead.ratio) for lead in result.leads()
+        lead.load.clients: pytest.approx(lead.ratio) for lead in result.leads()
     }
     run = client.get_run(run_id)
     nested = client.search_runs([run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run_id}'")

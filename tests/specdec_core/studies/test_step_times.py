@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
-from specdec_core.cost.steps import Work
+from specdec_core.cost.steps import ForwardTerms, StepTimes, Work
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from specdec_core.studies.step_times import LoggedEngine, measure_steps, step_shapes
+from specdec_core.studies.step_times import LoggedEngine, measure_steps, step_shapes, step_times
 
 
 def test_shapes_have_decoding_rows_and_chunks_within_the_cache() -> None:
@@ -30,6 +35,27 @@ def test_every_model_and_the_engine_are_measured(tiny_pair: Pair) -> None:
     assert times.target.seconds(work) > 0
     assert times.draft("draft").seconds(work) > 0
     assert times.engine.seconds(3, 4, 12) > 0
+    assert (times.pair, times.slots) == (tiny_pair.spec, 3)
+
+
+def test_times_of_another_pair_or_of_fewer_slots_are_refused(
+    tiny_pair: Pair, tmp_path: Path
+) -> None:
+    path, spec = tmp_path / "steps.json", tiny_pair.spec
+    times = StepTimes(target=ForwardTerms(fixed=1), drafts={"draft": ForwardTerms()})
+    times.model_copy(update={"pair": spec, "slots": 4}).save(path)
+    automatic = spec.runner.model_copy(update={"device": "auto", "target_dtype": "auto"})
+    for fitting in (spec, spec.model_copy(update={"runner": automatic, "drafts": {}})):
+        assert step_times(fitting, path, 4).target.fixed == 1
+    with pytest.raises(UserError, match=r"steps.json: step times of up to 4 slots, not 16; delete"):
+        step_times(spec, path, 16)
+    with pytest.raises(UserError, match=r"step times of target .*, not bundled:target; delete it"):
+        step_times(spec.model_copy(update={"target": "bundled:target"}), path, 4)
+    threads = spec.runner.model_copy(update={"threads": 2})
+    with pytest.raises(UserError, match="step times of threads 1, not 2"):
+        step_times(spec.model_copy(update={"runner": threads}), path, 4)
+    times.save(path)  # from before they were recorded, or by hand
+    assert step_times(spec, path, 16) == times
 
 
 def test_a_logged_engine_says_what_its_steps_fed(tiny_pair: Pair) -> None:

@@ -9,14 +9,31 @@ from specdec_core.base.errors import UserError
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.studies.bench.benchmark import read_bench_plan
+from specdec_core.studies.load.load import Load
 from specdec_core.studies.load.plan import LoadPlan
 
 
 def test_every_client_sends_as_many_requests() -> None:
     plan = LoadPlan(clients=(1, 4, 5, 16))
-    assert [plan.count(clients) for clients in plan.clients] == [24, 24, 25, 48]
+    assert [plan.count(load) for load in plan.loads] == [24, 24, 25, 48]
     assert plan.needed == 16 + 48
-    assert LoadPlan(clients=(4,), requests=10).count(4) == 10
+    assert LoadPlan(clients=(4,), requests=10).count(Load(clients=4)) == 10
+
+
+def test_requests_come_at_random_the_same_for_everybody(tiny_pair: Pair) -> None:
+    plan = LoadPlan(clients=(2,), rates=(2, 4), arrivals=6, least=2, slots=3, max_new_tokens=4)
+    assert [load.key for load in plan.loads] == ["2", "2/s", "4/s"]
+    assert [plan.together(load) for load in plan.loads] == [3, 3, 3]
+    assert plan.needed == 3 + 6
+    workload = plan.workload([Prompt(str(n), f"x{n} = ") for n in range(9)], tiny_pair)
+    closed, slow, fast = (plan.requests_of(load, workload) for load in plan.loads)
+    assert [request.prompt for request in slow] == [request.prompt for request in workload[3:]]
+    assert {request.arrival for request in closed} == {None}
+    arrivals = [request.arrival for request in slow]
+    assert arrivals == sorted(arrivals)
+    assert [2 * request.arrival for request in fast] == pytest.approx(arrivals)
+    other = plan.model_copy(update={"seed": 1}).requests_of(plan.loads[1], workload)
+    assert [request.arrival for request in other] != arrivals
 
 
 def test_too_few_prompts_are_refused_with_the_number_that_is_needed(tiny_pair: Pair) -> None:
@@ -35,6 +52,8 @@ def test_too_few_prompts_are_refused_with_the_number_that_is_needed(tiny_pair: P
         ({"temperatures": (0.0, 1.0)}, "greedily"),
         ({"clients": (4,), "requests": 3}, "--requests 3: fewer than the 4 clients"),
         ({"clients": (4, 4)}, "given twice"),
+        ({"rates": (4, 4)}, "--rate: a rate is given twice"),
+        ({"clients": ()}, "give --clients or --rate"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(given: dict, message: str) -> None:
