@@ -128,6 +128,13 @@ def main(
             " are clients, and 16 at a rate.",
         ),
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        Option(
+            help="Under load: only servers whose names contain this, and ours without a drafter;"
+            " repeatable."
+        ),
+    ] = None,
     quick: Annotated[
         bool,
         Option(
@@ -146,7 +153,7 @@ def main(
     comes to the physical limit. With --clients or --rate, compare servers under load: tokens a
     second, time to the first token, time per token; interrupted, the same command resumes. Run it
     on an otherwise idle machine."""
-    load = _load_options(clients, rate, slo, seed, requests, slots, fresh)
+    load = _load_options(clients, rate, slo, seed, requests, slots, only or None, fresh)
     if load is not None:
         _check_together(temperature, baseline)
     spec, chosen = _chosen(config or [], target, draft)
@@ -217,12 +224,15 @@ def _load_options(
     seed: int | None,
     requests: int | None,
     slots: int | None,
+    only: list[str] | None,
     fresh: bool,
 ) -> dict[str, Any] | None:
     """What the options say of a load; None where they name none. Raises :class:`UserError` for
     those that need one."""
     if clients is None and rate is None:
-        alone = given(slo=slo, seed=seed, requests=requests, slots=slots, fresh=fresh or None)
+        alone = given(
+            slo=slo, seed=seed, requests=requests, slots=slots, only=only, fresh=fresh or None
+        )
         if alone:
             raise UserError(f"--{next(iter(alone))} needs --clients or --rate")
         return None
@@ -235,7 +245,7 @@ def _load_options(
     return {
         "clients": sizes(clients, "--clients") if clients is not None else (),
         "rates": rates,
-        **given(slo=objective, seed=seed, requests=requests, slots=slots),
+        **given(slo=objective, seed=seed, requests=requests, slots=slots, only=only),
     }
 
 

@@ -123,6 +123,7 @@ def _contestants(
 ) -> list[Contestant]:
     """Our servers, whose files are in `scratch`, and vLLM's where it is installed."""
     from cluster.load_servers import VLLM, our_servers, vllm_contestants
+    from specdec_core.studies.comparison import OURS
 
     contestants = list(our_servers(plan, pair, SERVE, cores, scratch))
     if VLLM in plan.peers:
@@ -132,7 +133,16 @@ def _contestants(
             if explicit:
                 raise
             warned(f"without {VLLM}: {error}")
-    return contestants
+    for part in plan.only:
+        if not any(part in contestant.row.name for contestant in contestants):
+            names = ", ".join(contestant.row.name for contestant in contestants)
+            raise UserError(f"--only {part}: no server's name contains it (they are: {names})")
+    return [
+        contestant
+        for contestant in contestants
+        if plan.wants(contestant.row.name)
+        or (contestant.row.group == OURS and contestant.row.autoregressive)
+    ]
 
 
 def _deliver(result: LoadResult, prompts: Sequence[Prompt], folder: Path) -> None:

@@ -28,7 +28,8 @@ class LoadPlan(BenchPlan):
     `requests` requests go to a server that was started for them. It decodes up to `slots` of them
     together; unset, as many as there are clients, or 16 at a rate. `requests` unset, each client
     sends as many: `waves`, or more where there would be fewer than `least`; at a rate there are
-    `arrivals`. `slo` are the limits that goodput counts by."""
+    `arrivals`. `slo` are the limits that goodput counts by. `only`, where there are any, are parts
+    of the names of the servers to measure beside autoregressive decoding."""
 
     prompts: PromptSource = PromptSource()
     repeats: PositiveInt = 2
@@ -42,6 +43,7 @@ class LoadPlan(BenchPlan):
     least: PositiveInt = 24
     arrivals: PositiveInt = 64
     slots: PositiveInt | None = None
+    only: tuple[str, ...] = ()
 
     @property
     def loads(self) -> list[Load]:
@@ -74,6 +76,10 @@ class LoadPlan(BenchPlan):
     def needed(self) -> int:
         """Prompts that the largest run needs, none of them twice."""
         return self.set_aside + max(map(self.count, self.loads))
+
+    def wants(self, name: str) -> bool:
+        """Whether the server of that name is to be measured."""
+        return not self.only or any(part in name for part in self.only)
 
     def check(self) -> None:
         """Raises :class:`UserError` for what cannot be measured under load."""
