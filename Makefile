@@ -34,6 +34,7 @@ GPU_TESTS := tests/specdec_core/engine tests/specdec_core/models tests/specdec_c
 
 gpu: $(if $(GPU_PYTHON),,$(VENV)/.dev)
 	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest $(GPU_TESTS)
+	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -m long tests/specdec_core/models -k fixed_sizes
 	$(or $(GPU_PYTHON),$(BIN)/python) -m jobs.bench --peers none --quick --compile
 
 bench-peers: $(PEERS)/.made

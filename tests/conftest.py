@@ -46,6 +46,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Files(config, log)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest file first, so that at the end no process waits for another."""
+    items.sort(key=lambda item: item.path.name != "test_lossless.py")
+
+
 @cache
 def _together(file: str) -> str:
     """The name of the group of files that one process runs."""

@@ -16,11 +16,16 @@ from torch import Tensor
 
 
 class Pages:
-    """A `tensor` of zeros of this shape and data type, in such memory."""
+    """A `tensor` of zeros of this shape and data type, in such memory. Raises RuntimeError where
+    there is none."""
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype) -> None:
         count = math.prod(shape)
-        self._map = mmap.mmap(-1, count * dtype.itemsize)
+        size = count * dtype.itemsize
+        try:
+            self._map = mmap.mmap(-1, size)
+        except OSError as error:  # as torch does when memory is short
+            raise RuntimeError(f"{size / 2**20:.0f} MiB of memory: {error.strerror}") from None
         if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a huge page would hold many texts' unused ends
             self._map.madvise(mmap.MADV_NOHUGEPAGE)
         self.tensor: Tensor = torch.frombuffer(self._map, dtype=dtype, count=count).view(*shape)

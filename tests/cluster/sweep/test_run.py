@@ -148,6 +148,7 @@ def test_the_result_is_saved_and_read_again_without_running_anything(
     assert find_trial(folder.path.parent, result.trials[0].id[:6])[1] == result.trials[0]
 
 
+@pytest.mark.long
 def test_finalists_answer_a_workload_and_what_was_timed_is_not_timed_again(
     tiny_pair: Pair, prompts_file: Path, tmp_path: Path
 ) -> None:

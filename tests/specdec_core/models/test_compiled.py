@@ -43,8 +43,13 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def compiled_pair(tiny_spec: PairSpec, graphs: Path) -> Pair:
-    settings = tiny_spec.runner.model_copy(update={"compile": True, "max_length": 96})
-    return load_pair(tiny_spec.model_copy(update={"drafts": {}, "runner": settings}))
+    return load_compiled(tiny_spec, device="cpu")
+
+
+def load_compiled(spec: PairSpec, **settings: object) -> Pair:
+    """The target alone."""
+    runner = spec.runner.model_copy(update={"compile": True, "max_length": 96, **settings})
+    return load_pair(spec.model_copy(update={"drafts": {}, "runner": runner}))
 
 
 def decoded(pair: Pair, drafter: dict | None, slots: int) -> list[list[int]]:
@@ -61,7 +66,9 @@ def both(pair: Pair, slots: int = 3) -> tuple[EagerRunner, CompiledRunner]:
     return EagerRunner(pair.target, slots, pair.max_length, compact=True), compiled
 
 
-@pytest.fixture(params=["packed", "windows", pytest.param("padded", marks=pytest.mark.long)])
+@pytest.fixture(
+    params=["packed", *(pytest.param(way, marks=pytest.mark.long) for way in ("windows", "padded"))]
+)
 def runners(
     request: pytest.FixtureRequest, compiled_pair: Pair
 ) -> tuple[EagerRunner, CompiledRunner]:
@@ -258,14 +265,15 @@ def test_a_broken_graph_is_one_warning_and_the_eager_tokens(
     assert_close(found, expected, atol=0)
 
 
+@pytest.mark.long
 def test_graphs_of_fixed_sizes_give_the_eager_logits(
-    compiled_pair: Pair, monkeypatch: pytest.MonkeyPatch
+    tiny_spec: PairSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a GPU runs, compiled for this device."""
     monkeypatch.setattr("specdec_core.models.compiled.runner._forwards", _captured)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="running without")
-        runners = both(compiled_pair, slots=1)
+        runners = both(load_compiled(tiny_spec), slots=1)
         for runner in runners:
             runner.prefill([0], [PROMPTS[1][:2]])
         eager, compiled = forwards(runners, [0], [[3, 4]])
