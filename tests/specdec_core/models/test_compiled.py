@@ -81,9 +81,10 @@ def runners(
         heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
         kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3}
         model = Gemma3ForCausalLM(Gemma3TextConfig(**sizes, **heads, **kinds)).eval()
+    weights = {"packed": compiled_pair.fingerprints["target"]}
     packs = request.param != "padded"
     eager = EagerRunner(model, 3, length, packs=packs, compact=True)
-    compiled = CompiledRunner(eager, request.param)
+    compiled = CompiledRunner(eager, weights.get(request.param, request.param))
     assert compiled.mixes == packs
     return EagerRunner(model, 3, length), compiled
 
