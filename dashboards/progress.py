@@ -97,7 +97,8 @@ class ConsoleProgress(Observer):
             self.progress.update(self.task, advance=steps, detail=detail)
         quarter = max(self.total // 4, 1)
         if not self.console.is_terminal and self.done // quarter > before // quarter:
-            line = f"{escape(self.name)}: {self.done} of {self.total}"
+            line = f"{escape(self.name)}: {self.done}"
+            line += f" of {self.total}" if self.total else ""  # nobody knows how many there will be
             self.console.print(f"{line}, {detail}" if detail else line)
 
     def _complete(self) -> None:
