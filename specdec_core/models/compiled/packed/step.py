@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,7 +35,8 @@ class PackedStep(nn.Module):
         self.vocab_size, self.keeps_logits = vocab_size, keeps_logits
         # Models are traced with tensors that only have shapes; a mask cannot be made of those.
         self._masks = {kind: RowMask.empty() for kind in kinds}
-        self._read: list[Tensor] = []
+        # What the output layer reads; one, so that eager forwards of the model leave no more.
+        self._read: deque[Tensor] = deque(maxlen=1)
         output = model.get_output_embeddings()
         output.register_forward_pre_hook(lambda _, inputs: self._read.append(inputs[0]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,7 +29,8 @@ class PaddedStep(nn.Module):
         super().__init__()
         self.model, self.windows = model, dict(windows)
         self.last_position, self.vocab_size = last_position, vocab_size
-        self._read: list[Tensor] = []
+        # What the output layer reads; one, so that eager forwards of the model leave no more.
+        self._read: deque[Tensor] = deque(maxlen=1)
         output = model.get_output_embeddings()
         output.register_forward_pre_hook(lambda _, inputs: self._read.append(inputs[0]))
 
