@@ -44,15 +44,14 @@ AttentionMaskInterface.register(_NAME, sdpa_mask)
 
 
 def attends_here(model: PreTrainedModel) -> bool:
-    """Whether `model` attends by this module, from now on: on a CPU, where it uses torch's own
-    attention."""
+    """Whether `model` attends by this module, from now on: where it uses torch's own attention."""
     config = model.config.get_text_config(decoder=True)
-    if model.device.type == "cpu" and config._attn_implementation == "sdpa":
+    if config._attn_implementation == "sdpa":
         model.set_attn_implementation(_NAME)
     return bool(config._attn_implementation == _NAME)
 
 
 def cache_dtype(model: PreTrainedModel) -> torch.dtype:
     """The data type to keep the keys and values of `model` in."""
-    reduced = model.dtype in (torch.bfloat16, torch.float16)
+    reduced = model.device.type == "cpu" and model.dtype in (torch.bfloat16, torch.float16)
     return torch.float32 if reduced and attends_here(model) else model.dtype

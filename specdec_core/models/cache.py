@@ -58,14 +58,18 @@ class PackedWindow:
     def __init__(self, rows: Sequence[int], offsets: Sequence[int], counts: Sequence[int]) -> None:
         self.ends = [offset + count for offset, count in zip(offsets, counts, strict=True)]
         self.end = max(self.ends)
-        # Of each token.
-        self.rows = torch.tensor([r for r, n in zip(rows, counts, strict=True) for _ in range(n)])
         spans = zip(offsets, self.ends, strict=True)
-        self.positions = torch.tensor([place for span in spans for place in range(*span)])
+        # Of each token.
+        self.rows = [row for row, n in zip(rows, counts, strict=True) for _ in range(n)]
+        self.positions = [place for span in spans for place in range(*span)]
+        self._index: Tensor | None = None
 
     def write(self, store: Tensor, states: Tensor) -> Tensor:
         """Write `states` (1, heads, tokens, head size); what is read of `store` then."""
-        store[self.rows, :, self.positions] = states[0].transpose(0, 1).to(store.dtype)
+        if self._index is None:
+            self._index = torch.tensor([self.rows, self.positions], device=store.device)
+        rows, positions = self._index
+        store[rows, :, positions] = states[0].transpose(0, 1).to(store.dtype)
         return store
 
 

@@ -38,11 +38,11 @@ _ALIKE_REDUCED = 0.1
 class EagerRunner(LocalRunner):
     """A model and its slot cache. Logits are of the first `vocab_size` tokens; unset, of all.
 
-    On a CPU, rows are packed into one sequence where the model allows it (`packs`): before the
-    first such forward its rows are run both ways, and a model that does not give the same logits is
-    run with padded rows. With `compact` the cache keeps the model's own data type, and the
-    project's operator attends to it; unset, for several slots of a model in bfloat16, which halves
-    the memory that is read.
+    Rows are packed into one sequence where the model allows it (`packs`): before the first such
+    forward its rows are run both ways, and a model that does not give the same logits is run with
+    padded rows. With `compact` the cache keeps the model's own data type, and the project's
+    operator attends to it, as always on a GPU; unset, on a CPU for several slots of a model in
+    bfloat16, which halves the memory that is read.
     """
 
     def __init__(
@@ -60,9 +60,11 @@ class EagerRunner(LocalRunner):
         check_supported(config, config.model_type)
         self.device = model.device
         self.packs = packs and attends_here(model)
-        if compact is None:
-            compact = slots > 1 and model.dtype == torch.bfloat16
-        self.compact = compact and self.packs and operator.available()
+        on_cpu = self.device.type == "cpu"
+        if compact is None or not on_cpu:
+            compact = not on_cpu or (slots > 1 and model.dtype == torch.bfloat16)
+        self.compact = compact and self.packs and operator.available(self.device)
+        self.packs = self.packs and (on_cpu or self.compact)
         dtype = model.dtype if self.compact else cache_dtype(model)
         self.vocab_size = min(config.vocab_size, vocab_size or config.vocab_size)
         self.max_length = max_length
@@ -79,7 +81,7 @@ class EagerRunner(LocalRunner):
         }
         self.topologies = Topologies(positions, dtype, self.device)
         # On a CPU, torch attends with one bfloat16 query several times slower than with two.
-        reduced = self.device.type == "cpu" and dtype in (torch.bfloat16, torch.float16)
+        reduced = on_cpu and dtype in (torch.bfloat16, torch.float16)
         self._least_width = 2 if reduced else 1
         self._all_visible = torch.zeros((1, 1, 1, positions), dtype=dtype, device=self.device)
         accepted = inspect.signature(model.forward).parameters
@@ -171,7 +173,7 @@ class EagerRunner(LocalRunner):
         packed = PackedSequence.of(batch, window.ends, self.topologies)
         wanted = packed.wanted
         masks = {kind: RowMask.of(self._plan(packed.rows, w)) for kind, w in self.windows.items()}
-        ids, positions = torch.tensor([packed.tokens]), torch.tensor([packed.positions])
+        ids, positions = torch.tensor([[packed.tokens], [packed.positions]], device=self.device)
         logits = self._run(ids, positions, masks, self._logits_of(wanted))[0]
         hidden = None if self._hidden is None else self._hidden[0]
         if not wanted:
@@ -190,7 +192,7 @@ class EagerRunner(LocalRunner):
 
     def _logits_of(self, wanted: Sequence[int]) -> dict[str, Tensor | int]:
         """The option that makes the model leave out other logits; of none, it computes one."""
-        kept = torch.tensor(wanted) if wanted else 1
+        kept = torch.tensor(wanted, device=self.device) if wanted else 1
         return {"logits_to_keep": kept} if self.keeps_logits else {}
 
     def _run(

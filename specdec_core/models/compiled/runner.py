@@ -9,11 +9,13 @@ import torch
 
 from specdec_core.models.compiled.graphs import CannotCompile, Forwards
 from specdec_core.models.compiled.packages import Packages
+from specdec_core.models.compiled.packed.captured import CapturedPacked
 from specdec_core.models.compiled.packed.forwards import PackedForwards
+from specdec_core.models.compiled.packed.packaged import PackagedPacked
 from specdec_core.models.compiled.packed.step import PackedStep
-from specdec_core.models.compiled.padded.captured import Captured
+from specdec_core.models.compiled.padded.captured import CapturedPadded
 from specdec_core.models.compiled.padded.forwards import PaddedForwards
-from specdec_core.models.compiled.padded.packaged import Packaged
+from specdec_core.models.compiled.padded.packaged import PackagedPadded
 from specdec_core.models.compiled.padded.step import PaddedStep
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.local_runner import LocalRunner
@@ -22,9 +24,8 @@ from specdec_core.models.runner import Batch, Output
 
 class CompiledRunner(LocalRunner):
     """Forwards are graphs over the cache of an `eager` runner: on a CPU compiled ahead of time and
-    kept on disk, on a GPU CUDA graphs of static shapes. On a CPU rows are packed where the eager
-    runner packs them. Where the model cannot be compiled, the eager runner takes over after one
-    warning.
+    kept on disk, on a GPU captured as CUDA graphs. Rows are packed where the eager runner packs
+    them. Where the model cannot be compiled, the eager runner takes over after one warning.
 
     `weights` is the digest of the model's weights.
     """
@@ -73,12 +74,20 @@ class CompiledRunner(LocalRunner):
 def _forwards(eager: EagerRunner, weights: str) -> Forwards:
     """The way to run graphs of the eager runner's model."""
     model, size, last = eager.model, eager.vocab_size, eager.last_position
+    on_cpu = _on_cpu(eager)
     if eager.packs and eager.compact:
         packed = PackedStep(model, list(eager.windows), last, size, eager.keeps_logits)
-        return PackedForwards(eager, Packages(packed, model, [weights, last, size]))
+        if not on_cpu:
+            return PackedForwards(eager, CapturedPacked(packed, eager.cache))
+        packages = Packages(packed, model, [weights, last, size])
+        return PackedForwards(eager, PackagedPacked(packages, eager.cache))
     step = PaddedStep(model, eager.windows, last, size)
-    if eager.device.type != "cpu":
-        return PaddedForwards(eager, Captured(step))
+    if not on_cpu:
+        return PaddedForwards(eager, CapturedPadded(step))
     positions = eager.cache.positions
     packages = Packages(step, model, [weights, last, size, positions, eager.windows])
-    return PaddedForwards(eager, Packaged(packages, positions))
+    return PaddedForwards(eager, PackagedPadded(packages, positions))
+
+
+def _on_cpu(eager: EagerRunner) -> bool:
+    return eager.device.type == "cpu"

@@ -425,9 +425,4 @@ at::Tensor attend(const at::Tensor& query, const at::Tensor& keys, const at::Ten
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(specdec, m) {
-  m.def(
-      "attend(Tensor query, Tensor keys, Tensor values, Tensor plan, Tensor nodes, float scale)"
-      " -> Tensor");
-}
 TORCH_LIBRARY_IMPL(specdec, CPU, m) { m.impl("attend", &attend); }

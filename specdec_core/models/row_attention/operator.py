@@ -1,48 +1,26 @@
-"""The project's attention operator for CPUs: built once with the machine's compiler, then kept."""
+"""The project's attention operator, for CPUs and GPUs: every token pays for what it sees alone."""
 
 from __future__ import annotations
 
-import hashlib
-import logging
-import os
-import subprocess
-from functools import cache
-from pathlib import Path
+import importlib.util
 
 import torch
 from torch import Tensor
 
-from specdec_core.base.files import alone, atomic_path
-from specdec_core.base.workspace import kept_folder
+from specdec_core.models.row_attention import cpu
 
-log = logging.getLogger(__name__)
-
-SOURCE = Path(__file__).with_name("attend.cpp")
-# Not -ffast-math: sums of products may be reordered, infinities stay what they are.
-_FLAGS = (
-    *("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-ffp-contract=fast"),
-    *("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno"),
-    "-fno-strict-aliasing",  # a buffer is filled as bits and read as numbers
+_LIBRARY = torch.library.Library("specdec", "FRAGMENT")
+_LIBRARY.define(
+    "attend(Tensor query, Tensor keys, Tensor values, Tensor plan, Tensor nodes, float scale)"
+    " -> Tensor"
 )
 
 
-@cache
-def available() -> bool:
-    """Whether the operator is there. Builds it where it is missing, in some twenty seconds;
-    a machine without a compiler goes without it."""
-    try:
-        path = kept_folder("operators") / f"attend-{_digest()}.so"
-        if not path.exists():
-            with alone(path):
-                if not path.exists():  # not made by another process meanwhile
-                    _build(path)
-        torch.ops.load_library(path)
-        torch.library.register_fake("specdec::attend", _like)
-    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
-        reason = getattr(error, "stderr", None) or str(error)
-        log.warning("attention of several rows goes without its operator: %s", reason.strip()[:200])
-        return False
-    return True
+def available(device: torch.device) -> bool:
+    """Whether the operator is there for tensors of a device."""
+    if device.type == "cpu":
+        return cpu.available()
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 def attend(
@@ -51,20 +29,31 @@ def attend(
     """Attention of tokens that pay for what they see alone.
 
     Args:
-        query: (tokens, heads, head size), bfloat16 or float32.
-        keys: (slots, key heads, positions, head size), bfloat16 or float32; so are `values`.
+        query: (tokens, heads, head size), bfloat16 or float32; on a GPU float16 too.
+        keys: (slots, key heads, positions, head size), alike; so are `values`.
         values: alike.
         tokens: (tokens, 5) integers: the slot; the positions [first, end) that it sees of it; and
             the range, first and count, of its further positions in `nodes`. Tokens of a slot are
-            neighbours.
+            neighbours. One that sees nothing gets zeros.
         nodes: positions (n,), integers.
         scale: of the products.
 
     Returns:
         (tokens, heads, head size), in the queries' data type.
+
+    Raises:
+        RuntimeError: heads of this size do not fit into the GPU.
     """
     attended: Tensor = torch.ops.specdec.attend(query, keys, values, tokens, nodes, scale)
     return attended
+
+
+def _on_gpu(
+    query: Tensor, keys: Tensor, values: Tensor, tokens: Tensor, nodes: Tensor, scale: float
+) -> Tensor:
+    from specdec_core.models.row_attention import gpu  # Triton is there with a GPU only
+
+    return gpu.attend(query, keys, values, tokens, nodes, scale)
 
 
 def _like(query: Tensor, *_: object) -> Tensor:
@@ -72,28 +61,5 @@ def _like(query: Tensor, *_: object) -> Tensor:
     return query.new_empty(query.shape)
 
 
-def _build(path: Path) -> None:
-    # They take a second to import.
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch.utils.cpp_extension import include_paths, library_paths
-
-    log.warning("compiling the attention of several rows: once, then kept")
-    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
-    with atomic_path(path) as library:
-        command = [
-            *(get_cpp_compiler(), *_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={abi}", str(SOURCE)),
-            *(f"-I{folder}" for folder in include_paths()),
-            *(f"-L{folder}" for folder in library_paths()),
-            *("-lc10", "-ltorch_cpu", "-ltorch", "-o", str(library)),
-        ]
-        subprocess.run(command, check=True, capture_output=True, text=True)
-
-
-def _digest() -> str:
-    """Names everything that the library depends on."""
-    processor = Path("/proc/cpuinfo")
-    lines = processor.read_text().splitlines() if processor.exists() else []
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    sources = [path.read_text() for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))]
-    facts = [*sources, torch.__version__, os.environ.get("CXX", ""), flags, *_FLAGS]
-    return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:20]
+_LIBRARY.impl("attend", _on_gpu, "CUDA")
+torch.library.register_fake("specdec::attend", _like, lib=_LIBRARY)

@@ -89,6 +89,7 @@ class SeenPlaces:
     def attend(
         self, module: nn.Module, query: Tensor, keys: Tensor, values: Tensor, **options: Any
     ) -> Tensor:
+        self.tokens, self.nodes = self.tokens.to(keys.device), self.nodes.to(keys.device)
         return attend_to(self.tokens, self.nodes, query, keys, values, options.get("scaling"))
 
 

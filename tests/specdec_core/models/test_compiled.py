@@ -20,9 +20,6 @@ from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.engine import Engine, Request
 from specdec_core.models.compiled import CompiledRunner
 from specdec_core.models.compiled.loading import load, unpacked
-from specdec_core.models.compiled.padded.captured import Captured
-from specdec_core.models.compiled.padded.forwards import PaddedForwards
-from specdec_core.models.compiled.padded.step import PaddedStep
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.models.runner import Batch, ModelRunner, Output
@@ -162,7 +159,7 @@ def test_processes_share_one_unpacked_copy_and_leave_nothing_behind_even_killed(
     first.kill()
     first.wait()
     _, said = second.communicate()
-    assert said == ""
+    assert "compiling packed" not in said
     packages = {path.with_suffix("") for path in graphs.glob("*/*.pt2")}
     assert {path for path in graphs.glob("*/*") if path.is_dir()} == packages
     assert list(tmp_path.iterdir()) == []
@@ -264,23 +261,3 @@ def test_a_broken_graph_is_one_warning_and_the_eager_tokens(
         runners = both(compiled_pair)
     expected, found = forwards(runners, [0], [[3, 4]])
     assert_close(found, expected, atol=0)
-
-
-@pytest.mark.long
-def test_graphs_of_fixed_sizes_give_the_eager_logits(
-    tiny_spec: PairSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a GPU runs, compiled for this device."""
-    monkeypatch.setattr("specdec_core.models.compiled.runner._forwards", _captured)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="running without")
-        runners = both(load_compiled(tiny_spec), slots=1)
-        for runner in runners:
-            runner.prefill([0], [PROMPTS[1][:2]])
-        eager, compiled = forwards(runners, [0], [[3, 4]])
-    assert_close(compiled, eager, atol=2e-5)
-
-
-def _captured(eager: EagerRunner, weights: str) -> PaddedForwards:
-    step = PaddedStep(eager.model, eager.windows, eager.last_position, eager.vocab_size)
-    return PaddedForwards(eager, Captured(step))

@@ -49,7 +49,7 @@ def test_only_plain_linear_layers_are_replaced() -> None:
 def test_a_pair_decodes_the_same_tokens_packed_and_plain(tiny_spec: PairSpec) -> None:
     outputs = []
     for pack in (True, False):
-        runner = tiny_spec.runner.model_copy(update={"pack": pack})
+        runner = tiny_spec.runner.model_copy(update={"pack": pack, "device": "cpu"})
         pair = load_pair(tiny_spec.model_copy(update={"runner": runner}))
         assert pack == any(isinstance(m, PackedLinear) for m in pair.target.modules())
         requests = [Request(str(n), tuple(range(5, 5 + n)), 32, ignore_eos=True) for n in (3, 20)]

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdec_core.models.row_attention import RowTokens, SeenPlaces, operator
+from specdec_core.models.row_attention import RowTokens, SeenPlaces, cpu, operator
 from specdec_core.tokens.topology import Topologies
 
 POSITIONS = 300
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TREE = [-1, 0, 0, 1, 1, 2, 5, 5]
 # Slots with the positions they hold, how many tokens are fed, and the tree these are the last of.
 ROWS = [(3, 200, 1, None), (0, 41, 8, TREE), (1, 120, 40, None), (2, 20, 3, TREE), (5, 1, 1, None)]
@@ -22,7 +23,7 @@ ROWS = [(3, 200, 1, None), (0, 41, 8, TREE), (1, 120, 40, None), (2, 20, 3, TREE
 
 @pytest.fixture(autouse=True, scope="module")
 def built() -> None:
-    assert operator.available()
+    assert operator.available(DEVICE)
 
 
 def fed(rows: list[tuple[int, int, int, list[int] | None]]) -> list[RowTokens]:
@@ -41,6 +42,7 @@ def expected(
     window: int | None,
 ) -> torch.Tensor:  # fmt: skip
     """By whole matrices in float64, with the masks that padded rows get."""
+    query, keys, values = query.cpu(), keys.cpu(), values.cpu()
     group = query.shape[1] // keys.shape[1]
     parts = []
     for own in rows:
@@ -68,7 +70,7 @@ def case(
     tokens = sum(count for _, _, count, _ in ROWS)
     shapes = [(tokens, heads, size), *2 * [(6, key_heads, POSITIONS, size)]]
     query, keys, values = (torch.randn(shape, generator=generator) for shape in shapes)
-    return query.to(dtype), keys.to(kept), values.to(kept)
+    return query.to(DEVICE, dtype), keys.to(DEVICE, kept), values.to(DEVICE, kept)
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 50])
@@ -86,7 +88,7 @@ def test_it_is_the_attention_of_whole_matrices(
     rows = fed(ROWS)
     found = attended(query, keys, values, rows, window)
     wanted = expected(query, keys, values, rows, window)
-    torch.testing.assert_close(found.double(), wanted, atol=2e-6, rtol=2e-5)
+    torch.testing.assert_close(found.cpu().double(), wanted, atol=2e-6, rtol=2e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -100,7 +102,7 @@ def test_it_rounds_its_output_alone(
     assert found.dtype == dtype
     wanted = expected(query, keys, values, rows, None)
     tolerance = 2e-6 if dtype == torch.float32 else 2**-8
-    torch.testing.assert_close(found.double(), wanted, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(found.cpu().double(), wanted, atol=tolerance, rtol=tolerance)
 
 
 def test_a_row_is_what_it_is_alone_bit_for_bit_whoever_is_with_it() -> None:
@@ -121,11 +123,11 @@ def test_rows_of_any_length_end_where_they_end(end: int, count: int, dtype: torc
     rows = fed([(2, end, count, None), (4, 1 + end // 2, 1, None)])
     generator = torch.Generator().manual_seed(end * count)
     shapes = [(count + 1, 4, 64), *2 * [(6, 2, POSITIONS, 64)]]
-    query, keys, values = (torch.randn(x, generator=generator).to(dtype) for x in shapes)
+    query, keys, values = (torch.randn(x, generator=generator).to(DEVICE, dtype) for x in shapes)
     found = attended(query, keys, values, rows)
     tolerance = 2e-6 if dtype == torch.float32 else 2**-8
     wanted = expected(query, keys, values, rows, None)
-    torch.testing.assert_close(found.double(), wanted, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(found.cpu().double(), wanted, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("window", [None, 30, 75])
@@ -135,7 +137,7 @@ def test_a_path_of_a_tree_may_be_longer_than_a_block(window: int | None) -> None
     rows = fed([(0, 200, 4, deep), (1, 90, 2, deep)])
     found = attended(query[:6], keys, values, rows, window)
     wanted = expected(query[:6], keys, values, rows, window)
-    torch.testing.assert_close(found.double(), wanted, atol=2e-6, rtol=2e-5)
+    torch.testing.assert_close(found.cpu().double(), wanted, atol=2e-6, rtol=2e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -167,13 +169,12 @@ def test_large_scores_overflow_nothing() -> None:
     rows = fed(ROWS)
     found = attended(100 * query, 10 * keys, values, rows)
     wanted = expected(100 * query, 10 * keys, values, rows, None)
-    torch.testing.assert_close(found.double(), wanted, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(found.cpu().double(), wanted, atol=2e-3, rtol=2e-3)
 
 
 def test_a_machine_without_a_compiler_goes_without_it(tmp_path: Path) -> None:
     program = (
-        "from specdec_core.models.row_attention import operator\n"
-        "print(operator.available(), operator.available())"
+        "from specdec_core.models.row_attention import cpu\nprint(cpu.available(), cpu.available())"
     )
     environment = {**os.environ, "CXX": "/no/compiler", "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(
@@ -181,4 +182,4 @@ def test_a_machine_without_a_compiler_goes_without_it(tmp_path: Path) -> None:
     )
     assert done.stdout.split() == ["False", "False"]
     assert done.stderr.count("goes without its operator") == 1
-    assert operator.available()
+    assert cpu.available()

@@ -31,7 +31,7 @@ def ancestors(node: int) -> list[int]:
 
 @torch.inference_mode()
 def plain(model: torch.nn.Module, tokens: list[int]) -> torch.Tensor:
-    return model(torch.tensor([tokens])).logits[0]
+    return model(torch.tensor([tokens], device=model.device)).logits[0]
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3-window"])
@@ -45,7 +45,7 @@ def model(request: pytest.FixtureRequest, tiny_pair: Pair) -> torch.nn.Module:
         layer_types=["sliding_attention", "sliding_attention", "full_attention"],
         max_position_embeddings=128,
     )  # fmt: skip
-    return Gemma3ForCausalLM(config).eval()
+    return Gemma3ForCausalLM(config).eval().to(tiny_pair.target.device)
 
 
 @pytest.fixture(params=["padded", "packed", "operator"])

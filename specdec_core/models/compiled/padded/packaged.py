@@ -18,7 +18,7 @@ from specdec_core.models.compiled.padded.sized import Graphs, Inputs
 _BLOCK = 16
 
 
-class Packaged(Graphs):
+class PackagedPadded(Graphs):
     """Graphs from `packages` for a cache of `positions`."""
 
     def __init__(self, packages: Packages, positions: int) -> None:

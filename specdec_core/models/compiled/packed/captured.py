@@ -1,0 +1,106 @@
+"""Graphs of packed rows for a GPU: one for each of some numbers of tokens, whatever rows, trees and
+contexts they are of."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from specdec_core.models.cache import SlotCache
+from specdec_core.models.compiled.capture import Captured
+from specdec_core.models.compiled.graphs import first_line
+from specdec_core.models.compiled.packed.fused import Step, fused
+from specdec_core.models.compiled.packed.step import PackedStep
+from specdec_core.models.runner import PREFILL_CHUNK
+
+log = logging.getLogger(__name__)
+
+_STEP = 64  # tokens: fewer come in powers of two, more in multiples
+_LEAST_WANTED = 16  # of more than _STEP tokens
+_LEAST_NODES = 64
+
+
+class CapturedPacked:
+    """The `step`, captured for the `cache` of one runner.
+
+    Padding is written to the last position of the first slot, which holds no text then, and sees
+    nothing."""
+
+    def __init__(self, step: PackedStep, cache: SlotCache) -> None:
+        self._eager, self._cache = step, cache
+        self._step: Step = step
+        layers = cache.held()
+        self._keys = [layer.keys for layer in layers]
+        self._values = [layer.values for layer in layers]
+        self._captured = Captured(self._unpacked)
+
+    def prepare(self, kinds: int) -> None:
+        """Capture the graphs of chains, with fused kernels where torch's compiler can make them."""
+        try:
+            self._step = fused(self._eager, self._keys, self._values, kinds)
+            self._capture(kinds)
+        except Exception as error:  # of any of torch's compilers; graphs do without them
+            log.warning("capturing kernels as they are: %s", first_line(error))
+            self._step, self._captured = self._eager, Captured(self._unpacked)
+            self._capture(kinds)
+
+    def _capture(self, kinds: int) -> None:
+        size = 1
+        while size <= PREFILL_CHUNK:
+            feed = torch.tensor([[0], [0], [self._cache.positions - 1], [0]]).expand(-1, size)
+            self.run(
+                feed,
+                torch.tensor([0]),
+                [torch.zeros((size, 5), dtype=torch.int32)] * kinds,
+                [torch.zeros(1, dtype=torch.int32)] * kinds,
+            )
+            size += min(size, _STEP)
+
+    def run(
+        self, feed: Tensor, wanted: Tensor, tokens: Sequence[Tensor], nodes: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
+        last = self._cache.positions - 1
+        if self._cache.window.end > last:
+            raise ValueError(f"{self._cache.window.end} tokens do not fit in a slot of {last}")
+        count, n = len(feed[0]), _size(len(feed[0]))
+        m = n if n <= _STEP else _power(max(len(wanted), _LEAST_WANTED))
+        k = _power(max(_LEAST_NODES, *map(len, nodes)))
+        feed = pad(feed, (0, n - count))
+        feed[2, count:] = last
+        parts = [
+            feed.flatten(),
+            pad(wanted, (0, m - len(wanted))),
+            *(pad(own, (0, 0, 0, n - count)).flatten() for own in tokens),
+            *(pad(own, (0, k - len(own))) for own in nodes),
+        ]
+        # One copy to the device, not one for each.
+        flat = torch.cat([part.to(torch.int32) for part in parts])
+        outputs = self._captured.run([flat], (n, m, k, len(nodes)))
+        # The next run writes to the same memory.
+        return [output[: len(wanted)].clone() for output in outputs]
+
+    def _unpacked(self, flat: Tensor, sizes: tuple[int, int, int, int]) -> Sequence[Tensor]:
+        n, m, k, kinds = sizes
+        feed, wanted, *rest = flat.split([4 * n, m, *[5 * n] * kinds, *[k] * kinds])
+        return self._step(
+            feed.view(4, n).long(),
+            wanted.long(),
+            [own.view(n, 5) for own in rest[:kinds]],
+            list(rest[kinds:]),
+            self._keys,
+            self._values,
+        )
+
+
+def _size(count: int) -> int:
+    """The number of tokens that `count` are padded to."""
+    return _power(count) if count <= _STEP else -(-count // _STEP) * _STEP
+
+
+def _power(count: int) -> int:
+    """The least power of two that is not below `count`."""
+    return 1 << (count - 1).bit_length()

@@ -1,0 +1,36 @@
+"""What torch's compilers are shown of a step's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import Dim
+
+_MOST = 1 << 20
+
+
+def example(
+    keys: Sequence[Tensor], values: Sequence[Tensor], kinds: int
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Inputs with several of everything for a model with so many `kinds` of layers and such caches,
+    and, as torch.export has them, the dimensions that vary: all but those of the cache's heads."""
+    device = keys[0].device
+    n, m, k = (Dim(name, min=2, max=_MOST) for name in ("tokens", "wanted", "nodes"))
+    slots, positions = (Dim(name, min=2, max=_MOST) for name in ("slots", "positions"))
+    sees = torch.tensor([[0, 0, 1, 0, 0]] * 3, dtype=torch.int32, device=device)
+    # No tensor twice: a graph would take two inputs for one.
+    inputs = (
+        torch.arange(3, device=device) + torch.zeros((4, 1), dtype=torch.long, device=device),
+        torch.tensor([0, 1], device=device),
+        [sees.clone() for _ in range(kinds)],
+        [torch.zeros(2, dtype=torch.int32, device=device) for _ in range(kinds)],
+        *(
+            [store.new_zeros((2, store.shape[1], 8, store.shape[3])) for store in stores]
+            for stores in (keys, values)
+        ),
+    )
+    sizes = [{0: slots, 2: positions}] * len(keys)
+    return inputs, ({1: n}, {0: m}, [{0: n}] * kinds, [{0: k}] * kinds, sizes, sizes)

@@ -1,0 +1,35 @@
+"""The graph of packed rows for a CPU: one, for any number of everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from specdec_core.models.cache import SlotCache
+from specdec_core.models.compiled.packages import Packages
+from specdec_core.models.compiled.packed.example import example
+
+
+class PackagedPacked:
+    """The graph from `packages`, for a `cache` of any size."""
+
+    def __init__(self, packages: Packages, cache: SlotCache) -> None:
+        self._packages = packages
+        self._graph: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
+        layers = cache.held()
+        self._keys = [layer.keys for layer in layers]
+        self._values = [layer.values for layer in layers]
+
+    @torch.inference_mode(False)  # torch.export takes no other tensors
+    def prepare(self, kinds: int) -> None:
+        """Compile or load it."""
+        inputs, shapes = example(self._keys, self._values, kinds)
+        self._graph = self._packages.open("packed", inputs, shapes)
+
+    def run(
+        self, feed: Tensor, wanted: Tensor, tokens: Sequence[Tensor], nodes: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
+        assert self._graph is not None, "prepare comes first"
+        return self._graph([feed, wanted, *tokens, *nodes, *self._keys, *self._values])

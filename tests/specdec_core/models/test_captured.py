@@ -1,0 +1,141 @@
+"""Forwards padded to fixed sizes, as CUDA graphs need them, give the eager logits.
+
+Without a GPU what a graph would replay is run at once, on the same padded inputs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
+
+from specdec_core.models.compiled import CompiledRunner
+from specdec_core.models.compiled.packed import captured as packed
+from specdec_core.models.compiled.padded import captured as padded
+from specdec_core.models.eager import EagerRunner
+from specdec_core.models.runner import Batch
+from tests.conftest import tiny_llama
+
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
+POSITIONS = 200
+PROMPTS = [list(range(5, 5 + count)) for count in (7, 70, 23)]
+TREE = [-1, 0, 0, 1, 2, 3, 3]
+
+
+class AtOnce:
+    """In the place of captured graphs: the step itself."""
+
+    def __init__(self, step: Callable[..., Sequence[Tensor]]) -> None:
+        self._step = step
+        self.kinds: set[Hashable] = set()
+
+    def run(self, inputs: Sequence[Tensor], kind: Hashable = None) -> Sequence[Tensor]:
+        self.kinds.add((kind, *(tensor.shape for tensor in inputs)))
+        return self._step(*inputs, kind)
+
+
+@cache
+def model_of(kind: str) -> PreTrainedModel:
+    """A Llama, or a model whose layers have two kinds of masks."""
+    if kind != "windows":
+        return tiny_llama(0, hidden=32, layers=2, vocab=320).to(DEVICE)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "vocab_size": 320}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3}
+    return Gemma3ForCausalLM(Gemma3TextConfig(**sizes, **heads, **kinds)).eval().to(DEVICE)
+
+
+@pytest.fixture(params=["packed", "windows", "padded"])
+def runners(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[EagerRunner]:
+    """An eager runner, and one of captured graphs: of rows that are packed or padded."""
+    model, packs = model_of(request.param), request.param != "padded"
+    if not GPU:
+        monkeypatch.setattr(packed, "Captured", AtOnce)
+        monkeypatch.setattr(packed, "fused", lambda step, *_: step)
+        monkeypatch.setattr(padded, "Captured", AtOnce)
+        monkeypatch.setattr("specdec_core.models.compiled.runner._on_cpu", lambda eager: False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="running without")
+        below = EagerRunner(model, 3, POSITIONS, packs=packs, compact=True)
+        captured = CompiledRunner(below, "weights")
+    assert captured.mixes == packs
+    return [EagerRunner(model, 3, POSITIONS, packs=False), captured]
+
+
+def assert_alike(runners: list[EagerRunner], *arguments: object) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="running without")
+        expected, found = (runner.forward(Batch(*arguments)) for runner in runners)
+    assert found.choices() == expected.choices()
+    torch.testing.assert_close(found.logits, expected.logits, atol=2e-5, rtol=0)
+    if expected.hidden is not None:
+        torch.testing.assert_close(found.hidden, expected.hidden, atol=2e-5, rtol=0)
+
+
+def test_rows_prompts_and_trees_of_any_size(runners: list[EagerRunner]) -> None:
+    for runner in runners:
+        runner.watch_hidden(True)
+        runner.prefill([0, 1, 2], PROMPTS)
+    assert_alike(runners, [2, 0], [[1, 2, 3], [4, 5]])
+    assert_alike(runners, [0, 1, 2], [[7, 8, 9, 10, 11, 12, 13]] * 3, [TREE] * 3)
+    for runner in runners:
+        for row in range(3):
+            runner.keep(row, runner.lengths[row] - len(TREE), [0, 2, 4])
+    assert_alike(runners, [1], [[40]])
+    # A piece of a prompt, a tree, and the last of a chain.
+    assert_alike(
+        runners,
+        [2, 1, 0],
+        [list(range(100)), [7, 8, 9], [5, 6]],
+        [None, [-1, 0, 0], None],
+        [0, 3, 1],
+    )
+    assert_alike(runners, [0, 1, 2], [[3], [4], [5]])
+    assert runners[0].lengths == runners[1].lengths
+
+
+def test_an_output_stays_what_it_was_after_further_forwards(runners: list[EagerRunner]) -> None:
+    _, captured = runners
+    captured.prefill([0, 1], PROMPTS[:2])
+    first = captured.forward(Batch([0], [[9]]))
+    logits = first.logits.clone()
+    captured.forward(Batch([1], [[10]]))
+    assert torch.equal(first.logits, logits)
+
+
+def test_padding_never_touches_a_text_that_fills_its_slot(runners: list[EagerRunner]) -> None:
+    text = [3 + n % 300 for n in range(runners[0].max_length)]
+    for runner in runners:
+        runner.prefill([0], [text])
+    for token in (5, 6, 7):
+        assert_alike(runners, [0, 2], [[token], [token, 8, 9]])
+    room = runners[1].cache.positions - runners[1].lengths[0]
+    lengths = list(runners[1].lengths)
+    with pytest.raises(ValueError, match="do not fit"):
+        runners[1].forward(Batch([0], [[1] * room]))
+    assert runners[1].lengths == lengths
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+def test_a_model_that_no_graph_can_hold_is_one_warning_and_the_eager_logits() -> None:
+    model = tiny_llama(0, hidden=32, layers=2, vocab=320).to(DEVICE)
+    inner = model.model.layers[0].mlp.forward
+
+    def waits(states: Tensor) -> Tensor:
+        assert states.sum().item() < float("inf")
+        return inner(states)
+
+    model.model.layers[0].mlp.forward = waits
+    with pytest.warns(UserWarning, match="running without compiled graphs"):
+        captured = CompiledRunner(EagerRunner(model, 3, POSITIONS), "weights")
+    runners = [EagerRunner(model, 3, POSITIONS, packs=False), captured]
+    for runner in runners:
+        runner.prefill([0], [PROMPTS[0]])
+    assert_alike(runners, [0], [[3, 4]])
