@@ -1,7 +1,7 @@
 """Tokens a second by the number of requests decoded together, with and without speculation.
 
 A queue of more requests than slots keeps every slot busy until the queue is empty. The clock stops
-when the first slot stays empty: it counts the steady part, prefill included, as on a busy server.
+when the first slot stays empty: it counts what comes before, prefill included, as on a busy server.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def decode_queue(engine: Engine, requests: Sequence[Request]) -> tuple[Busy, lis
     start = perf_counter()
     while not engine.idle:
         chunks = engine.step(texts=False)
-        busy = busy and engine.last.running == engine.slots
+        # Of many slots, some wait at first for their prompts to be read.
+        busy = busy and (engine.status().waiting > 0 or engine.last.running == engine.slots)
         if busy:
             seconds = perf_counter() - start
             tokens += sum(len(chunk.tokens) for chunk in chunks)

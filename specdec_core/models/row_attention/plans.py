@@ -65,32 +65,39 @@ class SeenPlaces:
     """The project's operator, called once. `window` is the layers' sliding window.
 
     A token sees the positions [first, end) of its slot and, in a tree, its ancestors and itself.
-    Of these a sliding window leaves the last ones, by their places in the text."""
+    Of these a sliding window leaves the last ones, by their places in the text. The operator's
+    tables are `tokens`, one line after the other, and `nodes`."""
 
     def __init__(self, rows: Sequence[RowTokens], window: int | None) -> None:
-        tokens: list[tuple[int, int, int, int, int]] = []
+        tokens: list[int] = []
         nodes: list[int] = []
         for own in rows:
             count = own.last - own.first
             if own.parents is None:
                 for end in range(own.end - count + 1, own.end + 1):
                     begin = max(end - window, 0) if window else 0
-                    tokens.append((own.row, begin, end, 0, 0))
+                    tokens += (own.row, begin, end, 0, 0)
                 continue
             for node in range(len(own.parents) - count, len(own.parents)):
                 path = _path(own.parents, node)
                 begin = max(own.start + len(path) - window, 0) if window else 0
                 kept = path[-window:] if window else path
-                tokens.append((own.row, min(begin, own.start), own.start, len(nodes), len(kept)))
+                tokens += (own.row, min(begin, own.start), own.start, len(nodes), len(kept))
                 nodes += [own.start + ancestor for ancestor in kept]
-        self.tokens = torch.tensor(tokens, dtype=torch.int32)
-        self.nodes = torch.tensor(nodes or [0], dtype=torch.int32)
+        self.tokens, self.nodes = tokens, nodes or [0]
+        self._tables: tuple[Tensor, Tensor] | None = None
+
+    def tables(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The operator's tables, (tokens, 5) and (nodes,)."""
+        if self._tables is None:
+            tokens = torch.tensor(self.tokens, dtype=torch.int32, device=device).view(-1, 5)
+            self._tables = tokens, torch.tensor(self.nodes, dtype=torch.int32, device=device)
+        return self._tables
 
     def attend(
         self, module: nn.Module, query: Tensor, keys: Tensor, values: Tensor, **options: Any
     ) -> Tensor:
-        self.tokens, self.nodes = self.tokens.to(keys.device), self.nodes.to(keys.device)
-        return attend_to(self.tokens, self.nodes, query, keys, values, options.get("scaling"))
+        return attend_to(*self.tables(keys.device), query, keys, values, options.get("scaling"))
 
 
 def attend_to(

@@ -8,18 +8,19 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from specdec_core.models.cache import SlotCache
 from specdec_core.models.compiled.capture import Captured
 from specdec_core.models.compiled.graphs import first_line
 from specdec_core.models.compiled.packed.fused import Step, fused
 from specdec_core.models.compiled.packed.step import PackedStep
+from specdec_core.models.row_attention import SeenPlaces
 from specdec_core.models.runner import PREFILL_CHUNK
 
 log = logging.getLogger(__name__)
 
 _STEP = 64  # tokens: fewer come in powers of two, more in multiples
+_LEAST = 2  # torch's compiler would compile a single token apart
 _LEAST_WANTED = 16  # of more than _STEP tokens
 _LEAST_NODES = 64
 
@@ -49,39 +50,38 @@ class CapturedPacked:
             self._capture(kinds)
 
     def _capture(self, kinds: int) -> None:
-        size = 1
+        size = _LEAST
         while size <= PREFILL_CHUNK:
-            feed = torch.tensor([[0], [0], [self._cache.positions - 1], [0]]).expand(-1, size)
-            self.run(
-                feed,
-                torch.tensor([0]),
-                [torch.zeros((size, 5), dtype=torch.int32)] * kinds,
-                [torch.zeros(1, dtype=torch.int32)] * kinds,
-            )
+            self.run([[0] * size] * 4, [0], [SeenPlaces([], None)] * kinds, hidden=False)
             size += min(size, _STEP)
 
     def run(
-        self, feed: Tensor, wanted: Tensor, tokens: Sequence[Tensor], nodes: Sequence[Tensor]
-    ) -> Sequence[Tensor]:
+        self,
+        feed: Sequence[Sequence[int]],
+        wanted: Sequence[int],
+        plans: Sequence[SeenPlaces],
+        hidden: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         last = self._cache.positions - 1
         if self._cache.window.end > last:
             raise ValueError(f"{self._cache.window.end} tokens do not fit in a slot of {last}")
-        count, n = len(feed[0]), _size(len(feed[0]))
+        n = _size(len(feed[0]))
         m = n if n <= _STEP else _power(max(len(wanted), _LEAST_WANTED))
-        k = _power(max(_LEAST_NODES, *map(len, nodes)))
-        feed = pad(feed, (0, n - count))
-        feed[2, count:] = last
-        parts = [
-            feed.flatten(),
-            pad(wanted, (0, m - len(wanted))),
-            *(pad(own, (0, 0, 0, n - count)).flatten() for own in tokens),
-            *(pad(own, (0, k - len(own))) for own in nodes),
-        ]
+        k = _power(max(_LEAST_NODES, *(len(plan.nodes) for plan in plans)))
         # One copy to the device, not one for each.
-        flat = torch.cat([part.to(torch.int32) for part in parts])
-        outputs = self._captured.run([flat], (n, m, k, len(nodes)))
+        flat: list[int] = []
+        for own, padding in zip(feed, (0, 0, last, 0), strict=True):
+            flat += _padded(own, n, padding)
+        flat += _padded(wanted, m)
+        for plan in plans:
+            flat += _padded(plan.tokens, 5 * n)
+        for plan in plans:
+            flat += _padded(plan.nodes, k)
+        inputs = [torch.tensor(flat, dtype=torch.int32)]
+        outputs = self._captured.run(inputs, (n, m, k, len(plans)))
         # The next run writes to the same memory.
-        return [output[: len(wanted)].clone() for output in outputs]
+        logits, chosen = (output[: len(wanted)].clone() for output in outputs[:2])
+        return logits, chosen, outputs[2][: len(wanted)].clone() if hidden else None
 
     def _unpacked(self, flat: Tensor, sizes: tuple[int, int, int, int]) -> Sequence[Tensor]:
         n, m, k, kinds = sizes
@@ -98,7 +98,11 @@ class CapturedPacked:
 
 def _size(count: int) -> int:
     """The number of tokens that `count` are padded to."""
-    return _power(count) if count <= _STEP else -(-count // _STEP) * _STEP
+    return _power(max(count, _LEAST)) if count <= _STEP else -(-count // _STEP) * _STEP
+
+
+def _padded(numbers: Sequence[int], size: int, padding: int = 0) -> list[int]:
+    return [*numbers, *[padding] * (size - len(numbers))]
 
 
 def _power(count: int) -> int:

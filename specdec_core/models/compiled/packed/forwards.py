@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from specdec_core.models.compiled.graphs import Forwards
@@ -22,10 +21,15 @@ class PackedGraphs(Protocol):
         Raises :class:`CannotCompile`."""
 
     def run(
-        self, feed: Tensor, wanted: Tensor, tokens: Sequence[Tensor], nodes: Sequence[Tensor]
-    ) -> Sequence[Tensor]:
-        """The step's outputs for the inputs of :class:`PackedStep`; what the cache holds changes in
-        place. Raises :class:`CannotCompile`."""
+        self,
+        feed: Sequence[Sequence[int]],
+        wanted: Sequence[int],
+        plans: Sequence[SeenPlaces],
+        hidden: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The step's outputs for its `feed`, the tokens `wanted` (at least one) and what each kind
+        of layers sees, the third if it is wanted; see :class:`PackedStep`. What the cache holds
+        changes in place. Raises :class:`CannotCompile`."""
 
 
 class PackedForwards(Forwards):
@@ -44,14 +48,10 @@ class PackedForwards(Forwards):
         counts = [len(row) for row in batch.tokens]
         window = self._cache.open_packed(batch.rows, counts)
         packed = PackedSequence.of(batch, window.ends, self._eager.topologies)
-        feed = torch.tensor([packed.tokens, window.rows, window.positions, packed.positions])
+        feed = packed.tokens, window.rows, window.positions, packed.positions
         plans = [SeenPlaces(packed.rows, window) for window in self._eager.windows.values()]
-        outputs = self._graphs.run(
-            feed,
-            torch.tensor(packed.wanted or [0]),
-            [plan.tokens for plan in plans],
-            [plan.nodes for plan in plans],
-        )
-        logits, chosen, read = (out[: len(packed.wanted)] for out in outputs)
+        logits, chosen, read = self._graphs.run(feed, packed.wanted or [0], plans, hidden)
         self._cache.append(batch.rows, counts)
-        return PackedOutput(batch.counts, logits, read if hidden else None, chosen)
+        if not packed.wanted:
+            logits, chosen, read = logits[:0], chosen[:0], None if read is None else read[:0]
+        return PackedOutput(batch.counts, logits, read, chosen)

@@ -10,6 +10,9 @@ from torch import Tensor
 from specdec_core.models.cache import SlotCache
 from specdec_core.models.compiled.packages import Packages
 from specdec_core.models.compiled.packed.example import example
+from specdec_core.models.row_attention import SeenPlaces
+
+_CPU = torch.device("cpu")
 
 
 class PackagedPacked:
@@ -29,7 +32,14 @@ class PackagedPacked:
         self._graph = self._packages.open("packed", inputs, shapes)
 
     def run(
-        self, feed: Tensor, wanted: Tensor, tokens: Sequence[Tensor], nodes: Sequence[Tensor]
-    ) -> Sequence[Tensor]:
+        self,
+        feed: Sequence[Sequence[int]],
+        wanted: Sequence[int],
+        plans: Sequence[SeenPlaces],
+        hidden: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         assert self._graph is not None, "prepare comes first"
-        return self._graph([feed, wanted, *tokens, *nodes, *self._keys, *self._values])
+        tokens, nodes = zip(*(plan.tables(_CPU) for plan in plans), strict=True)
+        new = torch.tensor(feed), torch.tensor(wanted)
+        logits, chosen, read = self._graph([*new, *tokens, *nodes, *self._keys, *self._values])
+        return logits, chosen, read if hidden else None
