@@ -33,8 +33,8 @@ docs: $(VENV)/.dev
 GPU_TESTS := tests/specdec_core/engine tests/specdec_core/models tests/specdec_core/tokens
 
 gpu: $(if $(GPU_PYTHON),,$(VENV)/.dev)
-	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest $(GPU_TESTS)
-	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -m long tests/specdec_core/models -k fixed_sizes
+	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest $(GPU_TESTS) --numprocesses auto
+	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest $(GPU_TESTS) --numprocesses auto -m long -k compiled_graphs
 	$(or $(GPU_PYTHON),$(BIN)/python) -m jobs.bench --peers none --quick --compile
 
 bench-peers: $(PEERS)/.made

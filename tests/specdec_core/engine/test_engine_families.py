@@ -30,6 +30,7 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine import Engine, Request
+from specdec_core.models.compiled.packed import captured
 from specdec_core.models.packing import pack_linear_layers
 from specdec_core.models.pair import Pair, load_pair
 from tests.conftest import tiny_tokenizer
@@ -138,6 +139,8 @@ def test_compiled_graphs_write_what_eager_forwards_do(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # On a GPU kernels are captured as they are: to fuse those of every family takes too long.
+    monkeypatch.setattr(captured, "fused", lambda step, *_: step)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(FAMILIES[family])
     model.save_pretrained(tmp_path)

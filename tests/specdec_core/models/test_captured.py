@@ -52,13 +52,20 @@ def model_of(kind: str) -> PreTrainedModel:
     return Gemma3ForCausalLM(Gemma3TextConfig(**sizes, **heads, **kinds)).eval().to(DEVICE)
 
 
-@pytest.fixture(params=["packed", "windows", "padded"])
+NEEDS_GPU = pytest.mark.skipif(not GPU, reason="needs a GPU")
+
+
+@pytest.fixture(
+    params=["packed", "windows", "padded", pytest.param("fused", marks=[NEEDS_GPU])],
+)
 def runners(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[EagerRunner]:
-    """An eager runner, and one of captured graphs: of rows that are packed or padded."""
+    """An eager runner, and one of captured graphs: of rows that are packed or padded, of kernels as
+    they are or, which takes long to compile, fused."""
     model, packs = model_of(request.param), request.param != "padded"
+    if request.param != "fused":
+        monkeypatch.setattr(packed, "fused", lambda step, *_: step)
     if not GPU:
         monkeypatch.setattr(packed, "Captured", AtOnce)
-        monkeypatch.setattr(packed, "fused", lambda step, *_: step)
         monkeypatch.setattr(padded, "Captured", AtOnce)
         monkeypatch.setattr("specdec_core.models.compiled.runner._on_cpu", lambda eager: False)
     with warnings.catch_warnings():
@@ -123,7 +130,7 @@ def test_padding_never_touches_a_text_that_fills_its_slot(runners: list[EagerRun
     assert runners[1].lengths == lengths
 
 
-@pytest.mark.skipif(not GPU, reason="needs a GPU")
+@NEEDS_GPU
 def test_a_model_that_no_graph_can_hold_is_one_warning_and_the_eager_logits() -> None:
     model = tiny_llama(0, hidden=32, layers=2, vocab=320).to(DEVICE)
     inner = model.model.layers[0].mlp.forward
