@@ -148,6 +148,20 @@ class _Sweep:
         self.replay = open_replay(
             self.plan, home, self.pair, fingerprints, recording, prompt_set.digest, count
         )
+        if self.replay is not None:
+            self._warn_of_other_forwards(self.replay.recording)
+
+    def _warn_of_other_forwards(self, recording: Recording) -> None:
+        recorded, timed = (
+            "compiled" if pair.runner.compile else "eager"
+            for pair in (recording.header.pair, self.pair)
+        )
+        if recorded != timed:
+            self.observer.warned(
+                f"{recording.folder}: of {recorded} forwards, and {timed} ones are timed, which may"
+                " decide otherwise where tokens nearly tie; `specdec record --config` with the"
+                " sweep's file records what is timed"
+            )
 
     def begin(self, identity: str, prompt_set: PromptSet) -> None:
         """Write the plan, the pair and the profile; make the result, or read what a sweep that was

@@ -96,6 +96,7 @@ def open_replay(
         plan.sampling,
         plan.max_new_tokens,
         (pair.runner.target_dtype, pair.runner.draft_dtype),
+        pair.runner.compile,
     )
     if recording is None:
         return None

@@ -155,9 +155,19 @@ class LiveSettings(Value):
         default=3, description="configurations timed at a load; 0, the simulation decides"
     )
     within: float = Field(
-        default=0.1, gt=0, lt=1, description="share of the best simulated that they fall behind"
+        default=0.1,
+        gt=0,
+        lt=1,
+        description="share of the best that they may fall behind, simulated and in their first run",
     )
-    repeats: PositiveInt = Field(default=3, description="runs of each, in turns")
+    repeats: PositiveInt = Field(
+        default=3, description="runs of each still in question, in turns, at most"
+    )
+    seconds: float = Field(
+        default=120,
+        ge=0,
+        description="no further turn at a load so many seconds after everyone's first",
+    )
     requests: PositiveInt | None = Field(
         default=None,
         description="requests of a run; unset, the workload's, or 4 a client and at least 32, of an"
