@@ -4,7 +4,7 @@ A configuration's value is what its requests gained over what they cost: tokens,
 the objective, over seconds. n clients that always wait are written n times what one of them is
 (Little's law), so that the end of a run, when some have nothing left to ask, does not count.
 Requests and turns are resampled together for all configurations, which answer the same requests;
-some may have had fewer turns, of one alone only requests are resampled.
+some may have had fewer turns.
 Requests at the same time are not independent, so that with many clients intervals are too narrow
 rather than too wide.
 """
@@ -72,12 +72,12 @@ class Comparison:
         value = _over(self._values[[ours]], self._values[[theirs]])
         return Ratio(float(value[0]), low, high)
 
-    def in_question(self, among: Collection[str], beyond: float = 0) -> list[str]:
-        """Those that none of them is shown to be better than, by more than a share of `beyond`."""
+    def in_question(self, among: Collection[str]) -> list[str]:
+        """Those that no other of them is shown to be better than."""
         return [
             worse
             for worse in among
-            if all(self.ratio(each, worse).low <= 1 + beyond for each in among if each != worse)
+            if all(self.ratio(each, worse).low <= 1 for each in among if each != worse)
         ]
 
     def cost(self, choice: str, among: Collection[str]) -> Cost:

@@ -1,10 +1,9 @@
-"""A race at one load: everyone answers its requests once, those still in question again."""
+"""A race at one load: everyone answers its requests twice, those still in question again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from time import perf_counter
 
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
@@ -12,6 +11,8 @@ from specdec_core.search.load.comparison import Comparison
 from specdec_core.search.load.live_runs import LiveRuns, LoadTimer
 from specdec_core.search.load.schedule import TOLERANCE
 from specdec_core.search.load.workload import LiveSettings, Load, Objective, Slo
+
+_SURE = 2  # turns before anybody leaves: one run alone does not tell that it was disturbed
 
 
 @dataclass(frozen=True)
@@ -27,26 +28,20 @@ class LiveRace:
 
     def run(self, load: Load, contestants: Sequence[Configuration], first: int = 0) -> Comparison:
         """Turns, numbered from `first`, until one is left, the choice costs next to nothing, or the
-        repeats or the seconds are used.
-
-        Whoever another is shown to be better than takes no further part. One run tells nothing of
-        how much runs differ, so after the first turn that has to be by more than `live.within`, and
-        costs count from the second one on.
-        """
+        repeats are used. Whoever another is shown to be better than takes no further part."""
         racing, ids = list(contestants), [each.id for each in contestants]
         taken = {config_id: list[int]() for config_id in ids}
-        end = 0.0
         for turn in range(first, first + self.live.repeats):
             self.runs.take_turn(load, racing, turn, self.timer, self.observer)
             for each in racing:
                 taken[each.id].append(turn)
             comparison = self._comparison(load, contestants, taken)
-            beyond = self.live.within if turn == first else 0
-            left = comparison.in_question([each.id for each in racing], beyond)
-            racing = [each for each in racing if each.id in left]
-            cost = comparison.cost(comparison.choose(ids), ids).high
-            end = end or perf_counter() + self.live.seconds
-            if len(racing) == 1 or (turn > first and cost <= TOLERANCE) or perf_counter() >= end:
+            if turn + 1 < first + _SURE:
+                continue
+            in_question = comparison.in_question([each.id for each in racing])
+            racing = [each for each in racing if each.id in in_question]
+            cost = comparison.cost(comparison.choose(ids), ids)
+            if len(racing) == 1 or cost.high <= TOLERANCE:
                 break
         return comparison
 
