@@ -114,6 +114,18 @@ def open_replay(
     return replay
 
 
+def other_forwards(recording: Recording) -> str:
+    """What it means that the other kind of forwards, compiled or eager, is timed."""
+    recorded, timed = ("compiled", "eager")
+    if not recording.header.pair.runner.compile:
+        recorded, timed = timed, recorded
+    return (
+        f"{recording.folder}: of {recorded} forwards, and {timed} ones are timed, which round"
+        " differently: counts may differ; `specdec record --config` with the sweep's file records"
+        " what is timed"
+    )
+
+
 class LoadedHeads:
     """Heads that are loaded already, so that actors on other nodes need not find them on disk."""
 
