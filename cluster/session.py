@@ -70,13 +70,19 @@ def ray_session() -> Iterator[None]:
 
 @contextmanager
 def _own_handler() -> Iterator[None]:
-    """Put back the handler of SIGTERM, which Ray replaces where it may: in the main thread."""
-    handler = signal.getsignal(signal.SIGTERM)
+    """Put back the handler of SIGTERM, which Ray replaces where it may: in the main thread. Ray's
+    own exits; that is then done anew by ours."""
+    handler, terminated = signal.getsignal(signal.SIGTERM), False
     try:
         yield
+    except SystemExit:
+        terminated = True
+        raise
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
+            if terminated:
+                signal.raise_signal(signal.SIGTERM)
 
 
 def _inherited_variables() -> dict[str, str]:

@@ -101,6 +101,7 @@ def main(
             with server as url:
                 status.stop()
                 _announce(url, choice.pair.name, choice.configuration, source)
+                signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray replaced it
                 signal.pause()
     except KeyboardInterrupt:
         console.print("stopped")

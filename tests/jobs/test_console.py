@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,14 @@ from jobs.console import interruptible
 from tests.jobs.conftest import Command
 
 
+@pytest.mark.parametrize("starting", [True, False])
 def test_a_command_that_is_terminated_says_so_also_while_it_uses_ray(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    starting: bool, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def init(**_: object) -> None:
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(1))  # Ray's own ends without a word
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # Ray's own ends without a word
+        if starting:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", init)
