@@ -74,6 +74,8 @@ class RecordingPlan(Value):
         runner = self.pair.runner
         settings = self.model_dump(mode="json", exclude={"pair", "prompts"})
         types = [runner.device, runner.target_dtype, runner.draft_dtype]
+        if runner.compile:  # eager recordings keep the names that they had
+            types.append("compile")
         content = json.dumps([settings, types, dict(fingerprints), prompts.digest], sort_keys=True)
         return f"{self.pair.name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
@@ -184,6 +186,8 @@ def _begun(
     for field in ("device", "target_dtype", "draft_dtype"):
         if getattr(plan.pair.runner, field) not in ("auto", getattr(header.pair.runner, field)):
             differing.append(field)
+    if header.pair.runner.compile != plan.pair.runner.compile:
+        differing.append("compile")
     if differing:
         raise UserError(
             f"{folder} holds another recording (other {', '.join(differing)}); give another --name"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,7 +39,8 @@ QUIET = {
 @contextmanager
 def ray_session() -> Iterator[None]:
     """Connect to the cluster that `RAY_ADDRESS` names (set inside a Ray job), or else start a local
-    one and stop it at the end. An existing connection is used and left open."""
+    one and stop it at the end. An existing connection is used and left open. What the process does
+    when it is terminated stays as it was: Ray would end it without a word."""
     for name in ("ray.tune", "ray.train", "ray.data"):
         # Their errors are reported in one line where they are handled.
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -52,7 +55,7 @@ def ray_session() -> Iterator[None]:
     else:
         options = {"runtime_env": {"env_vars": _inherited_variables()}}
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _own_handler():
         warnings.simplefilter("ignore", FutureWarning)
         try:
             ray.init(address=address, **options, **quiet)
@@ -63,6 +66,23 @@ def ray_session() -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _own_handler() -> Iterator[None]:
+    """Put back the handler of SIGTERM, which Ray replaces where it may: in the main thread. Ray's
+    own exits; that is then done anew by ours."""
+    handler, terminated = signal.getsignal(signal.SIGTERM), False
+    try:
+        yield
+    except SystemExit:
+        terminated = True
+        raise
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+            if terminated:
+                signal.raise_signal(signal.SIGTERM)
 
 
 def _inherited_variables() -> dict[str, str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import select
 import shlex
 import shutil
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 console = Console(highlight=False, emoji=False)
 errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
+_OUTPUT = 1  # the file that output goes to
+_TERMINATED = 128 + signal.SIGTERM
+
 
 def program(name: str) -> str:
     """How to call one of this environment's programs from the current folder."""
@@ -36,7 +41,8 @@ def program(name: str) -> str:
 
 def run(command: Callable[..., None] | typer.Typer) -> None:
     """Run a typer application, or a function as one, turning a :class:`UserError` into one line
-    on standard error and exit code 2."""
+    on standard error and exit code 2. A pipe that breaks is one, too, unless it is our output's:
+    typer exits with code 1 for either and says nothing."""
     if isinstance(command, typer.Typer):
         app = command
     else:
@@ -47,17 +53,34 @@ def run(command: Callable[..., None] | typer.Typer) -> None:
     except UserError as error:
         errors.print(f"[red]error:[/red] {escape(str(error))}")
         sys.exit(2)
+    except SystemExit as end:
+        if isinstance(broken := end.__context__, BrokenPipeError) and _read(_OUTPUT):
+            where = traceback.extract_tb(broken.__traceback__)[-1]
+            at = f"{broken}, {where.filename}:{where.lineno}"
+            errors.print(f"[red]error:[/red] another process is gone ({escape(at)})")
+        raise
+
+
+def _read(output: int) -> bool:
+    """Whether anybody still reads what is written to the file of this number."""
+    poll = select.poll()
+    poll.register(output, 0)
+    return not poll.poll(0)
 
 
 @contextmanager
 def interruptible(after: str = "the same command resumes") -> Iterator[None]:
     """When interrupted or terminated, print a line and exit with the usual code."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     try:
         yield
     except KeyboardInterrupt:
         console.print(f"interrupted; {after}")
         sys.exit(130)
+    except SystemExit as end:
+        if end.code == _TERMINATED:
+            errors.print(f"terminated; {after}")
+        raise
 
 
 def point(what: str, where: object) -> None:

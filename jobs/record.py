@@ -85,7 +85,7 @@ def main(
         **given(max_new_tokens=max_new_tokens, max_draft=max_draft, mixing=mixing),
     }
     wanted = parse(RecordingPlan, {k: _dumped(v) for k, v in values.items()}, "recording")
-    show(record(wanted, name, out))
+    show(record(wanted, name, out), config)
 
 
 def record(plan: RecordingPlan, name: str | None = None, out: Path | None = None) -> Recording:
@@ -103,8 +103,8 @@ def _dumped(value: Any) -> Any:
     return value.model_dump() if hasattr(value, "model_dump") else value
 
 
-def show(recording: Recording) -> None:
-    """What the recording holds, and what to do with it."""
+def show(recording: Recording, config: Path | None = None) -> None:
+    """What the recording holds, and what to do with it; a sweep by the file that it was made by."""
     from dashboards.outputs.console import table
     from dashboards.reports.recording import contents, drafts
 
@@ -117,7 +117,8 @@ def show(recording: Recording) -> None:
         commands["train"] = ["train-head", "--recording", str(recording.folder)]
     if header.replayable:
         prompts = ["--prompts", header.prompts.source, "--limit", str(header.prompts.count)]
-        commands["replay"] = ["sweep", *prompts, "--max-new-tokens", str(header.max_new_tokens)]
+        sweep = ["sweep"] if config is None else ["sweep", "--config", str(config)]
+        commands["replay"] = [*sweep, *prompts, "--max-new-tokens", str(header.max_new_tokens)]
     for name, command in commands.items():
         point(name, shlex.join([program("specdec"), *command]))
 

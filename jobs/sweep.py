@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -94,20 +95,23 @@ def main(
     if result.under_load is not None:
         point("schedule", report.with_name(SCHEDULE))
     elif plan.workload is not None:
-        point("workload", f"nothing was replayed, so nothing is chosen for it; {_record(plan)}")
+        point(
+            "workload",
+            f"nothing was replayed, so nothing is chosen for it; {_record(config, plan)}",
+        )
     point("report", report)
     print_runs_page(result.pair.name, "sweeps")
     if result.hardware is None:
         point("serve", f"{program('specdec')} serve")
 
 
-def _record(plan: ResolvedPlan) -> str:
-    """How to record what a workload is simulated from."""
-    limit = f" --limit {plan.prompts.limit}" if plan.prompts.limit else ""
-    return (
-        f"first: {program('specdec')} record --prompts {plan.prompts.source}{limit}"
-        f" --max-new-tokens {plan.max_new_tokens}"
-    )
+def _record(config: Path, plan: ResolvedPlan) -> str:
+    """How to record what a workload is simulated from, by the forwards that are timed."""
+    limit = ["--limit", str(plan.prompts.limit)] if plan.prompts.limit else []
+    prompts = ["--prompts", plan.prompts.source, *limit]
+    command = ["record", "--config", str(config), *prompts]
+    command += ["--max-new-tokens", str(plan.max_new_tokens)]
+    return f"first: {shlex.join([program('specdec'), *command])}"
 
 
 def sweep(

@@ -43,6 +43,7 @@ from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import ResolvedPlan
 from specdec_core.search.replaying import (
     open_replay,
+    other_forwards,
     recorded_oracles,
     recording_of,
     with_types_of,
@@ -148,6 +149,10 @@ class _Sweep:
         self.replay = open_replay(
             self.plan, home, self.pair, fingerprints, recording, prompt_set.digest, count
         )
+        if self.replay is not None and self.plan.hardware is None:
+            recording = self.replay.recording
+            if recording.header.pair.runner.compile != self.pair.runner.compile:
+                self.observer.warned(other_forwards(recording))
 
     def begin(self, identity: str, prompt_set: PromptSet) -> None:
         """Write the plan, the pair and the profile; make the result, or read what a sweep that was

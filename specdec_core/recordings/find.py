@@ -37,14 +37,16 @@ def find_recording(
     sampling: Sampling,
     max_new_tokens: int,
     dtypes: tuple[str, str],
+    compiled: bool = False,
 ) -> Recording | None:
-    """A finished, replayable recording under `root`; None where there is none, and of several the
-    one with the longest drafts.
+    """A finished, replayable recording under `root`; None where there is none. Of several, one by
+    the same kind of forwards goes before others, and then the one with the longest drafts.
 
     Args:
         fingerprints: of `target` and the drafts, by name; the recording may hold other drafts too.
         prompts_digest: see :func:`specdec_core.prompts.prompt_sets.digest`.
         dtypes: data types of target and drafts.
+        compiled: whether forwards are compiled graphs, which round otherwise than eager ones.
     """
     matches = []
     for file in sorted(root.glob(f"*/{HEADER}")):
@@ -64,4 +66,9 @@ def find_recording(
             and (runner.target_dtype, runner.draft_dtype) == tuple(dtypes)
         ):
             matches.append(recording)
-    return max(matches, key=lambda recording: recording.header.max_draft, default=None)
+
+    def fits(recording: Recording) -> tuple[bool, int]:
+        header = recording.header
+        return header.pair.runner.compile == compiled, header.max_draft
+
+    return max(matches, key=fits, default=None)

@@ -96,6 +96,7 @@ def open_replay(
         plan.sampling,
         plan.max_new_tokens,
         (pair.runner.target_dtype, pair.runner.draft_dtype),
+        pair.runner.compile,
     )
     if recording is None:
         return None
@@ -111,6 +112,18 @@ def open_replay(
         if draft in pair.drafts:
             replay.track(draft)
     return replay
+
+
+def other_forwards(recording: Recording) -> str:
+    """What it means that the other kind of forwards, compiled or eager, is timed."""
+    recorded, timed = ("compiled", "eager")
+    if not recording.header.pair.runner.compile:
+        recorded, timed = timed, recorded
+    return (
+        f"{recording.folder}: of {recorded} forwards, and {timed} ones are timed, which round"
+        " differently: counts may differ; `specdec record --config` with the sweep's file records"
+        " what is timed"
+    )
 
 
 class LoadedHeads:

@@ -14,7 +14,7 @@ from specdec_core.search.load.traffic import Traffic
 from specdec_core.search.load.workload import Load
 from specdec_core.studies.load_check import run_arrivals, run_clients
 
-_WARM_UP = 2  # requests a slot that are answered untimed, at most
+_WARM_UP = 2  # requests that are answered untimed, at least
 
 
 class EngineTimer:
@@ -27,10 +27,10 @@ class EngineTimer:
         self._requests: dict[Load, list[Request]] = {}
 
     def warm_up(self, configuration: Configuration, load: Load) -> None:
-        """Answer the first requests, untimed, as many at once as the load may have."""
+        """Answer the first requests, untimed, as many as the load may have at once."""
         self.engine.configure(configuration)
         together = load.clients or self.engine.slots
-        run_clients(self.engine, self._of(load)[: _WARM_UP * together], together)
+        run_clients(self.engine, self._of(load)[: max(together, _WARM_UP)], together)
         gc.collect()
 
     def answer(self, configuration: Configuration, load: Load) -> pd.DataFrame:

@@ -23,7 +23,7 @@ from specdec_core.models.pair import Pair
 from specdec_core.recordings.find import find_recording
 from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.record import Recorder
-from specdec_core.recordings.schema import Recording, shard_file
+from specdec_core.recordings.schema import Recording, save_header, shard_file
 from specdec_core.search.plan import PromptSource
 
 pytestmark = pytest.mark.usefixtures("ray_running")
@@ -176,14 +176,19 @@ def test_what_a_recording_depends_on_is_in_its_name(
         run_recording(fewer, copy.parents[1], copy.name)
     own, prompts = recorded[0].header.fingerprints, recorded[0].header.prompts
     assert plan.name(own, prompts) == copy.name
+    runner = plan.pair.runner.model_copy(update={"compile": True})
+    compiled = plan.model_copy(update={"pair": plan.pair.model_copy(update={"runner": runner})})
     names = {
         plan.name(own, prompts),
         longer.name(own, prompts),
         plan.name({**own, "draft": "0"}, prompts),
         plan.name(own, prompts.model_copy(update={"digest": "0"})),
         plan.model_copy(update={"mixing": 0}).name(own, prompts),
+        compiled.name(own, prompts),
     }
-    assert len(names) == 5
+    assert len(names) == 6
+    with pytest.raises(UserError, match=r"another recording \(other compile\)"):
+        run_recording(compiled, copy.parents[1], copy.name)
 
 
 def test_recordings_are_found_by_what_they_are_of(
@@ -209,6 +214,21 @@ def test_recordings_are_found_by_what_they_are_of(
     }
     for key, value in others.items():
         assert find_recording(copy.parent, **{**wanted, key: value}) is None, key
+    # Of several, one by the forwards that are to be replayed, though its drafts are shorter.
+    pair = header.pair.model_copy(deep=True)
+    runner = pair.runner.model_copy(update={"compile": True})
+    by_graphs = copy.parent / "compiled"
+    shutil.copytree(copy, by_graphs)
+    changes = {"pair": pair.model_copy(update={"runner": runner}), "max_draft": 2}
+    save_header(header.model_copy(update=changes), by_graphs)
+    for compiled, expected in ((False, copy), (True, by_graphs)):
+        found = find_recording(copy.parent, **wanted, compiled=compiled)
+        assert found is not None
+        assert found.folder == expected
+    shutil.rmtree(by_graphs)
+    found = find_recording(copy.parent, **wanted, compiled=True)
+    assert found is not None
+    assert found.folder == copy
     shutil.copytree(copy, copy.parent / "garbled")
     (copy.parent / "garbled" / "recording.json").write_text("{")
     assert find_recording(copy.parent, **wanted) == found

@@ -1,9 +1,9 @@
 """The choice of a configuration for each load: simulated, then timed live, then chosen.
 
-All candidates are simulated. At each load the best few, the schedule of the best and autoregressive
-decoding answer the same requests live, in turns. Of those that none is shown to be better than, the
-least expected cost decides, so that autoregressive decoding is chosen only where nothing is shown
-to beat it. A schedule that this makes, and that was not timed, is timed as well.
+All candidates are simulated. At each load the best few and autoregressive decoding answer the same
+requests live, in turns, as long as they are in question. Of those that none is shown to be better
+than, the least expected cost decides, so that autoregressive decoding is chosen only where nothing
+is shown to beat it. The schedule that this makes is timed as well.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from specdec_core.config import Configuration
 from specdec_core.cost.steps import StepTimes
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.load.comparison import Comparison
+from specdec_core.search.load.live_race import LiveRace
 from specdec_core.search.load.live_runs import LiveRuns, LoadTimer
 from specdec_core.search.load.measures import measure
 from specdec_core.search.load.result import Compared, LoadChoice, Verdict, finite
@@ -43,8 +44,9 @@ def choose_for_load(
     simulated = Simulated(candidates, replay, times, workload, observer)
     if timer is None or not settings.finalists:
         return _by_simulation(simulated, settings), simulated.table
-    choosing = _ByLiveRuns(simulated, settings, timer, runs or LiveRuns(), observer)
-    return choosing.run(), simulated.table
+    by, slo = simulated.by, workload.slo
+    race = LiveRace(settings, timer, runs or LiveRuns(), observer, by, slo)
+    return _ByLiveRuns(simulated, race).run(), simulated.table
 
 
 def finalists_at(
@@ -86,35 +88,35 @@ class _ByLiveRuns:
     """A choice while it is made."""
 
     simulated: Simulated
-    live: LiveSettings
-    timer: LoadTimer
-    runs: LiveRuns
-    observer: Observer
+    race: LiveRace
     best: dict[Load, Configuration] = field(default_factory=dict)
     rows: list[Compared] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
 
     def run(self) -> LoadChoice:
         """Time the finalists at each load and choose; then what that makes of all loads."""
-        simulated, turns = self.simulated, range(self.live.repeats)
-        for load in simulated.traffic.live_loads(self.live):
-            self._choose(load, turns)
+        live = self.race.live
+        for load in self.simulated.traffic.live_loads(live):
+            self._choose(load)
         chosen = _together(self.best)
-        if chosen not in (simulated.schedule, *self.best.values()):
-            later = range(turns.stop, 2 * turns.stop)
-            for load, best in self.best.items():
-                contestants = [simulated.baseline, best, chosen]
-                comparison = self._time(load, contestants, later, ", all together")
-                self._add_rows(load, [chosen], later, comparison)
-        return _result(simulated, self.best, self.rows, self.verdicts)
+        if chosen not in self.best.values():
+            for load in self.best:
+                self.race.observer.stage(f"timing {load.label}, all together")
+                contestants = [self.simulated.baseline, chosen]
+                self._add_rows(load, [chosen], self.race.run(load, contestants, live.repeats))
+        return _result(self.simulated, self.best, self.rows, self.verdicts)
 
-    def _choose(self, load: Load, turns: range) -> None:
+    def _choose(self, load: Load) -> None:
         simulated = self.simulated
-        first, known = simulated.choice(load), simulated.known
-        finalists = finalists_at(simulated.values(load), known.values(), first.id, self.live)
-        contestants = list(dict.fromkeys([simulated.baseline, *finalists, simulated.schedule]))
-        comparison = self._time(load, contestants, turns)
-        among = [each.id for each in contestants if each.id in known]
+        values, known = simulated.values(load), simulated.known
+        first = simulated.choice(load)
+        finalists = finalists_at(values, known.values(), first.id, self.race.live)
+        # A schedule can be the choice for an open loop alone; for clients it drafts as their best.
+        schedule = [simulated.schedule] if simulated.schedule.id in known else []
+        contestants = list(dict.fromkeys([simulated.baseline, *finalists, *schedule]))
+        self.race.observer.stage(f"timing {load.label}")
+        comparison = self.race.run(load, contestants)
+        among = [each.id for each in contestants]
         before = list(self.best.values())[-1:]
         choice = comparison.choose(among, before[0].id if before else None, TOLERANCE)
         cost = comparison.cost(choice, among)
@@ -129,32 +131,18 @@ class _ByLiveRuns:
                 at_most=cost.high,
             )
         )
-        self._add_rows(load, contestants, turns, comparison)
-
-    def _time(
-        self, load: Load, contestants: Sequence[Configuration], turns: range, what: str = ""
-    ) -> Comparison:
-        contestants = list(dict.fromkeys(contestants))
-        self.observer.stage(f"timing {load.label}{what}", len(turns) * len(contestants))
-        self.runs.take_turns(load, contestants, turns, self.timer, self.observer)
-        records = {c.id: [self.runs.records(load, turn, c) for turn in turns] for c in contestants}
-        return Comparison(records, load, self.simulated.by, self.simulated.workload.slo)
+        self._add_rows(load, contestants, comparison)
 
     def _add_rows(
-        self,
-        load: Load,
-        contestants: Sequence[Configuration],
-        turns: range,
-        comparison: Comparison,
+        self, load: Load, contestants: Sequence[Configuration], comparison: Comparison
     ) -> None:
-        slo = self.simulated.workload.slo
         for each in contestants:
             self.rows.append(
                 Compared(
                     load=load,
                     config_id=each.id,
                     simulated=self.simulated.measures(each, load),
-                    live=[measure(self.runs.records(load, turn, each), slo) for turn in turns],
+                    live=[measure(run, self.race.slo) for run in comparison.runs[each.id]],
                     **finite(comparison.ratio(each.id, self.simulated.baseline.id)),
                 )
             )

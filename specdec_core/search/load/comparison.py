@@ -3,7 +3,8 @@
 A configuration's value is what its requests gained over what they cost: tokens, or requests within
 the objective, over seconds. n clients that always wait are written n times what one of them is
 (Little's law), so that the end of a run, when some have nothing left to ask, does not count.
-Requests and turns are resampled together for all configurations, which answer the same requests.
+Requests and turns are resampled together for all configurations, which answer the same requests;
+some may have had fewer turns.
 Requests at the same time are not independent, so that with many clients intervals are too narrow
 rather than too wide.
 """
@@ -44,17 +45,23 @@ class Comparison:
         by: Objective,
         slo: Slo | None = None,
     ) -> None:
-        self.ids = list(runs)
-        each = [[_gain_and_cost(records, load, by, slo) for records in of] for of in runs.values()]
-        values = np.array(each)  # (configurations, turns, 2, requests)
-        gains, costs = values[:, :, 0], values[:, :, 1]
-        _, turns, requests = gains.shape
+        self.ids, self.runs = list(runs), dict(runs)
+        each = [
+            np.array([_gain_and_cost(records, load, by, slo) for records in of])
+            for of in runs.values()
+        ]  # of each configuration (turns, 2, requests)
+        most, requests = max(map(len, each)), each[0].shape[-1]
         rng = np.random.default_rng(0)
-        t = rng.integers(turns, size=(DRAWS, turns, 1))
+        places = rng.random((DRAWS, most, 1))
         r = rng.integers(requests, size=(DRAWS, 1, requests))
-        picked = [_value(gain[t, r], cost[t, r]) for gain, cost in zip(gains, costs, strict=True)]
-        self._draws = np.stack(picked)  # (configurations, draws)
-        self._values = _value(gains, costs)  # (configurations,)
+        draws, values = [], []
+        for of in each:
+            gains, costs = of[:, 0], of[:, 1]
+            t = (places[:, : len(of)] * len(of)).astype(int)
+            draws.append(_value(gains[t, r], costs[t, r]))
+            values.append(_value(gains, costs))
+        self._draws = np.stack(draws)  # (configurations, draws)
+        self._values = np.stack(values)  # (configurations,)
 
     def ratio(self, candidate: str, baseline: str) -> Ratio:
         """How many times as good `candidate` is. Infinite over a baseline that reaches nothing."""

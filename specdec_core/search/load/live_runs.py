@@ -1,8 +1,8 @@
-"""Live runs of configurations at a load, in turns, kept as they are taken."""
+"""Live runs of configurations at a load, kept as they are taken."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -34,6 +34,7 @@ class LiveRuns:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
         self._records: dict[Key, pd.DataFrame] = {}
+        self._warm: set[tuple[str, str]] = set()  # load, configuration
 
     def has(self, load: Load, turn: int, configuration: Configuration) -> bool:
         """Whether this run was taken."""
@@ -55,26 +56,24 @@ class LiveRuns:
             with atomic_path(path) as temporary:
                 records.to_parquet(temporary, index=False)
 
-    def take_turns(
+    def take_turn(
         self,
         load: Load,
         configurations: Sequence[Configuration],
-        turns: Iterable[int],
+        turn: int,
         timer: LoadTimer,
         observer: Observer,
     ) -> None:
-        """Take the runs that are missing. Each turn has a run of everyone and begins with another
-        one, so that none always runs after the same."""
-        warm: set[str] = set()
-        for turn in turns:
-            shift = turn % len(configurations)
-            for configuration in [*configurations[shift:], *configurations[:shift]]:
-                if not self.has(load, turn, configuration):
-                    if configuration.id not in warm:
-                        timer.warm_up(configuration, load)
-                        warm.add(configuration.id)
-                    self.add(load, turn, configuration, timer.answer(configuration, load))
-                observer.step()
+        """Take a run of everyone that is missing. Each turn begins with another one, so that none
+        always runs after the same."""
+        shift = turn % len(configurations)
+        for configuration in [*configurations[shift:], *configurations[:shift]]:
+            if not self.has(load, turn, configuration):
+                if (key := (load.label, configuration.id)) not in self._warm:
+                    timer.warm_up(configuration, load)
+                    self._warm.add(key)
+                self.add(load, turn, configuration, timer.answer(configuration, load))
+            observer.step()
 
     def _path(self, load: Load, turn: int, configuration: Configuration) -> Path | None:
         if self.folder is None:

@@ -23,7 +23,7 @@ Objective = Literal["tokens_per_second", "goodput", "request_speed"]
 REQUESTS = 256  # of an open loop, unless a workload says how many
 _FOR_EACH_CLIENT = 8  # requests of a closed loop for each of its clients, …
 _LEAST = 64  # … and at least
-_LIVE_EACH, _LIVE_LEAST, _LIVE_OPEN = 4, 32, 128  # of a live run, likewise; of an open loop
+_LIVE_EACH, _LIVE_LEAST, _LIVE_OPEN = 4, 20, 128  # of a live run, likewise; of an open loop
 
 
 class Slo(Value):
@@ -157,10 +157,12 @@ class LiveSettings(Value):
     within: float = Field(
         default=0.1, gt=0, lt=1, description="share of the best simulated that they fall behind"
     )
-    repeats: PositiveInt = Field(default=3, description="runs of each, in turns")
+    repeats: PositiveInt = Field(
+        default=3, description="runs of each, in turns; beyond two, of those still in question"
+    )
     requests: PositiveInt | None = Field(
         default=None,
-        description="requests of a run; unset, the workload's, or 4 a client and at least 32, of an"
+        description="requests of a run; unset, the workload's, or 4 a client and at least 20, of an"
         " open loop the first 128",
     )
 

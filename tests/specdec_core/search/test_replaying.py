@@ -214,6 +214,23 @@ def test_a_replay_that_was_interrupted_goes_on(
     assert result.replay.configurations == replayed[0].replay.configurations
 
 
+def test_a_recording_of_the_other_kind_of_forwards_is_replayed_and_that_is_said(
+    recorded: tuple, tiny_spec: PairSpec, prompts_file: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(recorded[0] / "traces", tmp_path / "traces")
+    (file,) = tmp_path.glob("traces/*/recording.json")
+    header = json.loads(file.read_text())
+    header["pair"]["runner"]["compile"] = True
+    file.write_text(json.dumps(header))
+    search = [drafting(kind="fixed", max_tokens=2)]
+    plan = plan_for(tiny_spec, prompts_file, search=search, race={"seconds": 0})
+    heard = Heard()
+    result, _ = run_sweep(plan, tmp_path, observers=[heard])
+    assert result.replay.configurations == 1
+    (warning,) = heard.warnings
+    assert "of compiled forwards, and eager ones are timed" in warning
+
+
 @pytest.mark.long
 def test_optuna_is_answered_by_replay_too(
     recorded: tuple, tiny_spec: PairSpec, prompts_file: Path

@@ -1,0 +1,65 @@
+"""Whatever ends a command says so."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import ray
+
+from cluster.session import ray_session
+from jobs.console import interruptible
+from tests.jobs.conftest import Command
+
+
+@pytest.mark.parametrize("starting", [True, False])
+def test_a_command_that_is_terminated_says_so_also_while_it_uses_ray(
+    starting: bool, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(**_: object) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # Ray's own ends without a word
+        if starting:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+
+    def main() -> None:
+        with interruptible(), ray_session():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    done = command(main, tmp_path)
+    assert done.returncode == 143
+    assert done.stderr == "terminated; the same command resumes\n"
+
+
+def test_a_pipe_to_another_process_that_breaks_is_one_line(
+    command: Command, tmp_path: Path
+) -> None:
+    def main() -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    done = command(main, tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: another process is gone ([Errno 32] Broken pipe, ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_output_that_nobody_reads_is_no_error(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr("jobs.console._OUTPUT", writer)
+
+    def main() -> None:
+        os.write(writer, b"text")
+
+    done = command(main, tmp_path)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
