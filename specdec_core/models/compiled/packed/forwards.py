@@ -22,10 +22,10 @@ class PackedForwards(Forwards):
     size."""
 
     prefill_chunk = PREFILL_CHUNK
+    mixes = True
 
     def __init__(self, eager: EagerRunner, packages: Packages) -> None:
         self._eager, self._packages, self._cache = eager, packages, eager.cache
-        self.mixes = self._cache.slots > 1
         self._graph: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
         layers = self._cache.held()
         self._keys = [layer.keys for layer in layers]
