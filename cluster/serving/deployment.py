@@ -25,8 +25,18 @@ from specdec_core.engine import Engine
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import check_pair
 
-# On a busy laptop the proxy takes longer to start than the 5 s that the controller grants it.
-os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "30")
+# What Ray Serve's proxy has no option for, unless the user has set it.
+_PROXY = {
+    # On a busy laptop it takes longer to start than the 5 s that the controller grants it.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
+    # An answer has a message for each round. By gRPC one takes half the CPU time of an object of
+    # Ray's, and without a thread of its own the router hands requests on sooner.
+    "RAY_SERVE_PROXY_USE_GRPC": "1",
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(64 * 2**20),  # a whole answer is one
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+}
+for _name, _value in _PROXY.items():
+    os.environ.setdefault(_name, _value)
 
 APPLICATION = "specdec"
 LIMITS = Limits(4, share_prefixes=True)

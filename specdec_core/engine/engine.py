@@ -262,7 +262,7 @@ class Engine:
 
     def _read_ahead(self, plan: Step) -> None:
         """Read of the prompts what the step's verification does not: all that the drafts read, and
-        the target's share unless its forwards mix prompts with candidates."""
+        the target's share unless its forwards mix prompts with candidates, a chunk at a time."""
         new = {slot: self._unread(slot, count) for slot, count in plan.reading.items()}
         new |= {slot: text for slot in plan.decoding if (text := self._unread(slot))}
         if not new:
@@ -271,7 +271,10 @@ class Engine:
             held = self.target.lengths
             texts = {slot: self._active[slot].state.tokens[:-1] for slot in new}
             self.drafts.read({s: text[: held[s] + len(new[s])] for s, text in texts.items()})
-        if not (plan.decoding and self.target.mixes):
+        if plan.decoding and self.target.mixes:
+            most = self.target.prefill_chunk
+            new = {slot: text[:-most] for slot, text in new.items() if len(text) > most}
+        if new:
             self.target.prefill(list(new), list(new.values()))
 
     def _unread(self, slot: int, most: int | None = None) -> list[int]:

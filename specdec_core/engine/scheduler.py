@@ -96,9 +96,11 @@ class Scheduler:
 
     First come, first served: nobody enters before one who waits longer. Of the texts being read,
     the oldest gets at least half of what is left of a step's budget and the shortest the rest, so
-    that neither a short prompt waits for long ones nor a long one for ever. When the cache is full,
-    the youngest request is preempted: it leaves the cache, keeps its slot and its state, and its
-    text is read again as soon as there is room.
+    that neither a short prompt waits for long ones nor a long one for ever. Where the oldest can be
+    read to its end, others come along whole or not at all: a part would hold back its first token
+    and bring another's hardly nearer. When the cache is full, the youngest request is preempted: it
+    leaves the cache, keeps its slot and its state, and its text is read again as soon as there is
+    room.
 
     `place` chooses the slot of a request, and says how much of its text is there already; unset, it
     is the first one, and nothing.
@@ -235,11 +237,14 @@ class Scheduler:
         budget = self.limits.step_tokens
         left = max(round(budget - decoding * (1 + self._candidates)), budget // 4)
         oldest, *others = begun
-        first = min(oldest.unread, left if not others else -(-left // 2))
+        ends = oldest.unread <= left
+        first = oldest.unread if ends else -(-left // 2)
         left -= first
         chunks: dict[int, int] = {}
         for request in sorted(others, key=lambda other: other.unread):
+            if ends and request.unread > left:
+                break
             chunks[request.slot] = min(request.unread, left)
             left -= chunks[request.slot]
-        chunks[oldest.slot] = min(first + left, oldest.unread)
+        chunks[oldest.slot] = first if ends else first + left
         return chunks

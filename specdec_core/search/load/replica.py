@@ -66,8 +66,9 @@ class Replica:
         self._answers, self._engine = answers, times.engine
         self._draft = times.draft(answers.draft) if answers.draft is not None else None
         self._target = times.verifying(self._draft is not None)
-        # An engine of one slot reads a prompt in forwards of its own.
-        self._mixes = times.mixes and limits.slots > 1
+        # Uncompiled, an engine of one slot reads a prompt in forwards of its own.
+        compiled = times.pair is not None and times.pair.runner.compile
+        self._mixes = times.mixes and (limits.slots > 1 or compiled)
         self._waiting: dict[str, SimulatedRequest] = {}
         self._slots: dict[int, SimulatedRequest] = {}  # the last in each slot, finished ones too
         self._rounds: list[tuple[SimulatedRequest, SimulatedRound]] = []  # of the step

@@ -47,6 +47,18 @@ def test_a_short_prompt_overtakes_a_long_one_which_goes_on() -> None:
     assert scheduler.plan() == Step([2], {0: 50, 1: 30}, [], {1: "middle", 2: "short"})
 
 
+def test_beside_a_prompt_that_ends_others_are_read_whole_or_not_at_all() -> None:
+    scheduler = Scheduler(Limits(4, step_tokens=100))
+    for name, tokens in (("first", 61), ("second", 61), ("short", 11), ("third", 40)):
+        scheduler.add(name, tokens)
+    step = scheduler.plan()
+    assert (step.decoding, step.reading) == ([0, 2], {}), "a part would only hold back the first"
+    scheduler.leave("first")
+    scheduler.leave("short")
+    step = scheduler.plan()
+    assert (step.decoding, step.reading) == ([1, 3], {})
+
+
 def test_alone_a_prompt_is_read_at_once() -> None:
     scheduler = Scheduler(Limits(1))
     scheduler.add("only", 5001)

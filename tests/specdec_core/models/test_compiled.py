@@ -107,6 +107,22 @@ def test_compiled_engines_write_the_eager_engines_tokens(
     assert made == ["packed.pt2"], "one graph of a model, whatever the sizes"
 
 
+def test_one_slot_reads_a_prompt_with_its_first_candidates(
+    compiled_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, fed = Engine(compiled_pair, slots=1), []
+    forward = engine.target.forward
+    monkeypatch.setattr(
+        engine.target, "forward", lambda batch: fed.append(len(batch.tokens[0])) or forward(batch)
+    )
+    request = Request("whole", (5, 6, 7, 8, 9, 10, 11), 2)
+    whole = engine.generate([request])[0].tokens
+    assert fed == [7, 1]
+    monkeypatch.setattr(engine.target, "prefill_chunk", 4)
+    assert engine.generate([request])[0].tokens == whole
+    assert fed[2:] == [2, 5, 1], "a chunk at a time, the last with the first candidates"
+
+
 @pytest.mark.long
 def test_a_second_start_compiles_nothing(
     compiled_pair: Pair, monkeypatch: pytest.MonkeyPatch

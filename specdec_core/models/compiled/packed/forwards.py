@@ -36,10 +36,10 @@ class PackedForwards(Forwards):
     """Forwards by `graphs`: for any rows, tokens and trees."""
 
     prefill_chunk = PREFILL_CHUNK
+    mixes = True
 
     def __init__(self, eager: EagerRunner, graphs: PackedGraphs) -> None:
         self._eager, self._graphs, self._cache = eager, graphs, eager.cache
-        self.mixes = self._cache.slots > 1
 
     def prepare(self) -> None:
         self._graphs.prepare(len(self._eager.windows))

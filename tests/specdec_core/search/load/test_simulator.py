@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from specdec_core.config import PairSpec, RunnerSettings
 from specdec_core.cost.steps import EngineTerms, ForwardTerms, StepTimes
 from specdec_core.engine.scheduler import STEP_TOKENS, Limits
 from specdec_core.search.load.answers import Answers, ByLoad, InOrder, SimulatedRound
@@ -52,6 +53,15 @@ def test_a_request_takes_its_steps() -> None:
     assert simulation.steps == 10
     assert simulation.seconds == pytest.approx(10 * T)
     assert simulation.busy == [pytest.approx(1)]
+
+
+def test_one_slot_reads_a_prompt_in_a_forward_of_its_own_unless_it_is_compiled() -> None:
+    answers = autoregressive()
+    for compiled, first in ((True, T), (False, 2 * T)):
+        pair = PairSpec(runner=RunnerSettings(compile=compiled))
+        costs = CONSTANT.model_copy(update={"pair": pair})
+        simulation = simulate_clients(answers, costs, asks_of(answers, 1), 1, Limits(1))
+        assert times(simulation)[0] == pytest.approx([0, first, first + 4 * T])
 
 
 def test_a_long_prompt_is_read_in_chunks() -> None:
