@@ -19,10 +19,10 @@ _WARM_UPS = 2  # what kernels allocate and compile at their first calls is not c
 
 
 class Captured:
-    """The graphs of `step`, which takes tensors of fixed sizes."""
+    """The graphs of `step`, which takes tensors of fixed sizes, on a GPU."""
 
-    def __init__(self, step: Callable[..., Sequence[Tensor]]) -> None:
-        self._step = step
+    def __init__(self, step: Callable[..., Sequence[Tensor]], device: torch.device) -> None:
+        self._step, self._device = step, device
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor], list[Tensor]]] = {}
         self._pool: Any = None  # of their memory; results are copied, so they may share it
 
@@ -30,22 +30,23 @@ class Captured:
         """The step's outputs for `inputs`, on any device, until the next run. Those of other sizes,
         or of another `kind`, get a graph of their own. Raises :class:`CannotCompile`."""
         key = (kind, *(tensor.shape for tensor in inputs))
-        if key not in self._graphs:
-            try:
-                self._graphs[key] = self._capture(inputs, kind)
-            except Exception as error:  # whatever a model does that a graph cannot
-                reason = f"{type(error).__name__}: {first_line(error)}"
-                raise CannotCompile(reason) from error
-        graph, places, outputs = self._graphs[key]
-        for place, tensor in zip(places, inputs, strict=True):
-            place.copy_(tensor, non_blocking=True)
-        graph.replay()
+        with torch.cuda.device(self._device):
+            if key not in self._graphs:
+                try:
+                    self._graphs[key] = self._capture(inputs, kind)
+                except Exception as error:  # whatever a model does that a graph cannot
+                    reason = f"{type(error).__name__}: {first_line(error)}"
+                    raise CannotCompile(reason) from error
+            graph, places, outputs = self._graphs[key]
+            for place, tensor in zip(places, inputs, strict=True):
+                place.copy_(tensor, non_blocking=True)
+            graph.replay()
         return outputs
 
     def _capture(
         self, inputs: Sequence[Tensor], kind: Hashable
     ) -> tuple[torch.cuda.CUDAGraph, list[Tensor], list[Tensor]]:
-        places = [tensor.to("cuda", copy=True) for tensor in inputs]
+        places = [tensor.to(self._device, copy=True) for tensor in inputs]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

@@ -83,7 +83,7 @@ def _forwards(eager: EagerRunner, weights: str) -> Forwards:
         return PackedForwards(eager, PackagedPacked(packages, eager.cache))
     step = PaddedStep(model, eager.windows, last, size)
     if not on_cpu:
-        return PaddedForwards(eager, CapturedPadded(step))
+        return PaddedForwards(eager, CapturedPadded(step, eager.device))
     positions = eager.cache.positions
     packages = Packages(step, model, [weights, last, size, positions, eager.windows])
     return PaddedForwards(eager, PackagedPadded(packages, positions))

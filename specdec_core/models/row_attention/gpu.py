@@ -35,19 +35,20 @@ def attend(
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     tile = max((_LEAST_TILE if count <= _FEW else _TILE) // padded, 1)
     try:
-        _attend[(count, keys.shape[1])](
-            *(query, keys, values, tokens, nodes, out, scale * _LOG2_E, count),
-            *(query.stride(0), query.stride(1), out.stride(0), out.stride(1)),
-            *keys.stride()[:3],
-            *values.stride()[:3],
-            group=group,
-            padded_group=max(padded, _LEAST_TILE // tile),
-            tile=tile,
-            size=size,
-            wide=max(wide, 16),
-            block=min(max(block, 16), 64),
-            exact=exact,
-        )
+        with torch.cuda.device_of(query):
+            _attend[(count, keys.shape[1])](
+                *(query, keys, values, tokens, nodes, out, scale * _LOG2_E, count),
+                *(query.stride(0), query.stride(1), out.stride(0), out.stride(1)),
+                *keys.stride()[:3],
+                *values.stride()[:3],
+                group=group,
+                padded_group=max(padded, _LEAST_TILE // tile),
+                tile=tile,
+                size=size,
+                wide=max(wide, 16),
+                block=min(max(block, 16), 64),
+                exact=exact,
+            )
     except triton.TritonError as error:
         raise RuntimeError(f"no attention kernel for heads of {size}: {error}") from error
     return out

@@ -31,7 +31,7 @@ TREE = [-1, 0, 0, 1, 2, 3, 3]
 class AtOnce:
     """In the place of captured graphs: the step itself."""
 
-    def __init__(self, step: Callable[..., Sequence[Tensor]]) -> None:
+    def __init__(self, step: Callable[..., Sequence[Tensor]], device: torch.device) -> None:
         self._step = step
         self.kinds: set[Hashable] = set()
 

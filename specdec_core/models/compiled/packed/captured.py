@@ -37,7 +37,7 @@ class CapturedPacked:
         layers = cache.held()
         self._keys = [layer.keys for layer in layers]
         self._values = [layer.values for layer in layers]
-        self._captured = Captured(self._unpacked)
+        self._captured = Captured(self._unpacked, self._keys[0].device)
 
     def prepare(self, kinds: int) -> None:
         """Capture the graphs of chains, with fused kernels where torch's compiler can make them."""
@@ -46,7 +46,7 @@ class CapturedPacked:
             self._capture(kinds)
         except Exception as error:  # of any of torch's compilers; graphs do without them
             log.warning("capturing kernels as they are: %s", first_line(error))
-            self._step, self._captured = self._eager, Captured(self._unpacked)
+            self._step, self._captured = self._eager, Captured(self._unpacked, self._keys[0].device)
             self._capture(kinds)
 
     def _capture(self, kinds: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -18,10 +19,10 @@ _LEAST_END = 128
 class CapturedPadded(Graphs):
     """The `step`, captured for each size when it is first met."""
 
-    def __init__(self, step: PaddedStep) -> None:
+    def __init__(self, step: PaddedStep, device: torch.device) -> None:
         self._step = step
         self._held: dict[tuple[int, int, int], tuple[Tensor, list[Tensor], list[Tensor]]] = {}
-        self._captured = Captured(self._unpacked)
+        self._captured = Captured(self._unpacked, device)
 
     def width(self, width: int) -> int:
         return _power(width)
