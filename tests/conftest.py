@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -27,6 +28,10 @@ for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
 
 torch.set_num_threads(1)  # the models are tiny; threads would only wait for each other
+
+# How long an example takes says how busy the machine is, and no more.
+settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any speed")
 
 TESTS = Path(__file__).parent
 DATASETS = TESTS.parents[1] / "shared" / "datasets"
