@@ -22,12 +22,12 @@ from pydantic import Field, PositiveInt
 from transformers import AutoConfig
 
 from cluster.session import check_nodes, get, ray_session, resources, room, start_actor
-from specdec_core.base.bundled import resolve_path
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import NoRoom, locked, needs_room, remove_leftovers
 from specdec_core.config import PairSpec, Sampling, Value
 from specdec_core.engine import Request
 from specdec_core.models.fingerprints import fingerprints
+from specdec_core.models.location import located
 from specdec_core.models.pair import Pair, check_pair, load_pair
 from specdec_core.models.supported import context_length
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet, digest, load_prompts
@@ -216,7 +216,7 @@ def _batches(prompts: Sequence[Prompt], tokenizer: Any, max_new_tokens: int) -> 
 
 def _check_fit(spec: PairSpec, batches: dict[int, Batch]) -> None:
     """Raises :class:`UserError` for a prompt that is too long for the models, or empty."""
-    names = map(resolve_path, (spec.target, *spec.drafts.values()))
+    names = map(located, (spec.target, *spec.drafts.values()))
     limits = [context_length(AutoConfig.from_pretrained(name)) for name in names]
     most = min([spec.runner.max_length, *(limit for limit in limits if limit)])
     for batch in batches.values():

@@ -32,6 +32,7 @@ COMMANDS = {
     "generate": "Complete a prompt and show where the tokens came from.",
     "bench": "Time this engine against transformers and vLLM.",
     "scale": "Measure how counting scales over nodes, and what limits it.",
+    "fetch": "Install a small real model to try things on.",
     "train-pair": "Train the bundled pair from the standard library's source.",
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -16,10 +16,11 @@ from typer import Argument, Option
 
 from jobs.choice import PairConfiguration, choose
 from jobs.console import console, print_configuration, run
-from jobs.options import Config, Placed, Tokens
+from jobs.options import Config, Drafts, Placed, Target, Tokens, chosen_pair
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement, Temperature, parse
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.tokens.statistics import Generation
 from specdec_core.tokens.token_tree import Origin
 
@@ -50,6 +51,12 @@ MEANING = {
 def main(
     prompt: Annotated[str, Argument(help="Text to complete.")],
     config: Config = None,
+    target: Target = None,
+    draft: Drafts = None,
+    chat: Annotated[
+        bool,
+        Option("--chat", help="The prompt is a message to answer, by the target's chat template."),
+    ] = False,
     max_new_tokens: Tokens = 128,
     temperature: Annotated[
         float | None, Option(min=0, help="0 is greedy; the configuration's when left out.")
@@ -62,7 +69,12 @@ def main(
 ) -> None:
     """Complete a prompt and print the text, coloured by the tokens' origin, and the counts."""
     placement = None if cluster is None else Placement.load(cluster)
-    choice, source = _choose(config)
+    if target is not None or draft:
+        if config is not None:
+            raise UserError("--config names a pair: leave out --target and --draft")
+        choice, source = _simple(chosen_pair(PairSpec(), target, draft)), "default"
+    else:
+        choice, source = _choose(config)
     configuration = choice.configuration
     if temperature is not None:
         given = {"temperature": parse(Temperature, temperature, "--temperature")}
@@ -70,7 +82,10 @@ def main(
         configuration = configuration.model_copy(update={"sampling": sampling})
     seed = secrets.randbits(63) if seed is None else seed
     with _engine(choice.pair, configuration, placement) as engine:
-        _complete(engine, source, prompt, max_new_tokens, seed, tuple(stop or ()))
+        tokens = _message(engine, prompt) if chat else engine.encode(prompt)
+        options = {"seed": seed, "stop": tuple(stop or ())}
+        shown = f"{prompt}\n\n" if chat else prompt
+        _complete(engine, source, shown, tokens, max_new_tokens, options)
 
 
 @contextmanager
@@ -97,25 +112,36 @@ def _engine(
             yield engine
 
 
+def _message(engine: Engine, text: str) -> tuple[int, ...]:
+    """The tokens of a conversation that begins with a message of the user's."""
+    from specdec_core.prompts.conversation import Conversation
+    from specdec_core.prompts.prompt_sets import Prompt
+
+    conversation = Conversation(Prompt("generate", text, turns=(text,)), engine.pair.tokenizer)
+    if not conversation.chat:
+        raise UserError(f"--chat: the tokenizer of {engine.pair.spec.target} has no chat template")
+    return conversation.tokens([])
+
+
 def _complete(
     engine: Engine,
     source: str,
-    prompt: str,
+    shown: str,
+    tokens: tuple[int, ...],
     max_new_tokens: int,
-    seed: int,
-    stop: tuple[str, ...],
+    options: dict[str, Any],
 ) -> None:
     from specdec_core.engine import Request
     from specdec_core.tokens.detokenising import StreamDecoder
 
-    request = Request("generate", engine.encode(prompt), max_new_tokens, seed=seed, stop=stop)
+    request = Request("generate", tokens, max_new_tokens, **options)
     # A chunk of the engine holds tokens of several origins; this decoder splits its text.
     decoder = StreamDecoder(engine.pair.tokenizer, request.stop, request.tokens)
     chunks = engine.stream(request)
     first = next(chunks)  # a bad request is refused before anything is shown
     print_configuration(engine.configuration, source)
     console.print()
-    _show(prompt, "dim")
+    _show(shown, "dim")
     for chunk in chain([first], chunks):
         for token, origin in zip(chunk.tokens, chunk.origins, strict=True):
             _show(decoder.push([token]), STYLES[origin])
@@ -132,7 +158,13 @@ def _choose(config: Path | None) -> tuple[PairConfiguration, str]:
         if config is not None:
             raise
         console.print(f"[dim]{escape(str(error))}[/]", soft_wrap=True)
-        return PairConfiguration(configuration=DEFAULT), "default"
+        return _simple(PairSpec()), "default"
+
+
+def _simple(pair: PairSpec) -> PairConfiguration:
+    """What decodes a pair without a sweep: its first draft model, or lookups in the text."""
+    configuration = DEFAULT if pair.drafts else Configuration(drafter=SuffixSettings())
+    return PairConfiguration(pair=pair, configuration=configuration)
 
 
 def _show(text: str, style: str) -> None:

@@ -12,10 +12,13 @@ from specdec_core.config import PairSpec
 
 Number = TypeVar("Number", int, float, str)
 
-Target = Annotated[str | None, Option(help="Target model: hub id, folder or bundled:<name>.")]
+Target = Annotated[
+    str | None,
+    Option(help="Target model: hub id, folder, GGUF file, package:<name> or bundled:<name>."),
+]
 Drafts = Annotated[
     list[str] | None,
-    Option(help="Draft model as [name=]<hub id, folder or bundled:…>; repeatable."),
+    Option(help="Draft model as [name=]<hub id, folder, GGUF file or bundled:…>; repeatable."),
 ]
 Prompts = Annotated[str, Option(help="Prompts: JSONL file, hub id or bundled:<name>.")]
 MaybePrompts = Annotated[str | None, Option(help="Prompts: JSONL file, hub id or bundled:<name>.")]

@@ -20,10 +20,10 @@ from torch.distributed.tensor import DTensor
 from cluster.devices import claim_device
 from cluster.sharded_target.exchange import Exchange, NcclExchange, SocketExchange
 from cluster.sharded_target.shard_weights import load_heads, load_layers
-from specdec_core.base.bundled import resolve_path
 from specdec_core.base.wire import LinkLost, connect
 from specdec_core.config import PairSpec
 from specdec_core.models.eager import EagerRunner
+from specdec_core.models.location import located
 from specdec_core.models.packing import PackedLinear, pack_linear_layers
 from specdec_core.models.pair import load_pair
 from specdec_core.models.runner import Batch, ModelRunner, Output
@@ -84,7 +84,7 @@ class Shard:
     def load(self, address: tuple[str, int] | None) -> ShardFacts:
         """Join the other ranks and load this one's part of the model."""
         spec = self.spec
-        name, dtype = resolve_path(spec.target), spec.runner.target_dtype
+        name, dtype = located(spec.target), spec.runner.target_dtype
         if address is None:
             device = spec.runner.model_copy(update={"device": self.device.type})
             pair = load_pair(spec.model_copy(update={"drafts": {}, "runner": device}))

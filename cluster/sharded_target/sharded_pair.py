@@ -12,8 +12,8 @@ from transformers import AutoConfig, PreTrainedModel
 from cluster.placement import Placed, place
 from cluster.sharded_target.sharded_runner import ShardedRunner
 from cluster.sharded_target.target_group import TargetGroup
-from specdec_core.base.bundled import resolve_path
 from specdec_core.config import PairSpec, Placement
+from specdec_core.models.location import located
 from specdec_core.models.pair import Pair, check_pair, load_drafts, load_skeleton, resolve_dtypes
 from specdec_core.models.runner import ModelRunner
 
@@ -57,7 +57,7 @@ def load_sharded(spec: PairSpec, placed: Placed, drafts: bool = True) -> Sharded
     tokenizer = check_pair(spec)
     if placed.kind == "GPU" and spec.runner.target_dtype == "auto":
         # The checkpoint's data type, wherever the drafts are.
-        dtype = AutoConfig.from_pretrained(resolve_path(spec.target)).dtype or torch.float32
+        dtype = AutoConfig.from_pretrained(located(spec.target)).dtype or torch.float32
         runner = spec.runner.model_copy(update={"target_dtype": str(dtype).removeprefix("torch.")})
         spec = spec.model_copy(update={"runner": runner})
     spec = resolve_dtypes(spec)

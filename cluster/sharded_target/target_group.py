@@ -18,10 +18,10 @@ from cluster.placement import Placed
 from cluster.session import get, start_actor
 from cluster.sharded_target.shard import Call, Failed, Shard, ShardFacts
 from cluster.sharded_target.shard_weights import check_split
-from specdec_core.base.bundled import resolve_path
 from specdec_core.base.errors import UserError
 from specdec_core.base.wire import LinkLost, Listener, Wire, dumps
 from specdec_core.config import PairSpec
+from specdec_core.models.location import located
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class TargetGroup:
         target = placed.placement.target
         self.placed, self.spec = placed, spec
         self.parts, self.split = target.devices, target.split
-        config = AutoConfig.from_pretrained(resolve_path(spec.target))
+        config = AutoConfig.from_pretrained(located(spec.target))
         check_split(config, spec.target, self.split, self.parts)
         if self.parts > 1 and spec.runner.compile:
             raise UserError("runner.compile: a target on several devices runs eagerly")

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from specdec_core.base.bundled import resolve_path
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec
-
-WHOLE = 256 * 2**20  # bytes of weights up to which all of them are read
-BLOCKS, BLOCK = 64, 4096  # of each file of a larger model
+from specdec_core.models.digests import add_files
+from specdec_core.models.location import located
 
 # In the order in which transformers looks for them.
 _WEIGHTS = (
@@ -36,7 +33,7 @@ def fingerprints(spec: PairSpec) -> dict[str, str]:
 
 
 def fingerprint(model_name: str) -> str:
-    """16 hex digits that identify the weights of a hub id, a folder or a `bundled:` name.
+    """16 hex digits that identify the weights of a model, by a name that :func:`located` takes.
 
     SHA-256 over the configuration and, of every weight file, the size and the contents; where the
     files are larger than 256 MiB together, the safetensors header and 64 blocks of 4 KiB spread
@@ -52,12 +49,7 @@ def fingerprint(model_name: str) -> str:
     digest = hashlib.sha256(_configuration(model_name, folder))
     files = _weight_files(model_name, folder)
     try:
-        whole = sum(file.stat().st_size for file in files) <= WHOLE
-        for file in files:
-            size = file.stat().st_size
-            digest.update(f"\n{file.name} {size}\n".encode())
-            for part in _parts(file, size, whole):
-                digest.update(part)
+        add_files(digest, files)
     except OSError as error:
         raise UserError(f"{model_name}: {error.filename}: {_reason(error)}") from None
     return digest.hexdigest()[:16]
@@ -72,7 +64,7 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 
 def _folder(model_name: str) -> Path:
-    path = Path(resolve_path(model_name)).expanduser()
+    path = Path(located(model_name))
     if path.is_dir():
         return path
     from huggingface_hub import snapshot_download
@@ -113,20 +105,6 @@ def _weight_files(model_name: str, folder: Path) -> list[Path]:
         return [folder / shard for shard in sorted(set(shards))]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{model_name}: {name} is not an index of weight files") from None
-
-
-def _parts(file: Path, size: int, whole: bool) -> Iterator[bytes]:
-    with file.open("rb") as content:
-        if whole:
-            while part := content.read(2**20):
-                yield part
-            return
-        if file.suffix == ".safetensors":
-            length = int.from_bytes(content.read(8), "little")
-            yield content.read(min(length, size))
-        for block in range(BLOCKS):
-            content.seek(block * max(size - BLOCK, 0) // (BLOCKS - 1))
-            yield content.read(BLOCK)
 
 
 def _reason(error: OSError) -> str:

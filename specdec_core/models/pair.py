@@ -21,12 +21,12 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from specdec_core.base.bundled import resolve_path
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, RunnerSettings
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.fingerprints import TARGET, fingerprints, tokenizer_digest
 from specdec_core.models.generation_settings import read_generation_settings, warn_of_unsupported
+from specdec_core.models.location import located
 from specdec_core.models.packing import pack_linear_layers
 from specdec_core.models.runner import Batch, ModelRunner
 from specdec_core.models.supported import check_supported, context_length
@@ -97,15 +97,9 @@ class Pair:
         return min([self.spec.runner.max_length, *(limit for limit in limits if limit)])
 
 
-def _location(name: str) -> str:
-    """The folder or hub id from which transformers loads a model."""
-    path = resolve_path(name)
-    return str(Path(path).expanduser()) if "~" in path else path
-
-
 def _from_pretrained(factory: Any, name: str, what: str, **options: Any) -> Any:
     """`factory.from_pretrained`, with a one-line error where it fails."""
-    path = _location(name)
+    path = located(name)
     if path.startswith((".", os.sep)) and not Path(path).is_dir():
         raise UserError(f"{name}: no such folder")
     try:
@@ -142,7 +136,7 @@ def check_pair(spec: PairSpec) -> PreTrainedTokenizerBase:
                 f" ({len(other)} and {len(vocabulary)} tokens, first difference at token"
                 f" {unlike[0][1]}: {unlike[0][0]!r}); a pair must share its tokenizer"
             )
-    warn_of_unsupported(spec.target, _location(spec.target))
+    warn_of_unsupported(spec.target, located(spec.target))
     return tokenizer
 
 
@@ -168,7 +162,7 @@ def load_skeleton(name: str) -> PreTrainedModel:
     config = _from_pretrained(AutoConfig, name, "configuration")
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-    model.generation_config = read_generation_settings(_location(name))
+    model.generation_config = read_generation_settings(located(name))
     model.eval()
     return model
 

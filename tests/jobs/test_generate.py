@@ -1,5 +1,6 @@
 """`specdec generate` prints the engine's text and its counts."""
 
+import shutil
 import sys
 
 import pytest
@@ -69,6 +70,41 @@ def test_options_reach_the_engine(command):
     assert "(T=1)" in first
     assert first.split("tokens/s")[0] == again.split("tokens/s")[0]
     assert first.split("■")[0] != other.split("■")[0]
+
+
+@pytest.fixture
+def alone(monkeypatch, capsys):
+    """Run the command without a configuration, on a target without drafts."""
+
+    def call(target, *arguments: object) -> tuple[int, str, str]:
+        options = ["--target", target, "--max-new-tokens", 12]
+        monkeypatch.setattr(sys, "argv", ["generate", *map(str, [*arguments, *options])])
+        with pytest.raises(SystemExit) as exit:
+            run(generate.main)
+        return exit.value.code, *capsys.readouterr()
+
+    return call
+
+
+def test_a_target_alone_answers_a_message_by_its_chat_template(alone, tiny_pair_folders, tmp_path):
+    target = tmp_path / "chat"
+    shutil.copytree(tiny_pair_folders["target"], target)
+    code, output, error = alone(target, "Why?", "--chat")
+    assert (code, output) == (2, "")
+    assert f"the tokenizer of {target} has no chat template" in " ".join(error.split())
+    template = "{% for m in messages %}def {{ m['content'] }}:{% endfor %}"
+    (target / "chat_template.jinja").write_text(template)
+    code, output, _ = alone(target, "Why?", "--chat")
+    assert code == 0
+    assert "suffix" in output
+    answer, text = (output.split("■")[0], alone(target, "def Why?:")[1].split("■")[0])
+    assert answer.split("Why?\n\n")[1] == text.split("def Why?:")[1]
+
+
+def test_a_pair_comes_from_the_options_or_from_a_file(command, tiny_pair_folders):
+    code, _, error = command("x", "--target", tiny_pair_folders["target"])
+    assert (code, error.count("\n")) == (2, 1)
+    assert "leave out --target" in error
 
 
 def test_bad_prompts_are_one_line(command):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdec_core.base.bundled import resolve_path
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
+from specdec_core.models.location import located
 from specdec_core.models.pair import Pair
 from specdec_core.studies.peers.peer import Peer
 from specdec_core.studies.peers.worker import Worker
@@ -147,9 +147,9 @@ def engine_settings(
     decode up to `requests` requests together."""
     speculative = mode.speculative
     if draft is not None:
-        speculative = {**(speculative or {}), "model": resolve_path(pair.spec.drafts[draft])}
+        speculative = {**(speculative or {}), "model": located(pair.spec.drafts[draft])}
     return {
-        "model": resolve_path(pair.spec.target),
+        "model": located(pair.spec.target),
         "generation_config": "vllm",  # not what the checkpoint asks for
         "dtype": pair.spec.runner.target_dtype,
         "max_model_len": pair.max_length,

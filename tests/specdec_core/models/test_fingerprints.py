@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from specdec_core.base.bundled import bundled_path
 from specdec_core.base.errors import UserError
-from specdec_core.models import fingerprints as module
+from specdec_core.models import digests as module
 from specdec_core.models.fingerprints import fingerprint
 from specdec_core.models.pair import Pair
 

@@ -1,0 +1,39 @@
+"""Digests of files that may be large."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+WHOLE = 256 * 2**20  # bytes of files up to which all of them are read
+BLOCKS, BLOCK = 64, 4096  # of each file where they are larger
+
+
+class Digest(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+
+
+def add_files(digest: Digest, files: Sequence[Path]) -> None:
+    """Add the sizes and contents of `files` to a digest. Of files that are larger than 256 MiB
+    together, the contents are a safetensors file's header and 64 blocks of 4 KiB spread evenly over
+    each. Raises OSError for one that cannot be read."""
+    sizes = [file.stat().st_size for file in files]
+    for file, size in zip(files, sizes, strict=True):
+        digest.update(f"\n{file.name} {size}\n".encode())
+        for part in _parts(file, size, sum(sizes) <= WHOLE):
+            digest.update(part)
+
+
+def _parts(file: Path, size: int, whole: bool) -> Iterator[bytes]:
+    with file.open("rb") as content:
+        if whole:
+            while part := content.read(2**20):
+                yield part
+            return
+        if file.suffix == ".safetensors":
+            length = int.from_bytes(content.read(8), "little")
+            yield content.read(min(length, size))
+        for block in range(BLOCKS):
+            content.seek(block * max(size - BLOCK, 0) // (BLOCKS - 1))
+            yield content.read(BLOCK)

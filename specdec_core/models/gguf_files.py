@@ -1,0 +1,84 @@
+"""Models in GGUF files, llama.cpp's format: unpacked once into a folder of transformers' own.
+
+There a weight takes the bits that it is computed with, and every other part of the project, and
+other libraries, find the model as they find any other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+from specdec_core.base.errors import UserError
+from specdec_core.base.files import alone, atomic_folder
+from specdec_core.base.workspace import kept_folder
+from specdec_core.models.digests import add_files
+
+log = logging.getLogger(__name__)
+
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_FAULTS = (OSError, ValueError, KeyError, IndexError, TypeError, RuntimeError, AttributeError)
+
+
+@cache
+def unpacked(file: Path, name: str) -> Path:
+    """The folder with the model, its tokenizer and its chat template that `file` holds; errors name
+    `name`. Quantised weights become bfloat16, others keep their type. It is made where it is
+    missing, by one process at a time, and kept by the file's contents.
+
+    Raises:
+        UserError: the file is missing, damaged or of a kind that transformers does not read.
+    """
+    if not file.is_file():
+        raise UserError(f"{name}: no such file")
+    folder = kept_folder("models") / f"{file.stem}-{_digest(file)}"
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with alone(folder):
+            if not folder.is_dir():  # not made by another process meanwhile
+                log.warning("unpacking %s: once, then kept in %s", name, folder)
+                with atomic_folder(folder) as new:
+                    _unpack(file, name, new)
+    return folder
+
+
+def _unpack(file: Path, name: str, folder: Path) -> None:
+    try:
+        dtype = _dtype(file)
+        where: dict[str, Any] = {
+            "pretrained_model_name_or_path": file.parent,
+            "gguf_file": file.name,
+        }
+        whole = GgufConfig(dequantize=True)
+        read = AutoModelForCausalLM.from_pretrained(**where, dtype=dtype, quantization_config=whole)
+        tokenizer = AutoTokenizer.from_pretrained(**where)
+    except ImportError:
+        raise UserError(f"{name}: to read GGUF files, install gguf (pip install gguf)") from None
+    except _FAULTS as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+        raise UserError(f"{name}: not a GGUF file that can be read: {reason.strip()}") from None
+    read.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _dtype(file: Path) -> torch.dtype:
+    """The data type of most weights, or bfloat16 where these are quantised."""
+    from gguf import GGUFReader
+
+    kinds: Counter[str] = Counter()
+    for tensor in GGUFReader(file).tensors:
+        kinds[tensor.tensor_type.name] += int(tensor.n_elements)
+    return _FLOATS.get(kinds.most_common(1)[0][0], torch.bfloat16)
+
+
+def _digest(file: Path) -> str:
+    digest = hashlib.sha256()
+    add_files(digest, [file])
+    return digest.hexdigest()[:16]

