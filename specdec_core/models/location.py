@@ -52,10 +52,9 @@ def _packaged(name: str) -> Path:
 def _downloaded(name: str, repository: str, file: str) -> Path:
     """A file of a repository on the hub, from its cache where it is there."""
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HFValidationError
 
     try:
         return Path(hf_hub_download(repository, file))
-    except (OSError, ValueError, HFValidationError) as error:
+    except (OSError, ValueError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
         raise UserError(f"{name}: cannot be had from the hub: {reason.strip()}") from None

@@ -58,3 +58,8 @@ class Captured:
             outputs = self._step(*places, kind)
         self._pool = graph.pool()
         return graph, places, list(outputs)
+
+
+def power_of_two(count: int) -> int:
+    """The least power of two that is not below `count`."""
+    return 1 << (count - 1).bit_length()

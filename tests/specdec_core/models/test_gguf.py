@@ -167,3 +167,13 @@ def test_what_cannot_be_read_is_one_line(
     with pytest.raises(UserError, match=r"gone\.gguf: no such file"):
         located(str(tmp_path / "gone.gguf"))
     assert not kept.exists() or not [path for path in kept.iterdir() if path.is_dir()]
+
+
+def test_without_the_package_that_reads_them_one_line_says_what_to_install(
+    model: PreTrainedModel, tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(model, tmp_path / "tiny.gguf", WHOLE)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(UserError, match=r"tiny\.gguf: to read GGUF files, install gguf"):
+        located(str(file))
+    assert not [path for path in kept.iterdir() if path.is_dir()]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec_core.models.cache import SlotCache
-from specdec_core.models.compiled.capture import Captured
+from specdec_core.models.compiled.capture import Captured, power_of_two
 from specdec_core.models.compiled.graphs import first_line
 from specdec_core.models.compiled.packed.fused import Step, fused
 from specdec_core.models.compiled.packed.step import PackedStep
@@ -66,8 +66,8 @@ class CapturedPacked:
         if self._cache.window.end > last:
             raise ValueError(f"{self._cache.window.end} tokens do not fit in a slot of {last}")
         n = _size(len(feed[0]))
-        m = n if n <= _STEP else _power(max(len(wanted), _LEAST_WANTED))
-        k = _power(max(_LEAST_NODES, *(len(plan.nodes) for plan in plans)))
+        m = n if n <= _STEP else power_of_two(max(len(wanted), _LEAST_WANTED))
+        k = power_of_two(max(_LEAST_NODES, *(len(plan.nodes) for plan in plans)))
         # One copy to the device, not one for each.
         flat: list[int] = []
         for own, padding in zip(feed, (0, 0, last, 0), strict=True):
@@ -98,13 +98,8 @@ class CapturedPacked:
 
 def _size(count: int) -> int:
     """The number of tokens that `count` are padded to."""
-    return _power(max(count, _LEAST)) if count <= _STEP else -(-count // _STEP) * _STEP
+    return power_of_two(max(count, _LEAST)) if count <= _STEP else -(-count // _STEP) * _STEP
 
 
 def _padded(numbers: Sequence[int], size: int, padding: int = 0) -> list[int]:
     return [*numbers, *[padding] * (size - len(numbers))]
-
-
-def _power(count: int) -> int:
-    """The least power of two that is not below `count`."""
-    return 1 << (count - 1).bit_length()

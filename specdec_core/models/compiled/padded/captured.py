@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec_core.models.compiled.capture import Captured
+from specdec_core.models.compiled.capture import Captured, power_of_two
 from specdec_core.models.compiled.padded.sized import Graphs, Inputs
 from specdec_core.models.compiled.padded.step import PaddedStep
 
@@ -25,18 +25,18 @@ class CapturedPadded(Graphs):
         self._captured = Captured(self._unpacked, device)
 
     def width(self, width: int) -> int:
-        return _power(width)
+        return power_of_two(width)
 
     def cover(self, rows: Sequence[int], slots: int) -> tuple[int, int]:
-        count = min(_power(max(rows) + 1 - min(rows)), slots)
+        count = min(power_of_two(max(rows) + 1 - min(rows)), slots)
         return min(min(rows), slots - count), count
 
     def end(self, end: int, positions: int) -> int:
-        return min(max(_power(end), _LEAST_END), positions - 1)
+        return min(max(power_of_two(end), _LEAST_END), positions - 1)
 
     def run(self, inputs: Inputs) -> Sequence[Tensor]:
         feed, sees, columns, keys, values = inputs
-        nodes = _power(max(mask.shape[2] for mask in sees))
+        nodes = power_of_two(max(mask.shape[2] for mask in sees))
         padded = [pad(mask, (0, nodes - mask.shape[2])) for mask in sees]
         for mask, wide in zip(sees, padded, strict=True):
             # The last column masks everything after the tree.
@@ -52,8 +52,3 @@ class CapturedPadded(Graphs):
         *sees, kind = rest
         outputs: Sequence[Tensor] = self._step(feed, sees, *self._held[kind])
         return outputs
-
-
-def _power(count: int) -> int:
-    """The least power of two that is not below `count`."""
-    return 1 << (count - 1).bit_length()
