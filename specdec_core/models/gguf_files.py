@@ -13,9 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import alone, atomic_folder
 from specdec_core.base.workspace import kept_folder
@@ -23,7 +20,7 @@ from specdec_core.models.digests import add_files
 
 log = logging.getLogger(__name__)
 
-_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _FAULTS = (OSError, ValueError, KeyError, IndexError, TypeError, RuntimeError, AttributeError)
 
 
@@ -50,6 +47,8 @@ def unpacked(file: Path, name: str) -> Path:
 
 
 def _unpack(file: Path, name: str, folder: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
     try:
         dtype = _dtype(file)
         where: dict[str, Any] = {
@@ -68,14 +67,14 @@ def _unpack(file: Path, name: str, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _dtype(file: Path) -> torch.dtype:
+def _dtype(file: Path) -> str:
     """The data type of most weights, or bfloat16 where these are quantised."""
     from gguf import GGUFReader
 
     kinds: Counter[str] = Counter()
     for tensor in GGUFReader(file).tensors:
         kinds[tensor.tensor_type.name] += int(tensor.n_elements)
-    return _FLOATS.get(kinds.most_common(1)[0][0], torch.bfloat16)
+    return _FLOATS.get(kinds.most_common(1)[0][0], "bfloat16")
 
 
 def _digest(file: Path) -> str:
