@@ -1,0 +1,93 @@
+"""The shape of an EAGLE head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+from transformers import LlamaConfig, PretrainedConfig
+
+from specdec_core.config import Value
+
+
+class EagleSettings(Value):
+    """An EAGLE-3 head for a target with hidden states of `target_hidden_size`.
+
+    `feature_layers` are the target's layers whose *inputs* the head reads, increasing; the number
+    of layers itself stands for what the output layer reads. `draft_vocab_size` are the tokens that
+    it can propose.
+    """
+
+    hidden_size: int = Field(ge=1)
+    intermediate_size: int = Field(ge=1)
+    num_attention_heads: int = Field(ge=1)
+    num_key_value_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    rms_norm_eps: float = 1e-5
+    rope_parameters: dict[str, Any] = Field(default={"rope_type": "default", "rope_theta": 10000.0})
+    hidden_act: str = "silu"
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    max_position_embeddings: int = Field(ge=2)
+    vocab_size: int = Field(ge=2, description="the target's")
+    draft_vocab_size: int = Field(ge=2)
+    target_hidden_size: int = Field(ge=1)
+    feature_layers: tuple[int, ...] = Field(min_length=1)
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+
+    @classmethod
+    def for_target(
+        cls, config: PretrainedConfig, draft_vocab_size: int, **changes: Any
+    ) -> EagleSettings:
+        """A head as wide as the target of that configuration, with one of its layers' shape."""
+        text = config.get_text_config(decoder=True)
+        heads = text.num_attention_heads
+        theta = getattr(text, "rope_theta", None)
+        rope = getattr(text, "rope_parameters", None) or {}
+        if "rope_theta" in rope:
+            theta = rope["rope_theta"]
+        values: dict[str, Any] = {
+            "hidden_size": text.hidden_size,
+            "intermediate_size": getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+            "num_attention_heads": heads,
+            "num_key_value_heads": getattr(text, "num_key_value_heads", None) or heads,
+            "head_dim": getattr(text, "head_dim", None) or text.hidden_size // heads,
+            "rms_norm_eps": getattr(text, "rms_norm_eps", None) or 1e-5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": float(theta or 10000.0)},
+            "max_position_embeddings": getattr(text, "max_position_embeddings", None) or 1 << 20,
+            "vocab_size": text.vocab_size,
+            "draft_vocab_size": min(draft_vocab_size, text.vocab_size),
+            "target_hidden_size": text.hidden_size,
+            "feature_layers": default_layers(text.num_hidden_layers),
+        }
+        return cls(**{**values, **changes})
+
+    def layer_config(self) -> LlamaConfig:
+        """The configuration of its decoder layer."""
+        return LlamaConfig(
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_hidden_layers=1,
+            num_attention_heads=self.num_attention_heads,
+            num_key_value_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            rms_norm_eps=self.rms_norm_eps,
+            rope_parameters=dict(self.rope_parameters),
+            hidden_act=self.hidden_act,
+            attention_bias=self.attention_bias,
+            mlp_bias=self.mlp_bias,
+            max_position_embeddings=self.max_position_embeddings,
+            vocab_size=self.vocab_size,
+        )
+
+
+def default_layers(layers: int) -> tuple[int, ...]:
+    """Three layers of a target with so many, low, middle and high: 2, L/2 and L - 3, or as near to
+    them as distinct layers are."""
+    wanted = [2, layers // 2, layers - 3]
+    chosen: list[int] = []
+    for index, layer in enumerate(wanted):
+        least = chosen[-1] + 1 if chosen else 0
+        chosen.append(min(max(layer, least), layers - (len(wanted) - 1 - index)))
+    return tuple(dict.fromkeys(max(layer, 0) for layer in chosen))

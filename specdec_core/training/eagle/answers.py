@@ -1,0 +1,140 @@
+"""Texts to train a head on: what the target itself answers to prompts.
+
+They are written once, in shards of so many prompts, and read by every training run. Interrupted,
+the same call goes on after the last shard that is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from specdec_core.base.errors import UserError
+from specdec_core.base.files import atomic_path, write_atomically
+from specdec_core.config import AUTOREGRESSIVE, Document, Sampling, load_yaml, parse
+from specdec_core.engine import Engine, Request
+from specdec_core.engine.scheduler import Limits
+from specdec_core.models.pair import Pair
+from specdec_core.tokens.statistics import Generation
+
+SHARD = 256  # prompts
+_CARD = "answers.json"
+_STEP_TOKENS = 512  # prompts are read quickly: nobody waits for a token here
+
+
+class AnswersCard(Document):
+    """What the shards in a folder hold. Prompt number n is answered at temperature
+    `temperatures[n % len(temperatures)]`, with seed n."""
+
+    target: str
+    fingerprint: str
+    prompts: int
+    digest: str  # of the prompts' tokens
+    max_new_tokens: int
+    temperatures: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A prompt and the target's answer, as tokens."""
+
+    id: str
+    prompt: list[int]
+    answer: list[int]
+
+
+def write_answers(
+    pair: Pair,
+    prompts: Sequence[tuple[str, tuple[int, ...]]],
+    card: AnswersCard,
+    folder: Path,
+    slots: int,
+    on_finish: Callable[[Generation], None] | None = None,
+) -> None:
+    """Have the target of `pair` answer `prompts`, (id, tokens) each, up to `slots` at a time.
+
+    Raises:
+        UserError: the folder holds other answers, or a prompt does not fit.
+    """
+    _claim(folder, card)
+    shards = range(0, len(prompts), SHARD)
+    missing = [first for first in shards if not _path(folder, first).exists()]
+    engine = Engine(pair, AUTOREGRESSIVE, limits=Limits(slots, step_tokens=_STEP_TOKENS))
+    left: dict[int, int] = {}
+    for first in missing:
+        numbers = range(first, min(first + SHARD, len(prompts)))
+        left[first] = len(numbers)
+        for number in numbers:
+            temperature = card.temperatures[number % len(card.temperatures)]
+            engine.add(
+                Request(
+                    str(number),
+                    prompts[number][1],
+                    card.max_new_tokens,
+                    Sampling(temperature=temperature),
+                    seed=number,
+                )
+            )
+    done: dict[int, Generation] = {}
+    while not engine.idle:
+        for chunk in engine.step(texts=False):
+            if chunk.finished is None:
+                continue
+            number = int(chunk.request_id)
+            done[number] = chunk.finished
+            first = number // SHARD * SHARD
+            left[first] -= 1
+            if not left[first]:
+                numbers = range(first, min(first + SHARD, len(prompts)))
+                _write(folder, first, [(*prompts[n], done.pop(n).tokens) for n in numbers])
+            if on_finish:
+                on_finish(chunk.finished)
+
+
+def read_answers(folder: Path) -> Iterator[Answer]:
+    """The answers in a folder, in the order of their prompts; of a folder that is still being
+    written, those that are there."""
+    for path in sorted(folder.glob("*.parquet")):
+        for row in parquet.read_table(path).to_pylist():
+            yield Answer(**row)
+
+
+def read_card(folder: Path) -> AnswersCard:
+    """What is in a folder of answers. Raises :class:`UserError` where there is none."""
+    path = folder / _CARD
+    return parse(AnswersCard, load_yaml(path), str(path))
+
+
+def _claim(folder: Path, card: AnswersCard) -> None:
+    """Raises :class:`UserError` where `folder` is for other answers."""
+    path = folder / _CARD
+    if path.exists():
+        if read_card(folder) != card:
+            raise UserError(f"{folder}: holds other answers ({_CARD} differs); name another folder")
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, card.model_dump_json(indent=1))
+
+
+def _write(
+    folder: Path, first: int, rows: Sequence[tuple[str, tuple[int, ...], list[int]]]
+) -> None:
+    ids, prompts, answers = zip(*rows, strict=True)
+    tokens = pa.list_(pa.int32())
+    table = pa.table(
+        {
+            "id": pa.array(ids),
+            "prompt": pa.array([list(prompt) for prompt in prompts], tokens),
+            "answer": pa.array([list(answer) for answer in answers], tokens),
+        }
+    )
+    with atomic_path(_path(folder, first)) as path:
+        parquet.write_table(table, path)
+
+
+def _path(folder: Path, first: int) -> Path:
+    return folder / f"{first // SHARD:05d}.parquet"
