@@ -9,10 +9,11 @@ from specdec_core.models.runner import ModelRunner
 
 
 class DraftRunners:
-    """Runners with `slots` rows each, opened when first needed."""
+    """Runners with `slots` rows each, opened when first needed; heads draft from the rows of
+    `target`."""
 
-    def __init__(self, pair: Pair, slots: int) -> None:
-        self._pair, self._slots = pair, slots
+    def __init__(self, pair: Pair, slots: int, target: ModelRunner) -> None:
+        self._pair, self._slots, self._target = pair, slots, target
         self._runners: dict[str, ModelRunner] = {}
         self._used: set[str] = set()  # by the drafter
 
@@ -21,7 +22,7 @@ class DraftRunners:
         name = self._pair.draft_name(name)
         self._used.add(name)
         if name not in self._runners:
-            self._runners[name] = self._pair.open_runner(name, self._slots)
+            self._runners[name] = self._pair.open_runner(name, self._slots, self._target)
         return self._runners[name]
 
     def reset(self) -> None:

@@ -83,7 +83,7 @@ class Engine:
         self.pair, self.slots, self._link = pair, slots, cache(open_link)
         self.max_length = pair.max_length
         self.target = pair.open_runner(None, slots)
-        self.drafts = DraftRunners(pair, slots)
+        self.drafts = DraftRunners(pair, slots, self.target)
         self._clock = RoundClock()
         self.scheduler = Scheduler(limits, self._place if limits.share_prefixes else None)
         self.prefixes = Prefixes(slots)

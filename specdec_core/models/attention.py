@@ -20,7 +20,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from specdec_core.models.row_attention import RowMask
 
-_NAME = "sdpa_as_cached"
+ATTENTION = "sdpa_as_cached"
 
 
 def _attend(
@@ -39,16 +39,16 @@ def _attend(
     return attended.to(query.dtype), None
 
 
-AttentionInterface.register(_NAME, _attend)
-AttentionMaskInterface.register(_NAME, sdpa_mask)
+AttentionInterface.register(ATTENTION, _attend)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 def attends_here(model: PreTrainedModel) -> bool:
     """Whether `model` attends by this module, from now on: where it uses torch's own attention."""
     config = model.config.get_text_config(decoder=True)
     if config._attn_implementation == "sdpa":
-        model.set_attn_implementation(_NAME)
-    return bool(config._attn_implementation == _NAME)
+        model.set_attn_implementation(ATTENTION)
+    return bool(config._attn_implementation == ATTENTION)
 
 
 def cache_dtype(model: PreTrainedModel) -> torch.dtype:

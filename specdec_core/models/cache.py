@@ -73,6 +73,27 @@ class PackedWindow:
         return store
 
 
+class Store:
+    """States of every position of every slot, (slots, heads, positions, size)."""
+
+    def __init__(self, cache: SlotCache, heads: int, size: int, like: Tensor) -> None:
+        """Of the data type and on the device of `like`."""
+        # Zeros: a masked position still meets its value with weight 0, and 0 · NaN is NaN.
+        shape = (cache.slots, heads, cache.positions, size)
+        self._pages = Pages(shape, like.dtype) if like.device.type == "cpu" else None
+        self.tensor = self._pages.tensor if self._pages else like.new_zeros(shape)
+
+    def release(self, row: int, start: int, end: int) -> None:
+        """Give back the memory of positions [start, end) of a row, on a CPU."""
+        if self._pages is None:
+            return
+        _, heads, positions, size = self.tensor.shape
+        place = size * self.tensor.itemsize
+        for head in range(row * heads, (row + 1) * heads):
+            first = head * positions
+            self._pages.release((first + start) * place, (first + end) * place)
+
+
 class SlotLayer(CacheLayerMixin):
     """One layer's keys and values, (slots, heads, positions, head size) each."""
 
@@ -82,29 +103,15 @@ class SlotLayer(CacheLayerMixin):
     def __init__(self, cache: SlotCache) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # transformers' own
         self.cache = cache
-        self._pages: list[Pages] = []  # on a CPU
+        self.stores: list[Store] = []
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        slots, positions = self.cache.slots, self.cache.positions
         dtype = self.cache.dtype or key_states.dtype
-        for name, states in (("keys", key_states), ("values", value_states)):
-            # Zeros: a masked position still meets its value with weight 0, and 0 · NaN is NaN.
-            shape = (slots, states.shape[1], positions, states.shape[3])
-            if states.device.type == "cpu":
-                self._pages.append(pages := Pages(shape, dtype))
-                setattr(self, name, pages.tensor)
-            else:
-                setattr(self, name, states.new_zeros(shape, dtype=dtype))
+        for states in (key_states, value_states):
+            like = states[:0].to(dtype)
+            self.stores.append(Store(self.cache, states.shape[1], states.shape[3], like))
+        self.keys, self.values = (store.tensor for store in self.stores)
         self.is_initialized = True
-
-    def release(self, row: int, start: int, end: int) -> None:
-        """Give back the memory of positions [start, end) of a row."""
-        for pages in self._pages:
-            _, heads, positions, size = pages.tensor.shape
-            place = size * pages.tensor.itemsize
-            for head in range(row * heads, (row + 1) * heads):
-                first = head * positions
-                pages.release((first + start) * place, (first + end) * place)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
@@ -126,7 +133,8 @@ class SlotLayer(CacheLayerMixin):
 
 class SlotCache(Cache):
     """Keys and values of `slots` rows of up to `positions` tokens, for `layers` layers, in `dtype`
-    or else in the model's own."""
+    or else in the model's own. `features` are further states of each token, where they are kept
+    (:meth:`keep_features`)."""
 
     def __init__(
         self, layers: int, slots: int, positions: int, dtype: torch.dtype | None = None
@@ -135,6 +143,7 @@ class SlotCache(Cache):
         self.lengths = [0] * slots
         self._used = [0] * slots  # positions of each row that take memory
         self.window: Window | PackedWindow = Window([0], [0], 1)
+        self.features: Store | None = None
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
 
     def open_window(self, rows: Sequence[int], width: int) -> Window:
@@ -168,8 +177,8 @@ class SlotCache(Cache):
             raise ValueError(f"row {row} holds {self.lengths[row]} tokens, cannot keep {length}")
         self.lengths[row] = length
         if self._used[row] - length > _SPARE:
-            for layer in self.held():
-                layer.release(row, length, self._used[row])
+            for store in self._stores():
+                store.release(row, length, self._used[row])
             self._used[row] = length
 
     def held(self) -> list[SlotLayer]:
@@ -177,13 +186,22 @@ class SlotCache(Cache):
         held = (layer for layer in self.layers if isinstance(layer, SlotLayer))
         return [layer for layer in held if layer.is_initialized]
 
+    def keep_features(self, size: int, like: Tensor) -> None:
+        """From now on keep so many numbers of each token, of the type and on the device of
+        `like`."""
+        self.features = Store(self, 1, size, like)
+
+    def _stores(self) -> list[Store]:
+        """All that is kept of tokens in this process."""
+        stores = [store for layer in self.held() for store in layer.stores]
+        return stores if self.features is None else [*stores, self.features]
+
     @torch.inference_mode()
     def fork(self, row: int, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Make `rows[i]` a copy of the first `lengths[i]` tokens of `row`."""
         longest = max(lengths)
-        for layer in self.held():
-            for store in (layer.keys, layer.values):
-                store[list(rows), :, :longest] = store[row, :, :longest]
+        for store in self._stores():
+            store.tensor[list(rows), :, :longest] = store.tensor[row, :, :longest]
         for other, length in zip(rows, lengths, strict=True):
             self.lengths[other] = length
             self._used[other] = max(self._used[other], longest)
@@ -194,10 +212,9 @@ class SlotCache(Cache):
         (increasing), in this order, and make them the row's end. No recomputation."""
         settled = next((n for n, place in enumerate(kept) if place != n), len(kept))
         if settled < len(kept):
-            held = self.held()
-            source = torch.tensor(kept[settled:], device=held[0].keys.device) + start
+            stores = self._stores()
+            source = torch.tensor(kept[settled:], device=stores[0].tensor.device) + start
             end = start + len(kept)
-            for layer in held:
-                for store in (layer.keys[row], layer.values[row]):
-                    store[:, start + settled : end] = store.index_select(1, source)
+            for store in (each.tensor[row] for each in stores):
+                store[:, start + settled : end] = store.index_select(1, source)
         self.lengths[row] = start + len(kept)

@@ -14,6 +14,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 
 from specdec_core.models.attention import attends_here, cache_dtype
 from specdec_core.models.cache import SlotCache
+from specdec_core.models.features import LayerInputs
 from specdec_core.models.local_runner import LocalRunner
 from specdec_core.models.row_attention import (
     MaskedSpans,
@@ -42,7 +43,8 @@ class EagerRunner(LocalRunner):
     forward its rows are run both ways, and a model that does not give the same logits is run with
     padded rows. With `compact` the cache keeps the model's own data type, and the project's
     operator attends to it, as always on a GPU; unset, on a CPU for several slots of a model in
-    bfloat16, which halves the memory that is read.
+    bfloat16, which halves the memory that is read. The inputs of the layers `features` are kept of
+    every token.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class EagerRunner(LocalRunner):
         vocab_size: int | None = None,
         packs: bool = True,
         compact: bool | None = None,
+        features: Sequence[int] = (),
     ) -> None:
         super().__init__()
         self.model = model.eval()
@@ -87,6 +90,13 @@ class EagerRunner(LocalRunner):
         accepted = inspect.signature(model.forward).parameters
         self.keeps_logits = "logits_to_keep" in accepted
         self.compared = False  # packed rows with padded ones
+        self.feature_layers = tuple(features)
+        self.layer_inputs: LayerInputs | None = None
+        if features:
+            self.layer_inputs = LayerInputs(model, features)
+            width = len(features) * config.hidden_size
+            like = torch.empty(0, dtype=model.dtype, device=self.device)
+            self.cache.keep_features(width, like)
         self._hidden: Tensor | None = None
         self._watch: RemovableHandle | None = None
 
@@ -211,6 +221,9 @@ class EagerRunner(LocalRunner):
             use_cache=True,
             **options,
         )
+        if self.layer_inputs is not None and self.cache.features is not None:
+            states = self.layer_inputs.take()[:, None]  # as a layer with one head
+            self.cache.window.write(self.cache.features.tensor, states)
         logits: Tensor = output.logits[..., : self.vocab_size]
         return logits
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
 from specdec_core.models.cache import SlotCache
 from specdec_core.models.runner import ModelRunner
 
@@ -12,6 +15,7 @@ class LocalRunner(ModelRunner):
     """A runner whose rows are in `cache`."""
 
     cache: SlotCache
+    feature_layers: tuple[int, ...] = ()  # whose inputs are kept of every token
 
     @property
     def lengths(self) -> list[int]:
@@ -25,3 +29,10 @@ class LocalRunner(ModelRunner):
 
     def fork(self, row: int, rows: Sequence[int], lengths: Sequence[int]) -> None:
         self.cache.fork(row, rows, lengths)
+
+    def features(self, rows: Sequence[int], places: Sequence[int]) -> Tensor:
+        """What is kept of the tokens at `places[i]` of `rows[i]`, (n, layers · width)."""
+        assert self.cache.features is not None, "the runner keeps no features"
+        store = self.cache.features.tensor
+        at = torch.tensor([rows, places], device=store.device)
+        return store[at[0], 0, at[1]]

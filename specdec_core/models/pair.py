@@ -24,12 +24,17 @@ from transformers.utils import logging as transformers_logging
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, RunnerSettings
 from specdec_core.models.eager import EagerRunner
+from specdec_core.models.eagle import EagleHead
+from specdec_core.models.eagle.runner import EagleRunner
 from specdec_core.models.fingerprints import TARGET, fingerprints, tokenizer_digest
 from specdec_core.models.generation_settings import read_generation_settings, warn_of_unsupported
+from specdec_core.models.local_runner import LocalRunner
 from specdec_core.models.location import located
 from specdec_core.models.packing import pack_linear_layers
 from specdec_core.models.runner import Batch, ModelRunner
 from specdec_core.models.supported import check_supported, context_length
+
+Draft = PreTrainedModel | EagleHead
 
 # bfloat16 is preferred where a forward takes less than this part of its time in float32.
 _CLEARLY = 0.93
@@ -42,7 +47,7 @@ class Pair:
     spec: PairSpec
     tokenizer: PreTrainedTokenizerBase
     target: PreTrainedModel
-    drafts: dict[str, PreTrainedModel] = field(default_factory=dict)
+    drafts: dict[str, Draft] = field(default_factory=dict)
     compact: bool | None = None  # of eager runners' caches
 
     def draft_name(self, name: str | None) -> str:
@@ -70,16 +75,42 @@ class Pair:
         """The digest of the pair's vocabulary."""
         return tokenizer_digest(self.tokenizer)
 
-    def open_runner(self, draft: str | None, slots: int) -> ModelRunner:
-        """A runner with its own cache, for the draft of that name, or the target for None."""
+    def open_runner(
+        self, draft: str | None, slots: int, target: ModelRunner | None = None
+    ) -> ModelRunner:
+        """A runner with its own cache, for the draft of that name, or the target for None. A head
+        drafts from the rows of the runner `target`.
+
+        Raises:
+            UserError: a head without a target in this process.
+        """
         size = self.target.config.get_text_config(decoder=True).vocab_size
+        compiled = self.spec.runner.compile
+        weights = self.fingerprints[TARGET if draft is None else draft] if compiled else None
         model = self.target if draft is None else self.drafts[draft]
-        if not self.spec.runner.compile:
-            return EagerRunner(model, slots, self.max_length, size, compact=self.compact)
+        if isinstance(model, EagleHead):
+            if not isinstance(target, LocalRunner):
+                raise UserError(
+                    f"draft {draft}: a head reads the target's features, so it runs in the process"
+                    " of a target that is not split"
+                )
+            return EagleRunner(model, target, slots, self.max_length, weights)
+        features = self.feature_layers if draft is None else ()
+        compact = True if compiled else self.compact
+        runner = EagerRunner(
+            model, slots, self.max_length, size, compact=compact, features=features
+        )
+        if weights is None:
+            return runner
         from specdec_core.models.compiled import CompiledRunner  # torch's compilers take a second
 
-        runner = EagerRunner(model, slots, self.max_length, size, compact=True)
-        return CompiledRunner(runner, self.fingerprints[TARGET if draft is None else draft])
+        return CompiledRunner(runner, weights)
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """The target's layers that heads among the drafts read."""
+        heads = (draft for draft in self.drafts.values() if isinstance(draft, EagleHead))
+        return tuple(sorted({layer for head in heads for layer in head.settings.feature_layers}))
 
     @property
     def eos_token_ids(self) -> frozenset[int]:

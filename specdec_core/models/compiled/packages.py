@@ -29,6 +29,7 @@ from specdec_core.base.workspace import kept_folder
 from specdec_core.models import attention
 from specdec_core.models.compiled.graphs import CannotCompile, first_line
 from specdec_core.models.compiled.loading import load
+from specdec_core.models.eagle.head import EagleHead
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,9 @@ class Packages:
     graphs.
     """
 
-    def __init__(self, step: nn.Module, model: PreTrainedModel, facts: Sequence[object]) -> None:
+    def __init__(
+        self, step: nn.Module, model: PreTrainedModel | EagleHead, facts: Sequence[object]
+    ) -> None:
         self._step = step
         self._name = model.config.name_or_path or model.config.model_type
         own = (str(model.dtype), model.config._attn_implementation, *facts)

@@ -34,13 +34,14 @@ class CompiledRunner(LocalRunner):
         super().__init__()
         self._eager, self.cache = eager, eager.cache
         self.device, self.vocab_size = eager.device, eager.vocab_size
-        self.max_length = eager.max_length
+        self.max_length, self.feature_layers = eager.max_length, eager.feature_layers
         self._watched = False
         eager.prepare()
-        self._forwards: Forwards | None = _forwards(eager, weights)
-        self.prefill_chunk = self._forwards.prefill_chunk
+        self._forwards: Forwards | None = None
         with torch.inference_mode():
             try:
+                self._forwards = _forwards(eager, weights)
+                self.prefill_chunk = self._forwards.prefill_chunk
                 self._forwards.prepare()
             except CannotCompile as reason:
                 self._give_up(reason)
@@ -76,11 +77,15 @@ def _forwards(eager: EagerRunner, weights: str) -> Forwards:
     model, size, last = eager.model, eager.vocab_size, eager.last_position
     on_cpu = _on_cpu(eager)
     if eager.packs and eager.compact:
-        packed = PackedStep(model, list(eager.windows), last, size, eager.keeps_logits)
+        packed = PackedStep(
+            model, list(eager.windows), last, size, eager.keeps_logits, eager.layer_inputs
+        )
         if not on_cpu:
             return PackedForwards(eager, CapturedPacked(packed, eager.cache))
-        packages = Packages(packed, model, [weights, last, size])
+        packages = Packages(packed, model, [weights, last, size, eager.feature_layers])
         return PackedForwards(eager, PackagedPacked(packages, eager.cache))
+    if eager.feature_layers:
+        raise CannotCompile("features are kept by packed rows alone")
     step = PaddedStep(model, eager.windows, last, size)
     if not on_cpu:
         return PaddedForwards(eager, CapturedPadded(step, eager.device))

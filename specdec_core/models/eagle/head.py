@@ -88,6 +88,11 @@ class EagleHead(nn.Module):
         """The target's number of each token of the draft vocabulary, increasing."""
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights."""
+        return self.norm.weight.dtype
+
     def propose_only(self, tokens: Tensor) -> None:
         """Make the draft vocabulary these tokens of the target's, increasing."""
         self.d2t = tokens - torch.arange(len(tokens), device=tokens.device)

@@ -100,6 +100,18 @@ class SeenPlaces:
         return attend_to(*self.tables(keys.device), query, keys, values, options.get("scaling"))
 
 
+class SeenTensors:
+    """The operator, with tables that are tensors already, as a graph has them."""
+
+    def __init__(self, tokens: Tensor, nodes: Tensor) -> None:
+        self.tokens, self.nodes = tokens, nodes
+
+    def attend(
+        self, module: nn.Module, query: Tensor, keys: Tensor, values: Tensor, **options: Any
+    ) -> Tensor:
+        return attend_to(self.tokens, self.nodes, query, keys, values, options.get("scaling"))
+
+
 def attend_to(
     tokens: Tensor,
     nodes: Tensor,

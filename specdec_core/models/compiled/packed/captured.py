@@ -37,12 +37,13 @@ class CapturedPacked:
         layers = cache.held()
         self._keys = [layer.keys for layer in layers]
         self._values = [layer.values for layer in layers]
+        self._features = [] if cache.features is None else [cache.features.tensor]
         self._captured = Captured(self._unpacked, self._keys[0].device)
 
     def prepare(self, kinds: int) -> None:
         """Capture the graphs of chains, with fused kernels where torch's compiler can make them."""
         try:
-            self._step = fused(self._eager, self._keys, self._values, kinds)
+            self._step = fused(self._eager, self._keys, self._values, self._features, kinds)
             self._capture(kinds)
         except Exception as error:  # of any of torch's compilers; graphs do without them
             log.warning("capturing kernels as they are: %s", first_line(error))
@@ -93,6 +94,7 @@ class CapturedPacked:
             list(rest[kinds:]),
             self._keys,
             self._values,
+            self._features,
         )
 
 

@@ -13,9 +13,9 @@ _MOST = 1 << 20
 
 
 def example(
-    keys: Sequence[Tensor], values: Sequence[Tensor], kinds: int
+    keys: Sequence[Tensor], values: Sequence[Tensor], features: Sequence[Tensor], kinds: int
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Inputs with several of everything for a model with so many `kinds` of layers and such caches,
+    """Inputs with several of everything for a model with so many `kinds` of layers and such stores,
     and, as torch.export has them, the dimensions that vary: all but those of the cache's heads."""
     device = keys[0].device
     n, m, k = (Dim(name, min=2, max=_MOST) for name in ("tokens", "wanted", "nodes"))
@@ -29,8 +29,8 @@ def example(
         [torch.zeros(2, dtype=torch.int32, device=device) for _ in range(kinds)],
         *(
             [store.new_zeros((2, store.shape[1], 8, store.shape[3])) for store in stores]
-            for stores in (keys, values)
+            for stores in (keys, values, features)
         ),
     )
-    sizes = [{0: slots, 2: positions}] * len(keys)
-    return inputs, ({1: n}, {0: m}, [{0: n}] * kinds, [{0: k}] * kinds, sizes, sizes)
+    sizes = [[{0: slots, 2: positions}] * len(stores) for stores in (keys, values, features)]
+    return inputs, ({1: n}, {0: m}, [{0: n}] * kinds, [{0: k}] * kinds, *sizes)

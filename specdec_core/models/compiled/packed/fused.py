@@ -22,17 +22,23 @@ _FUSED: WeakKeyDictionary[nn.Module, dict[Hashable, Step]] = WeakKeyDictionary()
 
 
 @torch.inference_mode(False)  # torch.export takes no other tensors
-def fused(step: PackedStep, keys: Sequence[Tensor], values: Sequence[Tensor], kinds: int) -> Step:
+def fused(
+    step: PackedStep,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    features: Sequence[Tensor],
+    kinds: int,
+) -> Step:
     """`step` for any numbers of tokens, in caches like these. Compiled when it is first called,
     which takes up to a minute, less where torch has kept what it compiled before.
 
     Raises any of torch's errors where the step cannot be traced.
     """
     known = _FUSED.setdefault(step.model, {})
-    facts = kinds, step.last_position, step.vocab_size, keys[0].dtype
+    facts = kinds, step.last_position, step.vocab_size, keys[0].dtype, len(features)
     if facts not in known:
         log.warning("compiling kernels of %s", step.model.config.name_or_path)
-        inputs, shapes = example(keys, values, kinds)
+        inputs, shapes = example(keys, values, features, kinds)
         with torch.no_grad():
             program = torch.export.export(step, inputs, dynamic_shapes=shapes, strict=False)
         compiled: Any = torch.compile(program.module(), dynamic=True, fullgraph=True)

@@ -24,11 +24,12 @@ class PackagedPacked:
         layers = cache.held()
         self._keys = [layer.keys for layer in layers]
         self._values = [layer.values for layer in layers]
+        self._features = [] if cache.features is None else [cache.features.tensor]
 
     @torch.inference_mode(False)  # torch.export takes no other tensors
     def prepare(self, kinds: int) -> None:
         """Compile or load it."""
-        inputs, shapes = example(self._keys, self._values, kinds)
+        inputs, shapes = example(self._keys, self._values, self._features, kinds)
         self._graph = self._packages.open("packed", inputs, shapes)
 
     def run(
@@ -41,5 +42,6 @@ class PackagedPacked:
         assert self._graph is not None, "prepare comes first"
         tokens, nodes = zip(*(plan.tables(_CPU) for plan in plans), strict=True)
         new = torch.tensor(feed), torch.tensor(wanted)
-        logits, chosen, read = self._graph([*new, *tokens, *nodes, *self._keys, *self._values])
+        stores = *self._keys, *self._values, *self._features
+        logits, chosen, read = self._graph([*new, *tokens, *nodes, *stores])
         return logits, chosen, read if hidden else None

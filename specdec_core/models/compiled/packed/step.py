@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
-from specdec_core.models.row_attention import RowMask
-from specdec_core.models.row_attention.plans import attend_to
+from specdec_core.models.features import LayerInputs
+from specdec_core.models.row_attention import RowMask, SeenTensors
+from specdec_core.models.tensor_cache import TensorLayer
 
 
 class PackedStep(nn.Module):
@@ -19,7 +19,7 @@ class PackedStep(nn.Module):
 
     `kinds` are the model's kinds of layers, `last_position` is the last one that it can tell apart,
     `vocab_size` says how many tokens to give logits of, and `keeps_logits` whether the model can
-    leave out the others' logits.
+    leave out the others' logits. What `layer_inputs` finds is kept of every token.
     """
 
     def __init__(
@@ -29,10 +29,12 @@ class PackedStep(nn.Module):
         last_position: int,
         vocab_size: int,
         keeps_logits: bool,
+        layer_inputs: LayerInputs | None = None,
     ) -> None:
         super().__init__()
         self.model, self.last_position = model, last_position
         self.vocab_size, self.keeps_logits = vocab_size, keeps_logits
+        self._layer_inputs = layer_inputs
         # Models are traced with tensors that only have shapes; a mask cannot be made of those.
         self._masks = {kind: RowMask.empty() for kind in kinds}
         # What the output layer reads; one, so that eager forwards of the model leave no more.
@@ -48,6 +50,7 @@ class PackedStep(nn.Module):
         nodes: Sequence[Tensor],
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
+        features: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Append n tokens to the rows of a cache, in place.
 
@@ -60,6 +63,8 @@ class PackedStep(nn.Module):
             nodes: alike, the positions that these refer to.
             keys: of each layer (slots, heads, positions, head size).
             values: alike.
+            features: the store of the layers' inputs (slots, 1, positions, size), where they are
+                kept.
 
         Returns:
             Logits (m, vocabulary), the most likely tokens (m,), and what the output layer read
@@ -67,8 +72,10 @@ class PackedStep(nn.Module):
         """
         ids, rows, places, positions = feed.unbind()
         for mask, own_tokens, own_nodes in zip(self._masks.values(), tokens, nodes, strict=True):
-            mask.plan = _Seen(own_tokens, own_nodes)
-        cache = Cache(layers=[_Layer(*own, rows, places) for own in zip(keys, values, strict=True)])
+            mask.plan = SeenTensors(own_tokens, own_nodes)
+        cache = Cache(
+            layers=[TensorLayer(*own, rows, places) for own in zip(keys, values, strict=True)]
+        )
         self._read.clear()
         masks = self._masks
         output = self.model(
@@ -79,51 +86,10 @@ class PackedStep(nn.Module):
             use_cache=True,
             **({"logits_to_keep": wanted} if self.keeps_logits else {}),
         )
+        for store in features:
+            assert self._layer_inputs is not None
+            store[rows, 0, places] = self._layer_inputs.take()[0].to(store.dtype)
         hidden, logits = self._read.pop()[0], output.logits[0, :, : self.vocab_size]
         if not self.keeps_logits:
             hidden, logits = hidden[wanted], logits[wanted]
         return logits, logits.max(dim=-1).indices, hidden
-
-
-class _Seen:
-    """A plan whose tensors are a graph's inputs."""
-
-    def __init__(self, tokens: Tensor, nodes: Tensor) -> None:
-        self.tokens, self.nodes = tokens, nodes
-
-    def attend(
-        self, module: nn.Module, query: Tensor, keys: Tensor, values: Tensor, **options: Any
-    ) -> Tensor:
-        return attend_to(self.tokens, self.nodes, query, keys, values, options.get("scaling"))
-
-
-class _Layer(CacheLayerMixin):
-    """A layer of the slot cache whose places to write to are tensors."""
-
-    is_sliding = False
-    keys: Tensor
-    values: Tensor
-
-    def __init__(self, keys: Tensor, values: Tensor, rows: Tensor, places: Tensor) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # transformers' own
-        self.keys, self.values, self.is_initialized = keys, values, True
-        self._at = rows, slice(None), places
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: the cache is there."""
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        self.keys[self._at] = key_states[0].transpose(0, 1).to(self.keys.dtype)
-        self.values[self._at] = value_states[0].transpose(0, 1).to(self.values.dtype)
-        return self.keys, self.values
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.keys.shape[2], 0
-
-    def get_seq_length(self) -> int:
-        return 0
-
-    def get_max_length(self) -> int:
-        return self.keys.shape[2]

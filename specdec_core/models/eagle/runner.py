@@ -1,0 +1,217 @@
+"""An EAGLE head as a draft model: with this runner every drafter drafts from it.
+
+A token is read with what is known before it: the target's features of the text that the target has
+read, and the head's own states of what was drafted after that. A round later the target has
+features of what it accepted, so these tokens are read again with them, in the head's next forward,
+as in EAGLE; until then they were a guess. Tokens that are drafted one after the other cannot be
+read at once, because each needs the state after the one before: given several, the runner reads
+them one after the other.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from specdec_core.models.attention import ATTENTION
+from specdec_core.models.cache import SlotCache, SlotLayer
+from specdec_core.models.eagle import head as eagle_head
+from specdec_core.models.eagle.feed import RowFeed, Span
+from specdec_core.models.eagle.head import EagleHead
+from specdec_core.models.eagle.step import EagleStep, example
+from specdec_core.models.local_runner import LocalRunner
+from specdec_core.models.row_attention import (
+    MaskedSpans,
+    PackedSequence,
+    SeenPlaces,
+    operator,
+)
+from specdec_core.models.runner import Batch, ModelRunner, Output, PackedOutput
+from specdec_core.tokens.topology import Topologies
+
+_PADDING = 160  # see EagerRunner
+
+
+class EagleRunner(ModelRunner):
+    """`head` over the features that the runner `target` keeps of its rows, which are this runner's
+    rows, too. `weights`, the digest of the head's weights, has it compiled.
+
+    The first token of a text has no features before it and is not read, so nothing can be predicted
+    after it. Of a row's tokens, `settled` were read with the target's features.
+    """
+
+    mixes = True
+
+    def __init__(
+        self,
+        head: EagleHead,
+        target: LocalRunner,
+        slots: int,
+        max_length: int,
+        weights: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.head, self.target, self.max_length = head, target, max_length
+        self.head.config._attn_implementation = ATTENTION
+        weight = head.norm.weight
+        self.device, self.vocab_size = weight.device, target.vocab_size
+        self._columns = _columns(head.settings.feature_layers, target)
+        self._compact = operator.available(self.device)
+        settings, positions = head.settings, max_length + _PADDING
+        dtype = weight.dtype if self._compact else torch.float32
+        self.cache = SlotCache(1, slots, positions, dtype)
+        like = weight.new_empty((1, settings.num_key_value_heads, 1, settings.head_dim))
+        layer = SlotLayer(self.cache)
+        layer.lazy_initialization(like, like)
+        self.cache.layers = [layer]
+        self._stores = layer.keys, layer.values
+        self._states = weight.new_zeros((slots, positions + 1, settings.hidden_size))
+        self._begun = [False] * slots  # whether a row holds its first token
+        self._settled = [0] * slots
+        self._topologies = Topologies(positions, dtype, self.device)
+        self._step = EagleStep(head)
+        self._graph: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
+        self._watched = False
+        if weights is not None and self._compact and self.device.type == "cpu":
+            from specdec_core.models.compiled.packages import Packages  # a second to import
+
+            packages = Packages(self._step, head, [weights, inspect.getsource(eagle_head)])
+            with torch.inference_mode(False):
+                self._graph = packages.open("eagle", *example(*self._stores, self._states))
+
+    @property
+    def lengths(self) -> list[int]:
+        return [self._length(row) for row in range(self.cache.slots)]
+
+    def _held(self, row: int) -> int:
+        """Tokens that have been read, with features or guesses of them."""
+        return self.cache.lengths[row] + self._begun[row]
+
+    def _length(self, row: int) -> int:
+        """Tokens of the row, as long as the target knows no more of those that were drafted."""
+        held, settled = self._held(row), self._settled[row]
+        known = held > settled and self.target.lengths[row] >= settled
+        return settled if known else held
+
+    def truncate(self, row: int, length: int) -> None:
+        if length > self._held(row):
+            raise ValueError(f"row {row} holds {self._held(row)} tokens, cannot keep {length}")
+        length = min(length, self._length(row))
+        self.cache.truncate(row, max(length - 1, 0))
+        self._begun[row] = length > 0
+        self._settled[row] = min(self._settled[row], length)
+
+    def keep(self, row: int, start: int, kept: Sequence[int]) -> None:
+        end = self._length(row)
+        in_order = next((n for n, place in enumerate(kept) if place != n), len(kept))
+        if start + len(kept) > end or in_order == len(kept):
+            self.truncate(row, min(start + len(kept), end))
+            return
+        # Between its forwards of a round, a draft keeps a branch of what it has read.
+        self.cache.keep(row, start - 1, kept)
+        places = torch.tensor(kept, device=self.device) + start
+        self._states[row, start : start + len(kept)] = self._states[row, places]
+        self._settled[row] = min(self._settled[row], start + in_order)
+
+    def fork(self, row: int, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        held = [min(length, self._settled[row]) for length in lengths]
+        self.cache.fork(row, rows, [max(length - 1, 0) for length in held])
+        for other, length in zip(rows, held, strict=True):
+            self._begun[other], self._settled[other] = length > 0, length
+
+    def watch_hidden(self, wanted: bool) -> None:
+        self._watched = wanted
+
+    def expect(self, parents: Sequence[int]) -> None:
+        self._topologies.expect(parents)
+
+    def _forward(self, batch: Batch) -> Output:
+        trees = batch.parents or [None] * len(batch.rows)
+        each = zip(batch.rows, batch.tokens, trees, batch.counts, strict=True)
+        known = self.target.lengths
+        feeds = [
+            RowFeed(row, self._length(row), tokens, parents, wanted, known[row])
+            for row, tokens, parents, wanted in each
+        ]
+        last = self.cache.positions
+        if any(feed.first + len(feed.tokens) > last for feed in feeds):
+            raise ValueError(f"more tokens than the {last} of a slot")
+        for feed in feeds:
+            self.truncate(feed.row, feed.length)
+            self._begun[feed.row] = True
+            self._settled[feed.row] = max(self._settled[feed.row], 1)
+        outputs: list[list[Sequence[Tensor]]] = [[] for _ in feeds]
+        for part in range(max((len(feed.parts) for feed in feeds), default=0)):
+            reading = [n for n, feed in enumerate(feeds) if part < len(feed.parts)]
+            read = self._read([(feeds[n], feeds[n].parts[part]) for n in reading])
+            for n, own in zip(reading, read, strict=True):
+                outputs[n].append(own)
+        return _joined(batch.counts, [own for row in outputs for own in row], self._watched)
+
+    def _read(self, parts: Sequence[tuple[RowFeed, Span]]) -> list[Sequence[Tensor]]:
+        """Append parts of several rows. Returns the outputs of each at its wanted tokens; see
+        :class:`EagleStep`."""
+        self._take_features([(f.row, n - 1) for f, span in parts for n in f.known(span)])
+        batch = Batch(
+            [feed.row for feed, _ in parts],
+            [feed.tokens[slice(*span)] for feed, span in parts],
+            [feed.parents_until(span) for feed, span in parts],
+            [feed.wanted(span) for feed, span in parts],
+        )
+        counts = [len(row) for row in batch.tokens]
+        window = self.cache.open_packed(batch.rows, counts)
+        packed = PackedSequence.of(batch, window.ends, self._topologies)
+        before = [feed.before(n) for feed, span in parts for n in feed.numbers(span)]
+        feed = [packed.tokens, window.rows, window.positions, packed.positions, before]
+        outputs = self._run(torch.tensor(feed, device=self.device), packed)
+        self.cache.append(batch.rows, counts)
+        for each, span in parts:
+            known = each.known(span)
+            if known and self._settled[each.row] == known.start:
+                self._settled[each.row] = known.stop
+        split = [output[: len(packed.wanted)].split(batch.counts) for output in outputs]
+        return list(zip(*split, strict=True))
+
+    def _take_features(self, places: Sequence[tuple[int, int]]) -> None:
+        """What the head reads after tokens that the target has read, (row, number) each."""
+        if not places:
+            return
+        rows, numbers = map(list, zip(*places, strict=True))
+        features = self.target.features(rows, numbers)
+        if self._columns is not None:
+            features = features[:, self._columns]
+        self._states[rows, numbers] = self.head.fused(features.to(self._states.dtype))
+
+    def _run(self, feed: Tensor, packed: PackedSequence) -> Sequence[Tensor]:
+        wanted = torch.tensor(packed.wanted or [0], device=self.device)
+        if not self._compact:
+            plan = MaskedSpans(packed.rows, None)
+            return self._step.run(feed, wanted, plan, *self._stores, self._states)
+        tables = SeenPlaces(packed.rows, None).tables(self.device)
+        inputs = [feed, wanted, *tables, *self._stores, self._states]
+        return self._step(*inputs) if self._graph is None else self._graph(inputs)
+
+
+def _joined(counts: Sequence[int], parts: Sequence[Sequence[Tensor]], hidden: bool) -> Output:
+    """The outputs of all parts, row after row."""
+    if not parts:  # a text's first token is all that was fed
+        empty = torch.empty(0)
+        return PackedOutput(counts, empty, empty if hidden else None, empty)
+    logits, chosen, read = (torch.cat(list(each)) for each in zip(*parts, strict=True))
+    return PackedOutput(counts, logits, read if hidden else None, chosen)
+
+
+def _columns(layers: Sequence[int], target: LocalRunner) -> Tensor | None:
+    """Where in the features that the target keeps those of `layers` are; None: all, in order."""
+    kept = target.feature_layers
+    assert set(layers) <= set(kept), f"features of {layers}, kept are those of {kept}"
+    if tuple(layers) == tuple(kept):
+        return None
+    assert target.cache.features is not None
+    store = target.cache.features.tensor
+    width = store.shape[3] // len(kept)
+    spans = [torch.arange(width) + kept.index(layer) * width for layer in layers]
+    return torch.cat(spans).to(store.device)

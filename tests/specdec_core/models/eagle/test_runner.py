@@ -1,0 +1,189 @@
+"""A head's rows give what its formula gives without any cache: over texts, drafts, trees, rollback
+and rows that change together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdec_core.models.eager import EagerRunner
+from specdec_core.models.eagle import EagleHead, EagleSettings
+from specdec_core.models.eagle.runner import EagleRunner
+from specdec_core.models.pair import Pair
+from specdec_core.models.runner import Batch
+from tests.specdec_core.models.eagle.heads import random_head
+
+TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 9]
+OTHER = [2, 7, 18, 28, 18]
+DRAFT = [31, 41, 59, 26]
+
+
+class Rig:
+    """A head and its target, on runners of three rows."""
+
+    def __init__(
+        self,
+        pair: Pair,
+        layers: tuple[int, ...] = (0, 1, 2),
+        kept: tuple[int, ...] = (0, 1, 2),
+        operator: bool = True,
+    ) -> None:
+        self.model = pair.target
+        self.head = random_head(pair, feature_layers=layers)
+        self.target = EagerRunner(pair.target, 3, 64, compact=operator, features=kept)
+        self.runner = EagleRunner(self.head, self.target, 3, 64)
+        if not operator:
+            self.runner._compact = False
+
+    def read(self, row: int, text: Sequence[int]) -> None:
+        """The target reads more of a row."""
+        self.target.forward(Batch([row], [text]))
+
+    def feed(self, row: int, *tokens: int, parents: Sequence[int] | None = None) -> Tensor:
+        """The head reads more of a row; the logits after each token."""
+        trees = None if parents is None else [parents]
+        return self.runner.forward(Batch([row], [tokens], trees)).logits
+
+    @torch.inference_mode()
+    def plain(self, text: Sequence[int], draft: Sequence[int] = ()) -> Tensor:
+        """Logits after the last token of `text` and `draft`, of which the target has read all of
+        the text but its last token: from the definition, computing everything anew."""
+        hidden = self.model(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
+        layers = self.head.settings.feature_layers
+        features = torch.cat([hidden[layer] for layer in layers], dim=-1)
+        states = self.head.fused(features)[0]  # after each token of the text but the last
+        tokens = [*text[1:], *draft]
+        for _ in range(len(draft) + 1):
+            n = len(states)
+            mask = torch.full((n, n), -torch.inf).triu(1)[None, None]
+            new = torch.tensor([tokens[:n]]), states[None], torch.arange(n)[None]
+            after = self.head(*new, attention_mask=mask)[0]
+            states = torch.cat([states, after[-1:]])
+        return self.head.spread(self.head.logits(states[-1:]))[0]
+
+
+@pytest.fixture(params=["operator", "torch"])
+def rig(request: pytest.FixtureRequest, tiny_pair: Pair) -> Rig:
+    return Rig(tiny_pair, operator=request.param == "operator")
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_it_reads_a_text_with_the_targets_features(rig: Rig) -> None:
+    rig.read(0, TEXT[:-1])
+    rig.runner.prefill([0], [TEXT[:5]])
+    assert rig.runner.lengths[0] == 5
+    assert same(rig.feed(0, *TEXT[5:])[-1], rig.plain(TEXT))
+
+
+def test_it_drafts_from_its_own_states(rig: Rig) -> None:
+    rig.read(0, TEXT[:-1])
+    rig.runner.prefill([0], [TEXT])
+    for count in range(1, len(DRAFT) + 1):
+        assert same(rig.feed(0, DRAFT[count - 1])[-1], rig.plain(TEXT, DRAFT[:count]))
+
+
+def test_tokens_drafted_elsewhere_are_read_one_after_the_other(rig: Rig) -> None:
+    rig.read(0, TEXT[:-1])
+    logits = rig.runner.forward(Batch([0], [[*TEXT, *DRAFT]], wanted=[len(DRAFT)])).logits
+    for count in range(1, len(DRAFT) + 1):
+        assert same(logits[count - 1], rig.plain(TEXT, DRAFT[:count]))
+
+
+def test_a_trees_nodes_see_their_own_path(rig: Rig) -> None:
+    rig.read(0, TEXT[:-1])
+    rig.runner.prefill([0], [TEXT])
+    rig.feed(0, 10, 11, parents=[-1, -1])
+    rig.feed(0, 12, 13, 14, parents=[-1, -1, 0, 1, 1])
+    last = rig.feed(0, 15, parents=[-1, -1, 0, 1, 1, 3])
+    assert same(last[0], rig.plain(TEXT, [11, 13, 15]))
+
+
+def test_whole_trees_are_read_level_by_level(rig: Rig) -> None:
+    rig.read(0, TEXT[:-1])
+    rig.runner.prefill([0], [TEXT])
+    logits = rig.feed(0, 10, 11, 12, 13, 14, 15, parents=[-1, -1, 0, 1, 1, 3])
+    for node, path in {0: [10], 2: [10, 12], 4: [11, 14], 5: [11, 13, 15]}.items():
+        assert same(logits[node], rig.plain(TEXT, path))
+
+
+def test_accepted_tokens_are_read_again_with_the_targets_features(rig: Rig) -> None:
+    rig.read(0, TEXT[:-1])
+    rig.runner.prefill([0], [TEXT])
+    for token in DRAFT:
+        rig.feed(0, token)
+    rig.read(0, [TEXT[-1], *DRAFT[:2]])  # verified, two are right
+    assert rig.runner.lengths[0] == len(TEXT)
+    text = [*TEXT, *DRAFT[:2], 44]
+    assert same(rig.feed(0, *text[len(TEXT) :])[-1], rig.plain(text))
+
+
+def test_a_kept_branch_is_drafted_on(rig: Rig) -> None:
+    rig.read(0, TEXT[:-1])
+    rig.runner.prefill([0], [TEXT])
+    rig.feed(0, 10, 11, parents=[-1, -1])
+    rig.feed(0, 12, 13, 14, parents=[-1, -1, 0, 1, 1])
+    rig.runner.keep(0, len(TEXT), [1, 3])
+    assert rig.runner.lengths[0] == len(TEXT) + 2
+    assert same(rig.feed(0, 15)[0], rig.plain(TEXT, [11, 13, 15]))
+
+
+def test_rows_are_independent_and_may_be_at_any_place(rig: Rig) -> None:
+    rig.read(0, TEXT[:-1])
+    rig.read(2, OTHER[:-1])
+    rig.runner.prefill([0], [TEXT])
+    rig.feed(0, DRAFT[0])
+    both = rig.runner.forward(Batch([0, 2], [[DRAFT[1]], OTHER], wanted=[1, 1])).logits
+    assert same(both[0], rig.plain(TEXT, DRAFT[:2]))
+    assert same(both[1], rig.plain(OTHER))
+
+
+def test_a_row_that_was_cut_or_copied_goes_on(rig: Rig) -> None:
+    rig.read(0, TEXT[:-1])
+    rig.runner.prefill([0], [TEXT])
+    rig.feed(0, *DRAFT[:2])
+    rig.runner.truncate(0, len(TEXT) + 1)
+    assert same(rig.feed(0, DRAFT[2])[0], rig.plain(TEXT, [DRAFT[0], DRAFT[2]]))
+    rig.target.fork(0, [1], [6])
+    rig.runner.fork(0, [1], [6])
+    rig.read(1, [50, 51])
+    text = [*TEXT[:6], 50, 51, 52]
+    held = rig.runner.lengths[1]
+    assert same(rig.feed(1, *text[held:])[-1], rig.plain(text))
+
+
+def test_nothing_is_predicted_after_the_first_token(rig: Rig) -> None:
+    with pytest.raises(ValueError, match="after the first token"):
+        rig.feed(0, TEXT[0])
+    rig.runner.prefill([0], [TEXT[:1]])
+    rig.read(0, TEXT[:1])
+    assert same(rig.feed(0, TEXT[1])[0], rig.plain(TEXT[:2]))
+
+
+def test_a_forward_that_does_not_fit_has_appended_nothing(rig: Rig) -> None:
+    rig.read(0, TEXT[:-1])
+    rig.runner.prefill([0], [TEXT])
+    with pytest.raises(ValueError, match="slot"):
+        rig.feed(0, *[1] * 400)
+    assert rig.runner.lengths[0] == len(TEXT)
+    assert same(rig.feed(0, DRAFT[0])[0], rig.plain(TEXT, DRAFT[:1]))
+
+
+def test_a_target_may_keep_features_of_more_layers_than_a_head_reads(tiny_pair: Pair) -> None:
+    rig = Rig(tiny_pair, layers=(0, 2), kept=(0, 1, 2))
+    rig.read(0, TEXT[:-1])
+    logits = rig.runner.forward(Batch([0], [TEXT], wanted=[1])).logits
+    assert same(logits[-1], rig.plain(TEXT))
+
+
+def test_settings_for_a_target_fit_it(tiny_pair: Pair) -> None:
+    settings = EagleSettings.for_target(tiny_pair.target.config, 64)
+    layers = tiny_pair.target.config.num_hidden_layers
+    assert list(settings.feature_layers) == sorted(set(settings.feature_layers))
+    assert max(settings.feature_layers) <= layers
+    assert EagleHead(settings).fc.in_features == len(settings.feature_layers) * 32
