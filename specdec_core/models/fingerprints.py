@@ -47,7 +47,7 @@ def fingerprint(model_name: str) -> str:
     """
     folder = _folder(model_name)
     digest = hashlib.sha256(_configuration(model_name, folder))
-    files = _weight_files(model_name, folder)
+    files = weight_files(model_name, folder)
     try:
         add_files(digest, files)
     except OSError as error:
@@ -89,7 +89,7 @@ def _configuration(model_name: str, folder: Path) -> bytes:
     return json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _weight_files(model_name: str, folder: Path) -> list[Path]:
+def weight_files(model_name: str, folder: Path) -> list[Path]:
     """The files that the model is loaded from, by name."""
     for name in _WEIGHTS:
         if (folder / name).is_file():

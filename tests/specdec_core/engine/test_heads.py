@@ -13,7 +13,7 @@ from specdec_core.models.pair import Pair
 from specdec_core.studies.drift import goodness_of_fit
 from specdec_core.studies.toy_pair import exact_distribution, sample_counts, toy_pair
 from specdec_core.tokens.token_tree import TokenTree
-from tests.specdec_core.models.eagle.heads import random_head
+from tests.specdec_core.models.eagle.pair_heads import head_of
 
 HEAD = "head"
 PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 2, 9, 30, 17)]
@@ -33,7 +33,7 @@ DRAFTERS = {
 
 def pair_with_head(pair: Pair, **options: int) -> Pair:
     """The pair with a random head as a further draft."""
-    return replace(pair, drafts={**pair.drafts, HEAD: random_head(pair, **options)})
+    return replace(pair, drafts={**pair.drafts, HEAD: head_of(pair, **options)})
 
 
 @pytest.fixture(scope="module")

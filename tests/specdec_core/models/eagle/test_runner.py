@@ -14,7 +14,7 @@ from specdec_core.models.eagle import EagleHead, EagleSettings
 from specdec_core.models.eagle.runner import EagleRunner
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch
-from tests.specdec_core.models.eagle.heads import random_head
+from tests.specdec_core.models.eagle.pair_heads import head_of
 
 TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 9]
 OTHER = [2, 7, 18, 28, 18]
@@ -32,7 +32,7 @@ class Rig:
         operator: bool = True,
     ) -> None:
         self.model = pair.target
-        self.head = random_head(pair, feature_layers=layers)
+        self.head = head_of(pair, feature_layers=layers)
         self.target = EagerRunner(pair.target, 3, 64, compact=operator, features=kept)
         self.runner = EagleRunner(self.head, self.target, 3, 64)
         if not operator:

@@ -1,0 +1,64 @@
+"""What all formats share: the decoder layer is described by a Llama model's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from specdec_core.base.errors import UserError
+
+_SHARED = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "hidden_act",
+    "attention_bias",
+    "mlp_bias",
+    "max_position_embeddings",
+    "vocab_size",
+)
+# EAGLE-3.1: a norm for each feature, and normed states fed on. vLLM knows them by these keys.
+_UNSUPPORTED = ("fc_norm", "norm_output")
+
+
+def layer_values(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The values of :class:`EagleSettings` that a Llama configuration has, with transformers'
+    defaults for keys that it lacks.
+
+    Raises:
+        UserError: it is no Llama layer, more than one, quantised, or not a configuration.
+    """
+    check_plain(config, name)
+    kind = config.get("model_type", "llama")
+    if kind != "llama":
+        raise UserError(f"{name}: its decoder layer is of the kind {kind!r}; only llama's is read")
+    try:
+        llama = LlamaConfig.from_dict(dict(config))
+        rope = dict(llama.rope_parameters or {})
+    except (TypeError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{name}: not a decoder layer's configuration: {reason}") from None
+    if llama.num_hidden_layers != 1:
+        raise UserError(
+            f"{name}: has {llama.num_hidden_layers} decoder layers; only heads with one are read"
+        )
+    rope_type = rope.get("rope_type", "default")
+    if rope_type not in {"default", *ROPE_INIT_FUNCTIONS}:
+        raise UserError(f"{name}: unknown rope_type {rope_type!r}")
+    return {**{key: getattr(llama, key) for key in _SHARED}, "rope_parameters": rope}
+
+
+def check_plain(config: Mapping[str, Any], name: str) -> None:
+    """Raises :class:`UserError` for quantised heads, and for variants of another formula."""
+    for key in ("quantization_config", "compression_config"):
+        if config.get(key):
+            raise UserError(f"{name}: is quantised ({key}); only unquantised heads are read")
+    for key in _UNSUPPORTED:
+        if config.get(key):
+            raise UserError(f"{name}: {key} (EAGLE-3.1) is not supported")

@@ -1,0 +1,46 @@
+"""Heads of EAGLE's authors (SafeAILab/EAGLE), of all three generations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from specdec_core.config import parse
+from specdec_core.models.eagle.eagle_one import EagleOneHead
+from specdec_core.models.eagle.formats import specforge
+from specdec_core.models.eagle.formats.files import holds
+from specdec_core.models.eagle.formats.llama import layer_values
+from specdec_core.models.eagle.head import EagleHead
+from specdec_core.models.eagle.settings import EagleSettings
+
+
+def recognises(config: dict[str, Any], folder: Path) -> bool:
+    """EAGLE-3 by a draft vocabulary. The configuration of EAGLE and EAGLE-2 is that of a Llama
+    model with one layer, which has no `fc`."""
+    if config.get("model_type") != "llama":
+        return False
+    if "draft_vocab_size" in config:
+        return True
+    return config.get("num_hidden_layers") == 1 and holds(folder, "fc.weight")
+
+
+def build(config: dict[str, Any], layers: int, name: str) -> EagleHead | EagleOneHead:
+    """The head of that shape, without its weights."""
+    if "draft_vocab_size" in config:
+        return specforge.build(config, layers, name)
+    # Its own attention knows `qkv_bias` alone, and heads that divide the width.
+    shape = layer_values({**config, "head_dim": None, "attention_bias": False}, name)
+    values = {
+        **shape,
+        "draft_vocab_size": shape["vocab_size"],
+        "target_hidden_size": shape["hidden_size"],
+        "feature_layers": (layers,),
+    }
+    return EagleOneHead(
+        parse(EagleSettings, values, name),
+        fc_bias=bool(config.get("bias", True)),
+        qkv_bias=bool(config.get("qkv_bias", False)),
+    )
+
+
+renamed = specforge.renamed

@@ -1,0 +1,45 @@
+"""Heads of SpecForge, which SGLang serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from specdec_core.config import parse
+from specdec_core.models.eagle.formats.llama import layer_values
+from specdec_core.models.eagle.head import EagleHead
+from specdec_core.models.eagle.settings import EagleSettings, default_layers
+
+_ARCHITECTURE = "LlamaForCausalLMEagle3"
+_LAYERS = "eagle_aux_hidden_state_layer_ids"
+
+
+def recognises(config: dict[str, Any], folder: Path) -> bool:
+    """By its architecture."""
+    return _ARCHITECTURE in (config.get("architectures") or ())
+
+
+def build(config: dict[str, Any], layers: int, name: str) -> EagleHead:
+    """The head of that shape, without its weights."""
+    shape = layer_values(config, name)
+    values = {
+        **shape,
+        "draft_vocab_size": config.get("draft_vocab_size") or shape["vocab_size"],
+        "target_hidden_size": config.get("target_hidden_size") or shape["hidden_size"],
+        "feature_layers": _feature_layers(config, layers),
+    }
+    return EagleHead(parse(EagleSettings, values, name))
+
+
+def renamed(tensor: str) -> str:
+    """The decoder layer is called `midlayer` there."""
+    return tensor.replace("midlayer.", "layers.0.", 1)
+
+
+def _feature_layers(config: dict[str, Any], layers: int) -> tuple[Any, ...]:
+    """SpecForge numbers the layers whose *outputs* the head reads, in `eagle_config`; without that,
+    its default comes to ours, of inputs. A list at the top is of vLLM, and of inputs."""
+    outputs = (config.get("eagle_config") or {}).get(_LAYERS)
+    if outputs:
+        return tuple(layer + 1 for layer in outputs)
+    return tuple(config.get(_LAYERS) or default_layers(layers))

@@ -1,0 +1,219 @@
+"""Load EAGLE heads of any known format, and save them in the one that vLLM reads."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from specdec_core.base.errors import UserError
+from specdec_core.base.files import atomic_folder
+from specdec_core.models.eagle.checks import check_target, draft_vocabulary
+from specdec_core.models.eagle.eagle_one import EagleOneHead
+from specdec_core.models.eagle.formats import int8, original, specforge, speculators
+from specdec_core.models.eagle.formats.files import CONFIG, WEIGHTS, read_config, read_tensors
+from specdec_core.models.eagle.formats.speculators import EagleCard
+from specdec_core.models.eagle.head import EagleHead
+from specdec_core.models.location import located
+
+AnyHead = EagleHead | EagleOneHead
+
+_FORMATS = (speculators, specforge, original)
+_EMBEDDING = "embed_tokens.weight"
+_BUFFERS = ("d2t", "t2d")
+_FILES = ("*.json", "*.safetensors", "*.bin")
+
+
+def is_head(folder: Path) -> bool:
+    """Whether a folder holds an EAGLE head that :func:`load_head` knows, by its `config.json`, and
+    where that leaves it open, by the names of its tensors."""
+    try:
+        config = read_config(folder, str(folder))
+    except UserError:
+        return False
+    return any(form.recognises(config, folder) for form in _FORMATS)
+
+
+def head_folder(name: str) -> Path:
+    """The folder of a head or model, by a name that :func:`located` takes; one on the hub is
+    downloaded where the hub's cache lacks it.
+
+    Raises:
+        UserError: there is no such folder, or it cannot be had.
+    """
+    path = located(name)
+    if Path(path).is_dir():
+        return Path(path)
+    if path.startswith((".", os.sep)):
+        raise UserError(f"{name}: no such folder")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(path, allow_patterns=list(_FILES)))
+    except (OSError, ValueError) as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+        raise UserError(f"{name}: cannot be had from the hub: {reason.strip()}") from None
+
+
+def read_card(name: str) -> EagleCard:
+    """What a head's folder says of it besides its shape; little for a head of others.
+
+    Raises:
+        UserError: there is no such folder or `config.json`, or the card is damaged.
+    """
+    return speculators.read_card(read_config(head_folder(name), name), name)
+
+
+def load_head(
+    name: str,
+    target_config: PretrainedConfig,
+    target_fingerprint: str | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> AnyHead:
+    """A head by a name that :func:`located` takes, for the target with that configuration, on the
+    CPU and in evaluation mode. Its `embed_tokens` is None unless the head brings its own, as is the
+    `lm_head` of an :class:`EagleOneHead`: these are the target's.
+
+    Args:
+        name: a folder or hub id.
+        target_config: the target's.
+        target_fingerprint: its weights', which heads of ours are compared with; None for any.
+        dtype: of the weights; rotary frequencies stay in float32.
+
+    Raises:
+        UserError: there is no such head, it is damaged or of a kind that is not read, or it is for
+            another target.
+    """
+    folder = head_folder(name)
+    config = read_config(folder, name)
+    form = next((form for form in _FORMATS if form.recognises(config, folder)), None)
+    if form is None:
+        raise UserError(
+            f"{name}: not an EAGLE head of a known format (speculators' eagle3, SpecForge's or"
+            " SafeAILab's)"
+        )
+    trained_for = speculators.read_card(config, name).target_fingerprint
+    if target_fingerprint and trained_for and trained_for != target_fingerprint:
+        raise UserError(
+            f"{name}: was trained for another target (weights {trained_for}, this target's are"
+            f" {target_fingerprint})"
+        )
+    head = _unfilled(form, config, target_config.get_text_config(decoder=True), name)
+    check_target(head.settings, target_config, name)
+    tensors = {form.renamed(key): tensor for key, tensor in read_tensors(folder, name).items()}
+    if speculators.form_of(config) == "int8":
+        tensors = int8.unpacked(tensors, name)
+    _fill(head, tensors, dtype, name)
+    return head.eval()
+
+
+def save_head(
+    head: EagleHead,
+    folder: Path,
+    card: EagleCard,
+    *,
+    form: Literal["speculators", "int8"] = "speculators",
+    dtype: torch.dtype = torch.bfloat16,
+    embedding: bool = False,
+) -> None:
+    """Write a head into `folder`, as a whole; what was there is replaced.
+
+    Args:
+        head: on any device.
+        folder: where to.
+        card: the target that it is for, and how it was trained.
+        form: `speculators` for the format that vLLM reads; `int8` for about half of its size, which
+            only :func:`load_head` reads.
+        dtype: of weights and, with `int8`, of what is no matrix.
+        embedding: whether `embed_tokens` is the head's own. It always is where the head is not as
+            wide as the target.
+
+    Raises:
+        UserError: the head's draft vocabulary is none of the target's.
+        NoRoom: the disk is full.
+    """
+    settings = head.settings
+    tensors = dict(head.state_dict())
+    draft_vocabulary({key: tensors[key].cpu() for key in _BUFFERS}, settings, "the head")
+    if not embedding and settings.hidden_size == settings.target_hidden_size:
+        tensors.pop(_EMBEDDING, None)
+    if settings.draft_vocab_size == settings.vocab_size:  # vLLM has no place for offsets of zero
+        tensors = {key: tensor for key, tensor in tensors.items() if key not in _BUFFERS}
+    if form == "int8":
+        tensors = int8.packed(tensors)
+    tensors = {key: _written(key, tensor, dtype) for key, tensor in tensors.items()}
+    config = speculators.described(settings, card, form, str(dtype).removeprefix("torch."))
+    with atomic_folder(folder) as new:
+        save_file(tensors, new / WEIGHTS, metadata={"format": "pt"})
+        (new / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _written(key: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    as_is = not tensor.is_floating_point() or int8.is_scale(key)
+    return tensor.to("cpu", tensor.dtype if as_is else dtype).contiguous()
+
+
+def _unfilled(form: Any, config: dict[str, Any], target: PretrainedConfig, name: str) -> AnyHead:
+    """A head whose weights take no memory yet."""
+    try:
+        with torch.device("meta"):
+            head: AnyHead = form.build(config, target.num_hidden_layers, name)
+    except (KeyError, TypeError, AttributeError) as error:  # an unknown activation, among others
+        raise UserError(f"{name}: not a head's configuration: {error}") from None
+    head.rotary = LlamaRotaryEmbedding(head.config)  # no file has its frequencies
+    return head
+
+
+def _fill(head: AnyHead, tensors: dict[str, Tensor], dtype: torch.dtype, name: str) -> None:
+    """Give a head its weights. Raises :class:`UserError` for tensors that do not fit."""
+    tensors = {key: value for key, value in tensors.items() if not key.endswith("inv_freq")}
+    embedding = tensors.pop(_EMBEDDING, None)
+    if isinstance(head, EagleHead):
+        if "lm_head.weight" not in tensors:
+            raise UserError(f"{name}: no output layer (lm_head.weight)")
+        tensors |= draft_vocabulary(tensors, head.settings, name)
+    expected = {key: tuple(tensor.shape) for key, tensor in head.state_dict().items()}
+    settings = head.settings
+    if embedding is not None:
+        tensors[_EMBEDDING] = embedding
+        expected[_EMBEDDING] = (settings.vocab_size, settings.hidden_size)
+    elif settings.hidden_size != settings.target_hidden_size:
+        raise UserError(
+            f"{name}: no embed_tokens, but the target's embedding is {settings.target_hidden_size}"
+            f" wide and the head {settings.hidden_size}"
+        )
+    _check_tensors(tensors, expected, name)
+    tensors = {
+        key: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for key, tensor in tensors.items()
+    }
+    if embedding is not None:
+        head.embed_tokens = nn.Embedding.from_pretrained(tensors[_EMBEDDING], freeze=True)
+    head.load_state_dict(tensors, assign=True)
+
+
+def _check_tensors(
+    tensors: dict[str, Tensor], expected: dict[str, tuple[int, ...]], name: str
+) -> None:
+    """Raises :class:`UserError` for tensors of other names, shapes or kinds."""
+    for what, keys in (
+        ("unknown tensors", tensors.keys() - expected.keys()),
+        ("missing tensors", expected.keys() - tensors.keys()),
+    ):
+        if keys:
+            some = ", ".join(sorted(keys)[:3]) + (", …" if len(keys) > 3 else "")
+            raise UserError(f"{name}: {what}: {some}")
+    for key, tensor in tensors.items():
+        if tuple(tensor.shape) != expected[key]:
+            raise UserError(
+                f"{name}: {key} has the shape {tuple(tensor.shape)}, not {expected[key]}"
+            )
+        if key not in _BUFFERS and not tensor.is_floating_point():
+            raise UserError(f"{name}: {key} is quantised ({tensor.dtype}) in a way that is unknown")

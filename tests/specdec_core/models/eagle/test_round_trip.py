@@ -1,0 +1,174 @@
+"""A head that is saved and loaded again is the same head."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from specdec_core.models.eagle import EagleHead
+from specdec_core.models.eagle.formats import int8
+from specdec_core.models.eagle.loading import is_head, load_head, read_card, save_head
+from tests.specdec_core.models.eagle.heads import (
+    CARD,
+    DRAFTED,
+    VOCABULARY,
+    WIDTH,
+    outputs,
+    random_head,
+    target_config,
+)
+
+
+def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> EagleHead:
+    head = load_head(str(folder), target_config(), CARD.target_fingerprint, dtype)
+    assert isinstance(head, EagleHead)
+    assert not head.training
+    return head
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("drafted", [DRAFTED, VOCABULARY])
+@pytest.mark.parametrize("variant", [False, True])
+def test_every_output_is_the_same(
+    tmp_path: Path, dtype: torch.dtype, drafted: int, variant: bool
+) -> None:
+    head = random_head(
+        drafted,
+        norm_before_residual=variant,
+        norm_before_fc=variant,
+        attention_bias=variant,
+        mlp_bias=variant,
+        feature_layers=(1, 4) if variant else (0, 3, 6, 9),
+    )
+    frequencies = head.rotary.inv_freq.clone()
+    for weights in head.parameters():  # not head.to: rotary frequencies are for float32
+        weights.data = weights.data.to(dtype)
+    save_head(head, tmp_path / "head", CARD, dtype=dtype)
+    assert is_head(tmp_path / "head")
+    other = loaded(tmp_path / "head", dtype)
+    assert other.settings == head.settings
+    assert torch.equal(other.rotary.inv_freq, frequencies)
+    assert other.embed_tokens is None
+    for before, after in zip(outputs(head), outputs(other), strict=True):
+        assert after.dtype == dtype
+        assert torch.equal(before, after)
+    assert torch.equal(head.t2d, other.t2d)
+    assert read_card(str(tmp_path / "head")) == CARD
+
+
+def test_a_head_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    (tmp_path / "left").write_text("of another head")
+    for form in ("speculators", "int8"):
+        save_head(random_head(), tmp_path / "head", CARD, form=form)
+        assert {file.name for file in (tmp_path / "head").iterdir()} == {
+            "config.json",
+            "model.safetensors",
+        }
+        tensors = load_file(tmp_path / "head" / "model.safetensors")
+        assert ("fc.weight" in tensors) == (form == "speculators")
+    assert {file.name for file in tmp_path.iterdir()} == {"head", "left"}
+
+
+def test_offsets_are_left_out_of_a_whole_vocabulary(tmp_path: Path) -> None:
+    """vLLM has no place for them then."""
+    save_head(random_head(VOCABULARY), tmp_path, CARD)
+    assert not {"d2t", "t2d"} & load_file(tmp_path / "model.safetensors").keys()
+    assert loaded(tmp_path).t2d.all()
+
+
+def test_defaults_that_differ_are_written(tmp_path: Path) -> None:
+    """What *speculators* and vLLM take for missing keys is not the same."""
+    save_head(random_head(), tmp_path, CARD)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["norm_before_residual"] is False
+    assert config["norm_before_fc"] is False
+    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 4, 6]
+    assert config["target_hidden_size"] == WIDTH
+    layer = config["transformer_layer_config"]
+    assert layer["num_aux_hidden_states"] == 3
+    assert layer["num_hidden_layers"] == 1
+    assert layer["rope_parameters"]["rope_theta"] == 5000.0
+    assert config["speculators_config"]["verifier"]["name_or_path"] == CARD.target
+    assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 4
+
+
+@pytest.mark.parametrize("form", ["speculators", "int8"])
+def test_an_embedding_of_its_own(tmp_path: Path, form: str) -> None:
+    head = random_head()
+    head.embed_tokens = nn.Embedding(VOCABULARY, WIDTH)
+    save_head(head, tmp_path / "shared", CARD, form=form)
+    assert loaded(tmp_path / "shared").embed_tokens is None
+    save_head(head, tmp_path / "own", CARD, form=form, dtype=torch.float32, embedding=True)
+    own = loaded(tmp_path / "own").embed_tokens
+    assert own is not None
+    weights = head.embed_tokens.weight
+    assert (own.weight - weights).abs().amax() <= (0 if form == "speculators" else 0.02)
+
+
+def test_a_head_of_another_width_keeps_its_embedding(tmp_path: Path) -> None:
+    head = random_head(hidden_size=24, num_attention_heads=3, num_key_value_heads=3)
+    head.embed_tokens = nn.Embedding(VOCABULARY, 24)
+    save_head(head, tmp_path, CARD, dtype=torch.float32)
+    other = loaded(tmp_path)
+    assert other.fc.weight.shape == (24, 3 * WIDTH)
+    assert all(map(torch.equal, outputs(head), outputs(other)))
+
+
+def test_int8_is_close_in_every_channel(tmp_path: Path) -> None:
+    head = random_head()
+    with torch.no_grad():
+        head.fc.weight[0] = 0  # a channel without a scale
+        head.fc.weight[1] *= 1e-4
+        head.fc.weight[2, 5] = 30.0
+    save_head(head, tmp_path, CARD, form="int8", dtype=torch.float32)
+    other = loaded(tmp_path)
+    state = other.state_dict()
+    for name, weights in head.state_dict().items():
+        if weights.ndim < 2:
+            assert torch.equal(weights, state[name]), name
+            continue
+        most = weights.abs().amax(1, keepdim=True)
+        assert ((weights - state[name]).abs() <= most / 127 * 0.502).all(), name
+    for before, after in zip(outputs(head), outputs(other), strict=True):
+        assert (before - after).norm() <= 0.05 * before.norm()
+
+
+def test_packing_again_changes_nothing() -> None:
+    once = int8.packed({"a.weight": torch.randn(8, 300), "norm.weight": torch.randn(8)})
+    again = int8.packed(int8.unpacked(once, "head"))
+    assert once.keys() == again.keys() == {"a.weight_int8", "a.weight_scale", "norm.weight"}
+    assert all(torch.equal(once[key], again[key]) for key in once)
+
+
+def test_int8_takes_half(tmp_path: Path) -> None:
+    head = random_head(
+        hidden_size=512, intermediate_size=1024, num_attention_heads=8, num_key_value_heads=8
+    )
+    head.embed_tokens = nn.Embedding(VOCABULARY, 512)
+    sizes = {}
+    for form in ("speculators", "int8"):
+        save_head(head, tmp_path / form, CARD, form=form)
+        sizes[form] = (tmp_path / form / "model.safetensors").stat().st_size
+    assert sizes["int8"] < 0.51 * sizes["speculators"]
+
+
+def test_weights_in_shards_and_in_torch_files(tmp_path: Path) -> None:
+    head = random_head()
+    save_head(head, tmp_path, CARD, dtype=torch.float32)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    file.unlink()
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    assert all(map(torch.equal, outputs(head), outputs(loaded(tmp_path))))
+    (tmp_path / "pytorch_model.bin").unlink()
+    names = sorted(tensors)
+    where = {name: f"part-{number % 2}.safetensors" for number, name in enumerate(names)}
+    for part in set(where.values()):
+        save_file({name: tensors[name] for name in names if where[name] == part}, tmp_path / part)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    assert all(map(torch.equal, outputs(head), outputs(loaded(tmp_path))))
