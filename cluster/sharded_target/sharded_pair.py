@@ -7,14 +7,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig
 
 from cluster.placement import Placed, place
 from cluster.sharded_target.sharded_runner import ShardedRunner
 from cluster.sharded_target.target_group import TargetGroup
 from specdec_core.config import PairSpec, Placement
 from specdec_core.models.location import located
-from specdec_core.models.pair import Pair, check_pair, load_drafts, load_skeleton, resolve_dtypes
+from specdec_core.models.pair import (
+    Draft,
+    Pair,
+    check_pair,
+    load_drafts,
+    load_skeleton,
+    resolve_dtypes,
+)
 from specdec_core.models.runner import ModelRunner
 
 
@@ -24,9 +31,11 @@ class ShardedPair(Pair):
 
     group: TargetGroup = field(init=False)
 
-    def open_runner(self, draft: str | None, slots: int) -> ModelRunner:
+    def open_runner(
+        self, draft: str | None, slots: int, target: ModelRunner | None = None
+    ) -> ModelRunner:
         if draft is not None:
-            return super().open_runner(draft, slots)
+            return super().open_runner(draft, slots, target)
         size = self.target.config.get_text_config(decoder=True).vocab_size
         return ShardedRunner(self.group, slots, size, self.spec.runner.device)
 
@@ -68,5 +77,5 @@ def load_sharded(spec: PairSpec, placed: Placed, drafts: bool = True) -> Sharded
     return pair
 
 
-def _skeletons(spec: PairSpec) -> dict[str, PreTrainedModel]:
+def _skeletons(spec: PairSpec) -> dict[str, Draft]:
     return {name: load_skeleton(model) for name, model in spec.drafts.items()}

@@ -24,9 +24,14 @@ from transformers.utils import logging as transformers_logging
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, RunnerSettings
 from specdec_core.models.eager import EagerRunner
-from specdec_core.models.eagle import EagleHead
+from specdec_core.models.eagle.loading import AnyHead, head_folder, is_head, load_head
 from specdec_core.models.eagle.runner import EagleRunner
-from specdec_core.models.fingerprints import TARGET, fingerprints, tokenizer_digest
+from specdec_core.models.fingerprints import (
+    TARGET,
+    fingerprint,
+    fingerprints,
+    tokenizer_digest,
+)
 from specdec_core.models.generation_settings import read_generation_settings, warn_of_unsupported
 from specdec_core.models.local_runner import LocalRunner
 from specdec_core.models.location import located
@@ -34,7 +39,12 @@ from specdec_core.models.packing import pack_linear_layers
 from specdec_core.models.runner import Batch, ModelRunner
 from specdec_core.models.supported import check_supported, context_length
 
-Draft = PreTrainedModel | EagleHead
+Draft = PreTrainedModel | AnyHead
+
+_APART = (
+    "an EAGLE head reads what the target has computed, so it drafts in the target's own process"
+    " (no PEARL) and for a target that is not split"
+)
 
 # bfloat16 is preferred where a forward takes less than this part of its time in float32.
 _CLEARLY = 0.93
@@ -60,6 +70,8 @@ class Pair:
             if not self.drafts:
                 raise UserError("the configuration needs a draft model, but the pair has none")
             return next(iter(self.drafts))
+        if name in self.spec.drafts and name not in self.drafts:
+            raise UserError(f"draft {name}: {_APART}")
         if name not in self.drafts:
             known = ", ".join(self.drafts) or "none"
             raise UserError(f"drafter.draft: the pair has no draft {name!r} (it has: {known})")
@@ -88,12 +100,9 @@ class Pair:
         compiled = self.spec.runner.compile
         weights = self.fingerprints[TARGET if draft is None else draft] if compiled else None
         model = self.target if draft is None else self.drafts[draft]
-        if isinstance(model, EagleHead):
+        if isinstance(model, AnyHead):
             if not isinstance(target, LocalRunner):
-                raise UserError(
-                    f"draft {draft}: a head reads the target's features, so it runs in the process"
-                    " of a target that is not split"
-                )
+                raise UserError(f"draft {draft}: {_APART}")
             return EagleRunner(model, target, slots, self.max_length, weights)
         features = self.feature_layers if draft is None else ()
         compact = True if compiled else self.compact
@@ -106,10 +115,24 @@ class Pair:
 
         return CompiledRunner(runner, weights)
 
+    def open_drafts(self, slots: int) -> dict[str, ModelRunner]:
+        """A runner for each draft, to be timed: of whatever text a head is fed, a target of its own
+        seems to have read all."""
+        read = None
+        if self.feature_layers:
+            read = self.open_runner(None, slots)
+            read.prefill(range(slots), [[1] * self.max_length] * slots)
+        return {name: self.open_runner(name, slots, read) for name in self.drafts}
+
+    @property
+    def draft_models(self) -> dict[str, PreTrainedModel]:
+        """The drafts that are language models."""
+        return {n: d for n, d in self.drafts.items() if isinstance(d, PreTrainedModel)}
+
     @property
     def feature_layers(self) -> tuple[int, ...]:
         """The target's layers that heads among the drafts read."""
-        heads = (draft for draft in self.drafts.values() if isinstance(draft, EagleHead))
+        heads = (draft for draft in self.drafts.values() if isinstance(draft, AnyHead))
         return tuple(sorted({layer for head in heads for layer in head.settings.feature_layers}))
 
     @property
@@ -155,10 +178,11 @@ def check_pair(spec: PairSpec) -> PreTrainedTokenizerBase:
         UserError: what is wrong with which model, in one line.
     """
     tokenizer = load_tokenizer(spec.target)
-    for name in (spec.target, *spec.drafts.values()):
+    models = [name for name in spec.drafts.values() if not _is_head(name)]
+    for name in (spec.target, *models):
         check_supported(_from_pretrained(AutoConfig, name, "configuration"), name)
     vocabulary = tokenizer.get_vocab()
-    for name in spec.drafts.values():
+    for name in models:
         other = load_tokenizer(name).get_vocab()
         if other != vocabulary:
             unlike = sorted(set(vocabulary.items()) ^ set(other.items()), key=lambda item: item[1])
@@ -178,13 +202,36 @@ def load_pair(spec: PairSpec) -> Pair:
     spec = resolve_dtypes(spec)
     runner = spec.runner
     target = _load_model(spec.target, runner.target_dtype, runner)
-    return Pair(spec, tokenizer, target, load_drafts(spec))
+    return Pair(spec, tokenizer, target, load_drafts(spec, target))
 
 
-def load_drafts(spec: PairSpec) -> dict[str, PreTrainedModel]:
-    """The drafts of a pair, whose device and data types are resolved, by name."""
-    runner = spec.runner
-    return {n: _load_model(m, runner.draft_dtype, runner) for n, m in spec.drafts.items()}
+def load_drafts(spec: PairSpec, target: PreTrainedModel | None = None) -> dict[str, Draft]:
+    """The drafts of a pair, whose device and data types are resolved, by name; heads only where the
+    `target` is in this process."""
+    drafts: dict[str, Draft] = {}
+    for name, model in spec.drafts.items():
+        if not _is_head(model):
+            drafts[name] = _load_model(model, spec.runner.draft_dtype, spec.runner)
+        elif target is not None:
+            drafts[name] = _load_head(model, spec, target)
+    return drafts
+
+
+def _is_head(name: str) -> bool:
+    return is_head(head_folder(name))
+
+
+def _load_head(name: str, spec: PairSpec, target: PreTrainedModel) -> AnyHead:
+    """A head with what it takes from its target, in whose data type it computes."""
+    head = load_head(name, target.config, fingerprint(spec.target), target.dtype)
+    head.to(target.device)
+    if spec.runner.pack and not spec.runner.compile and target.device.type == "cpu":
+        pack_linear_layers(head)
+    if head.embed_tokens is None:
+        head.embed_tokens = target.get_input_embeddings()
+    if head.lm_head is None:
+        head.lm_head = target.get_output_embeddings()
+    return head
 
 
 def load_skeleton(name: str) -> PreTrainedModel:
@@ -218,7 +265,7 @@ def resolve_dtypes(spec: PairSpec) -> PairSpec:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     on_cpu = torch.device(device).type == "cpu"
     changes: dict[str, str] = {"device": device}
-    first_draft = next(iter(spec.drafts.values()), None)
+    first_draft = next((name for name in spec.drafts.values() if not _is_head(name)), None)
     for which, name, width in (("target", spec.target, 8), ("draft", first_draft, 1)):
         if name and on_cpu and getattr(runner, f"{which}_dtype") == "auto":
             changes[f"{which}_dtype"] = _faster_dtype(name, width, runner.pack)

@@ -67,7 +67,7 @@ def choose_by_batch(
     outputs = [generation.tokens for generation in generations]
     context = sum(map(len, prompts)) / len(prompts) + new_tokens / 2
     tables = {}
-    for name, model in pair.drafts.items():
+    for name, model in pair.draft_models.items():
         agreeing = agreement(model, prompts, outputs)
         counts = {k: chain_counts(agreeing, k) for k in LENGTHS if k < new_tokens}
         tables[name] = predict(profile, counts, range(1, max(slots) + 1), name, context)

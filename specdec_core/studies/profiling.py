@@ -59,7 +59,7 @@ def profile_pair(
     batches = batches or BATCHES
     _check_sizes(widths, contexts, batches, repeats, pair.max_length)
     runners = {_TARGET: pair.open_runner(None, max(batches))}
-    runners |= {name: pair.open_runner(name, max(batches)) for name in pair.drafts}
+    runners |= pair.open_drafts(max(batches))
     shapes = [
         (width, batch)
         for batch in sorted(set(batches))
@@ -148,10 +148,11 @@ def measure_policies(
         for key, (draft, settings) in measured.items()
     }
     outputs = {}
+    runners = pair.open_drafts(1) if measured else {}
     for draft in {draft for draft, _ in measured.values()}:
-        runner = pair.open_runner(draft, 1)
+        runner = runners[draft]
         runner.watch_hidden(True)
-        output = runner.forward(Batch([0], [[1]]))
+        output = runner.forward(Batch([0], [[1, 1]], wanted=[1]))
         assert output.hidden is not None  # it is watched
         outputs[draft] = output.logits, output.hidden
         runner.watch_hidden(False)

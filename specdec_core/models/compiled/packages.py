@@ -22,14 +22,13 @@ import transformers
 from torch import Tensor, nn
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig
 
 from specdec_core.base.files import alone, atomic_path
 from specdec_core.base.workspace import kept_folder
 from specdec_core.models import attention
 from specdec_core.models.compiled.graphs import CannotCompile, first_line
 from specdec_core.models.compiled.loading import load
-from specdec_core.models.eagle.head import EagleHead
 
 log = logging.getLogger(__name__)
 
@@ -40,19 +39,17 @@ _OPTIONS = {
 
 
 class Packages:
-    """The graphs of one step of `model`: of a module whose arguments are tensors and lists of them,
-    and that calls the model.
+    """The graphs of one step of the model with that `config`: of a module whose arguments are
+    tensors and lists of them, and that calls the model.
 
     `facts` are what a graph depends on beside the code, torch and the processor: other facts, other
     graphs.
     """
 
-    def __init__(
-        self, step: nn.Module, model: PreTrainedModel | EagleHead, facts: Sequence[object]
-    ) -> None:
+    def __init__(self, step: nn.Module, config: PretrainedConfig, facts: Sequence[object]) -> None:
         self._step = step
-        self._name = model.config.name_or_path or model.config.model_type
-        own = (str(model.dtype), model.config._attn_implementation, *facts)
+        self._name = config.name_or_path or config.model_type
+        own = (config._attn_implementation, *facts)
         # The digest needs a compiler to detect the processor's features, so it is made when needed.
         self._folder = cache(lambda: kept_folder("graphs") / _digest(step, own))
 

@@ -82,7 +82,9 @@ def _forwards(eager: EagerRunner, weights: str) -> Forwards:
         )
         if not on_cpu:
             return PackedForwards(eager, CapturedPacked(packed, eager.cache))
-        packages = Packages(packed, model, [weights, last, size, eager.feature_layers])
+        packages = Packages(
+            packed, model.config, [model.dtype, weights, last, size, eager.feature_layers]
+        )
         return PackedForwards(eager, PackagedPacked(packages, eager.cache))
     if eager.feature_layers:
         raise CannotCompile("features are kept by packed rows alone")
@@ -90,7 +92,9 @@ def _forwards(eager: EagerRunner, weights: str) -> Forwards:
     if not on_cpu:
         return PaddedForwards(eager, CapturedPadded(step, eager.device))
     positions = eager.cache.positions
-    packages = Packages(step, model, [weights, last, size, positions, eager.windows])
+    packages = Packages(
+        step, model.config, [model.dtype, weights, last, size, positions, eager.windows]
+    )
     return PaddedForwards(eager, PackagedPadded(packages, positions))
 
 

@@ -94,6 +94,10 @@ class EagleOneHead(nn.Module):
         )
         return after
 
+    def normed(self, states: Tensor) -> Tensor:
+        """What the output layer reads of these states: all of them."""
+        return states
+
     def logits(self, states: Tensor) -> Tensor:
         """Of the vocabulary (…, vocabulary), after these states."""
         assert self.lm_head is not None, "the target's output layer is needed"

@@ -88,11 +88,6 @@ class EagleHead(nn.Module):
         """The target's number of each token of the draft vocabulary, increasing."""
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of its weights."""
-        return self.norm.weight.dtype
-
     def propose_only(self, tokens: Tensor) -> None:
         """Make the draft vocabulary these tokens of the target's, increasing."""
         self.d2t = tokens - torch.arange(len(tokens), device=tokens.device)
@@ -134,9 +129,14 @@ class EagleHead(nn.Module):
         )
         return after
 
+    def normed(self, states: Tensor) -> Tensor:
+        """What the output layer reads of these states, (…, width)."""
+        normed: Tensor = self.norm(states)
+        return normed
+
     def logits(self, states: Tensor) -> Tensor:
         """Of the draft vocabulary (…, draft vocabulary), after these states."""
-        logits: Tensor = self.lm_head(self.norm(states))
+        logits: Tensor = self.lm_head(self.normed(states))
         return logits
 
     def spread(self, logits: Tensor) -> Tensor:

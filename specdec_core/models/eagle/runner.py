@@ -18,9 +18,10 @@ from torch import Tensor
 
 from specdec_core.models.attention import ATTENTION
 from specdec_core.models.cache import SlotCache, SlotLayer
+from specdec_core.models.eagle import eagle_one
 from specdec_core.models.eagle import head as eagle_head
 from specdec_core.models.eagle.feed import RowFeed, Span
-from specdec_core.models.eagle.head import EagleHead
+from specdec_core.models.eagle.loading import AnyHead
 from specdec_core.models.eagle.step import EagleStep, example
 from specdec_core.models.local_runner import LocalRunner
 from specdec_core.models.row_attention import (
@@ -47,7 +48,7 @@ class EagleRunner(ModelRunner):
 
     def __init__(
         self,
-        head: EagleHead,
+        head: AnyHead,
         target: LocalRunner,
         slots: int,
         max_length: int,
@@ -56,7 +57,7 @@ class EagleRunner(ModelRunner):
         super().__init__()
         self.head, self.target, self.max_length = head, target, max_length
         self.head.config._attn_implementation = ATTENTION
-        weight = head.norm.weight
+        weight = next(head.layers.parameters())
         self.device, self.vocab_size = weight.device, target.vocab_size
         self._columns = _columns(head.settings.feature_layers, target)
         self._compact = operator.available(self.device)
@@ -78,7 +79,8 @@ class EagleRunner(ModelRunner):
         if weights is not None and self._compact and self.device.type == "cpu":
             from specdec_core.models.compiled.packages import Packages  # a second to import
 
-            packages = Packages(self._step, head, [weights, inspect.getsource(eagle_head)])
+            sources = map(inspect.getsource, (eagle_head, eagle_one))
+            packages = Packages(self._step, head.config, [weights, weight.dtype, *sources])
             with torch.inference_mode(False):
                 self._graph = packages.open("eagle", *example(*self._stores, self._states))
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from transformers.cache_utils import Cache
 
-from specdec_core.models.eagle.head import EagleHead
+from specdec_core.models.eagle.loading import AnyHead
 from specdec_core.models.row_attention import RowMask, RowPlan, SeenTensors
 from specdec_core.models.tensor_cache import TensorLayer
 
@@ -17,7 +17,7 @@ _MOST = 1 << 20
 class EagleStep(nn.Module):
     """`head` behind the interface of a graph."""
 
-    def __init__(self, head: EagleHead) -> None:
+    def __init__(self, head: AnyHead) -> None:
         super().__init__()
         self.head = head
         self._mask = RowMask.empty()  # see PackedStep
@@ -71,8 +71,8 @@ class EagleStep(nn.Module):
             past_key_values=Cache(layers=[TensorLayer(keys, values, rows, places)]),
         )[0]
         states[rows, places + 1] = after
-        read = self.head.norm(after[wanted])
-        logits = self.head.lm_head(read)
+        read = self.head.normed(after[wanted])
+        logits = self.head.logits(after[wanted])
         chosen = self.head.proposable[logits.max(dim=-1).indices]
         return self.head.spread(logits), chosen, read
 

@@ -131,7 +131,8 @@ class ForwardClock:
         return forward
 
     def _open(self, model: str) -> ModelRunner:
-        runner = self.pair.open_runner(None if model == TARGET else model, 1)
+        target = model == TARGET
+        runner = self.pair.open_runner(None, 1) if target else self.pair.open_drafts(1)[model]
         runner.prefill([0], [[0] * self.context])
         return runner
 

@@ -54,7 +54,7 @@ def transformers_generate(
     there is one. Sets torch's global seed when it draws."""
     options: dict[str, Any] = {}
     if draft is not None:
-        assistant = pair.drafts[draft]
+        assistant = pair.draft_models[draft]
         # `generate` reads these from the assistant, and keeps its adjusted values there.
         settings = assistant.generation_config
         settings.num_assistant_tokens = mode.assistant_tokens
