@@ -82,6 +82,7 @@ SPECFORGE = {
     [
         ({}, (2, LAYERS // 2, LAYERS - 3)),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 3, 7]}}, (1, 4, 8)),
+        ({"attention_bias": True, "mlp_bias": True}, (2, 4, 6)),
         ({"eagle_config": {"use_aux_hidden_state": True}}, (2, 4, 6)),
         ({"eagle_aux_hidden_state_layer_ids": [0, 3, 7]}, (0, 3, 7)),
     ],
