@@ -13,8 +13,9 @@ from specdec_core.base.errors import UserError
 from specdec_core.models.eagle.settings import EagleSettings
 
 
-def check_target(settings: EagleSettings, target: PretrainedConfig, name: str) -> None:
-    """Raises :class:`UserError` for a head of a target of another shape."""
+def check_target(settings: EagleSettings, target: PretrainedConfig, last: int, name: str) -> None:
+    """Raises :class:`UserError` for a head of a target of another shape. `last` is the greatest
+    number that a layer may have."""
     text = target.get_text_config(decoder=True)
     for what, of_head, of_target in (
         ("hidden states of width", settings.target_hidden_size, text.hidden_size),
@@ -22,7 +23,7 @@ def check_target(settings: EagleSettings, target: PretrainedConfig, name: str) -
     ):
         if of_head != of_target:
             raise UserError(f"{name}: is for a target with {what} {of_head}, not {of_target}")
-    layers, last = settings.feature_layers, text.num_hidden_layers
+    layers = settings.feature_layers
     increasing = all(a < b for a, b in pairwise(layers))
     if not increasing or layers[0] < 0 or layers[-1] > last:
         raise UserError(

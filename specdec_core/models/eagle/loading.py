@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -105,8 +105,12 @@ def load_head(
             f"{name}: was trained for another target (weights {trained_for}, this target's are"
             f" {target_fingerprint})"
         )
-    head = _unfilled(form, config, target_config.get_text_config(decoder=True), name)
-    check_target(head.settings, target_config, name)
+    layers = target_config.get_text_config(decoder=True).num_hidden_layers
+    head = _unfilled(form, config, layers, name)
+    # The state after the last layer is ours after the target's norm; EAGLE-3 heads of others read
+    # it before.
+    normed = speculators.form_of(config) is not None or isinstance(head, EagleOneHead)
+    check_target(head.settings, target_config, layers if normed else layers - 1, name)
     tensors = {form.renamed(key): tensor for key, tensor in read_tensors(folder, name).items()}
     if speculators.form_of(config) == "int8":
         tensors = int8.unpacked(tensors, name)
@@ -130,7 +134,8 @@ def save_head(
         folder: where to.
         card: the target that it is for, and how it was trained.
         form: `speculators` for the format that vLLM reads; `int8` for about half of its size, which
-            only :func:`load_head` reads.
+            only :func:`load_head` reads. For vLLM, no feature should be the output layer's: it
+            takes that number for the state before the target's norm.
         dtype: of weights and, with `int8`, of what is no matrix.
         embedding: whether `embed_tokens` is the head's own. It always is where the head is not as
             wide as the target.
@@ -151,7 +156,8 @@ def save_head(
     tensors = {key: _written(key, tensor, dtype) for key, tensor in tensors.items()}
     config = speculators.described(settings, card, form, str(dtype).removeprefix("torch."))
     with atomic_folder(folder) as new:
-        save_file(tensors, new / WEIGHTS, metadata={"format": "pt"})
+        # Not its save_file, whose files nobody else may read.
+        (new / WEIGHTS).write_bytes(save(tensors, metadata={"format": "pt"}))
         (new / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
@@ -160,11 +166,11 @@ def _written(key: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to("cpu", tensor.dtype if as_is else dtype).contiguous()
 
 
-def _unfilled(form: Any, config: dict[str, Any], target: PretrainedConfig, name: str) -> AnyHead:
+def _unfilled(form: Any, config: dict[str, Any], layers: int, name: str) -> AnyHead:
     """A head whose weights take no memory yet."""
     try:
         with torch.device("meta"):
-            head: AnyHead = form.build(config, target.num_hidden_layers, name)
+            head: AnyHead = form.build(config, layers, name)
     except (KeyError, TypeError, AttributeError) as error:  # an unknown activation, among others
         raise UserError(f"{name}: not a head's configuration: {error}") from None
     head.rotary = LlamaRotaryEmbedding(head.config)  # no file has its frequencies

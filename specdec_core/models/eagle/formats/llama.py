@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -41,7 +42,7 @@ def layer_values(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     try:
         llama = LlamaConfig.from_dict(dict(config))
         rope = dict(llama.rope_parameters or {})
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{name}: not a decoder layer's configuration: {reason}") from None
     if llama.num_hidden_layers != 1:

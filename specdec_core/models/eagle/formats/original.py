@@ -29,7 +29,7 @@ def build(config: dict[str, Any], layers: int, name: str) -> EagleHead | EagleOn
     if "draft_vocab_size" in config:
         return specforge.build(config, layers, name)
     # Its own attention knows `qkv_bias` alone, and heads that divide the width.
-    shape = layer_values({**config, "head_dim": None, "attention_bias": False}, name)
+    shape = layer_values({**config, **specforge.NO_BIAS, "head_dim": None}, name)
     values = {
         **shape,
         "draft_vocab_size": shape["vocab_size"],

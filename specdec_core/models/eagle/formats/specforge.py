@@ -11,6 +11,8 @@ from specdec_core.models.eagle.head import EagleHead
 from specdec_core.models.eagle.settings import EagleSettings, default_layers
 
 _ARCHITECTURE = "LlamaForCausalLMEagle3"
+# Its modules, and those of EAGLE's authors, have none, whatever keys are left of a target's.
+NO_BIAS = {"attention_bias": False, "mlp_bias": False}
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -21,7 +23,7 @@ def recognises(config: dict[str, Any], folder: Path) -> bool:
 
 def build(config: dict[str, Any], layers: int, name: str) -> EagleHead:
     """The head of that shape, without its weights."""
-    shape = layer_values(config, name)
+    shape = layer_values({**config, **NO_BIAS}, name)
     values = {
         **shape,
         "draft_vocab_size": config.get("draft_vocab_size") or shape["vocab_size"],

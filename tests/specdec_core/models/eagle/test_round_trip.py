@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from specdec_core.base.errors import UserError
 from specdec_core.models.eagle import EagleHead
 from specdec_core.models.eagle.formats import int8
 from specdec_core.models.eagle.loading import is_head, load_head, read_card, save_head
@@ -172,3 +173,16 @@ def test_weights_in_shards_and_in_torch_files(tmp_path: Path) -> None:
         save_file({name: tensors[name] for name in names if where[name] == part}, tmp_path / part)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
     assert all(map(torch.equal, outputs(head), outputs(loaded(tmp_path))))
+
+
+def test_a_head_in_the_hubs_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    repository = tmp_path / "models--some--head"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    save_head(random_head(), repository / "snapshots" / ("0" * 40), CARD, dtype=torch.float32)
+    head = load_head("some/head", target_config())
+    assert all(map(torch.equal, outputs(head), outputs(random_head())))
+    with pytest.raises(UserError, match="other/head: cannot be had from the hub: "):
+        load_head("other/head", target_config())
