@@ -24,6 +24,7 @@ from specdec_core.drafting.policies.pre_cut import PreCutPolicy, PreCutSettings
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.recordings.track import Track
+from specdec_core.recordings.unrolled import track_of
 from specdec_core.search.results import SweepResult, Trial
 
 MOST_STARTS = 40_000  # positions from which drafts are followed
@@ -53,7 +54,7 @@ def gather(result: SweepResult, traces: Path) -> Evidence:
     draft = draft_of(result, best) if best else None
     draft = draft if draft in names else recording.draft_name()
     if not recording.header.replayable:
-        tracks = {name: Track(recording.trace(name, hidden=False)) for name in names}
+        tracks = {name: track_of(recording.trace(name, hidden=False), name) for name in names}
         tokens = {name: trajectory(track) for name, track in tracks.items()}
         return Evidence(recording, draft, tokens)
     # hidden states, most of a recording, are for heads

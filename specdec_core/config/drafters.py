@@ -163,7 +163,14 @@ class ModelSettings(DrafterSettings):
             return "how far a tree is accepted is recorded for greedy decoding only"
         if whole:
             return "of a tree only those tokens are recorded that the target accepts"
+        if self.is_head(recording):
+            return "of a head chains are recorded, not trees"
         return self.unknown_draft(recording)
+
+    def is_head(self, recording: RecordingFacts) -> bool:
+        """Whether the draft is an EAGLE head."""
+        first = next(iter(recording.drafts), None)
+        return (self.draft or first) in recording.heads
 
 
 class PolicyDrafterSettings(ModelSettings):
@@ -177,7 +184,10 @@ class PolicyDrafterSettings(ModelSettings):
 
     def unknown_chain(self, recording: RecordingFacts) -> str | None:
         """Why a recording cannot tell the draft model's chain; None where it can."""
-        return self.unknown_draft(recording) or self.policy.unknown_to(recording)
+        unknown = self.unknown_draft(recording) or self.policy.unknown_to(recording)
+        if unknown is None and self.parts and self.is_head(recording):
+            return "what a head would draft after guesses is not recorded"
+        return unknown
 
 
 class LookupSettings(DrafterSettings):

@@ -217,6 +217,11 @@ def load_drafts(spec: PairSpec, target: PreTrainedModel | None = None) -> dict[s
     return drafts
 
 
+def heads_of(spec: PairSpec) -> tuple[str, ...]:
+    """The drafts of a pair that are EAGLE heads, by name."""
+    return tuple(name for name, model in spec.drafts.items() if _is_head(model))
+
+
 def _is_head(name: str) -> bool:
     return is_head(head_folder(name))
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from specdec_core.config import Configuration
 from specdec_core.engine import Engine, Request
+from specdec_core.models.eagle.loading import AnyHead
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch, ModelRunner
 from specdec_core.recordings.schema import (
@@ -31,6 +32,7 @@ from specdec_core.recordings.schema import (
     Header,
     Shard,
 )
+from specdec_core.recordings.unrolled import HeadRecorder
 from specdec_core.tokens.acceptance import Places
 from specdec_core.tokens.sampling import RandomStream, warp
 from specdec_core.tokens.statistics import Generation
@@ -49,7 +51,11 @@ class Recorder:
         self.engine = Engine(self.pair, Configuration(sampling=header.sampling), slots=_SLOTS)
         self.target = self.engine.target
         self.drafts: dict[str, ModelRunner] = {}
-        for name in pair.drafts:
+        self.heads: dict[str, HeadRecorder] = {}
+        for name, draft in pair.drafts.items():
+            if isinstance(draft, AnyHead):
+                self.heads[name] = HeadRecorder(draft, self.target, pair.max_length, header)
+                continue
             self.drafts[name] = self.pair.open_runner(name, 1 + _BRANCHES)
             self.drafts[name].watch_hidden(True)
 
@@ -81,6 +87,15 @@ class Recorder:
         )
         forced = _forced(self.target, prompt, output)
         p = self._distributions(torch.cat([logits for logits, _ in forced]))
+        for name, head in self.heads.items():
+            draw, rows = _DraftTokens(self, request, len(prompt)), _Rows(self.header.top_k)
+            for chain in head.chains(prompt, output, self._distributions, draw):
+                t, tokens, q, hidden = chain.position, chain.tokens, chain.q, chain.hidden
+                compared = _compare(p[t : t + 1], q[:1], tokens[:1], output[t : t + 1])
+                rows.add([t], 0, tokens[:1], q[:1], hidden[:1], compared)
+                if len(tokens) > 1:
+                    rows.add([t] * (len(tokens) - 1), 1, tokens[1:], q[1:], hidden[1:], None)
+            yield f"{DRAFTS}/{name}", rows.table(number)
         for name, runner in self.drafts.items():
             draw = _DraftTokens(self, request, len(prompt))
             rows = _Rows(self.header.top_k)

@@ -35,6 +35,7 @@ from specdec_core.drafting.recorded import UNKNOWN, RecordedResources
 from specdec_core.recordings.rounds import ReplayedRounds, Rounds
 from specdec_core.recordings.schema import Recording
 from specdec_core.recordings.track import Track
+from specdec_core.recordings.unrolled import track_of
 from specdec_core.recordings.verified import verified
 from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.token_tree import ROOT, TokenTree
@@ -87,6 +88,7 @@ class Replay:
             max_draft=header.max_draft,
             max_new_tokens=header.max_new_tokens,
             timed=profile is not None,
+            heads=header.heads,
         )
         self._load_head = load_head or self._recorded_head
         self._heads: dict[tuple[str, str], LoadedHead] = {}
@@ -101,7 +103,7 @@ class Replay:
         """Why this configuration cannot be replayed; None where it can."""
         drafter, drawn = configuration.drafter, not self.header.sampling.fixed_output
         chain = isinstance(drafter, ChainSettings) and drafter.guesses is None
-        if drawn and drafter is not None and not chain:
+        if drawn and drafter is not None and (not chain or self.header.heads):
             return "with rejection sampling only the chains of a draft model are known"
         return configuration.unknown_to(self.facts)
 
@@ -152,7 +154,7 @@ class Replay:
         if name not in self._tracks:
             trace = self.recording.trace(name, self._hidden)
             fixed = self.header.sampling.fixed_output
-            self._tracks[name] = Track(trace if fixed else verified(trace))
+            self._tracks[name] = track_of(trace if fixed else verified(trace), name)
         return self._tracks[name]
 
     def values(self, draft: str | None, policy: PolicySettings) -> np.ndarray:

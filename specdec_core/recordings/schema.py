@@ -10,7 +10,9 @@ Shards are Parquet files of some prompts each, written whole or not at all.
 A prompt's first rows are the target's trajectory (step 0), one for each of its N generated
 positions t: the token Y_t that the draft model drafts after the prompt and X_0 … X_{t-1}. Then
 follows, for each position where Y_t is not X_t, the continuation (step 1, 2, …): what is drafted
-after Y_t, up to `max_draft` tokens including Y_t, or to an end token.
+after Y_t, up to `max_draft` tokens including Y_t, or to an end token. A head drafts otherwise after
+its own tokens than after a text that the target has read, so its continuations follow from every
+position.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ PROMPTS, DRAFTS, EXAMPLES = "prompts", "drafts", "examples"
 # Columns that every row of a draft has …
 EVERY_ROW = {
     "prompt": pa.int32(),  # number in the prompt set
-    "position": pa.int32(),  # t; of a continuation, that of its disagreement
+    "position": pa.int32(),  # t; of a continuation, that of its Y_t
     "step": pa.int16(),
     "draft_token": pa.int32(),
     "entropy": pa.float32(),  # of q, nats
@@ -88,10 +90,14 @@ class Header(Value):
         description="share of target tokens in the examples; 0, no examples",
     )
 
+    heads: tuple[str, ...] = Field(default=(), description="the drafts that are EAGLE heads")
+
     @property
     def digest(self) -> str:
         """Names what was recorded: other weights, prompts or settings have another digest."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        # Recordings without heads keep the digests that they had.
+        content = self.model_dump_json(exclude=None if self.heads else {"heads"})
+        return hashlib.sha256(content.encode()).hexdigest()
 
     @property
     def replayable(self) -> bool:
@@ -211,7 +217,13 @@ class Recording:
         :class:`UserError` when none were recorded."""
         if not self.header.mixing:
             raise UserError(f"{self.folder}: recorded without examples; record with --mixing 0.15")
-        return self._dense(self.table(f"{EXAMPLES}/{self.draft_name(draft)}"))
+        draft = self.draft_name(draft)
+        if draft in self.header.heads:
+            raise UserError(
+                f"{self.folder}: {draft} is an EAGLE head, of which no token-mixed examples are"
+                " recorded; train on its candidates with --source trajectory"
+            )
+        return self._dense(self.table(f"{EXAMPLES}/{draft}"))
 
     @cached_property
     def prompts(self) -> Prompts:

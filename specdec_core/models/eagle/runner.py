@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,8 +23,8 @@ from specdec_core.models.eagle import eagle_one
 from specdec_core.models.eagle import head as eagle_head
 from specdec_core.models.eagle.feed import RowFeed, Span
 from specdec_core.models.eagle.loading import AnyHead
+from specdec_core.models.eagle.settings import EagleSettings
 from specdec_core.models.eagle.step import EagleStep, example
-from specdec_core.models.local_runner import LocalRunner
 from specdec_core.models.row_attention import (
     MaskedSpans,
     PackedSequence,
@@ -34,6 +35,20 @@ from specdec_core.models.runner import Batch, ModelRunner, Output, PackedOutput
 from specdec_core.tokens.topology import Topologies
 
 _PADDING = 160  # see EagerRunner
+
+
+class ReadRows(Protocol):
+    """What a target has read in each row, and its features of that."""
+
+    feature_layers: tuple[int, ...]  # in the order in which features have them
+    vocab_size: int
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens that are read in each row."""
+
+    def features(self, rows: Sequence[int], places: Sequence[int]) -> Tensor:
+        """Of the tokens at `places[i]` of `rows[i]`, (n, layers · width)."""
 
 
 class EagleRunner(ModelRunner):
@@ -49,7 +64,7 @@ class EagleRunner(ModelRunner):
     def __init__(
         self,
         head: AnyHead,
-        target: LocalRunner,
+        target: ReadRows,
         slots: int,
         max_length: int,
         weights: str | None = None,
@@ -59,7 +74,7 @@ class EagleRunner(ModelRunner):
         self.head.config._attn_implementation = ATTENTION
         weight = next(head.layers.parameters())
         self.device, self.vocab_size = weight.device, target.vocab_size
-        self._columns = _columns(head.settings.feature_layers, target)
+        self._columns = _columns(head.settings, target.feature_layers)
         self._compact = operator.available(self.device)
         settings, positions = head.settings, max_length + _PADDING
         dtype = weight.dtype if self._compact else torch.float32
@@ -206,14 +221,11 @@ def _joined(counts: Sequence[int], parts: Sequence[Sequence[Tensor]], hidden: bo
     return PackedOutput(counts, logits, read if hidden else None, chosen)
 
 
-def _columns(layers: Sequence[int], target: LocalRunner) -> Tensor | None:
-    """Where in the features that the target keeps those of `layers` are; None: all, in order."""
-    kept = target.feature_layers
+def _columns(settings: EagleSettings, kept: Sequence[int]) -> Tensor | None:
+    """Where in the features of the layers `kept` those are that a head reads; None: all, in
+    order."""
+    layers, width = settings.feature_layers, settings.target_hidden_size
     assert set(layers) <= set(kept), f"features of {layers}, kept are those of {kept}"
     if tuple(layers) == tuple(kept):
         return None
-    assert target.cache.features is not None
-    store = target.cache.features.tensor
-    width = store.shape[3] // len(kept)
-    spans = [torch.arange(width) + kept.index(layer) * width for layer in layers]
-    return torch.cat(spans).to(store.device)
+    return torch.cat([torch.arange(width) + kept.index(layer) * width for layer in layers])

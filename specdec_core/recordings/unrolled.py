@@ -1,0 +1,165 @@
+"""What a head drafts from every place of a text, and replaying it.
+
+A draft model's candidate depends on the text before it alone, so one pass over a text tells what it
+drafts everywhere. A head reads the target's features of the text and its own states after that:
+what it drafts depends on where the draft begins, too. So its chain is drafted from every place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec_core.base.errors import UserError
+from specdec_core.drafting.recorded import Drafts
+from specdec_core.models.eagle.loading import AnyHead
+from specdec_core.models.eagle.runner import EagleRunner
+from specdec_core.models.local_runner import LocalRunner
+from specdec_core.models.runner import Batch
+from specdec_core.recordings.schema import Header, Trace
+from specdec_core.recordings.track import Track
+
+_STARTS = 16  # chains drafted together
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The candidates (n) after `position` generated tokens, the distributions (n, vocabulary) they
+    were drawn from, and what the output layer read (n, width)."""
+
+    position: int
+    tokens: list[int]
+    q: Tensor
+    hidden: Tensor
+
+
+class ReadText:
+    """The target's features of a text, of which each row of a head may see a beginning."""
+
+    def __init__(self, target: LocalRunner, rows: int) -> None:
+        self._target = target
+        self.vocab_size, self.feature_layers = target.vocab_size, target.feature_layers
+        self.lengths = [0] * rows
+        self._features: Tensor | None = None
+
+    def read(self, length: int) -> None:
+        """Take the features of the first `length` tokens in row 0 of the target; the rows' tokens
+        are seen once `lengths` says so."""
+        self._features = self._target.features([0] * length, range(length))
+
+    def features(self, rows: Sequence[int], places: Sequence[int]) -> Tensor:
+        """See :meth:`LocalRunner.features`: of the same text in every row."""
+        assert self._features is not None, "nothing was read"
+        return self._features[list(places)]
+
+
+class HeadRecorder:
+    """Drafts the chains of `head` from all places of texts that row 0 of `target` holds."""
+
+    def __init__(self, head: AnyHead, target: LocalRunner, max_length: int, header: Header) -> None:
+        self.header = header
+        self._text = ReadText(target, 1 + _STARTS)
+        self._runner = EagleRunner(head, self._text, 1 + _STARTS, max_length)
+        self._runner.watch_hidden(True)
+
+    def chains(
+        self,
+        prompt: Sequence[int],
+        output: Sequence[int],
+        distributions: Callable[[Tensor], Tensor],
+        draw: Callable[[Tensor, Sequence[int]], list[int]],
+    ) -> Iterator[Chain]:
+        """The chain from every place of `output`, in their order; `distributions` makes them of
+        logits, `draw` draws from them at positions of the output."""
+        text = [*prompt, *output[:-1]]
+        runner, read = self._runner, self._text
+        read.read(len(text))
+        for row in range(1 + _STARTS):
+            runner.truncate(row, 0)
+            read.lengths[row] = len(text)
+        # As far as every chain begins with the target's features; the last token comes with it.
+        runner.prefill([0], [text])
+        for first in range(0, len(output), _STARTS):
+            places = range(first, min(first + _STARTS, len(output)))
+            rows = {row: place for row, place in enumerate(places, 1)}
+            held = [len(prompt) - 1 + place for place in places]
+            for row, length in zip(rows, held, strict=True):
+                read.lengths[row] = length
+            runner.fork(0, list(rows), held)
+            yield from self._drafted(
+                rows, {r: text[n] for r, n in zip(rows, held, strict=True)}, distributions, draw
+            )
+
+    def _drafted(
+        self,
+        rows: dict[int, int],
+        feed: dict[int, int],
+        distributions: Callable[[Tensor], Tensor],
+        draw: Callable[[Tensor, Sequence[int]], list[int]],
+    ) -> list[Chain]:
+        """The chains of `rows`, whose places these are, after the tokens `feed`."""
+        header = self.header
+        # The target adds a token to every round; a first candidate is recorded all the same.
+        most = {
+            row: min(header.max_draft, max(header.max_new_tokens - 1 - place, 1))
+            for row, place in rows.items()
+        }
+        drafted: dict[int, list[tuple[int, Tensor, Tensor]]] = {row: [] for row in rows}
+        step = 0
+        while feed:
+            after = self._runner.forward(Batch(list(feed), [[token] for token in feed.values()]))
+            assert after.hidden is not None  # it is watched
+            q = distributions(after.logits)
+            tokens = draw(q, [rows[row] + step for row in feed])
+            step += 1
+            following = {}
+            for place, (row, token) in enumerate(zip(feed, tokens, strict=True)):
+                drafted[row].append((token, q[place], after.hidden[place]))
+                if token not in header.eos_token_ids and step < most[row]:
+                    following[row] = token
+            feed = following
+        chains = []
+        for row, steps in drafted.items():
+            tokens, qs, states = zip(*steps, strict=True)
+            chains.append(Chain(rows[row], list(tokens), torch.stack(qs), torch.stack(states)))
+        return chains
+
+
+class UnrolledTrack(Track):
+    """The trace of a head, indexed by where a round begins."""
+
+    @cached_property
+    def _sizes(self) -> np.ndarray:
+        """The candidates recorded from each start (T,)."""
+        begins = self.trace.trajectory
+        return np.diff(np.append(begins, len(self.trace)))
+
+    @cached_property
+    def windows(self) -> np.ndarray:
+        offsets = np.arange(self.header.max_draft)
+        beyond = np.minimum(offsets, self._sizes[:, None] - 1)
+        return np.asarray(self.trace.trajectory[:, None] + beyond)
+
+    @cached_property
+    def agreeing(self) -> np.ndarray:
+        offsets = np.arange(self.header.max_draft)
+        starts = np.arange(len(self.left))
+        tokens = self.trace.draft_token[self.windows]
+        targets = np.asarray(self.targets)
+        there = (offsets < self._sizes[:, None]) & (offsets < self.left[:, None])
+        place = np.minimum(starts[:, None] + offsets, len(targets) - 1)
+        same = there & (tokens == targets[place])
+        return np.asarray(np.where(same.all(axis=1), same.shape[1], same.argmin(axis=1)))
+
+    def trees(self, children: Sequence[Sequence[int]]) -> Drafts:
+        raise UserError("of a head chains are recorded, not trees")
+
+
+def track_of(trace: Trace, draft: str) -> Track:
+    """The trace of a draft, indexed by where a round begins."""
+    return (UnrolledTrack if draft in trace.header.heads else Track)(trace)
