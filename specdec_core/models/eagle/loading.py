@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -17,17 +17,14 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_folder
 from specdec_core.models.eagle.checks import check_target, draft_vocabulary
 from specdec_core.models.eagle.eagle_one import EagleOneHead
+from specdec_core.models.eagle.filling import BUFFERS, EMBEDDING, AnyHead, fill
 from specdec_core.models.eagle.formats import int8, original, specforge, speculators
 from specdec_core.models.eagle.formats.files import CONFIG, WEIGHTS, read_config, read_tensors
 from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.head import EagleHead
 from specdec_core.models.location import located
 
-AnyHead = EagleHead | EagleOneHead
-
 _FORMATS = (speculators, specforge, original)
-_EMBEDDING = "embed_tokens.weight"
-_BUFFERS = ("d2t", "t2d")
 _FILES = ("*.json", "*.safetensors", "*.bin")
 
 
@@ -114,7 +111,7 @@ def load_head(
     tensors = {form.renamed(key): tensor for key, tensor in read_tensors(folder, name).items()}
     if speculators.form_of(config) == "int8":
         tensors = int8.unpacked(tensors, name)
-    _fill(head, tensors, dtype, name)
+    fill(head, tensors, dtype, name)
     return head.eval()
 
 
@@ -146,11 +143,11 @@ def save_head(
     """
     settings = head.settings
     tensors = dict(head.state_dict())
-    draft_vocabulary({key: tensors[key].cpu() for key in _BUFFERS}, settings, "the head")
+    draft_vocabulary({key: tensors[key].cpu() for key in BUFFERS}, settings, "the head")
     if not embedding and settings.hidden_size == settings.target_hidden_size:
-        tensors.pop(_EMBEDDING, None)
+        tensors.pop(EMBEDDING, None)
     if settings.draft_vocab_size == settings.vocab_size:  # vLLM has no place for offsets of zero
-        tensors = {key: tensor for key, tensor in tensors.items() if key not in _BUFFERS}
+        tensors = {key: tensor for key, tensor in tensors.items() if key not in BUFFERS}
     if form == "int8":
         tensors = int8.packed(tensors)
     tensors = {key: _written(key, tensor, dtype) for key, tensor in tensors.items()}
@@ -175,51 +172,3 @@ def _unfilled(form: Any, config: dict[str, Any], layers: int, name: str) -> AnyH
         raise UserError(f"{name}: not a head's configuration: {error}") from None
     head.rotary = LlamaRotaryEmbedding(head.config)  # no file has its frequencies
     return head
-
-
-def _fill(head: AnyHead, tensors: dict[str, Tensor], dtype: torch.dtype, name: str) -> None:
-    """Give a head its weights. Raises :class:`UserError` for tensors that do not fit."""
-    tensors = {key: value for key, value in tensors.items() if not key.endswith("inv_freq")}
-    embedding = tensors.pop(_EMBEDDING, None)
-    if isinstance(head, EagleHead):
-        if "lm_head.weight" not in tensors:
-            raise UserError(f"{name}: no output layer (lm_head.weight)")
-        tensors |= draft_vocabulary(tensors, head.settings, name)
-    expected = {key: tuple(tensor.shape) for key, tensor in head.state_dict().items()}
-    settings = head.settings
-    if embedding is not None:
-        tensors[_EMBEDDING] = embedding
-        expected[_EMBEDDING] = (settings.vocab_size, settings.hidden_size)
-    elif settings.hidden_size != settings.target_hidden_size:
-        raise UserError(
-            f"{name}: no embed_tokens, but the target's embedding is {settings.target_hidden_size}"
-            f" wide and the head {settings.hidden_size}"
-        )
-    _check_tensors(tensors, expected, name)
-    tensors = {
-        key: tensor.to(dtype) if tensor.is_floating_point() else tensor
-        for key, tensor in tensors.items()
-    }
-    if embedding is not None:
-        head.embed_tokens = nn.Embedding.from_pretrained(tensors[_EMBEDDING], freeze=True)
-    head.load_state_dict(tensors, assign=True)
-
-
-def _check_tensors(
-    tensors: dict[str, Tensor], expected: dict[str, tuple[int, ...]], name: str
-) -> None:
-    """Raises :class:`UserError` for tensors of other names, shapes or kinds."""
-    for what, keys in (
-        ("unknown tensors", tensors.keys() - expected.keys()),
-        ("missing tensors", expected.keys() - tensors.keys()),
-    ):
-        if keys:
-            some = ", ".join(sorted(keys)[:3]) + (", …" if len(keys) > 3 else "")
-            raise UserError(f"{name}: {what}: {some}")
-    for key, tensor in tensors.items():
-        if tuple(tensor.shape) != expected[key]:
-            raise UserError(
-                f"{name}: {key} has the shape {tuple(tensor.shape)}, not {expected[key]}"
-            )
-        if key not in _BUFFERS and not tensor.is_floating_point():
-            raise UserError(f"{name}: {key} is quantised ({tensor.dtype}) in a way that is unknown")
