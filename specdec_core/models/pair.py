@@ -24,7 +24,8 @@ from transformers.utils import logging as transformers_logging
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, RunnerSettings
 from specdec_core.models.eager import EagerRunner
-from specdec_core.models.eagle.loading import AnyHead, head_folder, is_head, load_head
+from specdec_core.models.eagle.filling import AnyHead
+from specdec_core.models.eagle.loading import head_folder, is_head, load_head
 from specdec_core.models.eagle.runner import EagleRunner
 from specdec_core.models.fingerprints import (
     TARGET,

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from specdec_core.base.errors import UserError
 from specdec_core.drafting.recorded import Drafts
-from specdec_core.models.eagle.loading import AnyHead
+from specdec_core.models.eagle.filling import AnyHead
 from specdec_core.models.eagle.runner import EagleRunner
 from specdec_core.models.local_runner import LocalRunner
-from specdec_core.models.runner import Batch
+from specdec_core.models.runner import Batch, ModelRunner
 from specdec_core.recordings.schema import Header, Trace
 from specdec_core.recordings.track import Track
 
@@ -61,7 +61,8 @@ class ReadText:
 class HeadRecorder:
     """Drafts the chains of `head` from all places of texts that row 0 of `target` holds."""
 
-    def __init__(self, head: AnyHead, target: LocalRunner, max_length: int, header: Header) -> None:
+    def __init__(self, head: AnyHead, target: ModelRunner, max_length: int, header: Header) -> None:
+        assert isinstance(target, LocalRunner), "a head is recorded beside its target"
         self.header = header
         self._text = ReadText(target, 1 + _STARTS)
         self._runner = EagleRunner(head, self._text, 1 + _STARTS, max_length)
@@ -125,8 +126,8 @@ class HeadRecorder:
             feed = following
         chains = []
         for row, steps in drafted.items():
-            tokens, qs, states = zip(*steps, strict=True)
-            chains.append(Chain(rows[row], list(tokens), torch.stack(qs), torch.stack(states)))
+            drawn, qs, states = zip(*steps, strict=True)
+            chains.append(Chain(rows[row], list(drawn), torch.stack(qs), torch.stack(states)))
         return chains
 
 

@@ -32,9 +32,8 @@ class RowFeed:
         if parents is not None and skipped:
             parents = [parent if parent == ROOT else parent - 1 for parent in parents[1:]]
         self.parents = parents
-        if wanted > len(self.tokens):
-            raise ValueError("a head predicts nothing after the first token of a text")
-        self._wanted_from = len(self.tokens) - wanted
+        self.blank = wanted > len(self.tokens)  # what follows the text's first token is wanted
+        self._wanted_from = max(len(self.tokens) - wanted, 0)
         self._known = min(max(known + 1 - self.first, 0), len(self.tokens))
 
     def before(self, token: int) -> int:

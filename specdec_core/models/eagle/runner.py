@@ -22,7 +22,7 @@ from specdec_core.models.cache import SlotCache, SlotLayer
 from specdec_core.models.eagle import eagle_one
 from specdec_core.models.eagle import head as eagle_head
 from specdec_core.models.eagle.feed import RowFeed, Span
-from specdec_core.models.eagle.loading import AnyHead
+from specdec_core.models.eagle.filling import AnyHead
 from specdec_core.models.eagle.settings import EagleSettings
 from specdec_core.models.eagle.step import EagleStep, example
 from specdec_core.models.row_attention import (
@@ -55,8 +55,8 @@ class EagleRunner(ModelRunner):
     """`head` over the features that the runner `target` keeps of its rows, which are this runner's
     rows, too. `weights`, the digest of the head's weights, has it compiled.
 
-    The first token of a text has no features before it and is not read, so nothing can be predicted
-    after it. Of a row's tokens, `settled` were read with the target's features.
+    The first token of a text has no features before it and is not read: after it, all tokens are as
+    likely. Of a row's tokens, `settled` were read with the target's features.
     """
 
     mixes = True
@@ -160,7 +160,13 @@ class EagleRunner(ModelRunner):
             self.truncate(feed.row, feed.length)
             self._begun[feed.row] = True
             self._settled[feed.row] = max(self._settled[feed.row], 1)
-        outputs: list[list[Sequence[Tensor]]] = [[] for _ in feeds]
+            if feed.length == 0:
+                self._states[feed.row, 0] = 0
+        blank = self._states.new_zeros(1, self.vocab_size), torch.zeros(1, dtype=torch.long)
+        outputs: list[list[Sequence[Tensor]]] = [
+            [(*blank, self._states.new_zeros(1, self._states.shape[2]))] if feed.blank else []
+            for feed in feeds
+        ]
         for part in range(max((len(feed.parts) for feed in feeds), default=0)):
             reading = [n for n, feed in enumerate(feeds) if part < len(feed.parts)]
             read = self._read([(feeds[n], feeds[n].parts[part]) for n in reading])

@@ -157,9 +157,11 @@ def test_a_row_that_was_cut_or_copied_goes_on(rig: Rig) -> None:
     assert same(rig.feed(1, *text[held:])[-1], rig.plain(text))
 
 
-def test_nothing_is_predicted_after_the_first_token(rig: Rig) -> None:
-    with pytest.raises(ValueError, match="after the first token"):
-        rig.feed(0, TEXT[0])
+def test_after_the_first_token_all_are_as_likely(rig: Rig) -> None:
+    assert rig.feed(0, TEXT[0]).eq(0).all()
+    rig.runner.truncate(0, 0)
+    assert rig.feed(0, *TEXT[:2]).shape == (2, rig.runner.vocab_size)
+    rig.runner.truncate(0, 0)
     rig.runner.prefill([0], [TEXT[:1]])
     rig.read(0, TEXT[:1])
     assert same(rig.feed(0, TEXT[1])[0], rig.plain(TEXT[:2]))

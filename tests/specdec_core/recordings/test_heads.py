@@ -1,0 +1,125 @@
+"""The rounds of a head are replayed as they are decoded, and what was not recorded is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, Sampling, parse
+from specdec_core.engine import Request
+from specdec_core.models.pair import Pair
+from specdec_core.prompts.prompt_sets import PromptSet
+from specdec_core.recordings.record import Recorder
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.schema import Header, Recording, save_header, write_shard
+from tests.specdec_core.drafting.proofs import PROMPTS
+from tests.specdec_core.models.eagle.pair_heads import head_of
+from tests.specdec_core.recordings.test_every_kind import KNOWN, TOKENS, assert_replayed
+
+HEAD = "head"
+CHAIN = {"kind": "draft_model", "draft": HEAD}
+POLICIES = [
+    {"kind": "fixed", "max_tokens": 4},
+    {"kind": "svip", "threshold": 2.0, "max_tokens": 10},
+    {"kind": "confidence_product", "threshold": 0.01},
+    {"kind": "heuristic"},
+    {"kind": "pre_cut"},
+]
+SAMPLINGS = {"greedy": Sampling(), "coupled": Sampling(temperature=1.0, coupling="gumbel")}
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_pair: Pair) -> Pair:
+    """The pair with a head that often agrees with the target: its last layer, read again."""
+    head = head_of(tiny_pair, tokens=tiny_pair.target.config.vocab_size, feature_layers=(2,))
+    head.fc.weight.data.copy_(torch.eye(32))
+    for name, weight in head.layers.named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight.data *= 0.3
+    head.lm_head.weight.data.copy_(tiny_pair.target.get_input_embeddings().weight)
+    prints = {**tiny_pair.fingerprints, HEAD: "0"}
+    spec = tiny_pair.spec.model_copy(update={"drafts": {**tiny_pair.spec.drafts, HEAD: "head"}})
+    found = replace(tiny_pair, spec=spec, drafts={**tiny_pair.drafts, HEAD: head})
+    found.__dict__["fingerprints"] = prints
+    return found
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[Request]:
+    return [Request(str(n), tokens, TOKENS, seed=n) for n, tokens in enumerate(PROMPTS)]
+
+
+@pytest.fixture(scope="module", params=SAMPLINGS)
+def replay(
+    pair: Pair,
+    requests: list[Request],
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
+) -> Replay:
+    folder = tmp_path_factory.mktemp("heads")
+    header = Header(
+        pair=pair.spec,
+        fingerprints=pair.fingerprints,
+        eos_token_ids=tuple(pair.eos_token_ids),
+        prompts=PromptSet(source="proofs", count=len(requests), digest="0"),
+        sampling=SAMPLINGS[request.param],
+        max_new_tokens=TOKENS,
+        heads=(HEAD,),
+    )
+    save_header(header, folder)
+    write_shard(Recorder(pair, header).record(list(enumerate(requests))), folder, 0)
+    return Replay(Recording.open(folder))
+
+
+def decoding(drafter: dict, replay: Replay) -> Configuration:
+    value = {"drafter": drafter, "sampling": replay.header.sampling.model_dump()}
+    return parse(Configuration, value, "test")
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy["kind"])
+def test_chains_are_replayed_as_they_are_decoded(
+    pair: Pair, replay: Replay, requests: list[Request], policy: dict
+) -> None:
+    configuration = decoding({**CHAIN, "policy": policy}, replay)
+    assert_replayed(replay, pair, configuration, requests)
+    assert replay.run(configuration).counts.n_accepted > 20  # or nothing was compared
+
+
+def test_so_are_drafters_that_a_head_is_part_of(
+    pair: Pair, replay: Replay, requests: list[Request]
+) -> None:
+    other = {"kind": "draft_model", "draft": "draft"}
+    for drafter in (
+        {"kind": "hybrid", "otherwise": CHAIN},
+        {"kind": "bandit", "arms": [CHAIN, other, {"kind": "suffix"}]},
+    ):
+        assert_replayed(replay, pair, decoding(drafter, replay), requests)
+
+
+def test_what_a_head_drafts_depends_on_where_the_draft_begins(replay: Replay) -> None:
+    """Or the recording of a draft model would do."""
+    track = replay.track(HEAD)
+    starts = np.flatnonzero((track.agreeing > 0) & (track.left > 4))
+    tokens = track.trace.draft_token[track.windows]
+    later, first = tokens[starts, 1:4], tokens[starts + 1, :3]
+    assert (later != first).any()
+
+
+@pytest.mark.parametrize("kind", ["tree", "fork", "cascade", "post_use"])
+def test_trees_and_guesses_are_not_known(replay: Replay, kind: str) -> None:
+    known = KNOWN.get(kind, {})
+    configuration = decoding({"kind": kind, "draft": HEAD, **known}, replay)
+    with pytest.raises(UserError, match=r"of a head|a head would|greedy decoding only"):
+        replay.run(configuration)
+    other = decoding({"kind": kind, "draft": "draft", **known}, replay)
+    assert replay.can(other) == (kind not in ("tree", "fork") or replay.header.sampling.greedy)
+
+
+def test_examples_of_mixed_texts_are_refused(replay: Replay) -> None:
+    assert len(replay.recording.examples("draft"))
+    with pytest.raises(UserError, match="--source trajectory"):
+        replay.recording.examples(HEAD)
