@@ -30,7 +30,7 @@ def peers_of(pair: Pair, names: Sequence[str], vllm_venv: Path | None = None) ->
     for name in names:
         if name == "transformers":
             peers += transformers_peers(
-                list(pair.spec.drafts), cache(lambda: _plain_pair(pair.spec))
+                list(pair.draft_models), cache(lambda: _plain_pair(pair.spec))
             )
         elif name == "vllm":
             peers += vllm_peers(pair, vllm_venv)

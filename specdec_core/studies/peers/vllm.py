@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
+from specdec_core.models.eagle import EagleHead, EagleOneHead
+from specdec_core.models.eagle.exported import exported_head
 from specdec_core.models.location import located
 from specdec_core.models.pair import Pair
 from specdec_core.studies.peers.peer import Peer
@@ -46,6 +48,10 @@ DRAFT_MODEL = tuple(
         },
     )
     for k in (3, 5, 7)
+)
+HEAD = tuple(
+    VllmMode(f"vLLM EAGLE-3 K={k}", {"method": "eagle3", "num_speculative_tokens": k})
+    for k in (3, 5)
 )
 NGRAM = tuple(
     VllmMode(
@@ -124,11 +130,20 @@ def environment_folder() -> Path:
 def vllm_peers(pair: Pair, venv: Path | None = None) -> Iterator[VllmPeer]:
     """Autoregressive decoding, every draft model at every K, and n-grams."""
     yield VllmPeer(pair, AUTOREGRESSIVE, venv=venv)
-    for draft in pair.spec.drafts:
-        for mode in DRAFT_MODEL:
+    for draft, modes in draft_modes(pair):
+        for mode in modes:
             yield VllmPeer(pair, mode, draft, venv)
     for mode in NGRAM:
         yield VllmPeer(pair, mode, venv=venv)
+
+
+def draft_modes(pair: Pair) -> Iterator[tuple[str, Sequence[VllmMode]]]:
+    """How vLLM drafts with each draft that it has a place for."""
+    for name, draft in pair.drafts.items():
+        if isinstance(draft, EagleHead):
+            yield name, HEAD
+        elif not isinstance(draft, EagleOneHead):
+            yield name, DRAFT_MODEL
 
 
 def python_of(venv: Path, name: str) -> Path:
@@ -147,7 +162,7 @@ def engine_settings(
     decode up to `requests` requests together."""
     speculative = mode.speculative
     if draft is not None:
-        speculative = {**(speculative or {}), "model": located(pair.spec.drafts[draft])}
+        speculative = {**(speculative or {}), "model": _draft_folder(pair, draft)}
     return {
         "model": located(pair.spec.target),
         "generation_config": "vllm",  # not what the checkpoint asks for
@@ -158,6 +173,14 @@ def engine_settings(
         "kv_cache_memory_bytes": _kv_cache_bytes(pair, requests),
         "speculative_config": speculative,
     }
+
+
+def _draft_folder(pair: Pair, draft: str) -> str:
+    name = pair.spec.drafts[draft]
+    if not isinstance(pair.drafts[draft], EagleHead):
+        return located(name)
+    target = pair.target
+    return str(exported_head(name, pair.fingerprints[draft], target.config, target.dtype))
 
 
 def process_environment(threads: int) -> dict[str, str]:

@@ -11,9 +11,9 @@ from typing import Any
 from specdec_core.models.pair import Pair
 from specdec_core.studies.peers.vllm import (
     AUTOREGRESSIVE,
-    DRAFT_MODEL,
     NGRAM,
     VllmMode,
+    draft_modes,
     engine_settings,
     environment_folder,
     inherited_environment,
@@ -24,7 +24,7 @@ from specdec_core.studies.peers.vllm import (
 MODULE = "vllm.entrypoints.openai.api_server"  # the `vllm` program needs a package called vllm
 SUFFIX = VllmMode("vLLM suffix", {"method": "suffix"})
 # In turns over HTTP every mode is a server anew at each load: fewer than for one request alone.
-SERVED_DRAFT_MODEL = [mode for mode in DRAFT_MODEL if mode.tokens in (3, 5)]
+SERVED_TOKENS = (3, 5)  # of a draft
 SERVED_NGRAM = [mode for mode in NGRAM if mode.tokens == 4]
 
 
@@ -71,7 +71,8 @@ def vllm_servers(pair: Pair, venv: Path | None = None) -> Iterator[VllmServer]:
     version = next(names, "vllm").removesuffix(".dist-info").replace("-", " ")
     modes: list[tuple[VllmMode, str | None]] = [(AUTOREGRESSIVE, None)]
     modes += [(mode, None) for mode in SERVED_NGRAM]
-    modes += [(mode, draft) for draft in pair.spec.drafts for mode in SERVED_DRAFT_MODEL]
+    for name, own in draft_modes(pair):
+        modes += [(mode, name) for mode in own if mode.tokens in SERVED_TOKENS]
     if any(installed.glob("python*/site-packages/arctic_inference")):
         modes.append((SUFFIX, None))
     for mode, draft in modes:
