@@ -28,7 +28,7 @@ from specdec_core.config import PairSpec, Sampling, Value
 from specdec_core.engine import Request
 from specdec_core.models.fingerprints import fingerprints
 from specdec_core.models.location import located
-from specdec_core.models.pair import Pair, check_pair, heads_of, load_pair
+from specdec_core.models.pair import Pair, check_pair, eagle_heads_of, load_pair
 from specdec_core.models.supported import context_length
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet, digest, load_prompts
 from specdec_core.recordings.find import FINISHED, finish, finished
@@ -88,7 +88,7 @@ class RecordingPlan(Value):
             fingerprints=fingerprints,
             eos_token_ids=tuple(sorted(eos)),
             prompts=prompts,
-            heads=heads_of(pair),
+            eagle_heads=eagle_heads_of(pair),
             **self.model_dump(exclude={"pair", "prompts"}),
         )
 

@@ -163,14 +163,14 @@ class ModelSettings(DrafterSettings):
             return "how far a tree is accepted is recorded for greedy decoding only"
         if whole:
             return "of a tree only those tokens are recorded that the target accepts"
-        if self.is_head(recording):
+        if self.is_eagle(recording):
             return "of a head chains are recorded, not trees"
         return self.unknown_draft(recording)
 
-    def is_head(self, recording: RecordingFacts) -> bool:
+    def is_eagle(self, recording: RecordingFacts) -> bool:
         """Whether the draft is an EAGLE head."""
         first = next(iter(recording.drafts), None)
-        return (self.draft or first) in recording.heads
+        return (self.draft or first) in recording.eagle_heads
 
 
 class PolicyDrafterSettings(ModelSettings):
@@ -185,7 +185,7 @@ class PolicyDrafterSettings(ModelSettings):
     def unknown_chain(self, recording: RecordingFacts) -> str | None:
         """Why a recording cannot tell the draft model's chain; None where it can."""
         unknown = self.unknown_draft(recording) or self.policy.unknown_to(recording)
-        if unknown is None and self.parts and self.is_head(recording):
+        if unknown is None and self.parts and self.is_eagle(recording):
             return "what a head would draft after guesses is not recorded"
         return unknown
 

@@ -16,4 +16,4 @@ class RecordingFacts:
     max_draft: int  # the longest chain that was recorded
     max_new_tokens: int
     timed: bool = False
-    heads: tuple[str, ...] = ()  # the drafts that are EAGLE heads
+    eagle_heads: tuple[str, ...] = ()  # the drafts that are EAGLE heads

@@ -218,7 +218,7 @@ def load_drafts(spec: PairSpec, target: PreTrainedModel | None = None) -> dict[s
     return drafts
 
 
-def heads_of(spec: PairSpec) -> tuple[str, ...]:
+def eagle_heads_of(spec: PairSpec) -> tuple[str, ...]:
     """The drafts of a pair that are EAGLE heads, by name."""
     return tuple(name for name, model in spec.drafts.items() if _is_head(model))
 

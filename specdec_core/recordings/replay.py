@@ -88,7 +88,7 @@ class Replay:
             max_draft=header.max_draft,
             max_new_tokens=header.max_new_tokens,
             timed=profile is not None,
-            heads=header.heads,
+            eagle_heads=header.eagle_heads,
         )
         self._load_head = load_head or self._recorded_head
         self._heads: dict[tuple[str, str], LoadedHead] = {}
@@ -103,7 +103,7 @@ class Replay:
         """Why this configuration cannot be replayed; None where it can."""
         drafter, drawn = configuration.drafter, not self.header.sampling.fixed_output
         chain = isinstance(drafter, ChainSettings) and drafter.guesses is None
-        if drawn and drafter is not None and (not chain or self.header.heads):
+        if drawn and drafter is not None and (not chain or self.header.eagle_heads):
             return "with rejection sampling only the chains of a draft model are known"
         return configuration.unknown_to(self.facts)
 

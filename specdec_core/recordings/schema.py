@@ -90,13 +90,13 @@ class Header(Value):
         description="share of target tokens in the examples; 0, no examples",
     )
 
-    heads: tuple[str, ...] = Field(default=(), description="the drafts that are EAGLE heads")
+    eagle_heads: tuple[str, ...] = Field(default=(), description="the drafts that are EAGLE heads")
 
     @property
     def digest(self) -> str:
         """Names what was recorded: other weights, prompts or settings have another digest."""
         # Recordings without heads keep the digests that they had.
-        content = self.model_dump_json(exclude=None if self.heads else {"heads"})
+        content = self.model_dump_json(exclude=None if self.eagle_heads else {"eagle_heads"})
         return hashlib.sha256(content.encode()).hexdigest()
 
     @property
@@ -218,7 +218,7 @@ class Recording:
         if not self.header.mixing:
             raise UserError(f"{self.folder}: recorded without examples; record with --mixing 0.15")
         draft = self.draft_name(draft)
-        if draft in self.header.heads:
+        if draft in self.header.eagle_heads:
             raise UserError(
                 f"{self.folder}: {draft} is an EAGLE head, of which no token-mixed examples are"
                 " recorded; train on its candidates with --source trajectory"

@@ -163,4 +163,4 @@ class UnrolledTrack(Track):
 
 def track_of(trace: Trace, draft: str) -> Track:
     """The trace of a draft, indexed by where a round begins."""
-    return (UnrolledTrack if draft in trace.header.heads else Track)(trace)
+    return (UnrolledTrack if draft in trace.header.eagle_heads else Track)(trace)

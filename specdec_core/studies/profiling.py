@@ -176,7 +176,7 @@ _TARGET = "\0target"  # never a draft's name
 
 
 def _dtype(model: Any) -> str:
-    return str(model.dtype).removeprefix("torch.")
+    return str(next(model.parameters()).dtype).removeprefix("torch.")
 
 
 def fill(runner: ModelRunner, context: int) -> None:

@@ -111,5 +111,5 @@ def load_pair_head(pair: Pair, draft: str | None, name: str) -> LoadedHead:
     """A trained head for a draft of `pair`, on that draft's device. Raises :class:`UserError` for a
     head of another pair."""
     draft = pair.draft_name(draft)
-    weights, device = pair.fingerprints, str(pair.drafts[draft].device)
+    weights, device = pair.fingerprints, str(next(pair.drafts[draft].parameters()).device)
     return load_head(name, weights[draft], weights[TARGET], device)

@@ -68,7 +68,7 @@ def replay(
         prompts=PromptSet(source="proofs", count=len(requests), digest="0"),
         sampling=SAMPLINGS[request.param],
         max_new_tokens=TOKENS,
-        heads=(HEAD,),
+        eagle_heads=(HEAD,),
     )
     save_header(header, folder)
     write_shard(Recorder(pair, header).record(list(enumerate(requests))), folder, 0)
