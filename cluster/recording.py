@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import ray
 from pydantic import Field, PositiveInt
-from transformers import AutoConfig
 
 from cluster.session import check_nodes, get, ray_session, resources, room, start_actor
 from specdec_core.base.errors import UserError
@@ -27,9 +26,7 @@ from specdec_core.base.files import NoRoom, locked, needs_room, remove_leftovers
 from specdec_core.config import PairSpec, Sampling, Value
 from specdec_core.engine import Request
 from specdec_core.models.fingerprints import fingerprints
-from specdec_core.models.location import located
-from specdec_core.models.pair import Pair, check_pair, eagle_heads_of, load_pair
-from specdec_core.models.supported import context_length
+from specdec_core.models.pair import Pair, check_pair, eagle_heads_of, load_pair, max_length_of
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet, digest, load_prompts
 from specdec_core.recordings.find import FINISHED, finish, finished
 from specdec_core.recordings.observer import RecordingObserver
@@ -217,9 +214,7 @@ def _batches(prompts: Sequence[Prompt], tokenizer: Any, max_new_tokens: int) -> 
 
 def _check_fit(spec: PairSpec, batches: dict[int, Batch]) -> None:
     """Raises :class:`UserError` for a prompt that is too long for the models, or empty."""
-    names = map(located, (spec.target, *spec.drafts.values()))
-    limits = [context_length(AutoConfig.from_pretrained(name)) for name in names]
-    most = min([spec.runner.max_length, *(limit for limit in limits if limit)])
+    most = max_length_of(spec)
     for batch in batches.values():
         for _, request in batch:
             count, new = len(request.tokens), request.max_new_tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +17,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -147,9 +149,21 @@ class Pair:
     @property
     def max_length(self) -> int:
         """Tokens of prompt and output together that every model of the pair can hold."""
-        models = (self.target, *self.drafts.values())
-        limits = [context_length(model.config) for model in models]
-        return min([self.spec.runner.max_length, *(limit for limit in limits if limit)])
+        models = (self.target, *self.draft_models.values())
+        return _shortest(self.spec, [model.config for model in models])
+
+
+def max_length_of(spec: PairSpec) -> int:
+    """:attr:`Pair.max_length`, from configurations alone. Raises :class:`UserError` for a model
+    that is not there."""
+    models = (name for name in spec.drafts.values() if not _is_head(name))
+    names = (spec.target, *models)
+    return _shortest(spec, [_from_pretrained(AutoConfig, n, "configuration") for n in names])
+
+
+def _shortest(spec: PairSpec, configs: Sequence[PretrainedConfig]) -> int:
+    limits = (context_length(config) for config in configs)
+    return min([spec.runner.max_length, *(limit for limit in limits if limit)])
 
 
 def _from_pretrained(factory: Any, name: str, what: str, **options: Any) -> Any:
