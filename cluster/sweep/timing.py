@@ -161,7 +161,7 @@ class Bench:
             for request, output in zip(requests, outputs, strict=True)
         ]
         points = []
-        for name, draft in self.pair.drafts.items():
+        for name, draft in self.pair.draft_models.items():
             disagreements = [
                 measure_alignment(self.pair.target, draft, [trajectory]).disagreements
                 for trajectory in trajectories

@@ -143,7 +143,7 @@ def recorded_oracles(replay: Replay, profile: Profile) -> list[OraclePoint]:
     """The oracle of each recorded draft that the profile knows (SpecDec++, Thm 4.1)."""
     points = []
     for draft in replay.header.pair.drafts:
-        if draft not in profile.drafts:
+        if draft not in profile.drafts or draft in replay.header.eagle_heads:
             continue
         trace = replay.track(draft).trace
         rejected = trace.prompt[trace.trajectory][~trace.agrees]

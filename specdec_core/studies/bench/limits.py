@@ -191,7 +191,7 @@ def oracle_limits(
     if not trajectories:
         return []
     oracles = []
-    for name, draft in pair.drafts.items():
+    for name, draft in pair.draft_models.items():
         if name not in forwards:
             continue
         counts = oracle_counts(
