@@ -161,7 +161,9 @@ class EagerRunner(LocalRunner):
         # From here on logits are computed: where any row's are wanted, or of one place.
         wanted = zip(batch.tokens, batch.counts, strict=True)
         first = min((len(row) - count for row, count in wanted if count), default=width - 1)
-        last_only = {"logits_to_keep": width - first} if self.keeps_logits and first else {}
+        last_only: dict[str, Tensor | int] = {}
+        if self.keeps_logits and first:
+            last_only["logits_to_keep"] = width - first
         masks = {
             kind: self._mask(slices, starts.to(self.device), window.end, sliding)
             for kind, sliding in self.windows.items()

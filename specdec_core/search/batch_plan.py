@@ -37,7 +37,8 @@ def agreement(
 
 def chain_counts(agreeing: Sequence[np.ndarray], length: int) -> Counts:
     """Counts of greedy decoding with `length` candidates a round but the first, which has none;
-    each of `agreeing` (N,) is a text's :func:`agreement`. Drafts are taken to continue after an early end token."""
+    each of `agreeing` (N,) is a text's :func:`agreement`. Drafts are taken to continue after an
+    early end token."""
     rounds = n_draft = n_accepted = tokens = 0
     for agrees in agreeing:
         position, n = 0, len(agrees)

@@ -144,8 +144,7 @@ def path_rate(generations: Iterable[Generation], depth: int) -> float:
         length = len(generation.tokens)
         cut = generation.finish_reason == "length"
         possible += sum(
-            min(depth, length - r.position - 1) if cut else depth
-            for r in generation.rounds[1:]
+            min(depth, length - r.position - 1) if cut else depth for r in generation.rounds[1:]
         )
     return accepted / possible if possible else 0.0
 

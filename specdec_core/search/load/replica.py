@@ -178,7 +178,8 @@ class Replica:
         behind = [request for request in following if request.held > request.draft_held]
         if not behind:
             return 0.0
-        seconds = self._draft.seconds(Work.of((r.held - r.draft_held, r.draft_held) for r in behind))
+        rows = [(r.held - r.draft_held, r.draft_held) for r in behind]
+        seconds = self._draft.seconds(Work.of(rows))
         for request in behind:
             request.draft_held = request.held
         return seconds

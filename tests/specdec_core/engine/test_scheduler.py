@@ -44,9 +44,7 @@ def test_a_short_prompt_overtakes_a_long_one_which_goes_on() -> None:
     scheduler.plan()
     scheduler.add("middle", 401)
     scheduler.add("short", 21)
-    assert scheduler.plan() == Step(
-        [2], {0: 50, 1: 29, 2: 21}, [], {1: "middle", 2: "short"}
-    )
+    assert scheduler.plan() == Step([2], {0: 50, 1: 29, 2: 21}, [], {1: "middle", 2: "short"})
 
 
 def test_beside_a_prompt_that_ends_others_are_read_whole_or_not_at_all() -> None:
