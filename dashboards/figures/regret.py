@@ -121,7 +121,7 @@ def arm_shares(comparison: ArmComparison, windows: int = 40) -> go.Figure:
         fig,
     )
     for row, bandit in enumerate(bandits, start=1):
-        chosen = np.array([r.arm for r in bandit.rounds])
+        chosen = np.array([r.arm for r in bandit.rounds if r.arm is not None])
         parts = np.array_split(np.arange(len(chosen)), min(windows, len(chosen)))
         x = [float(part.mean()) + 1 for part in parts]
         for number, (arm, colour) in enumerate(zip(arms, cycle(ARM_COLOURS), strict=False)):

@@ -88,13 +88,14 @@ PASSES, SECONDS = ["n_draft", "n_target"], "seconds"
 
 def generation_times(result: SweepResult, rounds: pd.DataFrame) -> pd.DataFrame:
     """Passes and seconds of every generation that was really decoded: columns `family`, `draft`
-    (None for drafters without a model), `n_draft`, `n_target`, `seconds` (without prefill).
+    (None for drafters without a model), `n_draft`, `n_target`, `seconds` (without prefill, and so
+    without the first round, which reads the prompt).
 
     `rounds` is the sweep's table of rounds; those that a replay counted took no time and are left
     out.
     """
     seconds = rounds[["draft_seconds", "target_seconds", "other_seconds"]].sum(axis=1)
-    live = rounds.assign(seconds=seconds)[rounds["target_seconds"] > 0]
+    live = rounds.assign(seconds=seconds)[(rounds["target_seconds"] > 0) & (rounds["round"] > 0)]
     table = live.groupby(["config_id", "request_id"], sort=False).agg(
         n_draft=("draft_forwards", "sum"),
         n_target=("draft_forwards", "size"),

@@ -150,11 +150,17 @@ class Profile(Value):
         )
 
     def prefill_seconds(self, prompts: Iterable[int], drafts: Iterable[str | None] = ()) -> float:
-        """Seconds of reading prompts of so many tokens with the target and with `drafts`, of which
-        None is the pair's first; 0 where prefill was not measured."""
+        """Seconds that reading prompts of so many tokens with the target and with `drafts`, of
+        which None is the pair's first, adds to the rounds; 0 where prefill was not measured. The
+        target reads a prompt in its first round, in place of a single token."""
         names = {draft or next(iter(self.drafts), "") for draft in drafts}
-        models = [self.target, *(self.drafts[name] for name in names if name in self.drafts)]
-        return sum(model.prefill_seconds(tokens) for tokens in prompts for model in models)
+        models = [self.drafts[name] for name in names if name in self.drafts]
+        first = self.t_target()
+        return sum(
+            max(self.target.prefill_seconds(tokens) - first, 0.0)
+            + sum(draft.prefill_seconds(tokens) for draft in models)
+            for tokens in prompts
+        )
 
     def latency(
         self,

@@ -89,7 +89,8 @@ class Drafter:
         """Requests enter their slots."""
 
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
-        """A tree for each slot, at most `sequence.room` tokens deep; it may be empty."""
+        """A tree for each slot, at most `sequence.room` tokens deep; it may be empty. The target
+        has read all of each text, but for its last token at most."""
         raise NotImplementedError
 
     def arrived(self, sequences: Sequence[SlotState], trees: Sequence[TokenTree]) -> None:
@@ -101,7 +102,8 @@ class Drafter:
         tokens and, unless the target begins the trees, one of the target's own."""
 
     def missed(self, sequence: SlotState) -> None:
-        """The same for a round in which another drafter has proposed."""
+        """The same for a round in which this drafter was not asked: another one was, or nobody, as
+        in a request's first round."""
 
     def close(self, sequence: SlotState) -> None:
         """The request leaves its slot, finished or cancelled. `sequence.tokens` is all its text."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from time import perf_counter
 
 from specdec_core.drafting.drafter import SlotState
 from specdec_core.engine.request import Chunk, Request
@@ -30,24 +29,22 @@ class Addition:
 
 @dataclass(slots=True)
 class ActiveRequest:
-    """A request in its slot. Times are seconds. `unfed` are the last tokens of its text that the
-    target reads with the candidates; before that it reads all others."""
+    """A request in its slot. Times are seconds."""
 
     request: Request
     state: SlotState
     decoder: StreamDecoder
     started: float  # when it entered its slot
-    prefill_seconds: float | None = None  # until its first round; None before that
-    unfed: int = 1
+    prefill_seconds: float = 0.0  # until its first token, and of the drafts' reading after it
     cached: int = 0  # tokens of the prompt that the cache held when it entered
     origins: list[Origin] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     token_seconds: list[float] = field(default_factory=list)
 
-    def begin(self) -> None:
-        """A round begins."""
-        if self.prefill_seconds is None:
-            self.prefill_seconds = perf_counter() - self.started
+    @property
+    def begun(self) -> bool:
+        """Whether it has had its first round, the one that reads the prompt to its end."""
+        return bool(self.rounds)
 
     @property
     def remaining(self) -> int:
@@ -85,6 +82,8 @@ class ActiveRequest:
         """Record the round of this addition. `seconds` are the round's, by the names of
         :class:`Round`'s fields. Returns the chunk for the request's caller."""
         tree, after = addition.tree, now - self.started
+        if not self.begun:
+            self.prefill_seconds = after
         self.rounds.append(
             Round(
                 position=len(self.origins) - len(addition.tokens),
@@ -111,7 +110,7 @@ class ActiveRequest:
             origins=self.origins,
             rounds=self.rounds,
             finish_reason=reason,
-            prefill_seconds=self.prefill_seconds or 0.0,
+            prefill_seconds=self.prefill_seconds,
             seconds=seconds,
             token_seconds=self.token_seconds,
             cached_tokens=self.cached,

@@ -48,7 +48,8 @@ class DraftRunners:
             runner.truncate(slot, min(length, runner.lengths[slot]))
 
     def read(self, texts: Mapping[int, Sequence[int]]) -> None:
-        """Have the slots' rows hold these texts, unless their runners are lazy."""
+        """Have the slots' rows hold these texts, which the target has read, unless their runners
+        are lazy."""
         for runner in (self._runners[name] for name in self._used):
             held = runner.lengths
             rows = [row for row, text in texts.items() if held[row] < len(text)]

@@ -4,6 +4,11 @@ Requests join and leave between steps. A slot's tokens, its rows in the runners 
 stream depend on its own request alone. The target is fed the unread end of a slot's text, and then
 the slot's draft tree; of a text that is still being read, a chunk. Where rows are packed into one
 forward, one forward does both.
+
+A request's first round is the one that reads its prompt to the end: without candidates, so that its
+first token waits for no drafter. Drafts read what the target has read in earlier steps. So when a
+draft reads the token at position p of a text, `target.lengths[slot] >= p`: what the target makes of
+all tokens before it is known. Only tokens drafted in the round itself go beyond.
 """
 
 from __future__ import annotations
@@ -166,19 +171,18 @@ class Engine:
         """One round of all slots that decode: a chunk for each. Other slots' texts are read
         meanwhile. Without `texts` a request's text comes with its last chunk, unless it has stop
         strings."""
-        self.last = plan = self.scheduler.plan()
+        before, self.last = self.last, (plan := self.scheduler.plan())
         self._enter(plan)
         self._forget()
-        active = [self._active[slot] for slot in plan.decoding]
-        self._read_ahead(plan)
-        if not active:
+        self._follow(before, plan)
+        fed = self._read_ahead(plan)
+        if not plan.decoding:
             return []
-        for request in active:
-            request.begin()
+        active = [self._active[slot] for slot in plan.decoding]
         self._clock.begin()
         drafting = self.drafts.seconds
         trees = self._draft(active)
-        judgements = self._verify(active, trees, plan.reading)
+        judgements = self._verify(active, trees, fed)
         additions = self._commit(active, trees, judgements, texts)
         seconds, now = self._clock.seconds(self.drafts.seconds - drafting), perf_counter()
         pairs = zip(active, additions, strict=True)
@@ -260,67 +264,78 @@ class Engine:
             self.target.truncate(slot, 0)
             self.drafts.begin(slot, slot, 0)
 
-    def _read_ahead(self, plan: Step) -> None:
-        """Read of the prompts what the step's verification does not: all that the drafts read, and
-        the target's share unless its forwards mix prompts with candidates, a chunk at a time."""
-        new = {slot: self._unread(slot, count) for slot, count in plan.reading.items()}
-        new |= {slot: text for slot in plan.decoding if (text := self._unread(slot))}
-        if not new:
+    def _follow(self, before: Step, plan: Step) -> None:
+        """Have the drafts read of texts what the target has read until now, if it has read any in
+        the step `before`: never ahead of it, and not before a request's first step."""
+        if self.drafter is None:
             return
-        if self.drafter is not None:
-            held = self.target.lengths
-            texts = {slot: self._active[slot].state.tokens[:-1] for slot in new}
-            self.drafts.read({s: text[: held[s] + len(new[s])] for s, text in texts.items()})
-        if plan.decoding and self.target.mixes:
-            most = self.target.prefill_chunk
-            new = {slot: text[:-most] for slot, text in new.items() if len(text) > most}
-        if new:
-            self.target.prefill(list(new), list(new.values()))
+        slots = [slot for slot in before.reading if slot not in plan.entering]
+        if following := [self._active[slot] for slot in slots if slot in self._active]:
+            start, held = perf_counter(), self.target.lengths
+            states = [request.state for request in following]
+            # A drafter feeds the last token of the text itself.
+            self.drafts.read({s.slot: s.tokens[:-1][: held[s.slot]] for s in states})
+            for request in following:
+                request.prefill_seconds += perf_counter() - start
 
-    def _unread(self, slot: int, most: int | None = None) -> list[int]:
-        """The next tokens of a text that its slot reads before it decodes, at most so many."""
-        active, held = self._active[slot], self.target.lengths[slot]
-        tokens = active.state.tokens
-        end = len(tokens) - active.unfed
-        return tokens[held : end if most is None else min(end, held + most)]
+    def _read_ahead(self, plan: Step) -> dict[int, list[int]]:
+        """The tokens of its text that each slot reads in this step, by slot, as far as they go into
+        the step's forward with the candidates; the target reads those before them now. It has one
+        forward for all where that costs no row another's length, a chunk at a time."""
+        held, texts = self.target.lengths, {}
+        for slot in sorted({*plan.decoding, *plan.reading}):
+            text = self._active[slot].state.tokens[held[slot] :]
+            texts[slot] = text if slot in plan.decoding else text[: plan.reading[slot]]
+        most = dict.fromkeys(plan.decoding, 1)
+        if plan.decoding and (self.target.mixes or len(texts) == 1):
+            most = dict.fromkeys(texts, self.target.prefill_chunk)
+        ends = {slot: max(len(text) - most.get(slot, 0), 0) for slot, text in texts.items()}
+        if ahead := {slot: texts[slot][:end] for slot, end in ends.items() if end}:
+            self.target.prefill(list(ahead), list(ahead.values()))
+        return {slot: text[ends[slot] :] for slot, text in texts.items()}
 
     def _draft(self, active: list[ActiveRequest]) -> list[TokenTree]:
-        """A draft tree for each slot."""
+        """A draft tree for each slot; an empty one in a request's first round."""
         trees = [TokenTree() for _ in active]
-        if self.drafter is not None:
+        begun = [n for n, request in enumerate(active) if request.begun]
+        if self.drafter is not None and begun:
             for request in active:
                 # The target adds its own token to every round.
                 request.state.room = request.remaining - 1
                 request.state.batch = len(active)
-            trees = self.drafter.propose([request.state for request in active])
+            proposed = self.drafter.propose([active[n].state for n in begun])
+            for n, tree in zip(begun, proposed, strict=True):
+                trees[n] = tree
         self._clock.drafted()
         return trees
 
     def _verify(
-        self, active: list[ActiveRequest], trees: list[TokenTree], reading: Mapping[int, int]
+        self, active: list[ActiveRequest], trees: list[TokenTree], fed: Mapping[int, list[int]]
     ) -> list[_Judgement]:
-        """Feed the trees to the target in one forward, and judge them; chunks of the texts that are
-        being read go with them, so many tokens by slot, unless they are read already."""
+        """Feed the target the texts `fed`, by slot, with the trees after them, in one forward, and
+        judge the trees."""
         states = [request.state for request in active]
-        unread = [state.tokens[self.target.lengths[state.slot] :] for state in states]
-        fed = list(zip(unread, trees, strict=True))
-        chunks = {s: self._unread(s, count) for s, count in reading.items() if self.target.mixes}
+        rows = [(fed[state.slot], tree) for state, tree in zip(states, trees, strict=True)]
+        decoding = {state.slot for state in states}
+        chunks = {slot: text for slot, text in fed.items() if text and slot not in decoding}
         batch = Batch(
             [*(state.slot for state in states), *chunks],
-            [*(text + tree.tokens for text, tree in fed), *chunks.values()],
-            [*(after_text(len(text), tree.parents) for text, tree in fed), *[None] * len(chunks)],
+            [*(text + tree.tokens for text, tree in rows), *chunks.values()],
+            [*(after_text(len(text), tree.parents) for text, tree in rows), *[None] * len(chunks)],
+            # After the text's last token, unless that is drawn already, and after each candidate.
             [
-                *(min(r.unfed, 1) + len(t) for r, t in zip(active, trees, strict=True)),
+                *(len(t) + (not s.target_start) for s, t in zip(states, trees, strict=True)),
                 *[0] * len(chunks),
             ],
         )
-        self.scheduler.fed([len(tree) for tree in trees])
+        begun = [n for n, request in enumerate(active) if request.begun]
+        self.scheduler.fed([len(trees[n]) for n in begun])
         self._clock.feeds()
         output = self.target.forward(batch)
         likely = output.choices()
         self._clock.read()
-        if self.drafter is not None:
-            self.drafter.arrived(states, trees)
+        if self.drafter is not None and begun:
+            self.drafter.arrived([states[n] for n in begun], [trees[n] for n in begun])
         probs: Sequence[Tensor | None] = [None] * len(active)
         if any(rule_of(state.sampling).samples for state in states):
             counts = output.counts[: len(states)]
@@ -389,9 +404,10 @@ class Engine:
                 self.drafts.cut(state.slot, len(state.tokens) - size)
                 self._leave(request)
                 continue
-            request.unfed = len(state.tokens) - self.target.lengths[state.slot]
-            self.scheduler.grew(request.request.id, len(state.tokens), request.unfed)
-            if self.drafter is not None:
+            self.scheduler.grew(request.request.id, len(state.tokens))
+            if self.drafter is not None and not request.begun:
+                self.drafter.missed(state)
+            elif self.drafter is not None:
                 seconds = self._clock.until_read
                 outcome = Outcome(tree, addition.path, judgement.choices, seconds)
                 self.drafter.observe(state, outcome)

@@ -1,9 +1,9 @@
 """What each step of the engine does, decided on numbers alone.
 
-Requests wait, then run in a slot. A running request first has its text read by the target, and then
-decodes. A step feeds the target so many tokens: each decoding request its candidates, and what is
-left of the step's budget are chunks of texts that are still being read. So a long prompt delays
-nobody by more than a step.
+Requests wait, then run in a slot. A running request first has its prompt read by the target, whose
+end yields the first token, and then decodes. A step feeds the target so many tokens: each decoding
+request its candidates, and what is left of the step's budget are chunks of texts that are still
+being read. So a long prompt delays nobody by more than a step.
 
 The engine and the simulation of load run the same scheduler: it knows neither models nor time.
 """
@@ -50,9 +50,8 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class Scheduled:
-    """A request: its text has `tokens` tokens, of which the target holds `read`. All but the last
-    `unfed` are to be read before it decodes: the target reads the text's last token with the
-    candidates."""
+    """A request: its text has `tokens` tokens, of which the target holds `read`. It has `begun`
+    when it has had its first round."""
 
     name: str
     tokens: int
@@ -60,19 +59,20 @@ class Scheduled:
     slot: int = -1
     blocks: int = 0  # reserved
     resting: bool = False  # preempted: it keeps its slot, and none of the cache
-    unfed: int = 1
+    begun: bool = False
 
     @property
     def unread(self) -> int:
-        """Tokens to read until it can decode."""
-        return max(self.tokens - self.unfed - self.read, 0)
+        """Tokens to read apart from those of rounds with candidates: all of the prompt. The last
+        token of a text that has grown is read with the candidates, also by who was preempted."""
+        return max(self.tokens - self.begun - self.read, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """Of running requests, by slot: those that decode, those of which so many tokens are read, and
-    what changed before: those that were preempted and those that entered. A decoding request may
-    have a rest of its text to read first, in the same step."""
+    what changed before: those that were preempted and those that entered. Who decodes while read
+    has the prompt read to its end: the first round, without candidates."""
 
     decoding: list[int] = field(default_factory=list)
     reading: dict[int, int] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Step:
     @property
     def running(self) -> int:
         """Requests that take part."""
-        return len(self.decoding) + len(self.reading)
+        return len({*self.decoding, *self.reading})
 
 
 def blocks_of(tokens: int) -> int:
@@ -144,14 +144,15 @@ class Scheduler:
             self._free.append(request.slot)
             self._free.sort()
 
-    def grew(self, name: str, tokens: int, unfed: int = 1) -> None:
+    def grew(self, name: str, tokens: int) -> None:
         """After a round the text of `name` has `tokens` tokens, of which the target holds all but
-        the last `unfed`."""
+        the last one."""
         request = self.running[name]
-        request.tokens, request.read, request.unfed = tokens, tokens - unfed, unfed
+        request.tokens, request.read, request.begun = tokens, tokens - 1, True
 
     def fed(self, candidates: Sequence[int]) -> None:
-        """The decoding requests of the step had so many candidates each."""
+        """The requests with rounds of the step that were not their first had so many candidates
+        each."""
         if candidates:
             self._candidates = sum(candidates) / len(candidates)
 
@@ -161,16 +162,13 @@ class Scheduler:
         entering = self._admit()
         present = [request for request in self.running.values() if not request.resting]
         decoding = [request for request in present if not request.unread]
-        begun = [request for request in present if request.unread]
-        chunks = self._chunks(begun, len(decoding))
-        reading: dict[int, int] = {}
-        for request in begun:
-            count = chunks.get(request.slot, 0)
-            request.read += count
-            if not request.unread:
+        unread = [request for request in present if request.unread]
+        chunks = self._chunks(unread, len(decoding))
+        reading = {slot: count for slot, count in chunks.items() if count}
+        for request in unread:
+            request.read += chunks.get(request.slot, 0)
+            if not request.unread and not request.begun:
                 decoding.append(request)
-            elif count:
-                reading[request.slot] = count
         slots = sorted(request.slot for request in decoding)
         return Step(slots, reading, preempted, entering)
 
@@ -228,15 +226,15 @@ class Scheduler:
             entering[request.slot] = request.name
         return entering
 
-    def _chunks(self, begun: Collection[Scheduled], decoding: int) -> dict[int, int]:
+    def _chunks(self, unread: Collection[Scheduled], decoding: int) -> dict[int, int]:
         """Tokens to read of each of these texts, the oldest of which comes first, by slot."""
         if self.limits.slots == 1:  # nobody else is delayed
-            return {request.slot: request.unread for request in begun}
-        if not begun:
+            return {request.slot: request.unread for request in unread}
+        if not unread:
             return {}
         budget = self.limits.step_tokens
         left = max(round(budget - decoding * (1 + self._candidates)), budget // 4)
-        oldest, *others = begun
+        oldest, *others = unread
         ends = oldest.unread <= left
         first = oldest.unread if ends else -(-left // 2)
         left -= first

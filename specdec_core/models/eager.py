@@ -168,14 +168,19 @@ class EagerRunner(LocalRunner):
         begin = [at - first for at, first in zip(window.offsets, slices.first, strict=True)]
         starts = torch.tensor(begin)[:, None]
         positions = (starts + slices.depths).to(self.device)
-        last_only = {} if any(batch.counts) else self._logits_of([])
+        # From here on logits are computed: where any row's are wanted, or of one place.
+        wanted = zip(batch.tokens, batch.counts, strict=True)
+        first = min((len(row) - count for row, count in wanted if count), default=width - 1)
+        last_only: dict[str, Tensor | int] = {}
+        if self.keeps_logits and first:
+            last_only["logits_to_keep"] = width - first
         masks = {
             kind: self._mask(slices, starts.to(self.device), window.end, sliding)
             for kind, sliding in self.windows.items()
         }
         logits = self._run(ids.to(self.device), positions, masks, last_only)
         self.cache.append(rows, map(len, tokens))
-        return PaddedOutput(batch, logits, self._hidden)
+        return PaddedOutput(batch, logits, self._hidden, first=first if last_only else 0)
 
     def _forward_packed(self, batch: Batch) -> Output:
         counts = [len(row) for row in batch.tokens]

@@ -96,7 +96,8 @@ class Output(ABC):
 class PaddedOutput(Output):
     """The output for a batch whose rows were padded to one width. `logits` (rows, width,
     vocabulary), `hidden` (rows, width, dimension) and `chosen` (rows, width) begin with the batch's
-    tokens; the wanted ones among them are picked when they are first read."""
+    tokens, or with the `first` of each row from which on they were computed; the wanted ones among
+    them are picked when they are first read."""
 
     def __init__(
         self,
@@ -104,9 +105,10 @@ class PaddedOutput(Output):
         logits: Tensor,
         hidden: Tensor | None = None,
         chosen: Tensor | None = None,
+        first: int = 0,
     ) -> None:
         super().__init__(batch.counts)
-        ends = map(len, batch.tokens)
+        ends = (len(row) - first for row in batch.tokens)
         self._spans = [(end - count, end) for end, count in zip(ends, self.counts, strict=True)]
         self._logits, self._hidden, self._chosen = logits, hidden, chosen
 

@@ -127,7 +127,8 @@ class Replay:
 
     def everywhere(self, configuration: Configuration) -> ReplayedRounds:
         """A round from every position of the recorded outputs, as after rounds of other drafters
-        up to there. This is known where the text alone decides what is drafted (autoregressive
+        up to there; so from the first position, which follows none, the first round, without
+        candidates. This is known where the text alone decides what is drafted (autoregressive
         decoding, chains with a rule, static trees, lookups). The other drafters remember earlier
         rounds; of theirs only the rounds of :meth:`run` are returned.
 
@@ -208,8 +209,8 @@ class Replay:
                 drafter.open([sequence])
             position = 0
             while position < len(output):
-                tree = TokenTree()
-                if drafter is not None:
+                tree, first = TokenTree(), position == 0
+                if drafter is not None and not first:
                     sequence.room = self.header.max_new_tokens - position - 1
                     [tree] = drafter.propose([sequence])
                 rest = output[position:]
@@ -221,12 +222,12 @@ class Replay:
                 sequence.tokens += rest[:added]
                 if drafter is None:
                     continue
-                if position < len(output) and everywhere:
-                    drafter.missed(sequence)
-                elif position < len(output):
-                    drafter.observe(sequence, _outcome(tree, path, rest, seconds(tree)))
-                else:
+                if position == len(output):
                     drafter.close(sequence)
+                elif first or everywhere:
+                    drafter.missed(sequence)
+                else:
+                    drafter.observe(sequence, _outcome(tree, path, rest, seconds(tree)))
             place.first += len(output)
         state = drafter.state() if drafter is not None else None
         return rounds.done(prompts.ids, state)

@@ -90,8 +90,10 @@ class Track:
 
     @cached_property
     def room(self) -> np.ndarray:
-        """The most candidates of a round from each start (T,): the target adds a token."""
-        return np.asarray(self.header.max_new_tokens - self.position - 1)
+        """The most candidates of a round from each start (T,): none in the first round, which reads
+        the prompt to its end, and in others as many as leave the target's own token a place."""
+        left = self.header.max_new_tokens - self.position - 1
+        return np.asarray(np.where(self.position == 0, 0, left))
 
     @cached_property
     def bound(self) -> np.ndarray:
@@ -250,8 +252,9 @@ class Track:
             policy.reset(0)
             position, length = 0, left[first]
             while position < length:
-                start = first + position
-                drafted = self.drafted_by(policy, start, min(policy.limit(0), bounds[start]))
+                start, drafted = first + position, 0
+                if position:  # else nobody is asked
+                    drafted = self.drafted_by(policy, start, min(policy.limit(0), bounds[start]))
                 accepted = min(drafted, agreeing[start])
                 generated = min(accepted + 1, left[start])
                 rounds.add_chain(number, position, drafted, accepted, generated)

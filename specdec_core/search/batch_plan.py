@@ -36,13 +36,14 @@ def agreement(
 
 
 def chain_counts(agreeing: Sequence[np.ndarray], length: int) -> Counts:
-    """Counts of greedy decoding with `length` candidates a round; each of `agreeing` (N,) is a
-    text's :func:`agreement`. Drafts are taken to continue after an early end token."""
+    """Counts of greedy decoding with `length` candidates a round but the first, which has none;
+    each of `agreeing` (N,) is a text's :func:`agreement`. Drafts are taken to continue after an
+    early end token."""
     rounds = n_draft = n_accepted = tokens = 0
     for agrees in agreeing:
         position, n = 0, len(agrees)
         while position < n:
-            drafted = min(length, n - position - 1)
+            drafted = min(length, n - position - 1) if position else 0
             differs = np.flatnonzero(~agrees[position : position + drafted])
             accepted = int(differs[0]) if len(differs) else drafted
             rounds, n_draft, n_accepted = rounds + 1, n_draft + drafted, n_accepted + accepted

@@ -234,12 +234,12 @@ class ArmComparison:
         return pd.DataFrame(rows)
 
     def shares(self) -> pd.DataFrame:
-        """One row a bandit and arm: the `rounds` in which it was chosen, their `share`, and the
-        `tokens` that these added on average."""
+        """One row a bandit and arm: the `rounds` in which it was chosen, their `share` of those in
+        which any was, and the `tokens` that these added on average."""
         names = [arm.name for arm in self.of("arm")]
         rows = []
         for bandit in self.of("bandit"):
-            rounds = bandit.rounds
+            rounds = [r for r in bandit.rounds if r.arm is not None]
             for number, name in enumerate(names):
                 added = [r.generated for r in rounds if r.arm == number]
                 rows.append(

@@ -61,14 +61,14 @@ class Overlap:
 
     def frame(self) -> pd.DataFrame:
         """A row for each contestant. `differing` are outputs that differ from autoregressive
-        decoding's."""
+        decoding's. The parts are those of a mean round after the first, which reads the prompt."""
         first = self.contestants[0]
         labels = distinct_labels(c.configuration for c in self.contestants)
         rows = []
         for contestant in self.contestants:
             ratio = Ratio(1.0, 1.0, 1.0) if contestant is first else contestant.over(first)
             texts = zip(contestant.generations, first.generations, strict=True)
-            rounds = [r for g in contestant.generations for r in g.rounds]
+            rounds = [r for g in contestant.generations for r in g.rounds[1:]]
             parts = {
                 part: 1e3 * float(np.mean([getattr(r, name) for r in rounds]))
                 for part, name in PARTS.items()

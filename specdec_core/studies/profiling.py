@@ -251,7 +251,7 @@ def _overheads(profile: Profile, pair: Pair, repeats: int = 3) -> dict[str, Any]
         for name, configuration in runs.items():
             engine.configure(configuration)
             (generation,) = engine.generate([request])
-            rounds[name] += generation.rounds
+            rounds[name] += generation.rounds[1:]  # the first one reads the prompt
     context = prompt + tokens / 2
 
     def beyond_target(r: Round) -> float:

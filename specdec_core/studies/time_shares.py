@@ -28,13 +28,14 @@ Stack = tuple[str, ...]  # functions, the outermost first
 
 
 def split(generations: Iterable[Generation]) -> pd.DataFrame:
-    """How the rounds of `generations` divide their time: a row for each of :data:`PARTS`, with its
+    """How the rounds of `generations` after their first, which reads the prompt, divide their time:
+    a row for each of :data:`PARTS`, with its
     `seconds`, its `share` of all, and microseconds of a mean round, `per_round`, and of a mean
     token, `per_token`.
 
     Decoded in batches, a step counts for each slot that was part of it.
     """
-    rounds = [r for generation in generations for r in generation.rounds]
+    rounds = [r for generation in generations for r in generation.rounds[1:]]
     tokens = sum(r.generated for r in rounds)
     seconds = {part: _total(rounds, name) for part, name in PARTS.items()}
     table = pd.DataFrame({"seconds": seconds}).rename_axis("part")

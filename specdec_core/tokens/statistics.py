@@ -65,7 +65,7 @@ class Generation:
     origins: list[Origin]
     rounds: list[Round]
     finish_reason: FinishReason
-    prefill_seconds: float = 0.0
+    prefill_seconds: float = 0.0  # until the first token, and of the drafts' reading after it
     seconds: float = 0.0  # from the first prompt token to the last output token
     token_seconds: list[float] = field(default_factory=list)  # arrival of each token
     cached_tokens: int = 0  # of the prompt, which a slot held already
@@ -135,18 +135,16 @@ def rounds_frame(generations: Sequence[Generation], **columns: str) -> pd.DataFr
 
 def path_rate(generations: Iterable[Generation], depth: int) -> float:
     """α of improved MCSD: drafted tokens of the longest accepted path over the maximum `depth` of
-    the method's drafts, over all rounds. A token that the target drew to begin a tree counts on
-    neither side, nor does the round that only drew the first of these. At the end of a request only
-    the remaining room counts as possible."""
+    the method's drafts, over all rounds but a request's first, which has no candidates. A token
+    that the target drew to begin a tree counts on neither side. At the end of a request only the
+    remaining room counts as possible."""
     accepted = possible = 0
     for generation in generations:
         accepted += sum(origin not in _OF_THE_TARGET for origin in generation.origins)
         length = len(generation.tokens)
         cut = generation.finish_reason == "length"
         possible += sum(
-            min(depth, length - r.position - 1) if cut else depth
-            for r in generation.rounds
-            if r.generated
+            min(depth, length - r.position - 1) if cut else depth for r in generation.rounds[1:]
         )
     return accepted / possible if possible else 0.0
 

@@ -45,10 +45,8 @@ class BanditDrafter(ArmsDrafter):
     def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         slot = sequence.slot
         pull = self._pulls[slot]
-        added = len(sequence.tokens) - pull.length
-        if (
-            added and pull.arm is not None
-        ):  # 0 where the target begins the trees, in the first round
+        if pull.arm is not None:
+            added = len(sequence.tokens) - pull.length
             self.of(slot).update(pull.arm, added, outcome.seconds - pull.other_seconds, slot)
         super().observe(sequence, outcome)
 

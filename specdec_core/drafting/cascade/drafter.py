@@ -28,6 +28,10 @@ class CascadeDrafter(GuessedChain):
         super().observe(sequence, outcome)
         self.proposer.observe(sequence, outcome)
 
+    def missed(self, sequence: SlotState) -> None:
+        super().missed(sequence)
+        self.proposer.missed(sequence)
+
     def close(self, sequence: SlotState) -> None:
         super().close(sequence)
         self.proposer.close(sequence)

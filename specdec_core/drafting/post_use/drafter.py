@@ -67,6 +67,10 @@ class PostUseDrafter(GuessedChain):
         super().observe(sequence, outcome)
         self.cache.observe(sequence, outcome)
 
+    def missed(self, sequence: SlotState) -> None:
+        super().missed(sequence)
+        self.cache.missed(sequence)
+
     def close(self, sequence: SlotState) -> None:
         super().close(sequence)
         self.cache.close(sequence)

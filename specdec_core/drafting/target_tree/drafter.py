@@ -18,7 +18,7 @@ from specdec_core.tokens.topology import k_configuration
 class TargetTreeDrafter(Drafter):
     """The first level are the `branching[0]` tokens that the target drew for the next position, one
     of which is always accepted. Each has a subtree of the draft's, of `branching[1:]` children. In
-    a request's first round the target only draws.
+    a request's first round, which has no candidates, the target only draws.
 
     With one token to begin with the output is lossless: the token is the target's own. Of several
     the engine takes the one with the longest accepted path. This prefers tokens that the draft can

@@ -56,7 +56,8 @@ class Answers(ABC):
     @abstractmethod
     def round(self, answer: int, position: int, number: int, decoding: int) -> SimulatedRound:
         """The round `number` (from 0) of an answer, after `position` tokens, when `decoding`
-        requests decode. An answer longer than the recorded one begins it again."""
+        requests decode. An answer longer than the recorded one begins it again after its first
+        token."""
 
 
 class InOrder(Answers):
@@ -80,7 +81,7 @@ class InOrder(Answers):
 
     def round(self, answer: int, position: int, number: int, decoding: int) -> SimulatedRound:
         rounds = self.rounds[answer]
-        return rounds[number % len(rounds)]
+        return rounds[_again(number, len(rounds))]
 
 
 class ByLoad(Answers):
@@ -118,7 +119,13 @@ class ByLoad(Answers):
     def round(self, answer: int, position: int, number: int, decoding: int) -> SimulatedRound:
         least = next(least for least in self._least if least <= decoding)
         rounds = self.ranges[least][answer]
-        return rounds[position % len(rounds)]
+        return rounds[_again(position, len(rounds))]
+
+
+def _again(place: int, size: int) -> int:
+    """A place among `size` ones, where all but the first are repeated: there is but one first
+    round."""
+    return place if place < size else min(1 + (place - 1) % max(size - 1, 1), size - 1)
 
 
 def drafters_by_load(drafter: DrafterSettings | None) -> dict[int, DrafterSettings | None]:

@@ -65,10 +65,10 @@ class Replica:
         self.busy_seconds = 0.0
         self._answers, self._engine = answers, times.engine
         self._draft = times.draft(answers.draft) if answers.draft is not None else None
-        self._target = times.verifying(self._draft is not None)
-        # Uncompiled, an engine of one slot reads a prompt in forwards of its own.
-        compiled = times.pair is not None and times.pair.runner.compile
-        self._mixes = times.mixes and (limits.slots > 1 or compiled)
+        self._times = times
+        self._mixes = times.mixes
+        self._target = times.verifying(False)
+        self._last = Step()
         self._waiting: dict[str, SimulatedRequest] = {}
         self._slots: dict[int, SimulatedRequest] = {}  # the last in each slot, finished ones too
         self._rounds: list[tuple[SimulatedRequest, SimulatedRound]] = []  # of the step
@@ -82,7 +82,7 @@ class Replica:
 
     def begin(self) -> float:
         """Seconds of the next step."""
-        plan = self.scheduler.plan()
+        before, self._last = self._last, (plan := self.scheduler.plan())
         slots = self._slots
         for slot in plan.preempted:
             slots[slot].held = slots[slot].draft_held = 0
@@ -91,13 +91,18 @@ class Replica:
         for slot in self.prefixes.forget(self._held(), self.scheduler.room):
             slots[slot].held = slots[slot].draft_held = 0
         decoding = [slots[slot] for slot in plan.decoding]
-        reading = [(slots[slot], count) for slot, count in plan.reading.items()]
-        seconds = self._read(decoding, reading)
+        ends = set(plan.decoding)  # whose prompts are read to their ends, if they are read
+        reading = [(slots[slot], n) for slot, n in plan.reading.items() if slot not in ends]
+        seconds = self._follow([slot for slot in before.reading if slot not in plan.entering])
+        self._target = self._times.verifying(seconds > 0)
+        together = bool(decoding) and (self._mixes or plan.running == 1)
+        if not together:
+            seconds += self._read(decoding, reading)
         candidates = []
         if decoding:
-            seconds += self._decode(decoding, reading)
+            seconds += self._decode(decoding, reading if together else [])
             candidates = [each.drafted for _, each in self._rounds]
-            self.scheduler.fed(candidates)
+            self.scheduler.fed([each.drafted for r, each in self._rounds if r.rounds])
         for request, count in reading:
             request.held += count
         seconds += self._engine.per_step
@@ -164,35 +169,39 @@ class Replica:
     def idle(self) -> bool:
         return self.scheduler.idle
 
+    def _follow(self, read: list[int]) -> float:
+        """Seconds in which the draft reads what the target has read of the texts in these slots."""
+        if self._draft is None or self._answers.lazy:
+            return 0.0
+        running = {request.slot: request.name for request in self.scheduler.running.values()}
+        following = [self._slots[slot] for slot in read if slot in running]
+        behind = [request for request in following if request.held > request.draft_held]
+        if not behind:
+            return 0.0
+        rows = [(r.held - r.draft_held, r.draft_held) for r in behind]
+        seconds = self._draft.seconds(Work.of(rows))
+        for request in behind:
+            request.draft_held = request.held
+        return seconds
+
     def _read(
         self, decoding: list[SimulatedRequest], reading: list[tuple[SimulatedRequest, int]]
     ) -> float:
-        """Seconds of reading texts apart from verification: the draft's, and the target's unless
-        its forwards mix them with candidates."""
-        # The last token of a text is read with the candidates.
+        """Seconds in which the target reads texts apart from verification, which reads their last
+        tokens."""
         new = [(r, unread) for r in decoding if (unread := r.tokens - 1 - r.held) > 0]
         new += reading
         if not new:
             return 0.0
-        seconds = 0.0
-        if self._draft is not None and not self._answers.lazy:
-            behind = [(r, upto) for r, count in new if (upto := r.held + count) > r.draft_held]
-            if behind:
-                rows = [(upto - r.draft_held, r.draft_held) for r, upto in behind]
-                seconds += self._draft.seconds(Work.of(rows))
-                for r, upto in behind:
-                    r.draft_held = upto
-        if not (decoding and self._mixes):
-            seconds += self._target.seconds(Work.of([(count, r.held) for r, count in new]))
-            for r in decoding:
-                r.held = r.tokens - 1
-        return seconds
+        for request in decoding:
+            request.held = request.tokens - 1
+        return self._target.seconds(Work.of([(count, r.held) for r, count in new]))
 
     def _decode(
         self, decoding: list[SimulatedRequest], reading: list[tuple[SimulatedRequest, int]]
     ) -> float:
         """Seconds of a round of those that decode: the drafts' forwards, each over all rows that
-        still draft; and the target's over all rows, those that are read too where it mixes them."""
+        still draft; and the target's over all rows, those of `reading` too."""
         answers, together, number = self._answers, [], len(decoding)
         candidates = fed = cached = 0
         pairs = 0.0
@@ -227,11 +236,11 @@ class Replica:
             sums = (draft_rows, draft_fed, draft_cached, draft_pairs)
             mean = Work._make(value / longest for value in sums)
             seconds = longest * (self._draft.seconds(mean) + engine.per_draft_forward)
-        if self._mixes:
-            for request, count in reading:
-                rows += 1
-                fed += count
-                cached += request.held
-                pairs += count * (request.held + (count - 1) / 2)
+            self._target = self._times.verifying(True)
+        for request, count in reading:
+            rows += 1
+            fed += count
+            cached += request.held
+            pairs += count * (request.held + (count - 1) / 2)
         seconds += self._target.seconds(Work(rows, fed, cached, pairs))
         return seconds + engine.per_row * number + engine.per_candidate * candidates

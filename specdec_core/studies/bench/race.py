@@ -162,7 +162,8 @@ def take(
         answers.append(prompt.answer(output) if prompt.chat else "")
         if generation is not None:
             generations.append(generation)
-    rounds = [r for generation in generations for r in generation.rounds]
+    # The first round of each is its prefill.
+    rounds = [r for generation in generations for r in generation.rounds[1:]]
     return Take(
         seconds=seconds,
         outputs=outputs,

@@ -67,7 +67,8 @@ def test_greedy_output_is_the_targets(tiny_pair: Pair, rule: str, reward: str, m
         [Request(str(i), p, 40 - 3 * i, ignore_eos=True) for i, p in enumerate(PROMPTS)]
     )
     assert [g.tokens for g in generations] == [g.tokens for g in expected]
-    arms = {r.arm for g in generations for r in g.rounds}
+    assert {g.rounds[0].arm for g in generations} == {None}
+    arms = {r.arm for g in generations for r in g.rounds[1:]}
     assert arms == set(range(len(MIXED)))
 
 
@@ -94,7 +95,8 @@ def test_every_request_of_a_batch_has_its_own_length_and_one_pass_drafts_them_al
     engine = Engine(tiny_pair, Configuration(drafter=drafter), 4)
     for i, prompt in enumerate(PROMPTS[:4]):
         engine.add(Request(str(i), prompt, 60, ignore_eos=True))
-    engine.step()
+    for _ in range(2):  # the first rounds; then the draft reads the prompts
+        engine.step()
     widths: list[int] = []
     forward = ModelRunner.forward
 
@@ -135,15 +137,18 @@ def test_the_bandit_learns_what_the_rounds_added(tiny_pair: Pair) -> None:
 
 
 def test_one_slot_chooses_as_the_bandit_alone_would(tiny_pair: Pair) -> None:
-    """What replay relies on: select for every round, update for all but a request's last."""
+    """What replay relies on: select for every round but a request's first, update for all of these
+    but its last."""
     for rule in ("ucb", "exp3"):
         drafter = BanditSettings(rule=rule, arms=MIXED, seed=7)
         _, generations = decode(tiny_pair, drafter, slots=1)
         bandit = build_bandit(drafter)
         for generation in generations:
-            for number, r in enumerate(generation.rounds):
+            first, *rounds = generation.rounds
+            assert first.arm is None
+            for number, r in enumerate(rounds):
                 assert bandit.select() == r.arm
-                if number < len(generation.rounds) - 1:
+                if number < len(rounds) - 1:
                     bandit.update(r.arm, r.generated)
 
 
@@ -151,11 +156,11 @@ def test_memory_of_a_request_ends_with_it(tiny_pair: Pair) -> None:
     drafter = BanditSettings(arms=MIXED, memory="request")
     engine, generations = decode(tiny_pair, drafter, slots=2)
     for generation in generations:
-        first = [r.arm for r in generation.rounds[: len(MIXED)]]
+        first = [r.arm for r in generation.rounds[1 : 1 + len(MIXED)]]
         assert first == list(range(len(first)))
     assert engine.drafter.bandit.selections == 0
     _, generations = decode(tiny_pair, drafter.model_copy(update={"memory": "all"}), slots=1)
-    assert [r.arm for r in generations[1].rounds[: len(MIXED)]] != list(range(len(MIXED)))
+    assert [r.arm for r in generations[1].rounds[1 : 1 + len(MIXED)]] != list(range(len(MIXED)))
 
 
 def test_a_request_with_memory_of_its_own_does_not_depend_on_its_batch(tiny_pair: Pair) -> None:
@@ -191,6 +196,8 @@ def test_a_cancelled_request_teaches_nothing(tiny_pair: Pair) -> None:
     engine = Engine(tiny_pair, Configuration(drafter=BanditSettings(rule="exp3", arms=MIXED)), 2)
     engine.add(Request("a", PROMPTS[1], 40, ignore_eos=True))
     engine.add(Request("b", PROMPTS[2], 40, ignore_eos=True))
+    engine.step()
+    assert engine.drafter.bandit.selections == 0, "nobody is asked in a first round"
     engine.step()
     engine.cancel("a")
     before = sum(engine.drafter.bandit.rounds)
@@ -238,7 +245,7 @@ def test_nothing_random_is_drawn_from_a_requests_stream_to_choose(tiny_pair: Pai
             [Request(str(i), p, 30, seed=i, ignore_eos=True) for i, p in enumerate(PROMPTS)]
         )
         assert [g.tokens for g in found] == [g.tokens for g in plain]
-        assert len({r.arm for g in found for r in g.rounds}) == 2
+        assert len({r.arm for g in found for r in g.rounds[1:]}) == 2
     assert np.isfinite(engine.drafter.bandit.losses).all()
 
 
@@ -267,9 +274,9 @@ def test_a_draft_model_that_is_not_asked_reads_nothing(tiny_pair: Pair) -> None:
     while not engine.idle:
         engine.step()
         held.append(draft.lengths[0])
-    # the third round is the first of the arm that has a draft model
-    assert held[:2] == [0, 0]
-    assert held[2] >= len(PROMPTS[3])
+    # after the first round each arm has its turn; the third is the one that has a draft model
+    assert held[:3] == [0, 0, 0]
+    assert held[3] >= len(PROMPTS[3])
     engine.configure(Configuration(drafter=BanditSettings(arms=LENGTHS)))
     assert not draft.lazy
     engine.configure(Configuration(drafter=BanditSettings(arms=lookups)))

@@ -117,7 +117,6 @@ def drafting(pair: Pair, **settings: object) -> tuple[PostUseDrafter, SlotState]
     engine.drafter.observe = lambda sequence, outcome: seen.append(sequence)
     plan = engine.scheduler.plan()
     engine._enter(plan)
-    engine._read_ahead(plan)
     [active] = engine._active.values()
     active.state.room = 7
     return engine.drafter, active.state

@@ -232,6 +232,9 @@ def test_both_caches_hold_the_committed_text_as_if_just_read(
             text = active.state.tokens
             for runner in (engine.target, draft):
                 length = runner.lengths[slot]
+                if runner is draft and len(active.rounds) == 1:
+                    assert length == 0, "it reads the prompt after the first round"
+                    continue
                 assert len(text) - 2 <= length <= len(text) - 1
                 fresh = EagerRunner(runner.model, 1, engine.max_length)
                 fresh.prefill([0], [text[:length]])

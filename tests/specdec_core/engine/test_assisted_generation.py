@@ -84,7 +84,8 @@ class Decoded:
 def theirs(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, prompts: list[Prompt], **settings
 ) -> list[Decoded]:
-    """What transformers does, one `generate` call a prompt with the same models."""
+    """What transformers does, one `generate` call a prompt with the same models. It drafts from the
+    prompt on, the engine from the target's first token on: that is part of its prompts."""
     target, draft = (
         AutoModelForCausalLM.from_pretrained(folders[name], dtype=torch.float32)
         for name in ("target", "draft")
@@ -108,7 +109,7 @@ def theirs(
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
             assistant_model=draft,
             do_sample=False,
-            max_new_tokens=NEW_TOKENS,
+            max_new_tokens=NEW_TOKENS - 1,
         )
         current.tokens = output[0, len(prompt) :].tolist()
         texts.append(current)
@@ -116,7 +117,7 @@ def theirs(
 
 
 def ours(pair: Pair, policy: PolicySettings, prompts: list[Prompt]) -> list[Decoded]:
-    """What the engine does, one request a prompt in the same slot."""
+    """What the engine does after the first token, one request a prompt in the same slot."""
     engine = Engine(pair, Configuration(drafter=DraftModelSettings(policy=policy)))
     texts = []
     for prompt in prompts:
@@ -127,8 +128,14 @@ def ours(pair: Pair, policy: PolicySettings, prompts: list[Prompt]) -> list[Deco
                 text.thresholds.append(engine.drafter.policy.threshold(0))
             if chunk.finished:
                 text.rounds = [(r.drafted, r.accepted) for r in chunk.finished.rounds]
-        texts.append(text)
+        texts.append(Decoded(text.tokens[1:], text.rounds[1:], text.thresholds[1:]))
     return texts
+
+
+def begun(pair: Pair, prompts: list[Prompt]) -> list[Prompt]:
+    """The prompts, each with the target's first token."""
+    generations = Engine(pair).generate([Request(str(n), p, 1) for n, p in enumerate(prompts)])
+    return [(*p, *g.tokens) for p, g in zip(prompts, generations, strict=True)]
 
 
 @pytest.mark.parametrize(("start", "most"), [(0.05, 3), (0.4, 20)])
@@ -142,7 +149,7 @@ def test_dynamic_confidence_drafts_as_transformers_does(
     expected = theirs(
         tiny_pair_folders,
         monkeypatch,
-        PROMPTS,
+        begun(tiny_pair, PROMPTS),
         assistant_confidence_threshold=start,
         num_assistant_tokens=most,
         num_assistant_tokens_schedule="constant",
@@ -183,7 +190,7 @@ def compare_heuristics(
     expected = theirs(
         folders,
         monkeypatch,
-        prompts,
+        begun(pair, prompts),
         assistant_confidence_threshold=0.0,
         num_assistant_tokens=3,
         num_assistant_tokens_schedule="heuristic_transient" if transient else "heuristic",

@@ -25,7 +25,7 @@ def decoded(scheduler: Scheduler, step: Step, left: Counter[str]) -> None:
 def test_a_long_prompt_is_read_in_chunks_beside_those_that_decode() -> None:
     scheduler = Scheduler(Limits(2, step_tokens=100))
     scheduler.add("short", 11)
-    assert scheduler.plan() == Step([0], {}, [], {0: "short"})
+    assert scheduler.plan() == Step([0], {0: 11}, [], {0: "short"})
     scheduler.grew("short", 12)
     scheduler.fed([3])
     scheduler.add("long", 301)
@@ -34,7 +34,7 @@ def test_a_long_prompt_is_read_in_chunks_beside_those_that_decode() -> None:
         scheduler.grew("short", scheduler.running["short"].tokens + 1)
         steps.append(scheduler.plan())
     # A step has room for 100 tokens, of which one request decodes 1 + 3.
-    assert [step.reading.get(1) for step in steps] == [96, 96, 96, None]
+    assert [step.reading.get(1) for step in steps] == [96, 96, 96, 13]
     assert all(0 in step.decoding for step in steps)
 
 
@@ -44,25 +44,26 @@ def test_a_short_prompt_overtakes_a_long_one_which_goes_on() -> None:
     scheduler.plan()
     scheduler.add("middle", 401)
     scheduler.add("short", 21)
-    assert scheduler.plan() == Step([2], {0: 50, 1: 30}, [], {1: "middle", 2: "short"})
+    assert scheduler.plan() == Step([2], {0: 50, 1: 29, 2: 21}, [], {1: "middle", 2: "short"})
 
 
 def test_beside_a_prompt_that_ends_others_are_read_whole_or_not_at_all() -> None:
     scheduler = Scheduler(Limits(4, step_tokens=100))
-    for name, tokens in (("first", 61), ("second", 61), ("short", 11), ("third", 40)):
+    for name, tokens in (("first", 61), ("second", 61), ("short", 11), ("third", 39)):
         scheduler.add(name, tokens)
     step = scheduler.plan()
-    assert (step.decoding, step.reading) == ([0, 2], {}), "a part would only hold back the first"
+    assert step.decoding == [0, 2]
+    assert step.reading == {0: 61, 2: 11}, "a part would only hold back the first"
     scheduler.leave("first")
     scheduler.leave("short")
     step = scheduler.plan()
-    assert (step.decoding, step.reading) == ([1, 3], {})
+    assert (step.decoding, step.reading) == ([1, 3], {1: 61, 3: 39})
 
 
 def test_alone_a_prompt_is_read_at_once() -> None:
     scheduler = Scheduler(Limits(1))
     scheduler.add("only", 5001)
-    assert scheduler.plan() == Step([0], {}, [], {0: "only"})
+    assert scheduler.plan() == Step([0], {0: 5001}, [], {0: "only"})
 
 
 def test_nobody_enters_before_one_who_waits_longer() -> None:
@@ -89,9 +90,13 @@ def test_the_youngest_makes_room_and_is_the_first_to_come_back() -> None:
     scheduler.grew("a", 71)
     scheduler.leave("b")
     step = scheduler.plan()
-    assert (step.decoding, step.preempted) == ([0, 2], [])
+    assert (step.decoding, step.preempted) == ([0], [])
+    assert step.reading == {2: 69}, "its last token is read with candidates"
     assert scheduler.running["c"].tokens == 70
     assert step.entering == {}, "there is no room for d"
+    scheduler.grew("a", 72)
+    step = scheduler.plan()
+    assert (step.decoding, step.reading) == ([0, 2], {}), "it has had its first round"
     scheduler.leave("a")
     assert list(scheduler.plan().entering.values()) == ["d"]
 
@@ -109,7 +114,7 @@ def test_everyone_finishes_within_the_cache_and_the_budget(
         assert limits.holds(tokens + new)
         left[str(number)] = new
         scheduler.add(str(number), tokens)
-    steps = 0
+    steps, firsts = 0, Counter()
     while not scheduler.idle:
         held = {name: request.read for name, request in scheduler.running.items()}
         step = scheduler.plan()
@@ -122,5 +127,9 @@ def test_everyone_finishes_within_the_cache_and_the_budget(
         read = sum(r.read - held.get(r.name, 0) for r in running.values() if not r.resting)
         if slots > 1:
             assert read <= step_tokens
+        ends = {running[slot].name for slot in step.decoding if slot in step.reading}
+        assert ends == {running[slot].name for slot in step.decoding} - firsts.keys()
+        firsts.update(ends)
         decoded(scheduler, step, left)
     assert not any(left.values())
+    assert set(firsts.values()) == {1}, "a prompt is read to its end once"

@@ -107,7 +107,7 @@ def test_compiled_engines_write_the_eager_engines_tokens(
     assert made == ["packed.pt2"], "one graph of a model, whatever the sizes"
 
 
-def test_one_slot_reads_a_prompt_with_its_first_candidates(
+def test_one_slot_reads_a_prompt_in_the_forward_of_its_first_token(
     compiled_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, fed = Engine(compiled_pair, slots=1), []
@@ -120,7 +120,7 @@ def test_one_slot_reads_a_prompt_with_its_first_candidates(
     assert fed == [7, 1]
     monkeypatch.setattr(engine.target, "prefill_chunk", 4)
     assert engine.generate([request])[0].tokens == whole
-    assert fed[2:] == [2, 5, 1], "a chunk at a time, the last with the first candidates"
+    assert fed[2:] == [3, 4, 1], "a chunk at a time, the last with the first token"
 
 
 @pytest.mark.long

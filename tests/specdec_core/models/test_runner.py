@@ -139,6 +139,26 @@ def test_a_long_prompt_prefilled_in_chunks_equals_one_forward(tiny_pair: Pair) -
     torch.testing.assert_close(logits[0], plain(tiny_pair.target, text)[-1], atol=1e-4, rtol=0)
 
 
+def test_of_padded_rows_only_the_logits_from_the_first_wanted_one_on_are_computed(
+    model: torch.nn.Module,
+) -> None:
+    runner, computed = EagerRunner(model, slots=2, max_length=64, packs=False), []
+    head = model.get_output_embeddings()
+    watch = head.register_forward_pre_hook(lambda _, given: computed.append(given[0].shape[:2]))
+    text = list(range(30, 45))
+    try:
+        last = runner.forward(Batch([0], [text], wanted=[1])).logits
+        two = runner.forward(Batch([0, 1], [[7, 8, 9], text], wanted=[2, 5]))
+        runner.forward(Batch([1], [[5, 6, 7]], wanted=[0]))
+    finally:
+        watch.remove()
+    assert computed == [(1, 1), (2, 14), (1, 1)]
+    torch.testing.assert_close(last, plain(model, text)[-1:], atol=2e-5, rtol=0)
+    expected = plain(model, [*text, 7, 8, 9])[-2:]
+    torch.testing.assert_close(two.of_row(0), expected, atol=2e-5, rtol=0)
+    torch.testing.assert_close(two.of_row(1), plain(model, text)[-5:], atol=2e-5, rtol=0)
+
+
 def test_a_single_token_in_bfloat16_gives_its_own_logits_and_leaves_no_trace() -> None:
     model = tiny_llama(0, hidden=32, layers=2, vocab=320).bfloat16()
     runner = EagerRunner(model, slots=1, max_length=64)

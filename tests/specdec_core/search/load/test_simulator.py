@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from specdec_core.config import PairSpec, RunnerSettings
 from specdec_core.cost.steps import EngineTerms, ForwardTerms, StepTimes
 from specdec_core.engine.scheduler import STEP_TOKENS, Limits
 from specdec_core.search.load.answers import Answers, ByLoad, InOrder, SimulatedRound
@@ -33,7 +32,7 @@ def autoregressive(prompt: int = 10, tokens: int = 5) -> Answers:
 
 
 def drafted(prompt: int = 10, rounds: int = 3) -> Answers:
-    return InOrder([prompt], [[FOUR] * rounds], "draft")
+    return InOrder([prompt], [[ALONE, *[FOUR] * rounds]], "draft")
 
 
 def clients(answers: Answers, number: int, count: int, **limits: int) -> Simulation:
@@ -55,13 +54,19 @@ def test_a_request_takes_its_steps() -> None:
     assert simulation.busy == [pytest.approx(1)]
 
 
-def test_one_slot_reads_a_prompt_in_a_forward_of_its_own_unless_it_is_compiled() -> None:
+def test_one_forward_reads_a_prompt_to_its_end_unless_rows_are_padded_to_it() -> None:
     answers = autoregressive()
-    for compiled, first in ((True, T), (False, 2 * T)):
-        pair = PairSpec(runner=RunnerSettings(compile=compiled))
-        costs = CONSTANT.model_copy(update={"pair": pair})
-        simulation = simulate_clients(answers, costs, asks_of(answers, 1), 1, Limits(1))
-        assert times(simulation)[0] == pytest.approx([0, first, first + 4 * T])
+    for mixes, together, first in ((True, 1, T), (False, 1, T), (True, 2, T), (False, 2, 2 * T)):
+        costs = CONSTANT.model_copy(update={"mixes": mixes})
+        asks = asks_of(answers, together)
+        simulation = simulate_clients(answers, costs, asks, together, Limits(together))
+        assert times(simulation) == [pytest.approx([0, first, first + 4 * T])] * together
+
+
+def test_the_first_token_does_not_wait_for_the_draft() -> None:
+    simulation = clients(drafted(rounds=1), 1, 1)
+    # The draft reads the prompt in the second step.
+    assert times(simulation)[0] == pytest.approx([0, T, 2 * T + T / 10 + 3 * T / 10])
 
 
 def test_a_long_prompt_is_read_in_chunks() -> None:
@@ -72,10 +77,10 @@ def test_a_long_prompt_is_read_in_chunks() -> None:
 def test_the_drafts_forwards_are_shared_by_all_rows() -> None:
     for number in (1, 4):
         simulation = clients(drafted(), number, number)
-        prompt = T / 10  # the draft reads it, too
+        prompt = T + T / 10  # the draft reads it, too
         step = T + 3 * T / 10
         assert simulation.seconds == pytest.approx(prompt + 3 * step)
-        assert simulation.records["tokens"].tolist() == [12] * number
+        assert simulation.records["tokens"].tolist() == [13] * number
 
 
 def test_what_the_engine_adds_is_counted() -> None:
@@ -83,13 +88,14 @@ def test_what_the_engine_adds_is_counted() -> None:
     costs = CONSTANT.model_copy(update={"engine": engine})
     answers = drafted(rounds=1)
     simulation = simulate_clients(answers, costs, asks_of(answers, 2), 2, Limits(2))
-    forwards = T + 4 * T / 10  # of which one reads the prompts
-    assert simulation.seconds == pytest.approx(forwards + 1 + 2 * 10 + 3 * 100 + 6 * 1000)
+    forwards = 2 * T + 4 * T / 10  # of which one of each model reads the prompts
+    added = 2 * (1 + 2 * 10) + 3 * 100 + 6 * 1000
+    assert simulation.seconds == pytest.approx(forwards + added)
 
 
 def test_the_target_alone_has_a_time_of_its_own() -> None:
     costs = CONSTANT.model_copy(update={"alone": ForwardTerms(fixed=T / 2)})
-    for answers, seconds in ((autoregressive(), 5 * T / 2), (drafted(rounds=1), 1.4 * T)):
+    for answers, seconds in ((autoregressive(), 5 * T / 2), (drafted(rounds=1), T / 2 + 1.4 * T)):
         simulation = simulate_clients(answers, costs, asks_of(answers, 1), 1, Limits(2))
         assert simulation.seconds == pytest.approx(seconds)
 
@@ -131,9 +137,9 @@ def test_an_overloaded_engine_queues() -> None:
 
 def test_a_round_stays_within_what_is_asked_for() -> None:
     answers = drafted(rounds=3)
-    simulation = simulate_clients(answers, CONSTANT, [Ask(0, 10, 6)], 1, Limits(2), log=True)
-    assert simulation.records["tokens"].tolist() == [6]
-    assert [step.candidates for step in simulation.log] == [[3], [1]]
+    simulation = simulate_clients(answers, CONSTANT, [Ask(0, 10, 7)], 1, Limits(2), log=True)
+    assert simulation.records["tokens"].tolist() == [7]
+    assert [step.candidates for step in simulation.log] == [[0], [3], [1]]
 
 
 def test_an_answer_longer_than_the_recorded_one_begins_it_again() -> None:
@@ -144,17 +150,19 @@ def test_an_answer_longer_than_the_recorded_one_begins_it_again() -> None:
         TraceRequest(arrival=0, prompt="x"),
     ]
     asks = asks_of_trace(answers, trace, new_tokens=64)
-    assert asks == [Ask(0, 99, 12), Ask(0, 10, 2), Ask(0, 10, 4)]
-    simulation = simulate_arrivals(answers, CONSTANT, asks, [0.0] * 3, Limits(4))
-    assert simulation.records["tokens"].tolist() == [12, 2, 4]
+    assert asks == [Ask(0, 99, 12), Ask(0, 10, 2), Ask(0, 10, 5)]
+    simulation = simulate_arrivals(answers, CONSTANT, asks, [0.0] * 3, Limits(4), log=True)
+    assert simulation.records["tokens"].tolist() == [12, 2, 5]
+    assert simulation.rounds == 4 + 2 + 2, "there is but one first round"
 
 
 def test_who_drafts_follows_how_many_decode() -> None:
-    answers = ByLoad([10], {1: [[FOUR] * 8], 2: [[ALONE] * 8]}, "draft", lazy=True)
+    ranges = {1: [[ALONE, *[FOUR] * 8]], 2: [[ALONE] * 9]}
+    answers = ByLoad([10], ranges, "draft", lazy=True)
     one = simulate_clients(answers, CONSTANT, asks_of(answers, 1), 1, Limits(2), log=True)
     two = simulate_clients(answers, CONSTANT, asks_of(answers, 2), 2, Limits(2), log=True)
-    assert [step.candidates for step in one.log] == [[3], [3]]
-    assert [step.candidates for step in two.log] == [[0, 0]] * 8
+    assert [step.candidates for step in one.log] == [[0], [3], [3]]
+    assert [step.candidates for step in two.log] == [[0, 0]] * 9
 
 
 def test_a_full_cache_preempts_and_every_answer_is_whole() -> None:
