@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdec_core.config import PairSpec, RunnerSettings
@@ -84,6 +84,23 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
+
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def chat_tokenizer(template: Any = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
+    """The same with a chat template, and with a token that begins every text."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.bos_token = begin = "<|endoftext|>"
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A", special_tokens=[(begin, tokenizer.bos_token_id)]
+    )
+    tokenizer.chat_template = template
+    return tokenizer
 
 
 def tiny_llama(seed: int, hidden: int, layers: int, vocab: int) -> LlamaForCausalLM:

@@ -35,7 +35,7 @@ from specdec_core.cost import Profile
 from specdec_core.drafting.datastores.datastore import check_datastores
 from specdec_core.engine import Request
 from specdec_core.models.pair import check_pair
-from specdec_core.prompts.prompt_sets import Prompt, PromptSet, digest, load_prompts
+from specdec_core.prompts.prompt_sets import Prompt, PromptSet, load_prompts
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.folder import SweepFolder
@@ -71,13 +71,11 @@ def run_sweep(
     observer = together(SweepObserver, observers)
     tokenizer = check_pair(plan.pair)
     check_datastores(plan.samples, tokenizer)
-    limit = plan.prompts.limit
-    prompts = load_prompts(plan.prompts.source, limit, tokenizer)
-    further: list[Prompt] = []
-    if limit is not None and plan.race.further:
-        most = limit + plan.race.further
-        further = load_prompts(plan.prompts.source, most, tokenizer)[len(prompts) :]
-    prompt_set = PromptSet(source=plan.prompts.source, count=len(prompts), digest=digest(prompts))
+    asked = plan.prompts
+    most = None if asked.limit is None else asked.limit + plan.race.further
+    loaded = load_prompts(asked.source, most, tokenizer, asked.chat_template)
+    prompts, further = loaded[: asked.limit], loaded[len(loaded[: asked.limit]) :]
+    prompt_set = PromptSet.of(asked.source, prompts, asked.chat_template)
     identity = plan.digest(prompt_set.digest)
     name = name or f"{plan.pair.name}-{identity[:8]}"
     folder = SweepFolder.claim(home / "sweeps", name, identity, fresh)
@@ -142,7 +140,7 @@ class _Sweep:
         """Load the prompts' tokens, the pair's data types, and a recording of them."""
         tokens = self.plan.max_new_tokens
         self.requests = get(self.bench.requests.remote(prompts, tokens))
-        self.further = get(self.bench.fitting.remote(further, tokens, len(prompts)))
+        self.further = get(self.bench.fitting.remote(further, tokens, len(self.requests)))
         self.pair = get(self.bench.spec.remote())
         fingerprints = get(self.bench.fingerprints.remote())
         count = len(self.requests)
