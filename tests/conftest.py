@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from functools import cache
@@ -165,3 +166,23 @@ def tiny_spec(tiny_pair_folders: dict[str, Path]) -> PairSpec:
 @pytest.fixture(scope="session")
 def tiny_pair(tiny_spec: PairSpec) -> Pair:
     return load_pair(tiny_spec)
+
+
+@pytest.fixture(scope="session")
+def chat_spec(
+    tiny_spec: PairSpec,
+    tiny_pair_folders: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> PairSpec:
+    """The specification of the tiny pair with a chat template."""
+    root = tmp_path_factory.mktemp("chat-pair")
+    for name, folder in tiny_pair_folders.items():
+        shutil.copytree(folder, root / name)
+        chat_tokenizer().save_pretrained(root / name)
+    models = {"target": str(root / "target"), "drafts": {"draft": str(root / "draft")}}
+    return tiny_spec.model_copy(update=models)
+
+
+@pytest.fixture(scope="session")
+def chat_pair(chat_spec: PairSpec) -> Pair:
+    return load_pair(chat_spec)

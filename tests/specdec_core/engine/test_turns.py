@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from specdec_core.base.errors import UserError
@@ -13,14 +11,8 @@ from specdec_core.engine.turns import requests_of
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.chat import rendered
 from specdec_core.prompts.prompt_sets import Prompt
-from tests.conftest import chat_tokenizer
 
 NEW = 12
-
-
-@pytest.fixture(scope="module")
-def chat_pair(tiny_pair: Pair) -> Pair:
-    return replace(tiny_pair, tokenizer=chat_tokenizer())
 
 
 def asked(pair: Pair, *prompts: Prompt) -> list[Prompt]:
