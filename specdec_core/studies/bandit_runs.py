@@ -63,7 +63,7 @@ def replay_recording(
     comparison = replay_all(Replay(recording, profile=times), plan, times, observer)
     return comparison, (
         f"{recording.folder.name}: replayed, {header.prompts.count} prompts of "
-        f"{header.prompts.source}, {header.max_new_tokens} new tokens; times modelled for "
+        f"{header.prompts.label}, {header.max_new_tokens} new tokens; times modelled for "
         f"{times.device}"
     )
 
