@@ -249,10 +249,10 @@ def _notes(texts: Sequence[Conversation]) -> list[str]:
         return []
     if any(conversation.turns > 1 for conversation in several):
         return [
-            "Conversations are asked turn by turn in a chat template, each contestant behind its own"
-            " answers; a prompt's time is that of all its turns."
+            "Conversations are asked turn by turn in a chat template, each contestant behind its"
+            " own answers; a prompt's time is that of all its turns."
         ]
     return [
-        "Without a chat template, of prompts with several turns only the first is asked, its text as"
-        " it stands."
+        "Without a chat template, of prompts with several turns only the first is asked, its text"
+        " as it stands."
     ]
