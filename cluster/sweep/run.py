@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -147,10 +148,17 @@ class _Sweep:
         self.replay = open_replay(
             self.plan, home, self.pair, fingerprints, recording, prompt_set.digest, count
         )
-        if self.replay is not None and self.plan.hardware is None:
-            recording = self.replay.recording
-            if recording.header.pair.runner.compile != self.pair.runner.compile:
-                self.observer.warned(other_forwards(recording))
+        if self.replay is None:
+            return
+        recording = self.replay.recording
+        # In a near-tie the target may answer an earlier turn otherwise than it was recorded.
+        self.requests = tuple(
+            replace(request, tokens=tuple(tokens.tolist()))
+            for request, tokens in zip(self.requests, recording.prompts.tokens, strict=True)
+        )
+        other = recording.header.pair.runner.compile != self.pair.runner.compile
+        if other and self.plan.hardware is None:
+            self.observer.warned(other_forwards(recording))
 
     def begin(self, identity: str, prompt_set: PromptSet) -> None:
         """Write the plan, the pair and the profile; make the result, or read what a sweep that was
