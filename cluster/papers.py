@@ -29,7 +29,7 @@ from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
 from specdec_core.engine import Request
 from specdec_core.models.pair import check_pair
-from specdec_core.prompts.prompt_sets import PromptSet, digest
+from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.results import Timing
 from specdec_core.studies.papers.inputs import load_sets, with_datastores
@@ -74,7 +74,7 @@ def run_papers(
     tokenizer = check_pair(plan.pair)
     prompts = load_sets(plan, tokenizer, home, observer)
     sets = {
-        key: PromptSet(source=source, count=len(loaded), digest=digest(loaded))
+        key: PromptSet.of(source, loaded, plan.prompts[key].chat_template)
         for key, (source, loaded) in prompts.items()
     }
     identity = plan.digest({key: prompt_set.digest for key, prompt_set in sets.items()})

@@ -13,6 +13,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,11 @@ from cluster.session import check_nodes, get, ray_session, resources, room, star
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import NoRoom, locked, needs_room, remove_leftovers
 from specdec_core.config import PairSpec, Sampling, Value
-from specdec_core.engine import Request
+from specdec_core.engine.turns import requests_of
 from specdec_core.models.fingerprints import fingerprints
 from specdec_core.models.pair import Pair, check_pair, eagle_heads_of, load_pair, max_length_of
-from specdec_core.prompts.prompt_sets import Prompt, PromptSet, digest, load_prompts
+from specdec_core.prompts.conversation import Conversation, conversations
+from specdec_core.prompts.prompt_sets import Prompt, PromptSet, load_prompts
 from specdec_core.recordings.find import FINISHED, finish, finished
 from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.record import Recorder
@@ -50,7 +52,17 @@ from specdec_core.search.plan import PromptSource
 SHARD = 8  # prompts; what a killed recording loses at most, an actor
 _RETRIES = 3  # starts of an actor after it died, and runs of the shard that it had
 
-Batch = list[tuple[int, Request]]  # a shard's prompts, each with its number in the prompt set
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt to record; each of its turns has a number in the prompt set."""
+
+    numbers: range
+    prompt: Prompt
+    tokens: tuple[int, ...]  # of its first turn; later ones come after answers
+
+
+Batch = list[Asked]  # a shard's prompts
 
 
 class RecordingPlan(Value):
@@ -99,7 +111,8 @@ def run_recording(
 ) -> Recording:
     """Record `plan` in `out`, or else in `<home>/traces/<name>`, or resume an interrupted recording
     there. The default name depends on weights, prompts and settings, so the same call resumes its
-    recording. Prompts of the same text are recorded once.
+    recording. Prompts of the same text are recorded once; of a conversation, every turn is recorded
+    behind the target's own greedy answers (:func:`specdec_core.engine.turns.requests_of`).
 
     Raises :class:`UserError` for bad input, before anything is written, and for a folder that
     cannot be written.
@@ -110,15 +123,16 @@ def run_recording(
     if name is not None and (name == ".." or Path(name).name != name):
         raise UserError(f"--name {name}: expected a folder's name, not a path")
     tokenizer = check_pair(plan.pair)
-    prompts = load_prompts(plan.prompts.source, plan.prompts.limit, tokenizer)
-    prompt_set = PromptSet(source=plan.prompts.source, count=len(prompts), digest=digest(prompts))
+    asked = plan.prompts
+    prompts = load_prompts(asked.source, asked.limit, tokenizer, asked.chat_template)
+    prompt_set = PromptSet.of(asked.source, prompts, asked.chat_template)
     prints = _fingerprints(plan.pair)
     folder = out or home / "traces" / (name or plan.name(prints, prompt_set))
     header = _begun(folder, plan, prints, prompt_set)
-    batches = _batches(prompts, tokenizer, plan.max_new_tokens)
+    batches = _batches(prompts, tokenizer)
     if header is not None and finished(folder) and not _missing(folder, header, batches):
         return Recording(folder, header)
-    _check_fit(plan.pair, batches)
+    _check_fit(plan, prompts, tokenizer)
     with ExitStack() as held:
         with _writing(folder):
             held.enter_context(locked(folder, "recording"))
@@ -135,8 +149,8 @@ def run_recording(
                 save_header(header, folder)
             _clear(folder, header, batches, observer)
         missing = _missing(folder, header, batches)
-        total = sum(map(len, batches.values()))
-        observer.stage("recording", total, total - sum(map(len, missing.values())))
+        total = _count(batches)
+        observer.stage("recording", total, total - _count(missing))
         for number, shard in _record(first, needs, spec, header, missing):
             with _writing(folder):
                 write_shard(shard, folder, number)
@@ -200,29 +214,29 @@ def _with_types_of(recorded: PairSpec, planned: PairSpec) -> PairSpec:
     return planned.model_copy(update={"runner": planned.runner.model_copy(update=types)})
 
 
-def _batches(prompts: Sequence[Prompt], tokenizer: Any, max_new_tokens: int) -> dict[int, Batch]:
+def _batches(prompts: Sequence[Prompt], tokenizer: Any) -> dict[int, Batch]:
     """The shards by number. Of prompts with the same text the first is recorded."""
-    first = {prompt.text: number for number, prompt in reversed(list(enumerate(prompts)))}
-    chosen = [
-        # Seeds as in every other job, so that sampled outputs are the same.
-        (n, Request(prompts[n].id, tuple(tokenizer(text)["input_ids"]), max_new_tokens, seed=n))
-        for text, n in sorted(first.items(), key=lambda item: item[1])
-    ]
-    starts = range(0, len(chosen), SHARD)
-    return {number: chosen[start : start + SHARD] for number, start in enumerate(starts)}
+    chosen: dict[tuple[object, ...], Asked] = {}
+    number = 0
+    for prompt in prompts:
+        asked = Conversation(prompt, tokenizer)
+        numbers = range(number, number := number + asked.turns)
+        read = (prompt.text, prompt.template, prompt.turns[1 : asked.turns])
+        if read not in chosen:
+            chosen[read] = Asked(numbers, prompt, asked.tokens())
+    every = list(chosen.values())
+    starts = range(0, len(every), SHARD)
+    return {number: every[start : start + SHARD] for number, start in enumerate(starts)}
 
 
-def _check_fit(spec: PairSpec, batches: dict[int, Batch]) -> None:
+def _count(batches: Mapping[int, Batch]) -> int:
+    """The turns in some shards."""
+    return sum(len(asked.numbers) for batch in batches.values() for asked in batch)
+
+
+def _check_fit(plan: RecordingPlan, prompts: Sequence[Prompt], tokenizer: Any) -> None:
     """Raises :class:`UserError` for a prompt that is too long for the models, or empty."""
-    most = max_length_of(spec)
-    for batch in batches.values():
-        for _, request in batch:
-            count, new = len(request.tokens), request.max_new_tokens
-            if not count or count + new > most:
-                raise UserError(
-                    f"prompt {request.id}: it has {count} tokens and {new} new ones were asked for,"
-                    f" but the context holds {most}"
-                )
+    conversations(prompts, tokenizer, plan.max_new_tokens, max_length_of(plan.pair))
 
 
 def _missing(folder: Path, header: Header, batches: dict[int, Batch]) -> dict[int, Batch]:
@@ -245,10 +259,14 @@ def _whole(folder: Path, number: int, header: Header, batch: Batch) -> bool:
     try:
         table = read_table(shard_file(folder, PROMPTS, number), ["prompt", "tokens", "output"])
         rows = zip(table["prompt"].to_pylist(), table["tokens"].to_pylist(), strict=True)
-        if list(rows) != [(n, list(request.tokens)) for n, request in batch]:
+        recorded = dict(rows)
+        numbers = [n for asked in batch for n in asked.numbers]
+        if list(recorded) != numbers:
+            return False
+        if any(recorded[asked.numbers[0]] != list(asked.tokens) for asked in batch):
             return False
         lengths = [len(output) for output in table["output"].to_pylist()]
-        expected = np.repeat([n for n, _ in batch], lengths)
+        expected = np.repeat(numbers, lengths)
         for draft in header.pair.drafts:
             prompt, step = read(f"{DRAFTS}/{draft}", "prompt", "step")
             if not np.array_equal(prompt[step == 0], expected):
@@ -324,9 +342,15 @@ class RecordingWorker:
 
     def record(self, spec: PairSpec, header: Header, batch: Batch) -> Shard:
         """Record the prompts of a shard."""
+        pair = self.load(spec)
         if self.recorder is None:
-            self.recorder = Recorder(self.load(spec), header)
-        return self.recorder.record(batch)
+            self.recorder = Recorder(pair, header)
+        engine, requests = self.recorder.engine, []
+        for asked in batch:
+            # Seeds as in every other job, so that sampled outputs are the same.
+            first = asked.numbers[0]
+            requests += requests_of([asked.prompt], pair, header.max_new_tokens, first, engine)
+        return self.recorder.record([(request.seed, request) for request in requests])
 
 
 def _start_worker(needs: dict[str, float]) -> ray.actor.ActorHandle:

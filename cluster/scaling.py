@@ -19,6 +19,7 @@ from specdec_core.base.observer import together
 from specdec_core.cost import Hardware, Profile
 from specdec_core.engine import Request
 from specdec_core.models.pair import check_pair
+from specdec_core.prompts.conversation import Conversation
 from specdec_core.prompts.prompt_sets import PromptSet, load_prompts
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import SweepObserver
@@ -108,7 +109,7 @@ def _task(plan: ResolvedPlan, profile: Profile, idle: float | None) -> tuple[Any
     tokenizer = check_pair(plan.pair)
     prompts = load_prompts(plan.prompts.source, plan.prompts.limit, tokenizer)
     requests = tuple(
-        Request(p.id, tuple(tokenizer(p.text)["input_ids"]), plan.max_new_tokens, seed=i)
+        Request(p.id, Conversation(p, tokenizer).tokens(), plan.max_new_tokens, seed=i)
         for i, p in enumerate(prompts)
     )
     return Task(plan.pair, profile, requests, len(requests)), CountTrial

@@ -9,17 +9,21 @@ from typer import Option
 
 from jobs.console import console, deliver, run
 from jobs.options import (
+    ChatTemplate,
     Hardware,
     Limit,
+    MaxLength,
     Name,
     ProfileFile,
     Repeats,
     Tokens,
     check_name,
     check_times,
+    chosen_pair,
 )
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
+from specdec_core.prompts.chat import AUTO
 
 BANDITS = Path(__file__).with_name("sweeps") / "bandits.yaml"
 
@@ -32,8 +36,10 @@ def main(
         list[str] | None,
         Option(help="Prompts: JSONL file, hub id or bundled:<name>; repeatable, they take turns."),
     ] = None,
+    chat_template: ChatTemplate = AUTO,
     limit: Limit = 16,
     max_new_tokens: Tokens = 128,
+    max_length: MaxLength = None,
     repeats: Repeats = 3,
     slots: Annotated[int, Option(min=1, help="Requests decoded together.")] = 1,
     traces: Annotated[
@@ -55,6 +61,8 @@ def main(
     """
     if traces is not None and (prompts or slots > 1):
         raise UserError("--traces replays its own prompts one at a time: no --prompts, no --slots")
+    if traces is not None and (chat_template != AUTO or max_length is not None):
+        raise UserError("--traces replays what was read: no --chat-template, no --max-length")
     if traces is None and (hardware or profile):
         raise UserError("--hardware and --profile model the times of a replay: give --traces too")
     check_times(hardware, profile)
@@ -79,8 +87,10 @@ def main(
             comparison, note = replay_recording(recording, plan, hardware, profile, progress)
         else:
             sources = prompts or ["bundled:held_out"]
+            pair = chosen_pair(plan.pair, None, None, max_length)
+            plan = plan.model_copy(update={"pair": pair})
             comparison, note = race_prompts(
-                plan, sources, limit, max_new_tokens, repeats, slots, progress
+                plan, sources, chat_template, limit, max_new_tokens, repeats, slots, progress
             )
 
     name = name or f"{config.stem}-{Path(traces).resolve().name if traces else plan.pair.name}"

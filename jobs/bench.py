@@ -22,6 +22,8 @@ from jobs.console import (
 from jobs.options import (
     Drafts,
     DType,
+    MaxLength,
+    MaybeChatTemplate,
     MaybeLimit,
     MaybePrompts,
     MaybeTokens,
@@ -67,8 +69,10 @@ def main(
     target: Target = None,
     draft: Drafts = None,
     prompts: MaybePrompts = None,
+    chat_template: MaybeChatTemplate = None,
     limit: MaybeLimit = None,
     max_new_tokens: MaybeTokens = None,
+    max_length: MaxLength = None,
     repeats: Annotated[int | None, Option(min=1, help="Times each prompt is decoded.")] = None,
     temperature: Annotated[
         list[float] | None, Option(help="0 is greedy; repeatable, each is a race.")
@@ -157,11 +161,17 @@ def main(
     if load is not None:
         _check_together(temperature, baseline)
     spec, chosen = _chosen(config or [], target, draft)
-    runner = given(compile=compile, threads=threads, target_dtype=dtype, draft_dtype=dtype)
+    runner = given(
+        compile=compile,
+        threads=threads,
+        target_dtype=dtype,
+        draft_dtype=dtype,
+        max_length=max_length,
+    )
     base = spec.model_dump(mode="json")
     options = given(
         pair={**base, "runner": {**base["runner"], **runner}},
-        prompts=given(source=prompts, limit=limit) or None,
+        prompts=given(source=prompts, limit=limit, chat_template=chat_template) or None,
         max_new_tokens=max_new_tokens,
         repeats=repeats,
         temperatures=temperature or None,
@@ -281,7 +291,9 @@ def _load(
 
         answers = read_answers(baseline) if baseline is not None else None
         pair = load_pair(plan.pair)
-        return pair, load_prompts(plan.prompts.source, plan.prompts.limit, pair.tokenizer), answers
+        asked = plan.prompts
+        loaded = load_prompts(asked.source, asked.limit, pair.tokenizer, asked.chat_template)
+        return pair, loaded, answers
 
 
 def _race(

@@ -45,12 +45,12 @@ def bench_load(
     from dashboards.progress import RaceProgress
     from specdec_core.base.environment import environment
     from specdec_core.models.pair import load_pair
-    from specdec_core.prompts.prompt_sets import PromptSet, digest
+    from specdec_core.prompts.prompt_sets import PromptSet
     from specdec_core.studies.load.parts import LoadParts
     from specdec_core.studies.load.result import LoadResult
 
     started, facts = datetime.now(UTC), environment()
-    prompt_set = PromptSet(source=plan.prompts.source, count=len(prompts), digest=digest(prompts))
+    prompt_set = PromptSet.of(plan.prompts.source, prompts, plan.prompts.chat_template)
     what = {
         "name": name,
         "plan": plan.model_dump(mode="json"),
@@ -109,7 +109,9 @@ def _load(plan: LoadPlan) -> tuple[Pair, list[Prompt], list[LoadRequest]]:
 
         pair = load_pair(plan.pair)
         limit = min(plan.prompts.limit or plan.needed, plan.needed)
-        prompts = load_prompts(plan.prompts.source, limit, pair.tokenizer)
+        prompts = load_prompts(
+            plan.prompts.source, limit, pair.tokenizer, plan.prompts.chat_template
+        )
         return pair, prompts, plan.workload(prompts, pair)
 
 

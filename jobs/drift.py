@@ -7,19 +7,32 @@ from typing import Annotated
 from typer import Option
 
 from jobs.console import console, deliver, run
-from jobs.options import Drafts, Limit, Prompts, Target, check_name, drafting_pair, sizes
+from jobs.options import (
+    ChatTemplate,
+    Drafts,
+    Limit,
+    MaxLength,
+    Prompts,
+    Target,
+    check_name,
+    drafting_pair,
+    sizes,
+)
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Sampling, Temperature, parse
+from specdec_core.prompts.chat import AUTO
 
 
 def main(
     target: Target = None,
     draft: Drafts = None,
     prompts: Prompts = "bundled:held_out",
+    chat_template: ChatTemplate = AUTO,
     limit: Limit = 24,
     texts: Annotated[int, Option(min=1, help="Texts written for each prompt.")] = 4,
     max_new_tokens: Annotated[int, Option(min=1, help="Tokens of a text.")] = 64,
+    max_length: MaxLength = None,
     temperature: Annotated[float, Option(help="Of sampling and of scoring.")] = 0.7,
     widths: Annotated[
         str, Option(help="Tokens that the target draws to begin a tree.")
@@ -41,12 +54,13 @@ def main(
             f"--temperature {temperature:g}: expected more than 0, greedy output has no likelihood"
         )
     chosen_widths, shape = sizes(widths, "--widths"), sizes(branching, "--branching")
-    spec = drafting_pair(target, draft)
+    spec = drafting_pair(target, draft, max_length)
 
     # torch and MLflow take seconds to import.
     from dashboards.progress import ConsoleProgress
     from dashboards.reports.drift import report
     from dashboards.sections import Origin
+    from specdec_core.engine.turns import requests_of
     from specdec_core.models.pair import load_pair
     from specdec_core.prompts.prompt_sets import digest, load_prompts
     from specdec_core.studies.drift_by_width import on_texts, on_toy_pair, target_tree
@@ -57,8 +71,8 @@ def main(
     ]
     with console.status(f"loading {spec.name}"):
         pair = load_pair(spec)
-    loaded = load_prompts(prompts, limit, pair.tokenizer)
-    tokens = [tuple(pair.tokenizer(prompt.text)["input_ids"]) for prompt in loaded]
+    loaded = load_prompts(prompts, limit, pair.tokenizer, chat_template)
+    tokens = [request.tokens for request in requests_of(loaded, pair, max_new_tokens)]
     with ConsoleProgress(console) as progress:
         toy = on_toy_pair(chosen_widths, toy_samples, toy_length, progress)
         scored = on_texts(pair, trees, sampling, tokens, texts, max_new_tokens, progress)
@@ -71,6 +85,7 @@ def main(
     ]
     params = {
         "prompts": prompts,
+        "chat_template": chat_template,
         "prompts_digest": digest(loaded),
         "texts": texts,
         "max_new_tokens": max_new_tokens,

@@ -21,6 +21,8 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement, Temperature, parse
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.suffix import SuffixSettings
+from specdec_core.prompts.chat import ALWAYS, rendered, template_of
+from specdec_core.prompts.prompt import Prompt
 from specdec_core.tokens.statistics import Generation
 from specdec_core.tokens.token_tree import Origin
 
@@ -115,12 +117,12 @@ def _engine(
 def _message(engine: Engine, text: str) -> tuple[int, ...]:
     """The tokens of a conversation that begins with a message of the user's."""
     from specdec_core.prompts.conversation import Conversation
-    from specdec_core.prompts.prompt_sets import Prompt
 
-    conversation = Conversation(Prompt("generate", text, turns=(text,)), engine.pair.tokenizer)
-    if not conversation.chat:
+    tokenizer = engine.pair.tokenizer
+    if template_of(tokenizer) is None:
         raise UserError(f"--chat: the tokenizer of {engine.pair.spec.target} has no chat template")
-    return conversation.tokens([])
+    (prompt,) = rendered([Prompt("generate", text)], tokenizer, ALWAYS, "--chat")
+    return Conversation(prompt, tokenizer).tokens()
 
 
 def _complete(

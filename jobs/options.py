@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 from typer import Option
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairSpec
+from specdec_core.config import PairSpec, RunnerSettings, parse
 
 Number = TypeVar("Number", int, float, str)
 
@@ -22,6 +22,24 @@ Drafts = Annotated[
 ]
 Prompts = Annotated[str, Option(help="Prompts: JSONL file, hub id or bundled:<name>.")]
 MaybePrompts = Annotated[str | None, Option(help="Prompts: JSONL file, hub id or bundled:<name>.")]
+ChatTemplate = Annotated[
+    str,
+    Option(
+        help="auto: chats are rendered by the tokenizer's template; always: plain texts, too, as a"
+        " message; none: no prompt; or a file with a Jinja template, for all."
+    ),
+]
+MaybeChatTemplate = Annotated[
+    str | None,
+    Option(
+        help="How prompts are rendered: auto, always, none or a file with a Jinja template; unset,"
+        " the file's choice or auto: chats alone, by the tokenizer's template."
+    ),
+]
+MaxLength = Annotated[
+    int | None,
+    Option(help="Tokens of prompt and output together that fit: the pair's runner.max_length."),
+]
 Limit = Annotated[int, Option(min=1, help="Use the first n prompts.")]
 MaybeLimit = Annotated[int | None, Option(min=1, help="Use the first n prompts.")]
 Tokens = Annotated[int, Option(min=1, help="New tokens for each prompt.")]
@@ -78,14 +96,28 @@ def named_drafts(target: str | None, drafts: list[str] | None) -> dict[str, str]
     return parse_drafts(drafts) if drafts or target is not None else None
 
 
-def chosen_pair(base: PairSpec, target: str | None, drafts: list[str] | None) -> PairSpec:
-    """`base` with what the options name."""
-    return base.model_copy(update=given(target=target, drafts=named_drafts(target, drafts)))
+def pair_changes(
+    target: str | None, drafts: list[str] | None, max_length: int | None
+) -> dict[str, Any]:
+    """What the options change of the pair in a file."""
+    runner = given(max_length=max_length) or None
+    return given(target=target, drafts=named_drafts(target, drafts), runner=runner)
 
 
-def drafting_pair(target: str | None, drafts: list[str] | None) -> PairSpec:
+def chosen_pair(
+    base: PairSpec, target: str | None, drafts: list[str] | None, max_length: int | None = None
+) -> PairSpec:
+    """`base` with what the options name. Raises :class:`UserError` for a length that cannot be."""
+    runner = {**base.runner.model_dump(), **given(max_length=max_length)}
+    changes = given(target=target, drafts=named_drafts(target, drafts))
+    return base.model_copy(update={**changes, "runner": parse(RunnerSettings, runner, "runner")})
+
+
+def drafting_pair(
+    target: str | None, drafts: list[str] | None, max_length: int | None = None
+) -> PairSpec:
     """The default pair with what the options name. Raises :class:`UserError` without a draft."""
-    return with_draft(chosen_pair(PairSpec(), target, drafts))
+    return with_draft(chosen_pair(PairSpec(), target, drafts, max_length))
 
 
 def with_draft(pair: PairSpec) -> PairSpec:

@@ -10,9 +10,11 @@ from typer import Option
 
 from jobs.console import console, deliver, run
 from jobs.options import (
+    ChatTemplate,
     Drafts,
     DType,
     Limit,
+    MaxLength,
     Name,
     Prompts,
     Repeats,
@@ -24,6 +26,7 @@ from jobs.options import (
 )
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Placement, Sampling, Temperature, parse
+from specdec_core.prompts.chat import AUTO
 
 PLACEMENT = Path(__file__).parents[1] / "cluster" / "local-2.yaml"
 
@@ -35,8 +38,10 @@ def main(
     target: Target = None,
     draft: Drafts = None,
     prompts: Prompts = "bundled:held_out",
+    chat_template: ChatTemplate = AUTO,
     limit: Limit = 8,
     max_new_tokens: Annotated[int, Option(min=2, help="New tokens for each prompt.")] = 128,
+    max_length: MaxLength = None,
     repeats: Repeats = 3,
     temperature: Annotated[float, Option(min=0, help="0 is greedy.")] = 0.0,
     lengths: Annotated[str, Option(help="K of the chains of one process.")] = "2,3,4,5,6,8",
@@ -53,7 +58,7 @@ def main(
     of two, and with the draft on a device of its own (PEARL). Draw when the draft and the target
     work and wait. Run it on an otherwise idle machine."""
     check_name(name)
-    spec = drafting_pair(target, draft)
+    spec = drafting_pair(target, draft, max_length)
     types = given(compile=compile, target_dtype=dtype, draft_dtype=dtype)
     spec = spec.model_copy(update={"runner": spec.runner.model_copy(update=types)})
     sampling = Sampling(temperature=parse(Temperature, temperature, "--temperature"))
@@ -72,7 +77,7 @@ def main(
     from specdec_core.studies.overlap import asynchronous, chains, under
 
     placement = Placement.load(cluster)
-    loaded = load_prompts(prompts, limit, check_pair(spec))
+    loaded = load_prompts(prompts, limit, check_pair(spec), chat_template)
     with ConsoleProgress(console) as progress, ray_session():
         result = compare_overlap(
             spec,
@@ -92,7 +97,12 @@ def main(
         f"{len(loaded)} prompts of {prompts}, {max_new_tokens} new tokens, {repeats} repeats in"
         f" turns; {runner.device}, target {runner.target_dtype}, draft {runner.draft_dtype}"
     )
-    params = {"prompts": prompts, "max_new_tokens": max_new_tokens, "repeats": repeats}
+    params = {
+        "prompts": prompts,
+        "chat_template": chat_template,
+        "max_new_tokens": max_new_tokens,
+        "repeats": repeats,
+    }
     origin = Origin(name=folder.name, pair=spec.name, notes=[note], params=params)
     deliver(report(result, origin), folder, "report", [trace])
 

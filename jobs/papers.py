@@ -11,12 +11,14 @@ from jobs.console import console, interruptible, point, print_runs_page, run
 from jobs.options import (
     Drafts,
     Fresh,
+    MaxLength,
+    MaybeChatTemplate,
     MaybeLimit,
     MaybeTokens,
     Name,
     Target,
     given,
-    named_drafts,
+    pair_changes,
 )
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
@@ -36,8 +38,10 @@ def main(
     table: Annotated[
         list[str] | None, Option(help="Only this table of the file; repeatable.")
     ] = None,
+    chat_template: MaybeChatTemplate = None,
     limit: MaybeLimit = None,
     max_new_tokens: MaybeTokens = None,
+    max_length: MaxLength = None,
     repeats: Annotated[int | None, Option(help="Times each prompt is timed.")] = None,
     quick: Annotated[
         bool, Option("--quick", help="A first look: 3 prompts a set, 32 new tokens, once.")
@@ -57,7 +61,8 @@ def main(
         config,
         only=table or (),
         sources=parse_sources(prompts),
-        pair=given(target=target, drafts=named_drafts(target, draft)),
+        chat_template=chat_template,
+        pair=pair_changes(target, draft, max_length),
         **{**(QUICK if quick else {}), **options},
     )
 

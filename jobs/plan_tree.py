@@ -67,7 +67,7 @@ def main(
         for each in comparisons
     ]
     notes = [
-        f"{header.prompts.count} prompts of {header.prompts.source}, {header.max_new_tokens} new "
+        f"{header.prompts.count} prompts of {header.prompts.label}, {header.max_new_tokens} new "
         f"tokens ({recording.folder.name}); trees of at most {budget} nodes and {depth} levels",
         origin(times, hardware),
     ]

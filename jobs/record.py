@@ -11,6 +11,8 @@ from typer import Option
 from jobs.console import console, interruptible, point, program, run
 from jobs.options import (
     Drafts,
+    MaxLength,
+    MaybeChatTemplate,
     MaybeLimit,
     MaybeTokens,
     Target,
@@ -19,6 +21,7 @@ from jobs.options import (
 )
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Sampling, parse
+from specdec_core.prompts.chat import AUTO
 
 if TYPE_CHECKING:
     from cluster.recording import RecordingPlan
@@ -35,8 +38,10 @@ def main(
         str | None,
         Option(help="Prompts: JSONL file, hub id or bundled:<name>; unset, bundled:train."),
     ] = None,
+    chat_template: MaybeChatTemplate = None,
     limit: MaybeLimit = None,
     max_new_tokens: MaybeTokens = None,
+    max_length: MaxLength = None,
     temperature: Annotated[float | None, Option(help="0 is greedy.")] = None,
     top_k: Annotated[int | None, Option(help="Sample from the k likeliest; 0, from all.")] = None,
     top_p: Annotated[float | None, Option(help="Sample from the likeliest of this mass.")] = None,
@@ -75,10 +80,10 @@ def main(
     # Ray and torch take seconds to import.
     from cluster.recording import RecordingPlan
 
-    source = given(source=prompts, limit=limit)
+    source = given(source=prompts, limit=limit, chat_template=chat_template)
     values = {
         **base,
-        "pair": chosen_pair(base.get("pair", RecordingPlan().pair), target, draft),
+        "pair": chosen_pair(base.get("pair", RecordingPlan().pair), target, draft, max_length),
         "prompts": {**_dumped(base.get("prompts", RecordingPlan().prompts)), **source},
         "sampling": sampling,
         "continuations": continuations,
@@ -117,6 +122,8 @@ def show(recording: Recording, config: Path | None = None) -> None:
         commands["train"] = ["train-head", "--recording", str(recording.folder)]
     if header.replayable:
         prompts = ["--prompts", header.prompts.source, "--limit", str(header.prompts.count)]
+        if header.prompts.chat_template not in (None, AUTO):
+            prompts += ["--chat-template", header.prompts.chat_template]
         sweep = ["sweep"] if config is None else ["sweep", "--config", str(config)]
         commands["replay"] = [*sweep, *prompts, "--max-new-tokens", str(header.max_new_tokens)]
     for name, command in commands.items():

@@ -13,15 +13,18 @@ from jobs.console import console, interruptible, point, print_runs_page, program
 from jobs.options import (
     Drafts,
     Fresh,
+    MaxLength,
+    MaybeChatTemplate,
     MaybePrompts,
     MaybeTokens,
     Name,
     Target,
     given,
-    named_drafts,
+    pair_changes,
 )
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
+from specdec_core.prompts.chat import AUTO
 from specdec_core.search.plan import load_plan
 
 if TYPE_CHECKING:
@@ -37,7 +40,9 @@ def main(
     target: Target = None,
     draft: Drafts = None,
     prompts: MaybePrompts = None,
+    chat_template: MaybeChatTemplate = None,
     max_new_tokens: MaybeTokens = None,
+    max_length: MaxLength = None,
     limit: Annotated[int | None, Option(help="Use the first n prompts.")] = None,
     trials: Annotated[int | None, Option(help="Configurations to try.")] = None,
     traces: Annotated[
@@ -75,8 +80,8 @@ def main(
     overrides = given(
         max_new_tokens=max_new_tokens,
         trials=trials,
-        prompts=given(source=prompts, limit=limit) or None,
-        pair=given(target=target, drafts=named_drafts(target, draft)) or None,
+        prompts=given(source=prompts, limit=limit, chat_template=chat_template) or None,
+        pair=pair_changes(target, draft, max_length) or None,
         traces=traces,
         replay=False if no_replay else None,
         hardware=None if hardware is None else str(hardware),
@@ -109,6 +114,8 @@ def _record(config: Path, plan: ResolvedPlan) -> str:
     """How to record what a workload is simulated from, by the forwards that are timed."""
     limit = ["--limit", str(plan.prompts.limit)] if plan.prompts.limit else []
     prompts = ["--prompts", plan.prompts.source, *limit]
+    if plan.prompts.chat_template != AUTO:
+        prompts += ["--chat-template", plan.prompts.chat_template]
     command = ["record", "--config", str(config), *prompts]
     command += ["--max-new-tokens", str(plan.max_new_tokens)]
     return f"first: {shlex.join([program('specdec'), *command])}"

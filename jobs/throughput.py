@@ -10,8 +10,10 @@ from typer import Option
 from jobs.choice import read_config
 from jobs.console import console, deliver, run
 from jobs.options import (
+    ChatTemplate,
     Drafts,
     Limit,
+    MaxLength,
     Name,
     Prompts,
     Target,
@@ -23,6 +25,7 @@ from jobs.options import (
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import PairSpec
+from specdec_core.prompts.chat import AUTO
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,8 +48,10 @@ def main(
     target: Target = None,
     draft: Drafts = None,
     prompts: Prompts = "bundled:held_out",
+    chat_template: ChatTemplate = AUTO,
     limit: Limit = 24,
     max_new_tokens: Annotated[int, Option(min=2, help="New tokens for each prompt.")] = 64,
+    max_length: MaxLength = None,
     slots: Annotated[str, Option(help="Requests decoded together, as 1,4,16.")] = "1,2,4,8,16",
     lengths: Annotated[
         str | None, Option(help="K of fixed chains to measure; unset, those of the plan.")
@@ -66,17 +71,18 @@ def main(
     fixed K, and with the K that is best for each number of requests by the profile; and time
     forwards and rounds by context. Run it on an otherwise idle machine."""
     check_name(name)
-    if config is not None and (target is not None or draft):
-        raise UserError("--config names the pair: give no --target and no --draft")
+    if config is not None and (target is not None or draft or max_length is not None):
+        raise UserError("--config names the pair: give no --target, --draft or --max-length")
     counts = sizes(slots, "--slots")
     fixed = sizes(lengths, "--lengths") if lengths is not None else None
     chosen_contexts = sizes(contexts, "--contexts") if contexts not in (None, NONE) else None
     choice = read_config(config)[0] if config is not None else None
-    spec = with_draft(choice.pair if choice else chosen_pair(PairSpec(), target, draft))
+    spec = with_draft(choice.pair if choice else chosen_pair(PairSpec(), target, draft, max_length))
 
     # torch and MLflow take seconds to import.
     from dashboards.progress import ConsoleProgress
     from specdec_core.cost import Profile
+    from specdec_core.engine.turns import requests_of
     from specdec_core.models.pair import load_pair
     from specdec_core.prompts.prompt_sets import digest, load_prompts
     from specdec_core.studies.batch_choice import choose_by_batch
@@ -87,8 +93,8 @@ def main(
     times = Profile.load(profile) if profile is not None else None
     with console.status(f"loading {spec.name}"):
         pair = load_pair(spec)
-    loaded = load_prompts(prompts, limit, pair.tokenizer)
-    tokens = [tuple(pair.tokenizer(prompt.text)["input_ids"]) for prompt in loaded]
+    loaded = load_prompts(prompts, limit, pair.tokenizer, chat_template)
+    tokens = [request.tokens for request in requests_of(loaded, pair, max_new_tokens)]
     with ConsoleProgress(console) as progress:
         times = times or profile_chains(pair, counts, progress)
         best = choose_by_batch(pair, times, tokens, counts, max_new_tokens, progress)
@@ -104,6 +110,7 @@ def main(
 
     params = {
         "prompts": prompts,
+        "chat_template": chat_template,
         "prompts_digest": digest(loaded),
         "max_new_tokens": max_new_tokens,
         "slots": slots,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from functools import cache
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdec_core.config import PairSpec, RunnerSettings
@@ -86,6 +87,23 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
 
 
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def chat_tokenizer(template: Any = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
+    """The same with a chat template, and with a token that begins every text."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.bos_token = begin = "<|endoftext|>"
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A", special_tokens=[(begin, tokenizer.bos_token_id)]
+    )
+    tokenizer.chat_template = template
+    return tokenizer
+
+
 def tiny_llama(seed: int, hidden: int, layers: int, vocab: int) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -148,3 +166,23 @@ def tiny_spec(tiny_pair_folders: dict[str, Path]) -> PairSpec:
 @pytest.fixture(scope="session")
 def tiny_pair(tiny_spec: PairSpec) -> Pair:
     return load_pair(tiny_spec)
+
+
+@pytest.fixture(scope="session")
+def chat_spec(
+    tiny_spec: PairSpec,
+    tiny_pair_folders: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> PairSpec:
+    """The specification of the tiny pair with a chat template."""
+    root = tmp_path_factory.mktemp("chat-pair")
+    for name, folder in tiny_pair_folders.items():
+        shutil.copytree(folder, root / name)
+        chat_tokenizer().save_pretrained(root / name)
+    models = {"target": str(root / "target"), "drafts": {"draft": str(root / "draft")}}
+    return tiny_spec.model_copy(update=models)
+
+
+@pytest.fixture(scope="session")
+def chat_pair(chat_spec: PairSpec) -> Pair:
+    return load_pair(chat_spec)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -35,7 +36,7 @@ from specdec_core.cost import Profile
 from specdec_core.drafting.datastores.datastore import check_datastores
 from specdec_core.engine import Request
 from specdec_core.models.pair import check_pair
-from specdec_core.prompts.prompt_sets import Prompt, PromptSet, digest, load_prompts
+from specdec_core.prompts.prompt_sets import Prompt, PromptSet, load_prompts
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.folder import SweepFolder
@@ -71,13 +72,11 @@ def run_sweep(
     observer = together(SweepObserver, observers)
     tokenizer = check_pair(plan.pair)
     check_datastores(plan.samples, tokenizer)
-    limit = plan.prompts.limit
-    prompts = load_prompts(plan.prompts.source, limit, tokenizer)
-    further: list[Prompt] = []
-    if limit is not None and plan.race.further:
-        most = limit + plan.race.further
-        further = load_prompts(plan.prompts.source, most, tokenizer)[len(prompts) :]
-    prompt_set = PromptSet(source=plan.prompts.source, count=len(prompts), digest=digest(prompts))
+    asked = plan.prompts
+    most = None if asked.limit is None else asked.limit + plan.race.further
+    loaded = load_prompts(asked.source, most, tokenizer, asked.chat_template)
+    prompts, further = loaded[: asked.limit], loaded[len(loaded[: asked.limit]) :]
+    prompt_set = PromptSet.of(asked.source, prompts, asked.chat_template)
     identity = plan.digest(prompt_set.digest)
     name = name or f"{plan.pair.name}-{identity[:8]}"
     folder = SweepFolder.claim(home / "sweeps", name, identity, fresh)
@@ -142,17 +141,24 @@ class _Sweep:
         """Load the prompts' tokens, the pair's data types, and a recording of them."""
         tokens = self.plan.max_new_tokens
         self.requests = get(self.bench.requests.remote(prompts, tokens))
-        self.further = get(self.bench.fitting.remote(further, tokens, len(prompts)))
+        self.further = get(self.bench.fitting.remote(further, tokens, len(self.requests)))
         self.pair = get(self.bench.spec.remote())
         fingerprints = get(self.bench.fingerprints.remote())
         count = len(self.requests)
         self.replay = open_replay(
             self.plan, home, self.pair, fingerprints, recording, prompt_set.digest, count
         )
-        if self.replay is not None and self.plan.hardware is None:
-            recording = self.replay.recording
-            if recording.header.pair.runner.compile != self.pair.runner.compile:
-                self.observer.warned(other_forwards(recording))
+        if self.replay is None:
+            return
+        recording = self.replay.recording
+        # In a near-tie the target may answer an earlier turn otherwise than it was recorded.
+        self.requests = tuple(
+            replace(request, tokens=tuple(tokens.tolist()))
+            for request, tokens in zip(self.requests, recording.prompts.tokens, strict=True)
+        )
+        other = recording.header.pair.runner.compile != self.pair.runner.compile
+        if other and self.plan.hardware is None:
+            self.observer.warned(other_forwards(recording))
 
     def begin(self, identity: str, prompt_set: PromptSet) -> None:
         """Write the plan, the pair and the profile; make the result, or read what a sweep that was

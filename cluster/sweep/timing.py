@@ -30,8 +30,10 @@ from specdec_core.cost import Profile
 from specdec_core.cost.steps import StepTimes
 from specdec_core.drafting.drafter import Drafter
 from specdec_core.engine import Engine, Request
+from specdec_core.engine.turns import requests_of
 from specdec_core.models.alignment import Trajectory, measure_alignment
 from specdec_core.models.pair import load_pair
+from specdec_core.prompts.conversation import Conversation
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.search.load.traffic import Traffic
 from specdec_core.search.load.workload import Load
@@ -73,30 +75,32 @@ class Bench:
         return self.pair.spec
 
     def requests(self, prompts: Sequence[Prompt], max_new_tokens: int) -> tuple[Request, ...]:
-        """Encode the prompts; raises :class:`UserError` for one that the pair cannot take."""
-        numbered = enumerate(prompts)
-        return tuple(self._request(prompt, seed, max_new_tokens) for seed, prompt in numbered)
+        """Requests for the prompts, of a conversation for each turn; raises :class:`UserError` for
+        a prompt that the pair cannot take."""
+        return tuple(self._requests(prompts, max_new_tokens, 0))
 
     def fitting(
         self, prompts: Sequence[Prompt], max_new_tokens: int, first: int
     ) -> tuple[Request, ...]:
-        """Encode those prompts that the pair can take; seeds count from `first`."""
-        requests = []
-        for seed, prompt in enumerate(prompts, start=first):
+        """Requests for those prompts that the pair can take; seeds count from `first`."""
+        requests: list[Request] = []
+        for prompt in prompts:
             with suppress(UserError):
-                requests.append(self._request(prompt, seed, max_new_tokens))
+                requests += self._requests([prompt], max_new_tokens, first)
+            first += Conversation(prompt, self.pair.tokenizer).turns
         return tuple(requests)
 
-    def _request(self, prompt: Prompt, seed: int, max_new_tokens: int) -> Request:
-        tokens = self.engine.encode(prompt.text)
-        request = Request(prompt.id, tokens, max_new_tokens, seed=seed)
-        try:
-            request.check(
-                self.engine.max_length, self.engine.vocab_size, self.engine.scheduler.limits
-            )
-        except UserError as error:
-            raise UserError(f"prompt {prompt.id}: {error}") from None
-        return request
+    def _requests(
+        self, prompts: Sequence[Prompt], max_new_tokens: int, first: int
+    ) -> list[Request]:
+        engine = self.engine
+        requests = requests_of(prompts, self.pair, max_new_tokens, first, engine)
+        for request in requests:
+            try:
+                request.check(engine.max_length, engine.vocab_size, engine.scheduler.limits)
+            except UserError as error:
+                raise UserError(f"prompt {request.id}: {error}") from None
+        return requests
 
     def fingerprints(self) -> dict[str, str]:
         """The digest of each model's weights."""

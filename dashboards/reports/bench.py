@@ -135,7 +135,7 @@ def how_measured(result: BenchResult) -> list[str]:
     return [
         f"`{result.command}`",
         models(result.pair),
-        f"{prompts.count} prompts of {prompts.source} (sha256 {prompts.digest[:16]}…),"
+        f"{prompts.count} prompts of {prompts.label} (sha256 {prompts.digest[:16]}…),"
         f" {result.max_new_tokens} new tokens, repeats {result.repeats}: every prompt is decoded by"
         " everybody in turn, another one beginning each time",
         *result.notes,

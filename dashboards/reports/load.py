@@ -159,7 +159,7 @@ def how_measured(result: LoadResult) -> list[str]:
     return [
         f"`{result.command}`",
         models(result.pair),
-        f"{result.prompts.count} prompts of {result.prompts.source} (sha256"
+        f"{result.prompts.count} prompts of {result.prompts.label} (sha256"
         f" {result.prompts.digest[:16]}…), {result.max_new_tokens} new tokens each, greedy, past"
         f" the ends of texts; requests to a server: {requests}; repeats {result.repeats}",
         *_loops(result),

@@ -206,7 +206,7 @@ def facts(result: SweepResult) -> Iterator[tuple[str, str]]:
     yield "drafts", f"{drafts} ({profile.draft_dtype})" if drafts else "none"
     yield (
         "prompts",
-        f"{result.prompts.count} from {result.prompts.source}, digest {result.prompts.digest[:12]}",
+        f"{result.prompts.count} from {result.prompts.label}, digest {result.prompts.digest[:12]}",
     )
     yield "decoding", f"{decoding(result)}, at most {result.max_new_tokens} new tokens"
     if result.hardware:

@@ -4,7 +4,15 @@ The settings of each kind of drafter and length policy are in the kind's module
 (:mod:`specdec_core.config.kinds`).
 """
 
-from specdec_core.config.base import Document, Value, describe, identity, load_yaml, parse
+from specdec_core.config.base import (
+    Document,
+    Value,
+    describe,
+    identity,
+    load_yaml,
+    overridden,
+    parse,
+)
 from specdec_core.config.configuration import AUTOREGRESSIVE, Configuration
 from specdec_core.config.drafters import (
     MOST_NODES,
@@ -71,6 +79,7 @@ __all__ = [
     "distinct_labels",
     "identity",
     "load_yaml",
+    "overridden",
     "parse",
     "run_time",
 ]

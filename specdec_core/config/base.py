@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,3 +68,18 @@ def load_yaml(path: str | Path) -> Any:
         raise UserError(f"{path}: a folder, expected a YAML file") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def overridden(content: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """A file's `content` with other top-level values: a mapping key by key, and so a pair's
+    runner."""
+    changed = dict(content)
+    for key, value in overrides.items():
+        old = changed.get(key)
+        if not isinstance(old, Mapping) or not isinstance(value, Mapping):
+            changed[key] = value
+            continue
+        changed[key] = {**old, **value}
+        if isinstance(runner := old.get("runner"), Mapping) and "runner" in value:
+            changed[key]["runner"] = {**runner, **value["runner"]}
+    return changed

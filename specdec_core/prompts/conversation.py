@@ -7,38 +7,39 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec_core.base.errors import UserError
-from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.prompts.chat import render
+from specdec_core.prompts.prompt import Message, Prompt
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A prompt for one tokenizer. With a chat template, every turn is rendered with it, after the
-    answers so far. Without one, only the first turn's text is continued, as it is."""
+    """A prompt for the tokenizer that it was loaded for: the one place where prompts become tokens.
+    Each turn of a rendered conversation is asked after the answers so far. Of one that was not
+    rendered, only the first turn's text is continued, as it is."""
 
     prompt: Prompt
     tokenizer: Any
 
     @property
-    def chat(self) -> bool:
-        return bool(self.prompt.turns) and bool(getattr(self.tokenizer, "chat_template", None))
-
-    @property
     def turns(self) -> int:
-        return len(self.prompt.turns) if self.chat else 1
+        """How often something is decoded."""
+        return max(len(self.prompt.turns), 1) if self.prompt.template is not None else 1
 
-    def tokens(self, answers: Sequence[str]) -> tuple[int, ...]:
-        """The tokens of turn number `len(answers)`, with the turns and answers before it."""
-        if not self.chat:
+    def tokens(self, answers: Sequence[str] = ()) -> tuple[int, ...]:
+        """The tokens of turn number `len(answers)`, with the turns and answers before it. A
+        template writes the special tokens itself, so none are added to what it wrote."""
+        if self.prompt.template is None:
             return tuple(self.tokenizer(self.prompt.text)["input_ids"])
-        messages = []
-        for number, turn in enumerate(self.prompt.turns[: len(answers) + 1]):
-            messages.append({"role": "user", "content": turn})
-            if number < len(answers):
-                messages.append({"role": "assistant", "content": answers[number]})
-        encoded = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=True
-        )
-        return tuple(encoded["input_ids"])
+        text = self._rendered(answers) if answers else self.prompt.text
+        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _rendered(self, answers: Sequence[str]) -> str:
+        assert self.prompt.template is not None
+        messages = [*self.prompt.opening]
+        for answer, question in zip(answers, self.prompt.turns[1:], strict=False):
+            messages += [Message("assistant", answer), Message("user", question)]
+        where = f"prompt {self.prompt.id}"
+        return render(messages, self.prompt.template, self.tokenizer, where)
 
     def answer(self, tokens: Sequence[int]) -> str:
         """The text of an answer as Spec-Bench keeps it: without special tokens and outer blanks."""
@@ -51,17 +52,18 @@ class Conversation:
             raise UserError(f"prompt {self.prompt.id}: it has no tokens")
         needed = length + self.turns * max_new_tokens
         if needed > max_length:
+            new = f"{self.turns} × {max_new_tokens}" if self.turns > 1 else str(max_new_tokens)
             raise UserError(
-                f"prompt {self.prompt.id}: {length} tokens and {self.turns} × {max_new_tokens}"
-                f" new ones are more than the {max_length} that the pair holds (runner.max_length)"
+                f"prompt {self.prompt.id}: {length} tokens and {new} new ones are more than the"
+                f" {max_length} that the pair holds (runner.max_length)"
             )
 
 
 def conversations(
     prompts: Sequence[Prompt], tokenizer: Any, max_new_tokens: int, max_length: int
 ) -> list[Conversation]:
-    """The prompts for a tokenizer, each checked to fit; raises :class:`UserError`."""
-    rendered = [Conversation(prompt, tokenizer) for prompt in prompts]
-    for conversation in rendered:
+    """The prompts for their tokenizer, each checked to fit; raises :class:`UserError`."""
+    asked = [Conversation(prompt, tokenizer) for prompt in prompts]
+    for conversation in asked:
         conversation.check(max_new_tokens, max_length)
-    return rendered
+    return asked

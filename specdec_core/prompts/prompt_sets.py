@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,41 +11,28 @@ from pathlib import Path
 from typing import Any
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Document
+from specdec_core.prompts.chat import AUTO, read_messages, rendered
+from specdec_core.prompts.prompt import Prompt, PromptSet, digest
+
+__all__ = ["BUNDLED", "FORMATS", "Prompt", "PromptSet", "digest", "file_records", "load_prompts"]
 
 log = logging.getLogger(__name__)
-
-
-class PromptSet(Document):
-    """Which prompts were used."""
-
-    source: str  # "bundled:held_out", a path or a hub id
-    count: int
-    digest: str  # sha256 over the texts
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A text to continue, and an id that is unique in its set. In a conversation, `turns` are the
-    user's messages, the first of which is `text`, and `category` is the kind of task."""
-
-    id: str
-    text: str
-    category: str | None = None
-    turns: tuple[str, ...] = ()
-
 
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Format:
-    """How a record of a public prompt set is recognised (all of `keys`) and read."""
+    """How a record of a public prompt set is recognised (all of `keys`) and read: its text, which
+    of a chat is the user's first or only question. `turns_key` may hold a list of questions that
+    are asked one after the other, `messages_key` holds messages of all sides."""
 
     name: str
     keys: tuple[str, ...]
     text: Callable[[Record], str]
     id_key: str | None = None
+    turns_key: str | None = None
+    messages_key: str | None = None
 
 
 def _first_turn(turns: Any) -> Any:
@@ -59,7 +45,13 @@ def _instruction(instruction: str, extra: str | None) -> str:
 
 # The first match wins, so formats with more keys come first.
 FORMATS = (
-    Format("MT-Bench / Spec-Bench", ("turns",), lambda r: _first_turn(r["turns"]), "question_id"),
+    Format(
+        "MT-Bench / Spec-Bench",
+        ("turns",),
+        lambda r: _first_turn(r["turns"]),
+        "question_id",
+        turns_key="turns",
+    ),
     Format("HumanEval", ("task_id", "prompt"), lambda r: r["prompt"], "task_id"),
     Format("GSM8K", ("question",), lambda r: r["question"]),
     Format(
@@ -69,7 +61,14 @@ FORMATS = (
         "id",
     ),
     Format("Alpaca", ("instruction",), lambda r: _instruction(r["instruction"], r.get("input"))),
-    Format("plain", ("prompt",), lambda r: _first_turn(r["prompt"]), "id"),
+    Format("plain", ("prompt",), lambda r: _first_turn(r["prompt"]), "id", turns_key="prompt"),
+    Format(
+        "chat",
+        ("messages",),
+        lambda r: r["messages"][-1]["content"],
+        "id",
+        messages_key="messages",
+    ),
 )
 
 # The public sets' hub ids: which configuration and split holds the prompts.
@@ -83,12 +82,15 @@ HUB_SETS = {
 BUNDLED = ("bundled:held_out", "bundled:seen", "bundled:train")
 
 
-def load_prompts(source: str, limit: int | None = None, tokenizer: Any = None) -> list[Prompt]:
-    """The first `limit` prompts of `source`.
+def load_prompts(
+    source: str, limit: int | None = None, tokenizer: Any = None, chat_template: str = AUTO
+) -> list[Prompt]:
+    """The first `limit` prompts of `source`, for the pair's `tokenizer`.
 
-    `source` is one of :data:`BUNDLED` (they need the pair's `tokenizer`), the path of a JSONL file
-    in one of :data:`FORMATS`, or a data set's hub id. Bad input is a :class:`UserError` that names
-    the file and line.
+    `source` is one of :data:`BUNDLED` (they need a tokenizer), the path of a JSONL file in one of
+    :data:`FORMATS`, or a data set's hub id. `chat_template` is a choice of
+    :func:`specdec_core.prompts.chat.rendered`; without a tokenizer nothing is rendered. Bad input
+    is a :class:`UserError` that names the file and line.
     """
     if limit is not None and limit < 1:
         raise UserError(f"the number of prompts must be at least 1 (got {limit})")
@@ -106,18 +108,7 @@ def load_prompts(source: str, limit: int | None = None, tokenizer: Any = None) -
     chosen = list(islice(prompts, limit))
     if not chosen:
         raise UserError(f"{source}: no prompts in it")
-    return chosen
-
-
-def digest(prompts: Iterable[Prompt]) -> str:
-    """SHA-256 over the texts in order, each preceded by its length in bytes, so that two different
-    sets never hash the same bytes."""
-    sha = hashlib.sha256()
-    for prompt in prompts:
-        text = prompt.text.encode()
-        sha.update(len(text).to_bytes(8, "big"))
-        sha.update(text)
-    return sha.hexdigest()
+    return chosen if tokenizer is None else rendered(chosen, tokenizer, chat_template, source)
 
 
 def _read_bundled(source: str, tokenizer: Any) -> Iterator[Prompt]:
@@ -143,33 +134,35 @@ def _read_records(records: Iterable[tuple[str, Any]], name: str) -> Iterator[Pro
     first_seen: dict[str, str] = {}
     for number, (where, record) in enumerate(records):
         form = _recognise(record, where)
-        try:
-            text = form.text(record)
-        except (KeyError, IndexError, TypeError):
-            raise UserError(f"{where}: not a complete {form.name} record") from None
-        if not isinstance(text, str):
-            raise UserError(f"{where}: the prompt is not a string (read as {form.name})")
-        if not text.strip():
-            raise UserError(f"{where}: empty prompt")
-        if not _encodable(text):
-            raise UserError(f"{where}: the prompt holds half a surrogate pair, which is no text")
         record_id = record.get(form.id_key) if form.id_key else None
-        turns = record.get("turns")
-        turns = tuple(turns) if isinstance(turns, list) else ()
-        for turn in turns:
-            if not isinstance(turn, str) or not turn.strip() or not _encodable(turn):
-                raise UserError(f"{where}: turns: expected texts (got {turn!r})")
-        category = record.get("category")
-        prompt = Prompt(
-            f"{name}/{number}" if record_id is None else str(record_id),
-            text,
-            None if category is None else str(category),
-            turns,
+        prompt = _read(
+            record, form, f"{name}/{number}" if record_id is None else str(record_id), where
         )
         if prompt.id in first_seen:
             raise UserError(f"{where}: id {prompt.id!r} again, first at {first_seen[prompt.id]}")
         first_seen[prompt.id] = where
         yield prompt
+
+
+def _read(record: Record, form: Format, prompt_id: str, where: str) -> Prompt:
+    messages = read_messages(record[form.messages_key], where) if form.messages_key else ()
+    try:
+        text = form.text(record)
+    except (KeyError, IndexError, TypeError):
+        raise UserError(f"{where}: not a complete {form.name} record") from None
+    if not isinstance(text, str):
+        raise UserError(f"{where}: the prompt is not a string (read as {form.name})")
+    if not text.strip():
+        raise UserError(f"{where}: empty prompt")
+    if not all(map(_encodable, (text, *(message.content for message in messages)))):
+        raise UserError(f"{where}: the prompt holds half a surrogate pair, which is no text")
+    turns = record[form.turns_key] if form.turns_key else ()
+    turns = tuple(turns) if isinstance(turns, list) else ()
+    for turn in turns:
+        if not isinstance(turn, str) or not turn.strip() or not _encodable(turn):
+            raise UserError(f"{where}: turns: expected texts (got {turn!r})")
+    category = record.get("category")
+    return Prompt(prompt_id, text, None if category is None else str(category), turns, messages)
 
 
 def _encodable(text: str) -> bool:

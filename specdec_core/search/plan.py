@@ -27,11 +27,13 @@ from specdec_core.config import (
     Sampling,
     Value,
     load_yaml,
+    overridden,
     parse,
 )
 from specdec_core.config.drafters import read_arm
 from specdec_core.config.kinds import DRAFTERS, POLICIES, kinds_of
 from specdec_core.cost.hardware import Hardware, load_hardware
+from specdec_core.prompts.chat import AUTO, ChatTemplate
 from specdec_core.search.load.trace import read_trace
 from specdec_core.search.load.workload import LiveSettings, Workload
 from specdec_core.search.space import Search
@@ -42,6 +44,7 @@ EVERY = "*"  # in the name of a head: all trained heads whose names match, as in
 class PromptSource(Value):
     source: str = "bundled:held_out"
     limit: PositiveInt | None = None
+    chat_template: ChatTemplate = AUTO
 
 
 class ProfileSettings(Value):
@@ -350,14 +353,11 @@ def _heads_for(policy: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def load_plan(path: str | Path, **overrides: Any) -> ResolvedPlan:
-    """Read a sweep file and resolve it; `overrides` replace its top-level values, a mapping key by
-    key.
+    """Read a sweep file and resolve it; `overrides` replace its top-level values
+    (:func:`specdec_core.config.overridden`).
 
     Raises :class:`UserError` for anything wrong in it, every configuration included."""
     content = load_yaml(path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected a mapping with a search in it")
-    for key, value in overrides.items():
-        old = content.get(key)
-        content[key] = {**old, **value} if isinstance(old, dict) else value
-    return parse(Plan, content, str(path)).resolve(str(path))
+    return parse(Plan, overridden(content, overrides), str(path)).resolve(str(path))

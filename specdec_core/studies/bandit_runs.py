@@ -9,6 +9,7 @@ from pathlib import Path
 
 from specdec_core.base.files import atomic_path, write_atomically
 from specdec_core.base.observer import Observer
+from specdec_core.engine.turns import requests_of
 from specdec_core.models.pair import load_pair
 from specdec_core.prompts.prompt_sets import Prompt, load_prompts
 from specdec_core.recordings.replay import Replay
@@ -20,6 +21,7 @@ from specdec_core.studies.forward_times import forward_times
 def race_prompts(
     plan: ArmsPlan,
     sources: Sequence[str],
+    chat_template: str,
     limit: int,
     max_new_tokens: int,
     repeats: int,
@@ -30,8 +32,8 @@ def race_prompts(
     description of what was decoded."""
     observer.stage(f"loading {plan.pair.name}")
     pair = load_pair(plan.pair)
-    texts = list(mixed([load_prompts(source, limit, pair.tokenizer) for source in sources]))
-    tokens = [tuple(pair.tokenizer(prompt.text)["input_ids"]) for prompt in texts]
+    sets = [load_prompts(source, limit, pair.tokenizer, chat_template) for source in sources]
+    tokens = [r.tokens for r in requests_of(list(mixed(sets)), pair, max_new_tokens)]
     comparison = race(pair, plan, tokens, max_new_tokens, repeats, slots, observer)
     runner = pair.spec.runner
     return comparison, (
@@ -61,7 +63,7 @@ def replay_recording(
     comparison = replay_all(Replay(recording, profile=times), plan, times, observer)
     return comparison, (
         f"{recording.folder.name}: replayed, {header.prompts.count} prompts of "
-        f"{header.prompts.source}, {header.max_new_tokens} new tokens; times modelled for "
+        f"{header.prompts.label}, {header.max_new_tokens} new tokens; times modelled for "
         f"{times.device}"
     )
 

@@ -250,7 +250,7 @@ def test_a_prompt_that_does_not_fit_is_named_before_anything_is_written(
 ) -> None:
     path = prompts_file(tmp_path, ["x = 1", "x = 1\n" * 500])
     long = plan.model_copy(update={"prompts": PromptSource(source=str(path))})
-    with pytest.raises(UserError, match=r"prompt prompts/1: .*the context holds 256"):
+    with pytest.raises(UserError, match=r"prompt prompts/1: .*more than the 256 that the pair"):
         run_recording(long, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["prompts.jsonl"]
 

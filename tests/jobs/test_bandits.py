@@ -127,6 +127,8 @@ def test_a_recording_is_replayed_with_the_times_of_other_hardware(
     [
         (["--traces", "x", "--prompts", "y"], "replays its own prompts"),
         (["--traces", "x", "--slots", "2"], "replays its own prompts"),
+        (["--traces", "x", "--chat-template", "none"], "replays what was read"),
+        (["--traces", "x", "--max-length", "64"], "replays what was read"),
         (["--hardware", "h.yaml"], "give --traces too"),
         (["--traces", "x", "--hardware", "h", "--profile", "p"], "give one"),
         (["--traces", "none"], "no recording in it"),

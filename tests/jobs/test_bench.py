@@ -70,6 +70,31 @@ def test_a_bench_is_shown_written_and_logged(
 
 
 @pytest.mark.parametrize(
+    ("choice", "count", "note"),
+    [("auto", 2, "asked turn by turn in a chat template"), ("none", 1, "only the first is asked")],
+)
+def test_turns_are_asked_where_a_template_renders_them(
+    choice: str,
+    count: int,
+    note: str,
+    files: dict[str, Path],
+    chat_spec: PairSpec,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    content = {"pair": chat_spec.model_dump(mode="json"), "configuration": {}}
+    files["config"].write_text(yaml.safe_dump(content))
+    size = ("--max-new-tokens", "8", "--repeats", "1", "--name", "mine")
+    asked = ("--prompts", str(files["prompts"]), "--chat-template", choice)
+    assert call(monkeypatch, files, *asked, *size) == 0
+    folder = files["home"] / "bench" / "mine"
+    result = BenchResult.load(folder)
+    assert {len(take.outputs) for row in result.rows for take in row.takes[0]} == {count}
+    assert note in (folder / "report.md").read_text()
+    assert result.prompts.label in (folder / "report.md").read_text()
+    assert not result.unequal()
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--config", "none.yaml"], r"none.yaml: no such file"),
@@ -79,6 +104,8 @@ def test_a_bench_is_shown_written_and_logged(
         (["--name", "a/b"], r"--name a/b: expected a folder's name, not a path"),
         (["--prompts", "none.jsonl"], r"none.jsonl: no such file"),
         (["--max-new-tokens", "900"], r"more than the 256 that the pair holds"),
+        (["--max-length", "140"], r"more than the 140 that the pair holds"),
+        (["--chat-template", "always"], r"chat template always: the tokenizer has none"),
         (["--dtype", "int8"], r"pair.runner.target_dtype: "),
         (["--baseline", "none.jsonl"], r"none.jsonl: no such file"),
     ],

@@ -59,6 +59,8 @@ def test_drift_is_shown_written_and_logged_by_width(
         (("--temperature", "1e-40"), "expected more than 0"),
         (("--temperature", "nan"), "--temperature: value: Input should be a finite number"),
         (("--name", "../up"), "expected a folder's name"),
+        (("--chat-template", "always"), "the tokenizer has none"),
+        (("--max-length", "70"), "more than the 70 that the pair holds (runner.max_length)"),
     ],
 )
 def test_what_is_wrong_is_one_line(

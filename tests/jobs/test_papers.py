@@ -19,14 +19,15 @@ from mlflow import MlflowClient
 from jobs import papers
 from jobs.papers import PAPERS, parse_sources
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PairSpec
+from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.datastores.datastore import open_datastore
 from specdec_core.models.fingerprints import tokenizer_digest
 from specdec_core.models.pair import load_tokenizer
 from specdec_core.studies.papers.inputs import load_sets, with_datastores
-from specdec_core.studies.papers.plan import load_paper_plan
+from specdec_core.studies.papers.plan import PaperPlan, load_paper_plan
 from specdec_core.studies.papers.result import PapersResult
+from tests.conftest import chat_tokenizer
 from tests.jobs.conftest import Command
 
 ROOT = Path(__file__).parents[2]
@@ -328,3 +329,27 @@ def test_sources_of_prompt_sets_are_given_by_name() -> None:
         "HumanEval": "a=b.jsonl",
         "GSM8K": "org/set",
     }
+
+
+def test_one_template_may_render_all_sets_and_a_mixture_keeps_its_parts(
+    tiny_spec: PairSpec, tmp_path: Path
+) -> None:
+    config = tmp_path / "papers.yaml"
+    config.write_text(json.dumps(plan(tmp_path, tiny_spec)))
+    tokenizer = chat_tokenizer()
+    asked = load_paper_plan(config, chat_template="always", pair={"runner": {"max_length": 99}})
+    runner = asked.pair.runner
+    assert (runner.max_length, runner.target_dtype) == (99, tiny_spec.runner.target_dtype)
+    sets = load_sets(asked, tokenizer, tmp_path)
+    assert sets["sums"][1][0].text == "<|endoftext|>[user]x = 1 + 1\n[assistant]"
+    parts = [*sets["sums"][1], *sets["loops"][1]]
+    assert {prompt.text for prompt in sets["mixture"][1]} == {prompt.text for prompt in parts}
+    assert all(prompt.template for prompt in sets["mixture"][1])
+
+    left, mixed = plan(tmp_path, tiny_spec), plan(tmp_path, tiny_spec)
+    left["prompts"]["sums"]["chat_template"] = "auto"
+    assert load_paper_plan(config).digest({}) == parse(PaperPlan, left, "").digest({})
+    mixed["prompts"]["mixture"]["chat_template"] = "always"
+    config.write_text(json.dumps(mixed))
+    with pytest.raises(UserError, match=r"prompts\.mixture: the sets that are mixed have a chat_"):
+        load_paper_plan(config)

@@ -106,7 +106,14 @@ def test_a_recording_goes_on_after_ctrl_c_and_says_what_it_holds(
         (["--target", "./nowhere", "--draft", "x"], r"\./nowhere: no such folder"),
         (["--mixing", "1.5"], r"recording: mixing: .* \(got 1\.5\)"),
         (["--temperature", "-1"], r"sampling: temperature: .* \(got -1\.0\)"),
-        (["--max-new-tokens", "5000", "--limit", "1"], r"prompt stdlib/.*the context holds 1024"),
+        (["--max-new-tokens", "5000", "--limit", "1"], r"prompt stdlib/.*more than the 1024 that"),
+        (
+            ["--max-length", "40"],
+            r"prompt stdlib/.* the 40 that the pair holds \(runner\.max_length",
+        ),
+        (["--max-length", "0"], r"runner: max_length: .* \(got 0\)"),
+        (["--chat-template", "always"], r"bundled:train: chat template always: the tokenizer has"),
+        (["--chat-template", "chatml.jinja"], r"chatml\.jinja: no such file; a chat template is"),
     ],
 )
 def test_bad_input_is_one_line_with_exit_code_2_and_leaves_nothing(

@@ -134,6 +134,11 @@ def test_a_sweep_goes_on_after_ctrl_c_and_after_kill_9(
     [
         (["--config", "none.yaml"], r"none\.yaml: no such file"),
         (["--target", "./nowhere"], r"\./nowhere: no such folder"),
+        (
+            ["--chat-template", "always"],
+            r"bundled:held_out: chat template always: the tokenizer has",
+        ),
+        (["--max-length", "2"], r"pair\.runner\.max_length: .* \(got 2\)"),
         (["--limit", "0"], r"prompts\.limit: .* \(got 0\)"),
         (["--trials", "-3"], r"trials: .* \(got -3\)"),
         (["--draft", "=x"], r"expected \[name=\]model"),

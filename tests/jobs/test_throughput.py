@@ -97,6 +97,8 @@ def test_it_measures_plans_writes_and_logs(
         ({"target": "x"}, "no draft model"),
         ({"name": "../up"}, "expected a folder's name"),
         ({"config": Path("x.yaml"), "target": "x"}, "--config names the pair"),
+        ({"config": Path("x.yaml"), "max_length": 9}, "--config names the pair"),
+        ({"max_length": 1}, r"runner: max_length: .* \(got 1\)"),
         ({"profile": Path("nowhere.json")}, "nowhere.json: no such profile"),
     ],
 )

@@ -26,12 +26,13 @@ from specdec_core.config import (
     Value,
     distinct_labels,
     load_yaml,
+    overridden,
     parse,
 )
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import Conversation, conversations
-from specdec_core.prompts.prompt_sets import Prompt, PromptSet, digest
+from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 from specdec_core.search.plan import Plan, PromptSource
 from specdec_core.studies.bench.limits import ForwardClock, oracle_limits, widths_of
 from specdec_core.studies.bench.race import (
@@ -97,15 +98,12 @@ def load_bench_plan(path: Path, **overrides: Any) -> BenchPlan:
 
 
 def read_bench_plan(kind: type[AnyPlan], path: Path, **overrides: Any) -> AnyPlan:
-    """Read a benchmark's file; `overrides` replace its top-level values, a mapping key by key.
-    Raises :class:`UserError` for anything wrong in it."""
+    """Read a benchmark's file; `overrides` replace its top-level values
+    (:func:`specdec_core.config.overridden`). Raises :class:`UserError` for anything wrong in it."""
     content = load_yaml(path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected a mapping with rows in it")
-    for key, value in overrides.items():
-        old = content.get(key)
-        content[key] = {**old, **value} if isinstance(old, dict) else value
-    plan = parse(kind, content, str(path))
+    plan = parse(kind, overridden(content, overrides), str(path))
     plan.configurations(str(path))
     return plan
 
@@ -154,7 +152,7 @@ def run_bench(
         started=datetime.now(UTC),
         command=command,
         pair=pair.spec,
-        prompts=PromptSet(source=plan.prompts.source, count=len(prompts), digest=digest(prompts)),
+        prompts=PromptSet.of(plan.prompts.source, prompts, plan.prompts.chat_template),
         ids=[prompt.id for prompt in prompts],
         categories=[prompt.category for prompt in prompts],
         max_new_tokens=plan.max_new_tokens,
@@ -229,7 +227,7 @@ def open_peers(
 
 def _typical_context(texts: Sequence[Conversation], new_tokens: int) -> int:
     """Tokens in the cache half-way through a first turn's output."""
-    lengths = [len(conversation.tokens([])) for conversation in texts]
+    lengths = [len(conversation.tokens()) for conversation in texts]
     return max(round(sum(lengths) / len(lengths) + new_tokens / 2), 1)
 
 
@@ -249,12 +247,12 @@ def _notes(texts: Sequence[Conversation]) -> list[str]:
     several = [c for c in texts if len(c.prompt.turns) > 1]
     if not several:
         return []
-    if several[0].chat:
+    if any(conversation.turns > 1 for conversation in several):
         return [
-            "Conversations are asked turn by turn in the tokenizer's chat template, each"
-            " contestant behind its own answers; a prompt's time is that of all its turns."
+            "Conversations are asked turn by turn in a chat template, each contestant behind its"
+            " own answers; a prompt's time is that of all its turns."
         ]
     return [
-        "The tokenizer has no chat template: of prompts with several turns only the first is"
-        " asked, its text as it stands."
+        "Without a chat template, of prompts with several turns only the first is asked, its text"
+        " as it stands."
     ]

@@ -123,7 +123,7 @@ def race(
         contestant.begin()
         # Warm up with all prompts: compilers meet new sizes in each.
         for prompt in prompts:
-            contestant.decode(prompt.tokens([]), new_tokens, sampling, 0)
+            contestant.decode(prompt.tokens(), new_tokens, sampling, 0)
     gc.collect()
     for repeat in range(repeats):
         for contestant, row in zip(contestants, rows, strict=True):
@@ -159,7 +159,7 @@ def take(
         output, generation = contestant.decode(tokens, new_tokens, sampling, seed)
         seconds.append(perf_counter() - start)
         outputs.append(output)
-        answers.append(prompt.answer(output) if prompt.chat else "")
+        answers.append(prompt.answer(output) if prompt.turns > 1 else "")
         if generation is not None:
             generations.append(generation)
     # The first round of each is its prefill.

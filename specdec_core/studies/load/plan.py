@@ -109,7 +109,7 @@ class LoadPlan(BenchPlan):
                 " to a server; give more prompts, or fewer --requests, --clients or --slots"
             )
         texts = conversations(prompts, pair.tokenizer, self.max_new_tokens, pair.max_length)
-        return [LoadRequest(text.tokens([]), self.max_new_tokens) for text in texts]
+        return [LoadRequest(text.tokens(), self.max_new_tokens) for text in texts]
 
     def requests_of(self, load: Load, workload: Sequence[LoadRequest]) -> list[LoadRequest]:
         """What is measured of a workload: with arrival times at a rate, the same for all."""

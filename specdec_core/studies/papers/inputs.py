@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,19 +49,20 @@ def load_sets(
 def _load(name: str, prompts: PromptsOf, tokenizer: Any, home: Path) -> tuple[str, list[Prompt]]:
     """Prompts of the first source that is a file, here or in the workspace, or else of the last,
     which may also be a bundled set or one of the hub's."""
+    limit, template = prompts.limit, prompts.chat_template
     for source in prompts.sources:
         for place in (Path(source), home / source):
             if place.is_file():
-                return source, load_prompts(str(place), prompts.limit, tokenizer)
+                return source, load_prompts(str(place), limit, tokenizer, template)
     last = prompts.sources[-1]
-    return last, load_prompts(last, prompts.limit, tokenizer)
+    return last, load_prompts(last, limit, tokenizer, template)
 
 
 def _mixed(sets: Mapping[str, list[Prompt]], limit: int | None) -> tuple[str, list[Prompt]]:
     """The sets' prompts in turn."""
     longest = max(map(len, sets.values()))
     mixed = [
-        Prompt(f"{name}/{prompts[number].id}", prompts[number].text)
+        replace(prompts[number], id=f"{name}/{prompts[number].id}")
         for number in range(longest)
         for name, prompts in sets.items()
         if number < len(prompts)

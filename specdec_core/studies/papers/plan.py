@@ -16,7 +16,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PairSpec, Temperature, Value, load_yaml, parse
+from specdec_core.config import (
+    Configuration,
+    PairSpec,
+    Temperature,
+    Value,
+    load_yaml,
+    overridden,
+    parse,
+)
+from specdec_core.prompts.chat import AUTO, ChatTemplate
 
 TIMED = ("tokens_per_second", "speedup")  # need a clock; the others follow from counts
 Quantity = Literal[
@@ -42,11 +51,14 @@ class PromptsOf(Value):
     mix: tuple[str, ...] = ()
     limit: PositiveInt | None = None
     optional: bool = False
+    chat_template: ChatTemplate = AUTO
 
     @model_validator(mode="after")
     def _one_of_two(self) -> PromptsOf:
         if bool(self.source) == bool(self.mix):
             raise ValueError("give either source or mix")
+        if self.mix and self.chat_template != AUTO:
+            raise ValueError("the sets that are mixed have a chat_template each")
         return self
 
     @property
@@ -271,20 +283,18 @@ def load_paper_plan(
     only: Sequence[str] = (),
     sources: Mapping[str, str] | None = None,
     limit: int | None = None,
+    chat_template: str | None = None,
     **overrides: Any,
 ) -> PaperPlan:
     """Read the file of a plan. `only` names the tables to keep, `sources` are the paths of prompt
-    sets, `limit` is the number of prompts of each, and `overrides` replace top-level values, a
-    mapping key by key.
+    sets, `limit` is the number of prompts of each, `chat_template` says how all are rendered, and
+    `overrides` replace top-level values (:func:`specdec_core.config.overridden`).
 
     Raises :class:`UserError` for anything wrong in it, every configuration included."""
     content = load_yaml(path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected a mapping with prompts and tables in it")
-    for key, value in overrides.items():
-        old = content.get(key)
-        content[key] = {**old, **value} if isinstance(old, dict) else value
-    plan = parse(PaperPlan, content, str(path))
+    plan = parse(PaperPlan, overridden(content, overrides), str(path))
     for name in only:
         if name not in plan.tables:
             raise UserError(f"--table {name}: {path} has no such table ({', '.join(plan.tables)})")
@@ -299,6 +309,11 @@ def load_paper_plan(
         prompts = {
             name: prompt_set.model_copy(update={"limit": limit * max(len(prompt_set.mix), 1)})
             for name, prompt_set in prompts.items()
+        }
+    if chat_template is not None:
+        prompts = {
+            name: s if s.mix else s.model_copy(update={"chat_template": chat_template})
+            for name, s in prompts.items()
         }
     plan = plan.model_copy(update={"tables": tables, "prompts": prompts})
     plan.check(str(path))

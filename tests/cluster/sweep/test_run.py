@@ -250,7 +250,7 @@ def test_a_prompt_that_does_not_fit_is_named_before_anything_is_written(
 ) -> None:
     prompts = tmp_path / "long.jsonl"
     prompts.write_text(json.dumps({"prompt": "x = 1\n" * 500}))
-    with pytest.raises(UserError, match=r"prompt long/0: .*the context holds 256"):
+    with pytest.raises(UserError, match=r"prompt long/0: .*more than the 256 that the pair"):
         run_sweep(plan_for(tiny_spec, prompts), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["long.jsonl"]
 

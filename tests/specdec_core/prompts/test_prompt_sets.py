@@ -17,6 +17,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from specdec_core.base.errors import UserError
+from specdec_core.prompts.prompt import Message
 from specdec_core.prompts.prompt_sets import FORMATS, HUB_SETS, Prompt, digest, load_prompts
 from tests.conftest import tiny_tokenizer
 
@@ -31,6 +32,11 @@ def write(path: Path, *records: Any) -> str:
     lines = [r if isinstance(r, str) else json.dumps(r) for r in records]
     path.write_text("".join(f"{line}\n" for line in lines))
     return str(path)
+
+
+def chat(content: Any, role: str = "user") -> dict[str, Any]:
+    """A record of a chat with one message."""
+    return {"messages": [{"role": role, "content": content}]}
 
 
 class TestFormats:
@@ -56,7 +62,38 @@ class TestFormats:
             ),
             ({"prompt": "Go on"}, ("set/0", "Go on")),
             ({"prompt": "Go on", "id": 12, "note": None}, ("12", "Go on")),
-            ({"prompt": ["First.", "Second."], "prompt_id": 3}, ("set/0", "First.")),
+            (
+                {"prompt": ["First.", "Second."], "prompt_id": 3},
+                ("set/0", "First.", None, ("First.", "Second.")),
+            ),
+            (
+                {"messages": [{"role": "user", "content": "Why?", "name": None}], "source": "x"},
+                ("set/0", "Why?", None, (), (Message("user", "Why?"),)),
+            ),
+            (
+                {
+                    "id": "c1",
+                    "messages": [
+                        {"role": "system", "content": ""},
+                        {"role": "user", "content": "Why?"},
+                        {"role": "assistant", "content": "Because."},
+                        {"role": "user", "content": "And?"},
+                    ],
+                },
+                (
+                    *("c1", "And?", None, ()),
+                    (
+                        Message("system", ""),
+                        Message("user", "Why?"),
+                        Message("assistant", "Because."),
+                        Message("user", "And?"),
+                    ),
+                ),
+            ),
+            (  # a prompt beside its answered chat is what it was before chats were read
+                {"prompt": "Why?", "messages": [{"role": "assistant", "content": "Because."}]},
+                ("set/0", "Why?"),
+            ),
         ],
     )
     def test_record_of_each_known_form_is_read(self, record, prompt, tmp_path):
@@ -83,6 +120,8 @@ class TestRealSets:
             ("humaneval", 100, "HumanEval/0"),
             ("gsm8k_test", 300, "gsm8k_test/0"),
             ("alpaca_seed_tasks", 175, "seed_task_0"),
+            ("chat_dev", 252, "chat_dev/0"),
+            ("chat_train", 13923, "chat_train/0"),
         ],
     )
     def test_whole_set_is_read(self, name, count, first_id):
@@ -113,6 +152,22 @@ class TestBadInput:
             ([{"instruction": "x", "instances": []}], r"p\.jsonl:1: not a complete Alpaca seed"),
             ([{"prompt": "\ud800"}], r"p\.jsonl:1: the prompt holds half a surrogate pair"),
             ([{"prompt": "a", "id": 1}, {"prompt": "b", "id": "1"}], r":2: id '1' again, .*:1"),
+            ([{"messages": []}], r"p\.jsonl:1: messages: expected a list of messages"),
+            ([{"messages": "Why?"}], r"p\.jsonl:1: messages: expected a list of messages"),
+            ([{"messages": ["Why?"]}], r"p\.jsonl:1: messages\.0: expected role and content"),
+            (
+                [chat("Why?"), chat("Why?", role="tool")],
+                r"p\.jsonl:2: messages\.0: role: expected system, user, assistant \(got 'tool'\)",
+            ),
+            ([chat(None)], r"p\.jsonl:1: messages\.0: content: expected a text \(got None\)"),
+            (
+                [chat([{"type": "text", "text": "Why?"}])],
+                r"p\.jsonl:1: messages\.0: content: expected a text",
+            ),
+            ([chat("Sure.", role="assistant")], r"p\.jsonl:1: .* the assistant's, not the user's"),
+            ([chat(" ")], r"p\.jsonl:1: empty prompt"),
+            ([chat("\ud800")], r"p\.jsonl:1: the prompt holds half a surrogate pair"),
+            ([{**chat("a"), "id": 1}, {**chat("b"), "id": 1}], r"p\.jsonl:2: id '1' again"),
             ([], r"p\.jsonl: no prompts in it"),
             (["", " "], r"p\.jsonl: no prompts in it"),
         ],

@@ -278,3 +278,21 @@ def test_arms_that_sample_differently_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match="different sampling"):
         load_plan(path)
+
+
+def test_a_runner_is_overridden_key_by_key_and_drafts_as_a_whole(tmp_path: Path) -> None:
+    pair = {"target": "a", "drafts": {"x": "b"}, "runner": {"threads": 3, "max_length": 64}}
+    path = write(tmp_path, pair=pair)
+    change = {"drafts": {"y": "c"}, "runner": {"max_length": 4096}}
+    plan = load_plan(path, pair=change)
+    assert (plan.pair.target, plan.pair.drafts) == ("a", {"y": "c"})
+    assert (plan.pair.runner.threads, plan.pair.runner.max_length) == (3, 4096)
+
+
+def test_a_template_that_is_left_open_does_not_change_which_sweep_it_is(tmp_path: Path) -> None:
+    def digest(**prompts: str) -> str:
+        return load_plan(write(tmp_path, prompts={"source": "a.jsonl", **prompts})).digest("0")
+
+    assert digest() == digest(chat_template="auto") != digest(chat_template="always")
+    given = load_plan(write(tmp_path, prompts={"source": "a.jsonl"})).given
+    assert given["prompts"] == {"source": "a.jsonl", "limit": None}

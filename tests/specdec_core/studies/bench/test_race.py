@@ -12,6 +12,7 @@ from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
+from specdec_core.prompts.chat import rendered
 from specdec_core.prompts.conversation import Conversation, conversations
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.studies.bench.race import EngineContestant, PeerContestant, race
@@ -126,19 +127,18 @@ class Chat:
 
     chat_template = "given"
 
-    def __call__(self, text: str) -> dict[str, list[int]]:
+    def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
         return {"input_ids": [ord(c) for c in text]}
 
-    def apply_chat_template(self, messages: list[dict[str, str]], **_: object) -> dict:
-        text = "".join(f"{m['role'][0]}:{m['content']};" for m in messages)
-        return self(text + "a:")
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: object) -> str:
+        return "".join(f"{m['role'][0]}:{m['content']};" for m in messages) + "a:"
 
     def decode(self, tokens: list[int], **_: object) -> str:
         return "".join(map(chr, tokens))
 
 
 def test_turns_follow_the_answers_so_far_where_there_is_a_chat_template() -> None:
-    prompt = Prompt("7", "one", "qa", ("one", "two"))
+    (prompt,) = rendered([Prompt("7", "one", "qa", ("one", "two"))], Chat(), "auto", "set")
     conversation = Conversation(prompt, Chat())
     assert conversation.turns == 2
     assert conversation.answer(conversation.tokens([])) == "u:one;a:"

@@ -1,0 +1,60 @@
+"""Requests for prompts: one for each, and of a conversation one for each of its turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specdec_core.config import AUTOREGRESSIVE
+from specdec_core.engine.engine import Engine
+from specdec_core.engine.request import Request
+from specdec_core.models.pair import Pair
+from specdec_core.prompts.conversation import Conversation, conversations
+from specdec_core.prompts.prompt import Prompt
+
+
+def requests_of(
+    prompts: Sequence[Prompt],
+    pair: Pair,
+    max_new_tokens: int,
+    first: int = 0,
+    engine: Engine | None = None,
+) -> list[Request]:
+    """Requests for prompts that were loaded for the pair's tokenizer; seeds count from `first`.
+
+    A later turn comes after the target's own greedy answers to those before it, each of at most
+    `max_new_tokens`, as MT-Bench and Spec-Bench ask. They are decoded one at a time, so that every
+    job that asks the same pair the same conversation has the same requests, however it decodes
+    them. `engine` is one of the pair's to do that with; unset, one is opened where it is needed.
+
+    Raises :class:`UserError` for a prompt that does not fit.
+    """
+    requests: list[Request] = []
+    for asked in conversations(prompts, pair.tokenizer, max_new_tokens, pair.max_length):
+        if asked.turns > 1:
+            engine = engine or Engine(pair)
+        for number, tokens in enumerate(_turns(asked, engine, max_new_tokens), start=1):
+            name = asked.prompt.id if number == 1 else f"{asked.prompt.id}, turn {number}"
+            seed = first + len(requests)
+            requests.append(Request(name, tokens, max_new_tokens, seed=seed))
+    return requests
+
+
+def _turns(
+    asked: Conversation, engine: Engine | None, max_new_tokens: int
+) -> list[tuple[int, ...]]:
+    """The tokens of every turn."""
+    turns, answers = [asked.tokens()], list[str]()
+    while len(turns) < asked.turns:
+        assert engine is not None
+        answers.append(asked.answer(_greedy(engine, turns[-1], max_new_tokens)))
+        turns.append(asked.tokens(answers))
+    return turns
+
+
+def _greedy(engine: Engine, tokens: tuple[int, ...], max_new_tokens: int) -> list[int]:
+    """What the target writes by itself."""
+    before = engine.configuration
+    engine.configure(AUTOREGRESSIVE)
+    (generation,) = engine.generate([Request("answer", tokens, max_new_tokens)])
+    engine.configure(before)
+    return generation.tokens

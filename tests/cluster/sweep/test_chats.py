@@ -1,0 +1,126 @@
+"""A recording of conversations is what a sweep of them replays, and of no other rendering."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cluster.recording import RecordingPlan, run_recording
+from cluster.sweep.run import run_sweep
+from specdec_core.base.errors import UserError
+from specdec_core.config import PairSpec
+from specdec_core.engine.turns import requests_of
+from specdec_core.models.pair import load_pair
+from specdec_core.prompts.prompt_sets import load_prompts
+from specdec_core.recordings.observer import RecordingObserver
+from specdec_core.recordings.schema import Recording, shard_file
+from specdec_core.search.plan import Plan, ResolvedPlan
+
+pytestmark = pytest.mark.usefixtures("ray_running")
+
+TOKENS = 16
+RECORDS = [
+    *({"question_id": n, "turns": [f"Add {n}.", "Why?", "So?"]} for n in range(7)),
+    {"prompt": "x = [1, 2, 3]"},
+    {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "y?"}]},
+    {"question_id": 7, "turns": ["Add 0.", "Why?", "So?"]},  # the first one again
+]
+TURNS = 7 * 3 + 2  # that are recorded
+
+
+class Heard(RecordingObserver):
+    def __init__(self) -> None:
+        self.turns = 0
+
+    def recorded(self, prompts: int, tokens: int) -> None:
+        self.turns += prompts
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("prompts") / "chats.jsonl"
+    file.write_text("\n".join(map(json.dumps, RECORDS)))
+    return file
+
+
+@pytest.fixture(scope="module")
+def plan(chat_spec: PairSpec, prompts: Path) -> RecordingPlan:
+    settings = {"prompts": {"source": str(prompts)}, "max_new_tokens": TOKENS, "mixing": 0}
+    return RecordingPlan.model_validate({"pair": chat_spec.model_dump(), **settings})
+
+
+@pytest.fixture(scope="module")
+def recorded(
+    plan: RecordingPlan, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Recording]:
+    home = tmp_path_factory.mktemp("home")
+    return home, run_recording(plan, home)
+
+
+def sweep_of(spec: PairSpec, prompts: Path, limit: int | None = None, **more: str) -> ResolvedPlan:
+    return Plan.model_validate(
+        {
+            "pair": spec.model_dump(),
+            "prompts": {"source": str(prompts), "limit": limit, **more},
+            "max_new_tokens": TOKENS,
+            "search": [{"drafter": {"kind": "draft_model", "policy": {"kind": "fixed"}}}],
+            "finalists": 1,
+            "repeats": 1,
+            "race": {"seconds": 0},
+            "profile": {"widths": [1, 3], "contexts": [16], "batches": [1], "repeats": 2},
+        }
+    ).resolve()
+
+
+def test_every_turn_is_recorded_as_every_job_asks_it(
+    recorded: tuple[Path, Recording], chat_spec: PairSpec, prompts: Path
+) -> None:
+    found, pair = recorded[1].prompts, load_pair(chat_spec)
+    asked = requests_of(load_prompts(str(prompts), None, pair.tokenizer), pair, TOKENS)
+    assert found.numbers == list(range(TURNS))
+    assert found.ids == [request.id for request in asked[:TURNS]]
+    assert [tuple(tokens) for tokens in found.tokens] == [r.tokens for r in asked[:TURNS]]
+    assert found.ids[:3] == ["0", "0, turn 2", "0, turn 3"]
+    header = recorded[1].header
+    assert (header.prompts.count, header.prompts.chat_template) == (len(RECORDS), "auto")
+
+
+def test_a_finished_recording_is_found_and_a_lost_shard_recorded_again(
+    plan: RecordingPlan, recorded: tuple[Path, Recording]
+) -> None:
+    home, recording = recorded
+    heard = Heard()
+    assert run_recording(plan, home, observer=heard).folder == recording.folder
+    assert heard.turns == 0
+    file = shard_file(recording.folder, "prompts", 0)  # the conversations and the plain text
+    before = file.read_bytes()
+    file.unlink()
+    run_recording(plan, home, observer=heard)
+    assert (heard.turns, file.read_bytes()) == (TURNS - 1, before)
+
+
+def test_a_sweep_replays_the_turns_and_finds_their_counts_live(
+    recorded: tuple[Path, Recording], chat_spec: PairSpec, prompts: Path, plan: RecordingPlan
+) -> None:
+    home = recorded[0]
+    fewer = plan.model_copy(update={"prompts": plan.prompts.model_copy(update={"limit": 9})})
+    run_recording(fewer, home)
+    result, _ = run_sweep(sweep_of(chat_spec, prompts, limit=9), home)
+    assert result.replay is not None
+    assert result.replay.equal == result.replay.checked > 0
+    assert result.autoregressive.tokens == [len(output) for output in recorded[1].prompts.outputs]
+
+
+def test_another_rendering_is_another_set(
+    recorded: tuple[Path, Recording], chat_spec: PairSpec, prompts: Path, tmp_path: Path
+) -> None:
+    template = tmp_path / "own.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    plan = sweep_of(chat_spec, prompts, chat_template=str(template))
+    plan = plan.model_copy(update={"traces": str(recorded[1].folder)})
+    with pytest.raises(UserError, match="recorded with other prompts"):
+        run_sweep(plan, tmp_path)
+    with pytest.raises(UserError, match=r"prompt chats/8: 2 messages take a chat template"):
+        run_sweep(sweep_of(chat_spec, prompts, chat_template="none"), tmp_path)
