@@ -16,7 +16,7 @@ from specdec_core.tokens.token_tree import TokenTree
 from tests.specdec_core.models.eagle.pair_heads import head_of
 
 HEAD = "head"
-PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 2, 9, 30, 17)]
+PROMPTS = [tuple(range(5, 5 + n)) for n in (1, 2, 9, 30, 17)]
 DRAFTERS = {
     "chain": {"kind": "draft_model"},
     "svip": {"kind": "draft_model", "policy": {"kind": "svip", "threshold": 3.0}},
