@@ -14,7 +14,10 @@ import os
 import sys
 from queue import SimpleQueue
 from threading import Thread
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def read_lines(lines: SimpleQueue[str]) -> None:
@@ -24,6 +27,16 @@ def read_lines(lines: SimpleQueue[str]) -> None:
     os._exit(0)
 
 
+def expanded(
+    x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+) -> Tensor:
+    """Each value of `x` for each of its request's tokens, (num_tokens,), with another in the place
+    of `replace_from`; `cu_num_tokens` are the requests' tokens, summed up."""
+    counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
+    values = x.masked_fill(x == replace_from, replace_to)
+    return values.repeat_interleave(counts, output_size=num_tokens)
+
+
 def serve(lines: SimpleQueue[str], answers: TextIO) -> None:
     engine_settings = json.loads(lines.get())["engine"]
 
@@ -31,15 +44,19 @@ def serve(lines: SimpleQueue[str], answers: TextIO) -> None:
     import vllm
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
+    from vllm.v1.sample import rejection_sampler
 
+    # On a CPU its own writes into a copy: speculation draws at temperatures that were never set.
+    rejection_sampler.expand_batch_to_tokens = expanded
     llm = LLM(**engine_settings)
     config = llm.llm_engine.vllm_config
     hello = {
-        "version": f"vllm {vllm.__version__}, torch {torch.__version__}",
+        "version": f"vllm {vllm.__version__} (its sampling repaired), torch {torch.__version__}",
         "settings": {
             "compilation": config.compilation_config.mode.name,
             "model_runner": "v2" if config.use_v2_model_runner else "v1",
             "threads": torch.get_num_threads(),
+            "repaired": ["vllm.v1.sample.rejection_sampler.expand_batch_to_tokens"],
         },
     }
     print(json.dumps(hello), file=answers)

@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, RunnerSettings
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.studies.peers.choose import peers_of
 from specdec_core.studies.peers.vllm import VENV
+from specdec_core.studies.peers.vllm_worker import expanded
 
 installed = pytest.mark.skipif(
     not (VENV / "bin" / "python").exists(), reason="vLLM is not installed; `make bench-peers` does"
@@ -38,6 +40,13 @@ def test_without_its_environment_the_command_that_makes_it_is_named(
     with pytest.raises(UserError, match=r"vLLM: no .*none; `make bench-peers` makes it"):
         peer.open()
     peer.close()
+
+
+def test_each_token_gets_the_temperature_of_its_request() -> None:
+    temperatures, ends = torch.tensor([0.5, 0.0, 2.0]), torch.tensor([2, 2, 5])
+    assert expanded(temperatures, ends, 5).tolist() == [0.5, 0.5, 2.0, 2.0, 2.0]
+    assert expanded(temperatures, ends + 1, 6, 0, 1).tolist() == [0.5] * 3 + [2.0] * 3
+    assert expanded(temperatures, torch.tensor([1, 2, 2]), 2, 0, 1).tolist() == [0.5, 1.0]
 
 
 @installed
