@@ -1,0 +1,75 @@
+"""What the layers of a model read: features of the text that EAGLE heads draft from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from specdec_core.base.errors import UserError
+
+
+class LayerInputs:
+    """The inputs of some layers of a model in its last forward.
+
+    Number i of `layers` is the input of decoder layer i; the number of layers is the output of the
+    last one as the output layer reads it, normalised.
+
+    Raises:
+        UserError: there is no such layer, or the model's layers cannot be found.
+    """
+
+    def __init__(self, model: PreTrainedModel, layers: Sequence[int]) -> None:
+        self.layers = tuple(layers)
+        modules = decoder_layers(model)
+        if unknown := [layer for layer in layers if not 0 <= layer <= len(modules)]:
+            raise UserError(
+                f"{model.config.model_type}: features of layer {unknown[0]}, but the model has"
+                f" {len(modules)}"
+            )
+        self._inputs: dict[int, Tensor] = {}
+        self._hooks = []
+        for layer in dict.fromkeys(layers):
+            if layer < len(modules):
+                hook = modules[layer].register_forward_pre_hook(
+                    self._input_of(layer), with_kwargs=True
+                )
+            else:
+                hook = model.base_model.register_forward_hook(self._output_of(layer))
+            self._hooks.append(hook)
+
+    def take(self) -> Tensor:
+        """Those of the last forward, side by side (…, layers · width); they are not kept."""
+        inputs, self._inputs = self._inputs, {}
+        return torch.cat([inputs[layer] for layer in self.layers], dim=-1)
+
+    def remove(self) -> None:
+        """Leave the model as it was."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _input_of(self, layer: int) -> Any:
+        def keep(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+            self._inputs[layer] = args[0] if args else options["hidden_states"]
+
+        return keep
+
+    def _output_of(self, layer: int) -> Any:
+        def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            self._inputs[layer] = output[0]
+
+        return keep
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The decoder layers of any transformers model. Raises :class:`UserError` where they cannot be
+    told."""
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
+    if not lists:
+        raise UserError(f"{model.config.model_type}: its decoder layers cannot be found")
+    # Of layers within layers the outermost come first.
+    return lists[0]
