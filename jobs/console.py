@@ -71,16 +71,24 @@ def _read(output: int) -> bool:
 @contextmanager
 def interruptible(after: str = "the same command resumes") -> Iterator[None]:
     """When interrupted or terminated, print a line and exit with the usual code."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
+    terminated = False
+
+    def terminate(*_: object) -> None:
+        nonlocal terminated
+        terminated = True
+        sys.exit(_TERMINATED)
+
+    signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     except KeyboardInterrupt:
         console.print(f"interrupted; {after}")
         sys.exit(130)
-    except SystemExit as end:
-        if end.code == _TERMINATED:
-            errors.print(f"terminated; {after}")
-        raise
+    except SystemExit:
+        if not terminated:
+            raise
+        errors.print(f"terminated; {after}")
+        sys.exit(_TERMINATED)  # what waits in Ray ends with another code
 
 
 def point(what: str, where: object) -> None:

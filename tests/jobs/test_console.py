@@ -38,6 +38,21 @@ def test_a_command_that_is_terminated_says_so_also_while_it_uses_ray(
     assert done.stderr == "terminated; the same command resumes\n"
 
 
+def test_a_wait_that_ends_with_another_code_was_terminated_all_the_same(
+    command: Command, tmp_path: Path
+) -> None:
+    def main() -> None:
+        with interruptible():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            except SystemExit:
+                sys.exit(1)  # as Ray does
+
+    done = command(main, tmp_path)
+    assert done.returncode == 143
+    assert done.stderr == "terminated; the same command resumes\n"
+
+
 def test_a_pipe_to_another_process_that_breaks_is_one_line(
     command: Command, tmp_path: Path
 ) -> None:

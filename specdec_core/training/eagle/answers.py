@@ -40,11 +40,12 @@ class AnswersCard(Document):
 
 @dataclass(frozen=True)
 class Answer:
-    """A prompt and the target's answer, as tokens."""
+    """A prompt and the target's answer at a temperature, as tokens."""
 
     id: str
     prompt: list[int]
     answer: list[int]
+    temperature: float
 
 
 def write_answers(
@@ -60,7 +61,7 @@ def write_answers(
     Raises:
         UserError: the folder holds other answers, or a prompt does not fit.
     """
-    _claim(folder, card)
+    claim(folder, card)
     shards = range(0, len(prompts), SHARD)
     missing = [first for first in shards if not _path(folder, first).exists()]
     engine = Engine(pair, AUTOREGRESSIVE, limits=Limits(slots, step_tokens=_STEP_TOKENS))
@@ -98,9 +99,23 @@ def write_answers(
 def read_answers(folder: Path) -> Iterator[Answer]:
     """The answers in a folder, in the order of their prompts; of a folder that is still being
     written, those that are there."""
-    for path in sorted(folder.glob("*.parquet")):
-        for row in parquet.read_table(path).to_pylist():
-            yield Answer(**row)
+    for shard in answer_shards(folder):
+        yield from read_shard(folder, shard)
+
+
+def answer_shards(folder: Path) -> list[int]:
+    """The numbers of the shards in a folder, increasing."""
+    return sorted(int(path.stem) for path in folder.glob("*.parquet"))
+
+
+def read_shard(folder: Path, shard: int) -> list[Answer]:
+    """The answers in a shard. Raises :class:`UserError` where the folder has no card."""
+    temperatures = read_card(folder).temperatures
+    rows = parquet.read_table(_path(folder, shard * SHARD)).to_pylist()
+    return [
+        Answer(**row, temperature=temperatures[number % len(temperatures)])
+        for number, row in enumerate(rows, start=shard * SHARD)
+    ]
 
 
 def read_card(folder: Path) -> AnswersCard:
@@ -109,8 +124,8 @@ def read_card(folder: Path) -> AnswersCard:
     return parse(AnswersCard, load_yaml(path), str(path))
 
 
-def _claim(folder: Path, card: AnswersCard) -> None:
-    """Raises :class:`UserError` where `folder` is for other answers."""
+def claim(folder: Path, card: AnswersCard) -> None:
+    """Make `folder` one for these answers. Raises :class:`UserError` where it is for others."""
     path = folder / _CARD
     if path.exists():
         if read_card(folder) != card:

@@ -1,0 +1,42 @@
+"""A trained EAGLE head: acceptance by position."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from dashboards import cells
+from dashboards.sections import Section
+from specdec_core.training.eagle.finished import FinishedEagle
+
+
+def acceptance(head: FinishedEagle) -> Section:
+    """Acceptance of each position on prompts held out, greedy and sampled, if those before it are
+    accepted, and the tokens of a target forward that follow from it."""
+    card = head.card
+    found = card.best.acceptance
+    kinds = {
+        "greedy": (found.greedy, found.greedy_length),
+        "temperature 1": (found.sampled, found.sampled_length),
+    }
+    rows = [
+        {
+            "decoding": kind,
+            **{str(n): a for n, a in enumerate(positions, start=1)},
+            "tokens": 1 + length,
+        }
+        for kind, (positions, length) in kinds.items()
+        if positions
+    ]
+    columns = {
+        "decoding": cells.text("decoding"),
+        **{str(n): cells.number(str(n), ".3f") for n in range(1, card.settings.steps + 1)},
+        "tokens a target forward": cells.number("tokens", ".3f"),
+    }
+    return Section(
+        key="acceptance",
+        shown=cells.table(pd.DataFrame(rows), columns),
+        legend=(
+            f"on {card.texts['held_out']} answers held out; the draft vocabulary has"
+            f" {card.coverage:.1%} of their tokens"
+        ),
+    )

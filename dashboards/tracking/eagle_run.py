@@ -1,0 +1,142 @@
+"""The run of a trained EAGLE head, logged while the training goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mlflow.entities import Metric
+
+from dashboards.store import (
+    as_metrics,
+    as_params,
+    connect,
+    experiment_id_of,
+    run_tags,
+    runs_where,
+)
+from dashboards.tracking.delivered_run import DeliveredRun
+from dashboards.tracking.delivery import Delivery
+from specdec_core.base.environment import environment
+from specdec_core.base.observer import Observer
+from specdec_core.config import PairSpec
+from specdec_core.training.eagle.finished import EagleObserver, FinishedEagle
+from specdec_core.training.eagle.settings import Evaluation, Progress
+
+
+class EagleRun(DeliveredRun, EagleObserver):
+    """A parent run for a training in the pair's experiment, with a nested run for each learning
+    rate. Its curves grow while it is trained; resumed, it is continued."""
+
+    key = "training"
+
+    def __init__(
+        self, pair: PairSpec, params: Mapping[str, Any], observer: Observer | None = None
+    ) -> None:
+        """`params` say what is trained on what; with the same ones, the same run is continued."""
+        super().__init__(observer)
+        self.plan = hashlib.sha256(json.dumps(params, sort_keys=True).encode()).hexdigest()
+        self.runs: dict[str, str] = {}  # ids of nested runs, by label
+        self.client = connect(patient=True)
+        self.delivery = Delivery()  # one thread: the run is begun before anything is logged to it
+        self._put(partial(self._begin, pair.name, params))
+
+    def advanced(self, label: str, progress: Progress) -> None:
+        """Log a head's loss and speed, and its evaluation where there is one."""
+        self._put(partial(self._log_progress, label, progress))
+
+    def head_finished(self, head: FinishedEagle) -> None:
+        """Log a head's folder and end its nested run."""
+        self._put(partial(self._log_head, head))
+
+    def finish(self, best: FinishedEagle) -> None:
+        """Log the head that was chosen and end the run. Raises :class:`Undelivered` where the
+        store cannot be reached."""
+        self._put(partial(self._finish, best))
+        self._deliver(f"the head is in {best.folder}")
+        self.finished = True
+
+    def _begin(self, experiment: str, params: Mapping[str, Any]) -> None:
+        self.experiment_id = experiment_id_of(self._client, experiment)
+        query = f"tags.training_plan = '{self.plan}'"
+        parent = next(runs_where(self._client, self.experiment_id, query), None)
+        tags = {"training_plan": self.plan, **run_tags("train-eagle", environment())}
+        if self._take_up(parent, "EAGLE head", tags):
+            self._client.log_batch(self.run_id, params=as_params(params))
+
+    def _nested_run(self, label: str) -> str:
+        if label not in self.runs:
+            key = f"{self.plan[:16]}-{label}"
+            run = self._begun(key)
+            if run is None:
+                tags = {
+                    "mlflow.parentRunId": self.run_id,
+                    self.key: key,
+                    **run_tags("train-eagle", environment()),
+                }
+                run = self._client.create_run(self.experiment_id, run_name=label, tags=tags)
+            self.runs[label] = run.info.run_id
+        return self.runs[label]
+
+    def _log_progress(self, label: str, progress: Progress) -> None:
+        run_id = self._nested_run(label)
+        values = {"loss": progress.loss, "tokens_per_second": speed(progress)}
+        metrics = _at(progress.tokens, values)
+        if progress.evaluation is not None:
+            metrics += _at(progress.tokens, acceptance_metrics(progress.evaluation))
+        self._client.log_batch(run_id, metrics=metrics)
+
+    def _log_head(self, head: FinishedEagle) -> None:
+        run_id = self._nested_run(head.label)
+        if self._client.get_run(run_id).info.status == "FINISHED":
+            return
+        card = head.card
+        self._client.log_batch(
+            run_id,
+            metrics=as_metrics(_best_metrics(head)),
+            params=as_params(card.settings.model_dump(mode="json")),
+        )
+        self._client.log_artifacts(run_id, str(head.folder), "head")
+        self._client.set_terminated(run_id)
+
+    def _finish(self, best: FinishedEagle) -> None:
+        self._client.log_batch(
+            self.run_id,
+            metrics=as_metrics(_best_metrics(best)),
+            params=as_params({"best": best.label}),
+        )
+        self._client.log_artifacts(self.run_id, str(Path(best.folder)), "head")
+        self._client.set_terminated(self.run_id)
+
+
+def speed(progress: Progress) -> float:
+    """Tokens of answers a second of work."""
+    return progress.tokens / progress.seconds if progress.seconds else 0.0
+
+
+def acceptance_metrics(evaluation: Evaluation) -> dict[str, float]:
+    """Acceptance by position, from 1, and the expected accepted tokens."""
+    acceptance = evaluation.acceptance
+    kinds = {
+        "greedy": (acceptance.greedy, acceptance.greedy_length),
+        "sampled": (acceptance.sampled, acceptance.sampled_length),
+    }
+    values: dict[str, float] = {}
+    for kind, (positions, length) in kinds.items():
+        if positions:
+            values[f"accepted_{kind}"] = length
+            values |= {f"acceptance_{kind}_{n}": a for n, a in enumerate(positions, start=1)}
+    return values
+
+
+def _best_metrics(head: FinishedEagle) -> dict[str, float]:
+    kept = {f"kept_{key}": value for key, value in acceptance_metrics(head.card.best).items()}
+    return {**kept, "coverage": head.card.coverage}
+
+
+def _at(step: int, values: Mapping[str, float]) -> list[Metric]:
+    return as_metrics({key: {step: value} for key, value in values.items()})

@@ -1,0 +1,74 @@
+"""The loss of a head's states: cross-entropy with the target's distribution.
+
+-Σ p_i log q_i over the draft vocabulary, p being the target's probabilities as they are: where the
+target would rather write what the head cannot propose, a position counts that much less.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Rows of logits at a time: what is done to them stays in the processor's cache.
+_ROWS = 64
+
+
+def probabilities(last: Tensor, normaliser: Tensor, output: Tensor) -> Tensor:
+    """The target's probabilities of the draft vocabulary (n, draft vocabulary), as `output`'s type.
+
+    Args:
+        last: what its output layer reads (n, width).
+        normaliser: logsumexp of all its logits (n,).
+        output: its output layer's rows of the draft vocabulary (draft vocabulary, width).
+    """
+    found = output.new_empty(len(last), len(output))
+    for first in range(0, len(last), _ROWS):
+        rows = slice(first, first + _ROWS)
+        logits = (last[rows].to(output.dtype) @ output.T).float()
+        found[rows] = logits.sub_(normaliser[rows, None]).exp_()
+    return found
+
+
+def cross_entropy(states: Tensor, weight: Tensor, target: Tensor, places: Tensor) -> Tensor:
+    """Σ_r -Σ_i p_i log q_i with q = softmax(weight · states[r]) and p = target[places[r]].
+
+    Args:
+        states: normalised (rows, width).
+        weight: the head's output layer (draft vocabulary, width).
+        target: probabilities (n, draft vocabulary).
+        places: which of them each row is to predict (rows,).
+    """
+    loss: Tensor = _CrossEntropy.apply(states, weight, target, places)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The gradient is made with the loss, rows by rows: of the logits, q Σp - p alone is kept, in
+    the target's data type."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor, target: Tensor, places: Tensor) -> Tensor:
+        narrow, matrix = states.to(target.dtype), weight.to(target.dtype)
+        gradients = target.new_empty(len(states), len(weight))
+        loss = states.new_zeros((), dtype=torch.float32)
+        for first in range(0, len(states), _ROWS):
+            rows = slice(first, first + _ROWS)
+            log_q = (narrow[rows] @ matrix.T).float().log_softmax(-1)
+            p = target[places[rows]].float()
+            loss -= torch.dot(p.view(-1), log_q.view(-1))
+            mass = p.sum(-1, keepdim=True)
+            gradients[rows] = log_q.exp_().mul_(mass).sub_(p)
+        ctx.save_for_backward(narrow, matrix, gradients)
+        ctx.types = states.dtype, weight.dtype
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        narrow, matrix, gradients = ctx.saved_tensors
+        of_states, of_weight = ctx.types
+        scale = grads[0]
+        states = (gradients @ matrix).to(of_states) * scale
+        weight = (gradients.T @ narrow).to(of_weight) * scale
+        return states, weight, None, None

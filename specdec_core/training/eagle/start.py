@@ -1,0 +1,54 @@
+"""The weights that a head starts with, from those of its target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from specdec_core.models.eagle import EagleHead, EagleSettings
+
+
+def start_head(
+    settings: EagleSettings, tables: Mapping[str, Tensor], proposable: Tensor, seed: int
+) -> EagleHead:
+    """A head for the target with these tables (see `read_tables`), which proposes these tokens.
+
+    g starts as the highest of the features, which is nearly what the head's own state has to be:
+    what the output layer reads. The layer starts as the target's last one over that state, to which
+    the embedding is new. The target's embedding, final norm and output layer are the head's.
+    """
+    torch.manual_seed(seed)
+    head = EagleHead(settings)
+    head.propose_only(proposable)
+    head.embed_tokens = nn.Embedding.from_pretrained(tables["embed_tokens"].float(), freeze=True)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            if parameter.ndim == 2 and parameter.requires_grad:
+                parameter.normal_(std=0.02)
+        highest = head.fc.weight[:, -settings.target_hidden_size :]
+        head.fc.weight.zero_()
+        highest.copy_(torch.eye(*highest.shape))
+        head.lm_head.weight.copy_(tables["output"][proposable])
+        for name, own in [("norm", head.norm.weight), *_layer_weights(head)]:
+            given = tables.get(name)
+            if given is not None and given.shape == own.shape:
+                own.copy_(given)
+    return head
+
+
+def _layer_weights(head: EagleHead) -> Iterator[tuple[str, Tensor]]:
+    """The layer's weights, by the names that a target's last layer has for them; of what reads the
+    embedding beside the state, the part that reads the state."""
+    for name, weight in head.layers[0].named_parameters():
+        if name in (
+            "self_attn.q_proj.weight",
+            "self_attn.k_proj.weight",
+            "self_attn.v_proj.weight",
+        ):
+            yield f"layer.{name}", weight[:, weight.shape[1] // 2 :]
+        elif name == "hidden_norm.weight":
+            yield "layer.input_layernorm.weight", weight
+        elif name != "input_layernorm.weight":  # of the embedding
+            yield f"layer.{name}", weight

@@ -1,0 +1,83 @@
+"""`specdec train-eagle` has a target answer, trains on its features, and refuses bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from jobs.train_eagle import main
+from specdec_core.base.errors import UserError
+from specdec_core.config import PairSpec
+from specdec_core.training.eagle.answers import read_card
+from specdec_core.training.eagle.finished import load_card
+from tests.jobs.conftest import Command
+
+SMALL = (
+    *("--limit", 60, "--new-tokens", 12, "--draft-vocab", 100, "--steps", 2),
+    *("--batch-tokens", 100, "--epochs", 2, "--prompts", "bundled:train"),
+)
+
+
+def test_a_head_is_trained_with_the_best_rate_and_not_trained_again(
+    command: Command, ray_running: None, tiny_spec: PairSpec, tmp_path: Path
+) -> None:
+    arguments = ["--target", tiny_spec.target, *SMALL, "--learning-rate", "1e-3,3e-3"]
+    first, second = (
+        command(main, tmp_path, *arguments, "--out", tmp_path / "out") for _ in range(2)
+    )
+    assert first.returncode == 0, first.stderr
+    assert second.returncode == 0, second.stderr
+    assert "resuming: 200 of 200 done" in second.stdout
+    assert "tokens a target forward" in first.stdout
+    out = tmp_path / "out"
+    card = load_card(out / "head")
+    trials = [load_card(path.parent) for path in out.glob(".training/*/head/training.json")]
+    assert {trial.settings.learning_rate for trial in trials} == {1e-3, 3e-3}
+    assert card.best.acceptance.length == max(t.best.acceptance.length for t in trials)
+    assert read_card(out / "answers").prompts == card.texts["train"] + card.texts["held_out"]
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    experiments = [e.experiment_id for e in client.search_experiments() if e.name != "Default"]
+    runs = client.search_runs(experiments)
+    assert len(runs) == 3  # the training, and one of each rate
+    assert all(run.info.status == "FINISHED" for run in runs)
+    assert all("kept_acceptance_greedy_2" in run.data.metrics for run in runs)
+    nested = next(run for run in runs if "loss" in run.data.metrics)
+    assert {a.path for a in client.list_artifacts(nested.info.run_id)} == {"head"}
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"learning_rate": "quick"}, "--learning-rate quick: expected numbers"),
+        ({"learning_rate": "0"}, "learning_rate: .*greater than 0"),
+        ({"steps": 0}, "steps: .*greater than or equal to 1"),
+        ({}, "answers: no answers in it; give --prompts"),
+        ({"prompts": "nowhere.jsonl"}, "nowhere.jsonl: no such file|no chat template"),
+        ({"prompts": "bundled:nothing"}, "no such bundled prompts"),
+        ({"target": "./nowhere", "prompts": "bundled:train"}, "nowhere: no such folder"),
+    ],
+)
+def test_bad_input_gets_one_line(
+    options: dict, complaint: str, tiny_spec: PairSpec, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=complaint) as error:
+        main(**{"target": tiny_spec.target, "out": tmp_path / "out", **options})
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_holds_no_chats_is_refused(tiny_spec: PairSpec, tmp_path: Path) -> None:
+    from specdec_core.models.pair import load_tokenizer
+    from specdec_core.training.eagle.prompts import token_prompts
+
+    tokenizer = load_tokenizer(tiny_spec.target)
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "def f"}]}) + "\n{}\n")
+    with pytest.raises(UserError, match="no chat template"):
+        token_prompts(str(path), tokenizer, None, 50)
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    assert token_prompts(str(path), tokenizer, 1, 50)[0][0] == "chats/0"
+    with pytest.raises(UserError, match=r"chats.jsonl:2: expected an object with messages"):
+        token_prompts(str(path), tokenizer, None, 50)
