@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from jobs.console import console, interruptible, point, run
-from jobs.options import given, numbers
+from jobs.options import MaybeChatTemplate, given, numbers
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import locked
 from specdec_core.base.workspace import workspace
@@ -16,6 +17,7 @@ from specdec_core.base.workspace import workspace
 if TYPE_CHECKING:
     from dashboards.progress import EagleProgress
     from specdec_core.config import PairSpec
+    from specdec_core.training.eagle.prompts import TokenPrompt
 
 _QUICK: dict[str, Any] = {"draft_vocab_size": 512, "minutes": 1.0, "evaluations": 4}
 
@@ -28,11 +30,13 @@ def main(
     prompts: Annotated[
         str | None,
         Option(
-            help="Prompts to answer: JSONL file of chats (messages) or bundled:<name>; unset, the"
-            " answers that are there."
+            help="Prompts to answer: JSONL file, hub data set or bundled:<name>; unset, the answers"
+            " that are there."
         ),
     ] = None,
     limit: Annotated[int | None, Option(min=1, help="Use the first n prompts.")] = None,
+    chat_template: MaybeChatTemplate = None,
+    prompt_tokens: Annotated[int, Option(min=1, help="Prompts of more tokens are left out.")] = 400,
     answers: Annotated[
         Path | None, Option(help="Folder of answers; unset, `answers` beside the head.")
     ] = None,
@@ -75,6 +79,9 @@ def main(
     from dashboards.reports.eagle import acceptance
     from dashboards.tracking.eagle_run import EagleRun
     from specdec_core.config import PairSpec, RunnerSettings, parse
+    from specdec_core.models.pair import check_pair
+    from specdec_core.prompts.chat import AUTO
+    from specdec_core.training.eagle.prompts import token_prompts
     from specdec_core.training.eagle.settings import EagleTrainingSettings
 
     if quick and prompts is None and answers is None:
@@ -108,7 +115,11 @@ def main(
     with interruptible(), locked(out, "training"):
         with EagleProgress(console) as progress:
             if prompts is not None:
-                answer(spec, prompts, limit, answers, new_tokens, heats, slots, progress)
+                tokenizer = check_pair(spec)
+                found = token_prompts(
+                    prompts, tokenizer, limit, prompt_tokens, chat_template or AUTO
+                )
+                answer(spec, found, answers, new_tokens, heats, slots, progress)
             features = record(spec, read, answers, out, progress)
         with ray_session(), EagleRun(spec, params) as tracking:
             with EagleProgress(console) as progress:
@@ -122,8 +133,7 @@ def main(
 
 def answer(
     spec: PairSpec,
-    prompts: str,
-    limit: int | None,
+    found: Sequence[TokenPrompt],
     folder: Path,
     new_tokens: int,
     temperatures: tuple[float, ...],
@@ -132,7 +142,7 @@ def answer(
 ) -> None:
     """Have the target answer the prompts that it has not answered."""
     from specdec_core.models.fingerprints import fingerprint
-    from specdec_core.models.pair import check_pair, load_pair
+    from specdec_core.models.pair import load_pair
     from specdec_core.training.eagle.answers import (
         SHARD,
         AnswersCard,
@@ -140,10 +150,8 @@ def answer(
         claim,
         write_answers,
     )
-    from specdec_core.training.eagle.prompts import prompts_digest, token_prompts
+    from specdec_core.training.eagle.prompts import prompts_digest
 
-    tokenizer = check_pair(spec)
-    found = token_prompts(prompts, tokenizer, limit, spec.runner.max_length - new_tokens)
     card = AnswersCard(
         target=spec.target,
         fingerprint=fingerprint(spec.target),

@@ -68,16 +68,19 @@ def test_bad_input_gets_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_holds_no_chats_is_refused(tiny_spec: PairSpec, tmp_path: Path) -> None:
+def test_prompts_are_rendered_and_those_that_are_too_long_left_out(
+    tiny_spec: PairSpec, tmp_path: Path
+) -> None:
     from specdec_core.models.pair import load_tokenizer
     from specdec_core.training.eagle.prompts import token_prompts
 
     tokenizer = load_tokenizer(tiny_spec.target)
     path = tmp_path / "chats.jsonl"
-    path.write_text(json.dumps({"messages": [{"role": "user", "content": "def f"}]}) + "\n{}\n")
-    with pytest.raises(UserError, match="no chat template"):
-        token_prompts(str(path), tokenizer, None, 50)
-    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    assert token_prompts(str(path), tokenizer, 1, 50)[0][0] == "chats/0"
-    with pytest.raises(UserError, match=r"chats.jsonl:2: expected an object with messages"):
-        token_prompts(str(path), tokenizer, None, 50)
+    chats = [{"messages": [{"role": "user", "content": "def f" * n}]} for n in (1, 2, 90)]
+    path.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    tokenizer.chat_template = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
+    found = dict(token_prompts(str(path), tokenizer, None, 50))
+    assert found.keys() == {"chats/0", "chats/1"}
+    assert tokenizer.decode(found["chats/1"]) == "<def fdef f>"
+    with pytest.raises(UserError, match="no prompts of at most 3 tokens"):
+        token_prompts(str(path), tokenizer, None, 3)

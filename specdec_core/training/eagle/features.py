@@ -43,6 +43,7 @@ class FeaturesCard(Document):
     `answers`."""
 
     answers: str
+    target: str
     fingerprint: str
     layers: tuple[int, ...]
     eos_token_ids: tuple[int, ...]
@@ -79,6 +80,7 @@ def record_features(
         raise UserError(f"{answers}: the answers of another target than {pair.spec.target}")
     card = FeaturesCard(
         answers=str(answers),
+        target=pair.spec.target,
         fingerprint=fingerprint,
         layers=tuple(layers),
         eos_token_ids=tuple(sorted(pair.eos_token_ids)),

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-
-from safetensors.torch import save_file
+from typing import Any
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_folder
 from specdec_core.base.observer import Observer
 from specdec_core.config import Document, load_yaml, parse
-from specdec_core.models.eagle import EagleHead, EagleSettings
+from specdec_core.models.eagle import EagleSettings
+from specdec_core.models.eagle.formats.speculators import EagleCard
+from specdec_core.models.eagle.loading import save_head
 from specdec_core.training.eagle.features import RecordedTexts
 from specdec_core.training.eagle.settings import EagleTrainingSettings, Evaluation, Progress
 from specdec_core.training.eagle.training import EagleTraining
@@ -20,7 +21,7 @@ from specdec_core.training.eagle.training import EagleTraining
 _CARD = "training.json"
 
 
-class EagleCard(Document):
+class TrainingCard(Document):
     """How a head was trained, on what, and how good it is.
 
     `best` is the evaluation whose weights were kept, of `curve`.
@@ -44,7 +45,7 @@ class FinishedEagle:
 
     label: str
     folder: Path
-    card: EagleCard
+    card: TrainingCard
 
 
 class EagleObserver(Observer):
@@ -64,10 +65,10 @@ def training_digest(texts: RecordedTexts, settings: EagleTrainingSettings) -> st
     return hashlib.sha256(f"{settings.model_dump_json()} {read}".encode()).hexdigest()
 
 
-def save_finished(training: EagleTraining, folder: Path) -> EagleCard:
+def save_finished(training: EagleTraining, folder: Path) -> TrainingCard:
     """Write the head of a finished training into `folder`."""
     head = training.finished()
-    card = EagleCard(
+    card = TrainingCard(
         training=training_digest(training.texts, training.settings),
         fingerprint=training.texts.card.fingerprint,
         settings=training.settings,
@@ -80,15 +81,27 @@ def save_finished(training: EagleTraining, folder: Path) -> EagleCard:
         curve=tuple(training.curve),
     )
     with atomic_folder(folder) as new:
-        _save_head(head, new)
+        save_head(head, new, EagleCard(**_facts(training)))
         (new / _CARD).write_text(card.model_dump_json(indent=1))
     return card
 
 
-def load_card(folder: Path) -> EagleCard:
+def _facts(training: EagleTraining) -> dict[str, Any]:
+    """What the head's folder says of it to others."""
+    target = training.texts.card
+    return {
+        "target": target.target,
+        "target_architectures": tuple(target.config.get("architectures") or ()),
+        "target_fingerprint": target.fingerprint,
+        "speculative_tokens": training.settings.steps,
+        "training": training.settings.model_dump(mode="json"),
+    }
+
+
+def load_card(folder: Path) -> TrainingCard:
     """The card of a trained head. Raises :class:`UserError` where there is none."""
     path = folder / _CARD
-    return parse(EagleCard, load_yaml(path), str(path))
+    return parse(TrainingCard, load_yaml(path), str(path))
 
 
 def finished_in(folder: Path, label: str, digest: str) -> FinishedEagle | None:
@@ -98,10 +111,3 @@ def finished_in(folder: Path, label: str, digest: str) -> FinishedEagle | None:
     except UserError:
         return None
     return FinishedEagle(label, folder, card) if card.training == digest else None
-
-
-def _save_head(head: EagleHead, folder: Path) -> None:
-    """The head's own weights, without the embedding that it shares with its target."""
-    weights = {n: w for n, w in head.state_dict().items() if not n.startswith("embed_tokens.")}
-    save_file(weights, folder / "model.safetensors")
-    (folder / "settings.json").write_text(head.settings.model_dump_json(indent=1))
