@@ -68,13 +68,18 @@ def test_a_sweep_reads_as_it_was_written(inside: Path) -> None:
     assert folder.profile() is not None
 
 
-def test_a_recording_replays_to_the_counts_it_gave(inside: Path) -> None:
+def test_a_recording_replays_to_the_counts_it_gave_but_for_first_rounds(inside: Path) -> None:
+    """That version drafted in the round that reads a prompt to its end, too."""
     replay = Replay(Recording.open(inside / "traces" / RECORDING))
     result = SweepResult.load(inside / "sweeps" / SWEEP)
     replayed = [trial for trial in result.trials if trial.replayed]
     assert len(replayed) == 7
     for trial in replayed:
-        assert replay.run(trial.configuration).counts.as_dict() == trial.counts
+        counts = replay.run(trial.configuration).counts.as_dict()
+        for same in ("requests", "n"):
+            assert counts[same] == trial.counts[same]
+        more = counts["n_target"] - trial.counts["n_target"]
+        assert 0 <= more <= counts["requests"]
 
 
 def test_bandits_go_on_from_their_states(inside: Path) -> None:

@@ -359,7 +359,8 @@ def replay_all(
         rounds: dict[str, list[Round]] = {name: [] for name in replayed.ids}
         for row in frame.drop(columns="round").to_dict("records"):
             values = {str(name): value for name, value in row.items()}
-            rounds[values.pop("request_id")].append(Round(**values))
+            arm = None if pd.isna(values["arm"]) else int(values["arm"])
+            rounds[values.pop("request_id")].append(Round(**{**values, "arm": arm}))
         entrant.turns = [[of_request] for of_request in rounds.values()]
         entrant.seconds = [[course.spent[-1] for course in entrant.courses(timed=True)]]
         entrant.state = replayed.state

@@ -72,7 +72,8 @@ def test_a_logged_engine_says_what_its_steps_fed(tiny_pair: Pair) -> None:
     log = logged.log
     assert sorted(finished) == ["a", "b"]
     assert log.rows[0] == 2
-    assert log.draft_forwards(1) == 3  # which both rows share
+    # Both rows share them: none before the first tokens, then one reads the prompts.
+    assert [log.draft_forwards(step) for step in range(3)] == [0, 4, 3]
     assert log.candidates[1] == 6
     assert len(log.predicted(measure_steps(tiny_pair, 2, 4, 1).times)) == len(log.seconds)
     assert min(log.seconds) > 0
