@@ -265,7 +265,7 @@ def test_the_test_notices_a_wrong_mask(toy_pair: Pair, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(topology, "Topology", Chained)
     drafter = TreeSettings(branching=(3, 2))
-    assert tree_p_value(toy_pair, drafter, Sampling(temperature=1.0), 4_000) < 1e-9
+    assert tree_p_value(toy_pair, drafter, Sampling(temperature=1.0), 20_000) < 1e-9
 
 
 @pytest.mark.parametrize("replacement", [False, True])
