@@ -83,8 +83,8 @@ def test_samples_have_the_targets_joint_distribution(rule: str, memory: str) -> 
     )
     sampling = Sampling(temperature=1.0)
     drafter = BanditSettings(rule=rule, memory=memory, arms=arms)
-    counts = sample_counts(pair, Configuration(drafter=drafter, sampling=sampling), 8_000, 3)
-    assert p_value(counts, exact_distribution(pair, sampling, 3)) > 1e-3
+    counts = sample_counts(pair, Configuration(drafter=drafter, sampling=sampling), 8_000, 4)
+    assert p_value(counts, exact_distribution(pair, sampling, 4)) > 1e-3
 
 
 def test_every_request_of_a_batch_has_its_own_length_and_one_pass_drafts_them_all(

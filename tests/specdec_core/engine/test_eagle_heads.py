@@ -13,6 +13,7 @@ from specdec_core.models.pair import Pair
 from specdec_core.studies.drift import goodness_of_fit
 from specdec_core.studies.toy_pair import exact_distribution, sample_counts, toy_pair
 from specdec_core.tokens.token_tree import TokenTree
+from tests.specdec_core.fits import alike_behind_the_first
 from tests.specdec_core.models.eagle.pair_heads import head_of
 
 HEAD = "head"
@@ -110,8 +111,9 @@ def fit(drafter: dict, sampling: Sampling) -> float:
     """How well what the engine writes fits the target's distribution of all texts."""
     pair = pair_with_head(toy_pair(), tokens=3)  # every second one
     configuration = drafting({**drafter, "draft": HEAD}, sampling)
-    counts = sample_counts(pair, configuration, 4_000, length=3)
-    return goodness_of_fit(counts, exact_distribution(pair, sampling, 3))
+    counts = sample_counts(pair, configuration, 4_000, length=4)
+    expected = exact_distribution(pair, sampling, 4)
+    return goodness_of_fit(*alike_behind_the_first(counts, expected))
 
 
 @torch.inference_mode()

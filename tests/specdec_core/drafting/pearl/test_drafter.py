@@ -158,8 +158,8 @@ def test_a_bandit_is_rewarded_with_the_tokens_that_its_rounds_added(
         engine = Engine(tiny_pair, configuration, 2, open_link=partial(InTurns, tiny_pair, seed))
         sampling = Sampling(temperature=temperature)
         found = engine.generate(requests(tiny_pair, sampling=sampling, ignore_eos=True))
-        # A request's last round is cut by the end of the text.
-        told = [r for g in found for r in g.rounds[:-1]]
+        # A request's first round has no candidates; its last is cut by the end of the text.
+        told = [r for g in found for r in g.rounds[1:-1]]
         bandit = engine.drafter.bandit
         assert sum(bandit.tokens) == sum(r.generated for r in told)
         for arm in range(len(arms)):

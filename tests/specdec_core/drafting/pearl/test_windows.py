@@ -134,7 +134,7 @@ class Drafting:
 
     def requests(self, sampling: Sampling) -> list[Request]:
         return [
-            Request(str(n), prompt, 24 + n, sampling, seed=n)
+            Request(str(n), prompt, 40 + n, sampling, seed=n)
             for n, prompt in enumerate(self.prompts)
         ]
 
