@@ -39,6 +39,7 @@ LOOKUPS = [
 
 
 # Of a prompt of few tokens, too, there is something to guess by.
+SAMPLES = 4_000  # as many as it takes until guesses are frequent
 SHORT = {"kind": "token_cache", "phrases": 2, "phrase_length": 1, "from_prompt": True}
 
 
@@ -273,7 +274,7 @@ def test_samples_have_the_targets_joint_distribution(
 )
 def test_samples_have_it_where_lookups_take_part(toy_pair: Pair, whole: dict) -> None:
     sampling = Sampling(temperature=0.8)
-    counts = samples(InTurns(toy_pair, 0), sampling, 2_000, whole)
+    counts = samples(InTurns(toy_pair, 0), sampling, SAMPLES, whole)
     assert p_value(counts, joint(toy_pair, sampling)) > 1e-3
 
 
@@ -291,7 +292,7 @@ def test_the_test_notices_guesses_that_were_not_drawn(
     monkeypatch.setattr(DraftForward, "draws", wrong)
     sampling = Sampling(temperature=0.8)
     whole = {"kind": "pearl", "window": 3, "wait": 1, "drafter": cascade(SHORT)}
-    counts = samples(InTurns(toy_pair, 0), sampling, 2_000, whole)
+    counts = samples(InTurns(toy_pair, 0), sampling, SAMPLES, whole)
     assert p_value(counts, joint(toy_pair, sampling)) < 1e-9
 
 
