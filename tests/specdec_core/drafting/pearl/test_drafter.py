@@ -304,7 +304,7 @@ def test_the_test_notices_guesses_that_were_not_drawn(
     monkeypatch.setattr(DraftForward, "draws", wrong)
     sampling = Sampling(temperature=0.8)
     whole = {"kind": "pearl", "window": 3, "wait": 1, "drafter": cascade(SHORT)}
-    counts = samples(InTurns(toy_pair, 0), sampling, 2_000, whole)
+    counts = samples(InTurns(toy_pair, 0), sampling, 8_000, whole)
     assert p_value(counts, joint(toy_pair, sampling)) < 1e-9
 
 
