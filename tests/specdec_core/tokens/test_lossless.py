@@ -63,9 +63,9 @@ def toy_pair() -> Pair:
 
 
 @torch.inference_mode()
-def joint(pair: Pair, sampling: Sampling, length: int = LENGTH) -> np.ndarray:
-    """The target's probability of each of the VOCAB^length continuations of the prompt."""
-    outcomes = torch.tensor(list(product(range(VOCAB), repeat=length)))
+def joint(pair: Pair, sampling: Sampling) -> np.ndarray:
+    """The target's probability of each of the VOCAB^LENGTH continuations of the prompt."""
+    outcomes = torch.tensor(list(product(range(VOCAB), repeat=LENGTH)))
     texts = torch.cat([torch.tensor([PROMPT] * len(outcomes)), outcomes], dim=1)
     logits = pair.target(texts).logits[:, len(PROMPT) - 1 : -1]
     probs = warp(logits, sampling).gather(2, outcomes[..., None])[..., 0]
@@ -77,12 +77,12 @@ def engine_counts(pair: Pair, configuration: Configuration, samples: int) -> np.
     return counted(Engine(pair, configuration, slots=256), samples)
 
 
-def counted(engine: Engine, samples: int, length: int = LENGTH) -> np.ndarray:
+def counted(engine: Engine, samples: int) -> np.ndarray:
     """How often `engine` wrote each continuation."""
-    requests = [Request(str(i), PROMPT, length, seed=i) for i in range(samples)]
-    weights = VOCAB ** np.arange(length)[::-1]
+    requests = [Request(str(i), PROMPT, LENGTH, seed=i) for i in range(samples)]
+    weights = VOCAB ** np.arange(LENGTH)[::-1]
     outcomes = [int(np.dot(g.tokens, weights)) for g in engine.generate(requests)]
-    return np.bincount(outcomes, minlength=VOCAB**length)
+    return np.bincount(outcomes, minlength=VOCAB**LENGTH)
 
 
 def p_value(counts: np.ndarray, expected: np.ndarray) -> float:

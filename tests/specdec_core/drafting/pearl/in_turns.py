@@ -10,10 +10,12 @@ from typing import Any
 from specdec_core.drafting.pearl.asynchronous_draft import AsynchronousDraft
 from specdec_core.models.pair import Pair
 
+_TALKS = 0.1  # how often the draft works while it is talked to; it hears several slots a round
+
 
 class InTurns:
-    """A link to a draft that works only while somebody listens to it, for as long as chance says,
-    and hears and is heard with delay. `die` at such a chance, to come back at another."""
+    """A link to a draft that works only while somebody talks or listens to it, for as long as chance
+    says, and hears and is heard with delay. `die` at such a chance, to come back at another."""
 
     def __init__(self, pair: Pair, seed: int, dies: float = 0.0) -> None:
         self.pair, self.dies = pair, dies
@@ -31,10 +33,21 @@ class InTurns:
     def send(self, message: Any) -> None:
         if self.connected:
             self.to_draft.append(message)
+            if self.random.random() < _TALKS:
+                self._work()
 
     def _mail(self) -> Iterator[Any]:
         while self.to_draft and self.random.random() < 0.75:
             yield self.to_draft.popleft()
+
+    def _work(self) -> bool:
+        """The draft reads its mail and drafts; returns whether it could go on drafting."""
+        for message in self._mail():
+            self.draft.handle(message)
+        busy = True
+        while busy and self.random.random() < 0.85:
+            busy = self.draft.draft()
+        return busy
 
     def receive(self, timeout: float = 0.0) -> list[Any]:
         if not self.connected:
@@ -46,11 +59,7 @@ class InTurns:
             return []
         heard: list[Any] = []
         while not heard:
-            for message in self._mail():
-                self.draft.handle(message)
-            busy = True
-            while busy and self.random.random() < 0.85:
-                busy = self.draft.draft()
+            busy = self._work()
             waiting = len(self.to_target)
             heard = [self.to_target.popleft() for _ in range(self.random.randint(0, waiting))]
             if not timeout or not (self.to_draft or self.to_target or busy):
