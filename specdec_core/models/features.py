@@ -38,7 +38,9 @@ class LayerInputs:
                     self._input_of(layer), with_kwargs=True
                 )
             else:
-                hook = model.base_model.register_forward_hook(self._output_of(layer))
+                # Not the base model: one that has its layers in a decoder may be passed over.
+                owner = next(m for m in model.modules() if any(c is modules for c in m.children()))
+                hook = owner.register_forward_hook(self._output_of(layer))
             self._hooks.append(hook)
 
     def take(self) -> Tensor:

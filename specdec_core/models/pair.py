@@ -27,7 +27,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, RunnerSettings
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.eagle.filling import AnyHead
-from specdec_core.models.eagle.loading import head_folder, is_head, load_head
+from specdec_core.models.eagle.loading import load_head, names_head
 from specdec_core.models.eagle.runner import EagleRunner
 from specdec_core.models.fingerprints import (
     TARGET,
@@ -118,14 +118,14 @@ class Pair:
 
         return CompiledRunner(runner, weights)
 
-    def open_drafts(self, slots: int) -> dict[str, ModelRunner]:
-        """A runner for each draft, to be timed: of whatever text a head is fed, a target of its own
+    def open_alone(self, draft: str, slots: int) -> ModelRunner:
+        """A runner for a draft, to be timed: of whatever text a head is fed, a target of its own
         seems to have read all."""
         read = None
-        if self.feature_layers:
+        if isinstance(self.drafts[draft], AnyHead):
             read = self.open_runner(None, slots)
             read.prefill(range(slots), [[1] * self.max_length] * slots)
-        return {name: self.open_runner(name, slots, read) for name in self.drafts}
+        return self.open_runner(draft, slots, read)
 
     @property
     def draft_models(self) -> dict[str, PreTrainedModel]:
@@ -156,7 +156,7 @@ class Pair:
 def max_length_of(spec: PairSpec) -> int:
     """:attr:`Pair.max_length`, from configurations alone. Raises :class:`UserError` for a model
     that is not there."""
-    models = (name for name in spec.drafts.values() if not _is_head(name))
+    models = (name for name in spec.drafts.values() if not names_head(name))
     names = (spec.target, *models)
     return _shortest(spec, [_from_pretrained(AutoConfig, n, "configuration") for n in names])
 
@@ -193,7 +193,7 @@ def check_pair(spec: PairSpec) -> PreTrainedTokenizerBase:
         UserError: what is wrong with which model, in one line.
     """
     tokenizer = load_tokenizer(spec.target)
-    models = [name for name in spec.drafts.values() if not _is_head(name)]
+    models = [name for name in spec.drafts.values() if not names_head(name)]
     for name in (spec.target, *models):
         check_supported(_from_pretrained(AutoConfig, name, "configuration"), name)
     vocabulary = tokenizer.get_vocab()
@@ -225,7 +225,7 @@ def load_drafts(spec: PairSpec, target: PreTrainedModel | None = None) -> dict[s
     `target` is in this process."""
     drafts: dict[str, Draft] = {}
     for name, model in spec.drafts.items():
-        if not _is_head(model):
+        if not names_head(model):
             drafts[name] = _load_model(model, spec.runner.draft_dtype, spec.runner)
         elif target is not None:
             drafts[name] = _load_head(model, spec, target)
@@ -234,11 +234,7 @@ def load_drafts(spec: PairSpec, target: PreTrainedModel | None = None) -> dict[s
 
 def eagle_heads_of(spec: PairSpec) -> tuple[str, ...]:
     """The drafts of a pair that are EAGLE heads, by name."""
-    return tuple(name for name, model in spec.drafts.items() if _is_head(model))
-
-
-def _is_head(name: str) -> bool:
-    return is_head(head_folder(name))
+    return tuple(name for name, model in spec.drafts.items() if names_head(model))
 
 
 def _load_head(name: str, spec: PairSpec, target: PreTrainedModel) -> AnyHead:
@@ -285,7 +281,7 @@ def resolve_dtypes(spec: PairSpec) -> PairSpec:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     on_cpu = torch.device(device).type == "cpu"
     changes: dict[str, str] = {"device": device}
-    first_draft = next((name for name in spec.drafts.values() if not _is_head(name)), None)
+    first_draft = next((name for name in spec.drafts.values() if not names_head(name)), None)
     for which, name, width in (("target", spec.target, 8), ("draft", first_draft, 1)):
         if name and on_cpu and getattr(runner, f"{which}_dtype") == "auto":
             changes[f"{which}_dtype"] = _faster_dtype(name, width, runner.pack)

@@ -72,7 +72,7 @@ def measure_contexts(
     chain = Configuration(drafter=DraftModelSettings(draft=name, policy=policy))
     rounds = {"autoregressive_round": (AUTOREGRESSIVE, 0), "round": (chain, CANDIDATES)}
     forwards = {"target_1": (None, 1), "target_8": (None, CANDIDATES + 1), "draft": (name, 1)}
-    runners = {None: pair.open_runner(None, 1), name: pair.open_drafts(1)[name]}
+    runners = {None: pair.open_runner(None, 1), name: pair.open_alone(name, 1)}
     engine = Engine(pair)
     prompts = {c: tuple(np.resize(np.asarray(text), c).tolist()) for c in contexts}
     seconds: dict[tuple[int, str], list[float]] = {

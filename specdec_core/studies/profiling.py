@@ -59,7 +59,7 @@ def profile_pair(
     batches = batches or BATCHES
     _check_sizes(widths, contexts, batches, repeats, pair.max_length)
     runners = {_TARGET: pair.open_runner(None, max(batches))}
-    runners |= pair.open_drafts(max(batches))
+    runners |= {name: pair.open_alone(name, max(batches)) for name in pair.drafts}
     shapes = [
         (width, batch)
         for batch in sorted(set(batches))
@@ -148,9 +148,8 @@ def measure_policies(
         for key, (draft, settings) in measured.items()
     }
     outputs = {}
-    runners = pair.open_drafts(1) if measured else {}
     for draft in {draft for draft, _ in measured.values()}:
-        runner = runners[draft]
+        runner = pair.open_alone(draft, 1)
         runner.watch_hidden(True)
         output = runner.forward(Batch([0], [[1, 1]], wanted=[1]))
         assert output.hidden is not None  # it is watched

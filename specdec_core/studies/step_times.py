@@ -73,7 +73,7 @@ def measure_steps(
     observer = observer or Observer()
     observer.stage("measuring steps", repeats + 1)
     # One more row, which holds the longest context for the others to copy.
-    drafts = pair.open_drafts(slots + 1)
+    drafts = {name: pair.open_alone(name, slots + 1) for name in pair.drafts}
     target = pair.open_runner(None, slots + 1)
     longest = min(_LONGEST, pair.max_length // 2)
     for runner in (target, *drafts.values()):

@@ -38,6 +38,23 @@ def is_head(folder: Path) -> bool:
     return any(form.recognises(config, folder) for form in _FORMATS)
 
 
+def names_head(name: str) -> bool:
+    """Whether a model's name, as :func:`located` takes it, is that of a head; not for one that
+    cannot be found, which its loading will say. Of a model on the hub only `config.json` is had,
+    unless its weights have to tell, as those of a single layer."""
+    folder = Path(located(name))
+    if not folder.is_dir():
+        from transformers.utils import cached_file
+
+        try:
+            folder = Path(str(cached_file(str(folder), CONFIG))).parent
+            if read_config(folder, name).get("num_hidden_layers") == 1:
+                folder = head_folder(name)
+        except (OSError, ValueError, UserError):
+            return False
+    return is_head(folder)
+
+
 def head_folder(name: str) -> Path:
     """The folder of a head or model, by a name that :func:`located` takes; one on the hub is
     downloaded where the hub's cache lacks it.

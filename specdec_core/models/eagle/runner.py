@@ -162,7 +162,8 @@ class EagleRunner(ModelRunner):
             self._settled[feed.row] = max(self._settled[feed.row], 1)
             if feed.length == 0:
                 self._states[feed.row, 0] = 0
-        blank = self._states.new_zeros(1, self.vocab_size), torch.zeros(1, dtype=torch.long)
+        first = torch.zeros(1, dtype=torch.long, device=self.device)
+        blank = self._states.new_zeros(1, self.vocab_size), first
         outputs: list[list[Sequence[Tensor]]] = [
             [(*blank, self._states.new_zeros(1, self._states.shape[2]))] if feed.blank else []
             for feed in feeds

@@ -132,7 +132,7 @@ class ForwardClock:
 
     def _open(self, model: str) -> ModelRunner:
         target = model == TARGET
-        runner = self.pair.open_runner(None, 1) if target else self.pair.open_drafts(1)[model]
+        runner = self.pair.open_runner(None, 1) if target else self.pair.open_alone(model, 1)
         runner.prefill([0], [[0] * self.context])
         return runner
 

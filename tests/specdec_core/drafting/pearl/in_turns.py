@@ -14,8 +14,9 @@ _TALKS = 0.1  # how often the draft works while it is talked to; it hears severa
 
 
 class InTurns:
-    """A link to a draft that works only while somebody talks or listens to it, for as long as chance
-    says, and hears and is heard with delay. `die` at such a chance, to come back at another."""
+    """A link to a draft that works only while somebody talks or listens to it, for as long as
+    chance says, and hears and is heard with delay. `die` at such a chance, to come back at
+    another."""
 
     def __init__(self, pair: Pair, seed: int, dies: float = 0.0) -> None:
         self.pair, self.dies = pair, dies

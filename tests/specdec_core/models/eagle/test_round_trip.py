@@ -13,7 +13,13 @@ from torch import nn
 from specdec_core.base.errors import UserError
 from specdec_core.models.eagle import EagleHead
 from specdec_core.models.eagle.formats import int8
-from specdec_core.models.eagle.loading import is_head, load_head, read_card, save_head
+from specdec_core.models.eagle.loading import (
+    is_head,
+    load_head,
+    names_head,
+    read_card,
+    save_head,
+)
 from tests.specdec_core.models.eagle.heads import (
     CARD,
     DRAFTED,
@@ -186,3 +192,24 @@ def test_a_head_in_the_hubs_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert all(map(torch.equal, outputs(head), outputs(random_head())))
     with pytest.raises(UserError, match="other/head: cannot be had from the hub: "):
         load_head("other/head", target_config())
+
+
+def test_of_a_model_on_the_hub_the_configuration_tells_that_it_is_no_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else is had: its weights may be large, and are loaded by others."""
+    asked = []
+
+    def had(name: str, file: str) -> str:
+        asked.append(file)
+        if name == "not/there":
+            raise OSError("not a repository")
+        (tmp_path / file).write_text(target_config().to_json_string())
+        return str(tmp_path / file)
+
+    monkeypatch.setattr("transformers.utils.cached_file", had)
+    assert not names_head("some/model")
+    assert not names_head("not/there")
+    assert asked == ["config.json", "config.json"]
+    save_head(random_head(), tmp_path, CARD)
+    assert names_head(str(tmp_path))

@@ -10,10 +10,13 @@ import torch
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, RunnerSettings
+from specdec_core.models.eagle.formats.speculators import EagleCard
+from specdec_core.models.eagle.loading import load_head, save_head
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.studies.peers.choose import peers_of
 from specdec_core.studies.peers.vllm import VENV
 from specdec_core.studies.peers.vllm_worker import expanded
+from tests.specdec_core.models.eagle.pair_heads import head_of
 
 installed = pytest.mark.skipif(
     not (VENV / "bin" / "python").exists(), reason="vLLM is not installed; `make bench-peers` does"
@@ -31,6 +34,31 @@ def test_every_draft_gets_every_length(tiny_pair: Pair) -> None:
         assert f"K={speculative['num_speculative_tokens']}" in peer.name
         draft = speculative.get("model")
         assert (draft == tiny_pair.spec.drafts["draft"]) == peer.name.endswith(", draft")
+
+
+def test_a_head_is_exported_for_it_once(
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    saved = head_of(tiny_pair)
+    card = EagleCard(target=tiny_pair.spec.target, target_fingerprint="0")
+    save_head(saved, tmp_path / "head", card, form="int8")
+    drafts = {**tiny_pair.spec.drafts, "eagle": str(tmp_path / "head")}
+    spec = tiny_pair.spec.model_copy(update={"drafts": drafts})
+    config = tiny_pair.target.config
+    head = load_head(drafts["eagle"], config)
+    pair = Pair(spec, tiny_pair.tokenizer, tiny_pair.target, {**tiny_pair.drafts, "eagle": head})
+    settings = [
+        peer.settings["engine"]["speculative_config"]
+        for peer in peers_of(pair, ["vllm"])
+        if peer.name.endswith(", eagle")
+    ]
+    assert {own["method"] for own in settings} == {"eagle3"}
+    [folder] = {own["model"] for own in settings}
+    exported = load_head(folder, config)
+    assert "int8" not in (Path(folder) / "config.json").read_text()
+    assert torch.equal(exported.lm_head.weight, head.lm_head.weight)
+    assert not any(peer.name.endswith(", eagle") for peer in peers_of(pair, ["transformers"]))
 
 
 def test_without_its_environment_the_command_that_makes_it_is_named(

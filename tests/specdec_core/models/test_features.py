@@ -1,0 +1,96 @@
+"""What is kept of layers is what transformers calls their hidden states, in any family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    OPTConfig,
+    PretrainedConfig,
+)
+
+from specdec_core.base.errors import UserError
+from specdec_core.models.compiled import CompiledRunner
+from specdec_core.models.eager import EagerRunner
+from specdec_core.models.eagle.runner import EagleRunner
+from specdec_core.models.features import LayerInputs
+from specdec_core.models.pair import Pair
+from specdec_core.models.runner import Batch
+from tests.specdec_core.models.eagle.pair_heads import head_of
+
+SIZES = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "max_position_embeddings": 64,
+}  # fmt: skip
+FAMILIES = {
+    "llama": LlamaConfig(**SIZES),
+    "gpt2": GPT2Config(vocab_size=64, n_embd=32, n_layer=3, n_head=4, n_positions=64),
+    "gpt-neox": GPTNeoXConfig(**SIZES),
+    "opt": OPTConfig(
+        vocab_size=64, hidden_size=32, ffn_dim=32, num_hidden_layers=3, num_attention_heads=4,
+        max_position_embeddings=64, word_embed_proj_dim=32,
+    ),
+    "gemma3": Gemma3TextConfig(**SIZES, num_key_value_heads=2, head_dim=8, sliding_window=4),
+}  # fmt: skip
+TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 9]
+LAYERS = (0, 2, 3)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("operator", [False, True], ids=["torch", "operator"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_features_are_the_hidden_states_of_the_text_that_was_kept(
+    family: str, operator: bool
+) -> None:
+    torch.manual_seed(0)
+    config: PretrainedConfig = FAMILIES[family]
+    model = AutoModelForCausalLM.from_config(config).eval()
+    runner = EagerRunner(model, 2, 48, compact=operator, features=LAYERS)
+    runner.forward(Batch([0, 1], [TEXT[:4], TEXT[2:5]]))
+    runner.forward(Batch([0], [[7, *TEXT[4:6]]], [[-1, -1, 1]]))  # a tree, of which a branch stays
+    runner.keep(0, 4, [1, 2])
+    runner.forward(Batch([0], [TEXT[6:]]))
+    states = model(torch.tensor([TEXT]), output_hidden_states=True).hidden_states
+    expected = torch.cat([states[layer] for layer in LAYERS], dim=-1)[0]
+    kept = runner.features([0] * len(TEXT), range(len(TEXT)))
+    torch.testing.assert_close(kept, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_layer_that_the_model_lacks_is_refused() -> None:
+    model = AutoModelForCausalLM.from_config(FAMILIES["llama"])
+    with pytest.raises(UserError, match="features of layer 4, but the model has 3"):
+        LayerInputs(model, (1, 4))
+
+
+def test_compiled_a_head_drafts_what_it_drafts_eagerly(
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if tiny_pair.target.device.type != "cpu":
+        pytest.skip("on a GPU heads are run eagerly")
+    head = head_of(tiny_pair, feature_layers=(0, 1, 2))
+    logits, kept = [], []
+    for weights in (None, "0"):
+        target = EagerRunner(tiny_pair.target, 3, 64, compact=True, features=(0, 1, 2))
+        if weights is not None:
+            target = CompiledRunner(target, weights)
+        runner = EagleRunner(head, target, 3, 64, weights)
+        assert (runner._graph is None) == (weights is None)
+        target.forward(Batch([0, 2], [TEXT[:-1], TEXT[3:6]]))
+        kept.append(target.features([0, 0, 2], [2, 7, 1]))
+        runner.prefill([0, 2], [TEXT, TEXT[3:6]])
+        parts = [
+            Batch([0, 2], [[10, 11], [12]], [[-1, -1], None]),
+            Batch([0], [[13, 14]], [[-1, -1, 0, 1]]),
+            Batch([0], [[15]], [[-1, -1, 0, 1, 3]]),
+        ]
+        logits.append(torch.cat([runner.forward(part).logits for part in parts]))
+    torch.testing.assert_close(*kept, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(*logits, atol=1e-3, rtol=1e-3)
