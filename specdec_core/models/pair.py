@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, RunnerSettings
 from specdec_core.models.eager import EagerRunner
-from specdec_core.models.eagle.filling import AnyHead
+from specdec_core.models.eagle.any_head import AnyHead
 from specdec_core.models.eagle.loading import load_head, names_head
 from specdec_core.models.eagle.runner import EagleRunner
 from specdec_core.models.fingerprints import (

@@ -12,14 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache
-from transformers.models.llama.modeling_llama import (
-    LlamaAttention,
-    LlamaMLP,
-    LlamaRMSNorm,
-    LlamaRotaryEmbedding,
-)
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
+from specdec_core.models.eagle.any_head import AnyHead, attending
 from specdec_core.models.eagle.settings import EagleSettings
 
 
@@ -28,11 +23,7 @@ class EagleOneLayer(nn.Module):
 
     def __init__(self, config: Any, qkv_bias: bool) -> None:
         super().__init__()
-        self.self_attn = LlamaAttention(config, layer_idx=0)
-        if qkv_bias:
-            for name in ("q_proj", "k_proj", "v_proj"):
-                plain = getattr(self.self_attn, name)
-                setattr(self.self_attn, name, nn.Linear(plain.in_features, plain.out_features))
+        self.self_attn = attending(config, config.hidden_size, qkv_bias or None)
         self.mlp = LlamaMLP(config)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -44,66 +35,38 @@ class EagleOneLayer(nn.Module):
         return after
 
 
-class EagleOneHead(nn.Module):
-    """A head with the interface of :class:`EagleHead`, whose one feature is what the target's
-    output layer reads, and which proposes any token.
+class EagleOneHead(AnyHead):
+    """A head whose one feature is what the target's output layer reads. It proposes any token.
 
-    `lm_head` is the target's output layer, and `embed_tokens` its embedding, unless the head brings
-    one.
+    `lm_head` is the target's output layer; None until it is given.
     """
 
     def __init__(
         self, settings: EagleSettings, fc_bias: bool = True, qkv_bias: bool = False
     ) -> None:
-        super().__init__()
-        self.settings = settings
-        self.config = settings.layer_config()
-        self.config._attn_implementation = "sdpa"
+        super().__init__(settings)
         self.fc = nn.Linear(2 * settings.hidden_size, settings.hidden_size, bias=fc_bias)
         self.layers = nn.ModuleList([EagleOneLayer(self.config, qkv_bias)])
-        self.rotary = LlamaRotaryEmbedding(self.config)
-        self.embed_tokens: nn.Module | None = None
         self.lm_head: nn.Module | None = None
 
     @property
     def proposable(self) -> Tensor:
-        """The target's tokens, all of them."""
         return torch.arange(self.settings.vocab_size, device=self.fc.weight.device)
 
     def fused(self, features: Tensor) -> Tensor:
-        """The feature (…, width) itself."""
         return features
 
-    def forward(
-        self,
-        tokens: Tensor,
-        states: Tensor,
-        positions: Tensor,
-        attention_mask: Tensor | None,
-        past_key_values: Cache | None = None,
-    ) -> Tensor:
-        """The state that the head expects after each token, (batch, n, width); arguments as of
-        :meth:`EagleHead.forward`."""
-        assert self.embed_tokens is not None, "the target's embedding is needed"
-        embedded = self.embed_tokens(tokens).to(states.dtype)
-        after: Tensor = self.layers[0](
-            self.fc(torch.cat([embedded, states], dim=-1)),
-            position_embeddings=self.rotary(embedded, positions),
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-        )
-        return after
-
     def normed(self, states: Tensor) -> Tensor:
-        """What the output layer reads of these states: all of them."""
         return states
 
     def logits(self, states: Tensor) -> Tensor:
-        """Of the vocabulary (…, vocabulary), after these states."""
         assert self.lm_head is not None, "the target's output layer is needed"
         logits: Tensor = self.lm_head(states)
         return logits
 
     def spread(self, logits: Tensor) -> Tensor:
-        """The logits themselves, for they are of the target's vocabulary."""
         return logits
+
+    def _after(self, embedded: Tensor, states: Tensor, **attention: Any) -> Tensor:
+        after: Tensor = self.layers[0](self.fc(torch.cat([embedded, states], dim=-1)), **attention)
+        return after

@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import alone
 from specdec_core.base.workspace import kept_folder
-from specdec_core.models.eagle.eagle_one import EagleOneHead
+from specdec_core.models.eagle.head import EagleHead
 from specdec_core.models.eagle.loading import load_head, read_card, save_head
 
 
@@ -26,7 +26,7 @@ def exported_head(
     folder = kept_folder("heads") / f"{fingerprint}-{str(dtype).removeprefix('torch.')}"
     if not folder.is_dir():
         head = load_head(name, target_config, dtype=dtype)
-        if isinstance(head, EagleOneHead):
+        if not isinstance(head, EagleHead):
             raise UserError(f"{name}: an EAGLE-1 head, which is compared with no other program")
         folder.parent.mkdir(parents=True, exist_ok=True)
         with alone(folder):

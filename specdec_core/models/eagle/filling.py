@@ -6,11 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from specdec_core.base.errors import UserError
+from specdec_core.models.eagle.any_head import AnyHead
 from specdec_core.models.eagle.checks import draft_vocabulary
-from specdec_core.models.eagle.eagle_one import EagleOneHead
 from specdec_core.models.eagle.head import EagleHead
-
-AnyHead = EagleHead | EagleOneHead
 
 EMBEDDING = "embed_tokens.weight"
 BUFFERS = ("d2t", "t2d")

@@ -12,14 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache
-from transformers.models.llama.modeling_llama import (
-    LlamaAttention,
-    LlamaMLP,
-    LlamaRMSNorm,
-    LlamaRotaryEmbedding,
-)
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
+from specdec_core.models.eagle.any_head import AnyHead, attending
 from specdec_core.models.eagle.settings import EagleSettings
 
 # The logit of a token that the head cannot propose; its probability is 0 at any temperature of use,
@@ -34,11 +29,7 @@ class EagleLayer(nn.Module):
         super().__init__()
         width, eps = settings.hidden_size, settings.rms_norm_eps
         self.norm_before_residual = settings.norm_before_residual
-        self.self_attn = LlamaAttention(config, layer_idx=0)
-        for name in ("q_proj", "k_proj", "v_proj"):
-            narrow = getattr(self.self_attn, name)
-            wide = nn.Linear(2 * width, narrow.out_features, bias=narrow.bias is not None)
-            setattr(self.self_attn, name, wide)
+        self.self_attn = attending(config, 2 * width)
         self.mlp = LlamaMLP(config)
         self.input_layernorm = LlamaRMSNorm(width, eps)
         self.hidden_norm = LlamaRMSNorm(width, eps)
@@ -56,20 +47,14 @@ class EagleLayer(nn.Module):
         return after
 
 
-class EagleHead(nn.Module):
-    """A head with its own output layer over the tokens `i + d2t[i]` of the target's vocabulary.
-
-    `embed_tokens` is the target's own embedding, unless the head brings one.
-    """
+class EagleHead(AnyHead):
+    """A head with its own output layer over the tokens `i + d2t[i]` of the target's vocabulary."""
 
     d2t: Tensor  # (draft vocabulary,) offsets
     t2d: Tensor  # (vocabulary,) whether the head can propose a token
 
     def __init__(self, settings: EagleSettings) -> None:
-        super().__init__()
-        self.settings = settings
-        self.config = settings.layer_config()
-        self.config._attn_implementation = "sdpa"
+        super().__init__(settings)
         features = len(settings.feature_layers) * settings.target_hidden_size
         width, eps = settings.hidden_size, settings.rms_norm_eps
         self.fc = nn.Linear(features, width, bias=False)
@@ -78,14 +63,11 @@ class EagleHead(nn.Module):
         self.layers = nn.ModuleList([EagleLayer(settings, self.config)])
         self.norm = LlamaRMSNorm(width, eps)
         self.lm_head = nn.Linear(width, settings.draft_vocab_size, bias=False)
-        self.rotary = LlamaRotaryEmbedding(self.config)
-        self.embed_tokens: nn.Module | None = None
         self.register_buffer("d2t", torch.zeros(settings.draft_vocab_size, dtype=torch.long))
         self.register_buffer("t2d", torch.arange(settings.vocab_size) < settings.draft_vocab_size)
 
     @property
     def proposable(self) -> Tensor:
-        """The target's number of each token of the draft vocabulary, increasing."""
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     def propose_only(self, tokens: Tensor) -> None:
@@ -95,54 +77,26 @@ class EagleHead(nn.Module):
         self.t2d[tokens] = True
 
     def fused(self, features: Tensor) -> Tensor:
-        """g (…, width) of the target's features side by side, (…, layers · target width)."""
         if self.settings.norm_before_fc:
             features = self.input_norm(features)
         fused: Tensor = self.fc(features)
         return fused
 
-    def forward(
-        self,
-        tokens: Tensor,
-        states: Tensor,
-        positions: Tensor,
-        attention_mask: Tensor | None,
-        past_key_values: Cache | None = None,
-    ) -> Tensor:
-        """The head's state after each token, (batch, n, width).
-
-        Args:
-            tokens: (batch, n).
-            states: g, or the head's own state, before each token (batch, n, width).
-            positions: (batch, n), of which only differences matter.
-            attention_mask: as transformers' attention takes it.
-            past_key_values: keys and values of earlier tokens.
-        """
-        assert self.embed_tokens is not None, "the target's embedding is needed"
-        embedded = self.embed_tokens(tokens).to(states.dtype)
-        after: Tensor = self.layers[0](
-            embedded,
-            states,
-            position_embeddings=self.rotary(embedded, positions),
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-        )
-        return after
-
     def normed(self, states: Tensor) -> Tensor:
-        """What the output layer reads of these states, (…, width)."""
         normed: Tensor = self.norm(states)
         return normed
 
     def logits(self, states: Tensor) -> Tensor:
-        """Of the draft vocabulary (…, draft vocabulary), after these states."""
         logits: Tensor = self.lm_head(self.normed(states))
         return logits
 
     def spread(self, logits: Tensor) -> Tensor:
-        """Logits of the target's vocabulary (n, vocabulary), of those of the head's own."""
         if logits.shape[-1] == self.settings.vocab_size:
             return logits
         wide = logits.new_full((*logits.shape[:-1], self.settings.vocab_size), _NEVER)
         wide[..., self.proposable] = logits
         return wide
+
+    def _after(self, embedded: Tensor, states: Tensor, **attention: Any) -> Tensor:
+        after: Tensor = self.layers[0](embedded, states, **attention)
+        return after

@@ -15,9 +15,10 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_folder
+from specdec_core.models.eagle.any_head import AnyHead
 from specdec_core.models.eagle.checks import check_target, draft_vocabulary
 from specdec_core.models.eagle.eagle_one import EagleOneHead
-from specdec_core.models.eagle.filling import BUFFERS, EMBEDDING, AnyHead, fill
+from specdec_core.models.eagle.filling import BUFFERS, EMBEDDING, fill
 from specdec_core.models.eagle.formats import int8, original, specforge, speculators
 from specdec_core.models.eagle.formats.files import CONFIG, WEIGHTS, read_config, read_tensors
 from specdec_core.models.eagle.formats.speculators import EagleCard

@@ -21,8 +21,8 @@ from specdec_core.models.attention import ATTENTION
 from specdec_core.models.cache import SlotCache, SlotLayer
 from specdec_core.models.eagle import eagle_one
 from specdec_core.models.eagle import head as eagle_head
+from specdec_core.models.eagle.any_head import AnyHead
 from specdec_core.models.eagle.feed import RowFeed, Span
-from specdec_core.models.eagle.filling import AnyHead
 from specdec_core.models.eagle.settings import EagleSettings
 from specdec_core.models.eagle.step import EagleStep, example
 from specdec_core.models.row_attention import (

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from transformers.cache_utils import Cache
 
-from specdec_core.models.eagle.filling import AnyHead
+from specdec_core.models.eagle.any_head import AnyHead
 from specdec_core.models.row_attention import RowMask, RowPlan, SeenTensors
 from specdec_core.models.tensor_cache import TensorLayer
 

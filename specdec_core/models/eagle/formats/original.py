@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from specdec_core.config import parse
+from specdec_core.models.eagle.any_head import AnyHead
 from specdec_core.models.eagle.eagle_one import EagleOneHead
 from specdec_core.models.eagle.formats import specforge
 from specdec_core.models.eagle.formats.files import holds
 from specdec_core.models.eagle.formats.llama import layer_values
-from specdec_core.models.eagle.head import EagleHead
 from specdec_core.models.eagle.settings import EagleSettings
 
 
@@ -24,7 +24,7 @@ def recognises(config: dict[str, Any], folder: Path) -> bool:
     return config.get("num_hidden_layers") == 1 and holds(folder, "fc.weight")
 
 
-def build(config: dict[str, Any], layers: int, name: str) -> EagleHead | EagleOneHead:
+def build(config: dict[str, Any], layers: int, name: str) -> AnyHead:
     """The head of that shape, without its weights."""
     if "draft_vocab_size" in config:
         return specforge.build(config, layers, name)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig
 
-from specdec_core.models.eagle import EagleHead, EagleOneHead, EagleSettings
+from specdec_core.models.eagle import AnyHead, EagleHead, EagleOneHead, EagleSettings
 from specdec_core.models.eagle.formats.speculators import EagleCard
 
 LAYERS, WIDTH, VOCABULARY, DRAFTED = 9, 32, 60, 24
@@ -47,10 +47,10 @@ def random_head(drafted: int = DRAFTED, **changes: Any) -> EagleHead:
 
 
 def random_one(fc_bias: bool = True, qkv_bias: bool = False) -> EagleOneHead:
-    torch.manual_seed(1)
     config = target_config(head_dim=WIDTH // 4)
     settings = EagleSettings.for_target(config, VOCABULARY, feature_layers=(LAYERS,))
     head = EagleOneHead(settings, fc_bias, qkv_bias)
+    torch.manual_seed(1)
     randomise(head)
     return head.eval()
 
@@ -61,7 +61,7 @@ def randomise(head: nn.Module) -> None:
             weights.normal_(1.0 if "norm" in name else 0.0, 0.2)
 
 
-def give(head: EagleHead | EagleOneHead) -> None:
+def give(head: AnyHead) -> None:
     """What the target gives a head: its embedding, and its output layer to one without."""
     torch.manual_seed(2)
     dtype = head.fc.weight.dtype
@@ -72,7 +72,7 @@ def give(head: EagleHead | EagleOneHead) -> None:
 
 
 @torch.no_grad()
-def outputs(head: EagleHead | EagleOneHead) -> list[torch.Tensor]:
+def outputs(head: AnyHead) -> list[torch.Tensor]:
     """Logits and states of two passes, the second from the states of the first."""
     if head.embed_tokens is None:
         give(head)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from specdec_core.models.eagle import EagleHead, EagleOneHead
+from specdec_core.models.eagle import AnyHead, EagleHead, EagleOneHead
 from tests.specdec_core.models.eagle.heads import DRAFTED, give, outputs, random_head, random_one
 
 
@@ -25,7 +25,7 @@ def rotated(x: Tensor, theta: float) -> Tensor:
     return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
 
 
-def attended(layer: nn.Module, x: Tensor, head: EagleHead | EagleOneHead) -> Tensor:
+def attended(layer: nn.Module, x: Tensor, head: AnyHead) -> Tensor:
     """Causal attention of grouped queries over (batch, n, …)."""
     settings, attention = head.settings, layer.self_attn
     batch, n, _ = x.shape
@@ -66,7 +66,7 @@ def eagle_one(head: EagleOneHead, tokens: Tensor, f: Tensor) -> Tensor:
     return a + fed(layer, rms(a, layer.post_attention_layernorm, head.settings.rms_norm_eps))
 
 
-def inputs(head: EagleHead | EagleOneHead) -> tuple[Tensor, Tensor]:
+def inputs(head: AnyHead) -> tuple[Tensor, Tensor]:
     torch.manual_seed(3)
     settings = head.settings
     tokens = torch.randint(settings.vocab_size, (2, 7))
@@ -86,7 +86,7 @@ def test_eagle_three(before_residual: bool, before_fc: bool) -> None:
     first, logits, wide, second, *_ = outputs(head)
     expected = eagle_three(head, tokens, g)
     torch.testing.assert_close(first, expected)
-    torch.testing.assert_close(second, eagle_three(head, tokens, expected))
+    torch.testing.assert_close(second, eagle_three(head, tokens, first))
     torch.testing.assert_close(logits, head.lm_head(rms(expected, head.norm, eps)))
     tokens = torch.arange(DRAFTED) + head.d2t
     assert torch.equal(tokens, head.t2d.nonzero()[:, 0])
@@ -107,7 +107,7 @@ def test_eagle_one(fc_bias: bool, qkv_bias: bool) -> None:
     first, logits, wide, second, *_ = outputs(head)
     expected = eagle_one(head, tokens, features)
     torch.testing.assert_close(first, expected)
-    torch.testing.assert_close(second, eagle_one(head, tokens, expected))
+    torch.testing.assert_close(second, eagle_one(head, tokens, first))
     torch.testing.assert_close(logits, head.lm_head(expected))
     assert torch.equal(wide, logits[:, -1])
     assert torch.equal(head.proposable, torch.arange(wide.shape[-1]))

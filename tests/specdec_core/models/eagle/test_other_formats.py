@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from specdec_core.base.errors import UserError
-from specdec_core.models.eagle import EagleHead, EagleOneHead
+from specdec_core.models.eagle import AnyHead, EagleHead
 from specdec_core.models.eagle.loading import is_head, load_head
 from tests.specdec_core.models.eagle.heads import (
     DRAFTED,
@@ -27,9 +27,7 @@ from tests.specdec_core.models.eagle.heads import (
 )
 
 
-def written(
-    folder: Path, head: EagleHead | EagleOneHead, torch_file: bool = False, **changes: Any
-) -> Path:
+def written(folder: Path, head: AnyHead, torch_file: bool = False, **changes: Any) -> Path:
     """A folder with the keys and names of EAGLE's authors, as of transformers 4."""
     settings = head.settings
     config: dict[str, Any] = {
@@ -61,7 +59,7 @@ def written(
     return folder
 
 
-def same(folder: Path, head: EagleHead | EagleOneHead) -> EagleHead | EagleOneHead:
+def same(folder: Path, head: AnyHead) -> AnyHead:
     assert is_head(folder)
     loaded = load_head(str(folder), target_config())
     assert type(loaded) is type(head)
