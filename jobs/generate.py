@@ -16,7 +16,7 @@ from typer import Argument, Option
 
 from jobs.choice import PairConfiguration, choose
 from jobs.console import console, print_configuration, run
-from jobs.options import Config, Drafts, Placed, Target, Tokens, chosen_pair
+from jobs.options import Config, Drafts, MaxLength, Placed, Target, Tokens, chosen_pair
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement, Temperature, parse
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -67,6 +67,7 @@ def main(
         int | None, Option(help="Of the random numbers; a new one when left out.")
     ] = None,
     stop: Annotated[list[str] | None, Option(help="End before this text; repeatable.")] = None,
+    max_length: MaxLength = None,
     cluster: Placed = None,
 ) -> None:
     """Complete a prompt and print the text, coloured by the tokens' origin, and the counts."""
@@ -74,9 +75,11 @@ def main(
     if target is not None or draft:
         if config is not None:
             raise UserError("--config names a pair: leave out --target and --draft")
-        choice, source = _simple(chosen_pair(PairSpec(), target, draft)), "default"
+        choice, source = _simple(chosen_pair(PairSpec(), target, draft, max_length)), "default"
     else:
         choice, source = _choose(config)
+        pair = chosen_pair(choice.pair, None, None, max_length)
+        choice = choice.model_copy(update={"pair": pair})
     configuration = choice.configuration
     if temperature is not None:
         given = {"temperature": parse(Temperature, temperature, "--temperature")}

@@ -41,7 +41,7 @@ def toy_pair() -> Pair:
         runner=RunnerSettings(max_length=32),
     )
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-    return Pair(spec, wrapped, target, {NEAR: near, FAR: far})
+    return Pair(spec, wrapped, target, {NEAR: near, FAR: far}, compact=True)
 
 
 def _toy_model(seed: int) -> LlamaForCausalLM:

@@ -112,6 +112,9 @@ def test_bad_prompts_are_one_line(command):
     code, output, error = command("x", "--max-new-tokens", 1000)
     assert (code, output, error.count("\n")) == (2, "", 1)
     assert "256" in error
+    code, output, error = command("x", "--max-new-tokens", 30, "--max-length", 24)
+    assert (code, output, error.count("\n")) == (2, "", 1)
+    assert "24" in error
 
 
 def test_models_may_be_on_devices_of_a_cluster(

@@ -181,15 +181,17 @@ def oracle_limits(
     texts: Sequence[tuple[Sequence[int], Sequence[int]]],
     forwards: Mapping[str, Forwards],
 ) -> list[OracleLimit]:
-    """The oracle of each draft over `texts`, each a prompt and the target's greedy tokens."""
+    """The oracle of each draft over `texts`, each a prompt and the target's greedy tokens. Of these
+    the first is the prefill's."""
     device = pair.target.device
     trajectories = [
-        Trajectory(torch.tensor([*prompt, *output], device=device), len(prompt))
+        Trajectory(torch.tensor([*prompt, *output], device=device), len(prompt) + 1)
         for prompt, output in texts
-        if output
+        if len(output) > 1
     ]
     if not trajectories:
         return []
+    tokens = sum(len(output) for _, output in texts)
     oracles = []
     for name, draft in pair.draft_models.items():
         if name not in forwards:
@@ -205,7 +207,7 @@ def oracle_limits(
             OracleLimit(
                 draft=name,
                 verification_rate=counts.n_target / counts.n,
-                seconds_per_token=seconds / counts.n,
+                seconds_per_token=seconds / tokens,
             )
         )
     return oracles
