@@ -20,8 +20,11 @@ Drafts = Annotated[
     list[str] | None,
     Option(help="Draft model as [name=]<hub id, folder, GGUF file or bundled:…>; repeatable."),
 ]
-Prompts = Annotated[str, Option(help="Prompts: JSONL file, hub id or bundled:<name>.")]
-MaybePrompts = Annotated[str | None, Option(help="Prompts: JSONL file, hub id or bundled:<name>.")]
+_PROMPTS = Option(
+    help="Prompts: JSONL file, hub id or bundled:<name>; several, separated by commas, are mixed."
+)
+Prompts = Annotated[str, _PROMPTS]
+MaybePrompts = Annotated[str | None, _PROMPTS]
 ChatTemplate = Annotated[
     str,
     Option(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -88,27 +88,54 @@ def load_prompts(
     """The first `limit` prompts of `source`, for the pair's `tokenizer`.
 
     `source` is one of :data:`BUNDLED` (they need a tokenizer), the path of a JSONL file in one of
-    :data:`FORMATS`, or a data set's hub id. `chat_template` is a choice of
+    :data:`FORMATS`, or a data set's hub id; or several of these, separated by commas, for a mixture
+    of as many of each. `chat_template` is a choice of
     :func:`specdec_core.prompts.chat.rendered`; without a tokenizer nothing is rendered. Bad input
     is a :class:`UserError` that names the file and line.
     """
     if limit is not None and limit < 1:
         raise UserError(f"the number of prompts must be at least 1 (got {limit})")
-    if source.startswith("bundled:"):
-        prompts = _read_bundled(source, tokenizer)
-    elif Path(source).exists() or source.endswith((".jsonl", ".json")):
-        prompts = _read_records(file_records(Path(source)), Path(source).stem)
-    elif source.count("/") == 1:
-        prompts = _read_records(_hub_records(source), source)
-    else:
-        raise UserError(
-            f"{source}: no such file; prompts are {', '.join(BUNDLED)}, a .jsonl file"
-            " or a hub data set (owner/name)"
-        )
-    chosen = list(islice(prompts, limit))
+    parts = [source] if Path(source).exists() else source.split(",")
+    chosen = list(islice(_mixed(parts, tokenizer), limit))
     if not chosen:
         raise UserError(f"{source}: no prompts in it")
     return chosen if tokenizer is None else rendered(chosen, tokenizer, chat_template, source)
+
+
+def _mixed(sources: Sequence[str], tokenizer: Any) -> Iterator[Prompt]:
+    """The prompts of all sources in turns, as long as each has any; of several, those without a
+    category are of their source's name."""
+    if len(sources) == 1:
+        yield from _read_source(sources[0], tokenizer)
+        return
+    found_in: dict[str, str] = {}
+    left = {source: _read_source(source, tokenizer) for source in sources}
+    while left:
+        for source in list(left):
+            prompt = next(left[source], None)
+            if prompt is None:
+                del left[source]
+                continue
+            if (other := found_in.setdefault(prompt.id, source)) != source:
+                raise UserError(f"{source}: id {prompt.id!r} is in {other}, too")
+            yield replace(prompt, category=prompt.category or _name_of(source))
+
+
+def _name_of(source: str) -> str:
+    return Path(source.removeprefix("bundled:")).stem
+
+
+def _read_source(source: str, tokenizer: Any) -> Iterator[Prompt]:
+    if source.startswith("bundled:"):
+        return _read_bundled(source, tokenizer)
+    if Path(source).exists() or source.endswith((".jsonl", ".json")):
+        return _read_records(file_records(Path(source)), _name_of(source))
+    if source.count("/") == 1:
+        return _read_records(_hub_records(source), source)
+    raise UserError(
+        f"{source}: no such file; prompts are {', '.join(BUNDLED)}, a .jsonl file"
+        " or a hub data set (owner/name)"
+    )
 
 
 def _read_bundled(source: str, tokenizer: Any) -> Iterator[Prompt]:
