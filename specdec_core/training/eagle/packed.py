@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from specdec_core.base.files import atomic_folder
+from specdec_core.config.wording import count
 from specdec_core.models.eagle.eagle_one import EagleOneHead
 from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.loading import load_head, read_card, save_head
@@ -68,7 +69,7 @@ def card_page(card: TrainingCard, told: EagleCard, name: str, about: str = "") -
         f"- *Optimizer*: AdamW, rate {settings.learning_rate:g}, {settings.batch_tokens} tokens of"
         f" answers a batch, seed {settings.seed}; {card.tokens:,} tokens in"
         f" {card.seconds / 60:.0f} minutes.",
-        f"- *Kept*: the best of {len(card.curve)} evaluations, after {best.tokens:,} tokens."
+        f"- *Kept*: the best of {count(len(card.curve), 'evaluation')}, after {best.tokens:,} tokens."
         f" `{CARD}` has all of them.",
         "",
         *([about.strip(), ""] if about else []),
