@@ -69,8 +69,8 @@ def card_page(card: TrainingCard, told: EagleCard, name: str, about: str = "") -
         f"- *Optimizer*: AdamW, rate {settings.learning_rate:g}, {settings.batch_tokens} tokens of"
         f" answers a batch, seed {settings.seed}; {card.tokens:,} tokens in"
         f" {card.seconds / 60:.0f} minutes.",
-        f"- *Kept*: the best of {count(len(card.curve), 'evaluation')}, after {best.tokens:,} tokens."
-        f" `{CARD}` has all of them.",
+        f"- *Kept*: the best of {count(len(card.curve), 'evaluation')}, after {best.tokens:,}"
+        f" tokens. `{CARD}` has all of them.",
         "",
         *([about.strip(), ""] if about else []),
     ]
