@@ -6,10 +6,14 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 
 PEERS := .venv-peers
 
-.PHONY: demo test test-long lint docs gpu clean bench-peers
+.PHONY: demo demo-llm test test-long lint docs gpu clean bench-peers
 
 demo: $(VENV)/.run
 	$(BIN)/specdec demo
+
+# The same on a chat model of 135 M parameters.
+demo-llm: $(VENV)/.smollm2
+	$(BIN)/specdec demo smollm2
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest --numprocesses 2
@@ -47,10 +51,19 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) --editable .
 	@touch $@
 
+$(VENV)/.gguf: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing into $(VENV) (a few minutes at the first time)"
+	$(INSTALL) --editable '.[gguf]'
+	@touch $@ $(VENV)/.run
+
+$(VENV)/.smollm2: jobs/fetch.py | $(VENV)/.gguf
+	$(BIN)/specdec fetch smollm2
+	@touch $@
+
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV) (a few minutes at the first time)"
 	$(INSTALL) --editable '.[dev]'
-	@touch $@ $(VENV)/.run
+	@touch $@ $(VENV)/.run $(VENV)/.gguf
 
 # vLLM needs other versions of much, hence an environment of its own. With it come builds of
 # torchvision, torchaudio and torchcodec for another torch, which it does not import without.

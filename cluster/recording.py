@@ -149,6 +149,9 @@ def run_recording(
                 save_header(header, folder)
             _clear(folder, header, batches, observer)
         missing = _missing(folder, header, batches)
+        if missing and spec.runner.compile:
+            observer.stage("opening compiled graphs, which the first start makes")
+            get(first.ready.remote(spec, header))
         total = _count(batches)
         observer.stage("recording", total, total - _count(missing))
         for number, shard in _record(first, needs, spec, header, missing):
@@ -271,7 +274,7 @@ def _whole(folder: Path, number: int, header: Header, batch: Batch) -> bool:
             prompt, step = read(f"{DRAFTS}/{draft}", "prompt", "step")
             if not np.array_equal(prompt[step == 0], expected):
                 return False
-            if header.mixing:
+            if header.mixing and draft not in header.eagle_heads:  # examples are of draft models
                 (prompt,) = read(f"{EXAMPLES}/{draft}", "prompt")
                 if not np.array_equal(prompt, expected):
                     return False
@@ -336,21 +339,25 @@ class RecordingWorker:
         pair = self.load(spec)
         return pair.spec, pair.eos_token_ids
 
-    def ready(self, spec: PairSpec) -> None:
-        """Load the pair."""
-        self.load(spec)
+    def ready(self, spec: PairSpec, header: Header) -> None:
+        """Open the models; graphs of compiled ones are made where they are missing."""
+        self._opened(spec, header)
 
     def record(self, spec: PairSpec, header: Header, batch: Batch) -> Shard:
         """Record the prompts of a shard."""
-        pair = self.load(spec)
-        if self.recorder is None:
-            self.recorder = Recorder(pair, header)
-        engine, requests = self.recorder.engine, []
+        recorder = self._opened(spec, header)
+        pair, engine, requests = recorder.pair, recorder.engine, []
         for asked in batch:
             # Seeds as in every other job, so that sampled outputs are the same.
             first = asked.numbers[0]
             requests += requests_of([asked.prompt], pair, header.max_new_tokens, first, engine)
-        return self.recorder.record([(request.seed, request) for request in requests])
+        return recorder.record([(request.seed, request) for request in requests])
+
+    def _opened(self, spec: PairSpec, header: Header) -> Recorder:
+        pair = self.load(spec)
+        if self.recorder is None:
+            self.recorder = Recorder(pair, header)
+        return self.recorder
 
 
 def _start_worker(needs: dict[str, float]) -> ray.actor.ActorHandle:
@@ -378,7 +385,7 @@ def _record(
     workers += [_start_worker(needs) for _ in range(min(room(needs), len(pending)) - 1)]
     # Calls under way: reference -> (actor, number of the shard; None while it loads the pair)
     under_way: dict[ray.ObjectRef, tuple[ray.actor.ActorHandle, int | None]]
-    under_way = {worker.ready.remote(spec): (worker, None) for worker in workers}
+    under_way = {worker.ready.remote(spec, header): (worker, None) for worker in workers}
     left = len(pending)
     try:
         while left:

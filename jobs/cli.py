@@ -11,11 +11,12 @@ from typer.core import TyperGroup
 from jobs.console import run
 
 COMMANDS = {
-    "demo": "Run the main job on the bundled pair, from profile to champion.",
+    "demo": "Run the main job on the bundled pair or a chat model, from recording to champion.",
     "profile": "Measure what forwards of a pair cost.",
     "record": "Record what drafts would do, to train heads and to replay.",
     "train-head": "Train heads that predict acceptance, on recordings.",
     "train-eagle": "Train an EAGLE-3 head for a target, on the target's own answers.",
+    "pack-eagle": "Store a trained EAGLE head in eight bits, with a README.",
     "datastore": "Build a datastore to retrieve candidate tokens from.",
     "policies": "Compare length policies on recordings, by replay alone.",
     "plan-tree": "Propose the best static token tree from a recording.",

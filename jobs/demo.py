@@ -1,32 +1,56 @@
-"""The main job on the bundled pair and real prompts, and where to go from there."""
+"""The main job on models that come along or are quickly had, and where to go from there."""
 
 from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Argument
 
 from jobs import sweep
 from jobs.console import point, program, run
 from jobs.options import Fresh
+from specdec_core.base.errors import UserError
+
+BUNDLED = "bundled"
+SWEEPS = {BUNDLED: sweep.QUICK, "smollm2": sweep.QUICK.with_name("llm.yaml")}
 
 
-def main(fresh: Fresh = False) -> None:
-    """Record what the bundled pair does on real prompts, replay every configuration from that, time
+def main(
+    model: Annotated[
+        str,
+        Argument(
+            help="bundled, a small model pair; or smollm2, a chat model that `specdec fetch`"
+            " installs, with an EAGLE head."
+        ),
+    ] = BUNDLED,
+    fresh: Fresh = False,
+) -> None:
+    """Record what a pair does on real prompts, replay every configuration from that, time
     the best ones alone, register the champion and write the report."""
+    if model not in SWEEPS:
+        raise UserError(f"{model}: unknown; expected one of {', '.join(SWEEPS)}")
+
     # Ray and torch take seconds to import.
     from cluster.recording import RecordingPlan
     from cluster.session import ray_session
     from jobs.record import record
     from specdec_core.search.plan import load_plan
 
-    plan = load_plan(sweep.QUICK)
+    config = SWEEPS[model]
+    plan = load_plan(config)
     with ray_session():
         recording = record(
             RecordingPlan(
                 pair=plan.pair,
                 prompts=plan.prompts,
                 max_new_tokens=plan.max_new_tokens,
-                mixing=0,  # heads for the pair come along
+                max_draft=max(p.max_tokens for c in plan.samples for _, p in c.policies),
+                mixing=0,  # acceptance heads are not trained here
             )
         )
-        sweep.main(config=sweep.QUICK, traces=str(recording.folder), fresh=fresh)
+        sweep.main(config=config, traces=str(recording.folder), fresh=fresh)
+    if model != BUNDLED:
+        point("try", f'{program("specdec")} generate --chat "Why is the sky blue?"')
     point(
         "your pair",
         f"{program('specdec')} sweep --target <folder or hub id> --draft <folder or hub id>"

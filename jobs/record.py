@@ -118,7 +118,7 @@ def show(recording: Recording, config: Path | None = None) -> None:
     console.print(contents(recording))
     point("recording", recording.folder)
     commands = {}
-    if header.mixing:
+    if header.mixing and set(header.pair.drafts) - set(header.eagle_heads):
         commands["train"] = ["train-head", "--recording", str(recording.folder)]
     if header.replayable:
         prompts = ["--prompts", header.prompts.source, "--limit", str(header.prompts.count)]

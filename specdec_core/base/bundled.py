@@ -1,21 +1,23 @@
-"""The bundled model pair: one target and two drafts distilled from it, with their prompts."""
+"""The bundled models: a target with two drafts distilled from it, and an EAGLE head for a target
+that `specdec fetch` installs."""
 
 import os
 from pathlib import Path
 
 from specdec_core.base.errors import UserError
 
-NAMES = ("target", "draft-medium", "draft-small")
+PAIR = ("target", "draft-medium", "draft-small")
+HEADS = ("smollm2-eagle",)
 WEIGHTS = Path(__file__).parents[1] / "bundled" / "weights"
 
 
 def bundled_path(name: str) -> Path:
-    """Folder of a bundled model, in Hugging Face format with its tokenizer.
+    """Folder of a bundled model, in Hugging Face format with its tokenizer, or of a bundled head.
 
     Raises `UserError` (a `ValueError`) naming the known models for any other name.
     """
-    if name not in NAMES:
-        raise UserError(f"unknown bundled model {name!r}; known: {', '.join(NAMES)}")
+    if name not in (*PAIR, *HEADS):
+        raise UserError(f"unknown bundled model {name!r}; known: {', '.join((*PAIR, *HEADS))}")
     return WEIGHTS / name
 
 

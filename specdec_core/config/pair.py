@@ -33,7 +33,7 @@ class RunnerSettings(Value):
 
 
 class PairSpec(Value):
-    """A target and its drafts by hub id, local folder, or `bundled:<name>`."""
+    """A target and its drafts by hub id, local folder, `package:<name>` or `bundled:<name>`."""
 
     target: str = "bundled:target"
     drafts: dict[str, str] = Field(
@@ -49,5 +49,6 @@ class PairSpec(Value):
     def name(self) -> str:
         """A readable name, also of the MLflow experiment."""
         models = (self.target, *self.drafts.values())
-        names = [Path(model).name.removeprefix("bundled:") for model in models]
+        # Without `bundled:` or `package:`: MLflow registers no model with a colon in its name.
+        names = [Path(model).name.rpartition(":")[2] for model in models]
         return "-".join([*(["bundled"] if self.target.startswith("bundled:") else []), *names])

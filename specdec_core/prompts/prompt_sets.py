@@ -79,7 +79,9 @@ HUB_SETS = {
     "HuggingFaceH4/mt_bench_prompts": "default/train",
 }
 # The third, for training heads and policies, is drawn from the seen modules without the second's.
-BUNDLED = ("bundled:held_out", "bundled:seen", "bundled:train")
+# The fourth are requests to an assistant, for chat models.
+BUNDLED = ("bundled:held_out", "bundled:seen", "bundled:train", "bundled:chat")
+_CHAT_FILE = Path(__file__).parents[1] / "bundled" / "chat.jsonl"
 
 
 def load_prompts(
@@ -87,9 +89,9 @@ def load_prompts(
 ) -> list[Prompt]:
     """The first `limit` prompts of `source`, for the pair's `tokenizer`.
 
-    `source` is one of :data:`BUNDLED` (they need a tokenizer), the path of a JSONL file in one of
-    :data:`FORMATS`, or a data set's hub id; or several of these, separated by commas, for a mixture
-    of as many of each. `chat_template` is a choice of
+    `source` is one of :data:`BUNDLED` (all but the chats need a tokenizer), the path of a JSONL
+    file in one of :data:`FORMATS`, or a data set's hub id; or several of these, separated by
+    commas, for a mixture of as many of each. `chat_template` is a choice of
     :func:`specdec_core.prompts.chat.rendered`; without a tokenizer nothing is rendered. Bad input
     is a :class:`UserError` that names the file and line.
     """
@@ -142,6 +144,8 @@ def _read_bundled(source: str, tokenizer: Any) -> Iterator[Prompt]:
     if source not in BUNDLED:
         known = f"{', '.join(BUNDLED[:-1])} and {BUNDLED[-1]}"
         raise UserError(f"{source}: no such bundled prompts; there are {known}")
+    if source == "bundled:chat":
+        return _read_records(file_records(_CHAT_FILE), "chat")
     if tokenizer is None:
         raise ValueError("the bundled prompts are cut to tokens: pass the pair's tokenizer")
     from specdec_core.prompts.stdlib import SPLITS, resolve_prompts, training_prompts

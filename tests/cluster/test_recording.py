@@ -19,12 +19,15 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.files import locked
 from specdec_core.config import PairSpec, Sampling
 from specdec_core.engine import Request
+from specdec_core.models.eagle.formats.speculators import EagleCard
+from specdec_core.models.eagle.loading import save_head
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.find import find_recording
 from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.schema import Recording, save_header, shard_file
 from specdec_core.search.plan import PromptSource
+from tests.specdec_core.models.eagle.pair_heads import head_of
 
 pytestmark = pytest.mark.usefixtures("ray_running")
 
@@ -100,6 +103,28 @@ def test_shards_hold_what_one_process_records(
         assert {part: found[part, shard] for part in PARTS} == expected
     assert heard.prompts == len(numbers)
     assert heard.tokens == sum(map(len, recording.prompts.outputs))
+
+
+def test_a_heads_recording_is_whole_without_examples(
+    plan: RecordingPlan, tiny_pair: Pair, tmp_path: Path
+) -> None:
+    save_head(
+        head_of(tiny_pair, feature_layers=(1,)),
+        tmp_path / "head",
+        EagleCard(
+            target=tiny_pair.spec.target, target_fingerprint=tiny_pair.fingerprints["target"]
+        ),
+    )
+    pair = plan.pair.model_copy(update={"drafts": {"eagle": str(tmp_path / "head")}})
+    prompts = plan.prompts.model_copy(update={"limit": 3})
+    wanted = plan.model_copy(update={"pair": pair, "prompts": prompts})
+    recording = run_recording(wanted, tmp_path)
+    assert recording.header.mixing
+    before, heard = times(recording.folder), Heard()
+    assert len(before) == 2  # prompts, and what the head drafts
+    assert run_recording(wanted, tmp_path, observer=heard).folder == recording.folder
+    assert times(recording.folder) == before
+    assert not heard.warnings
 
 
 def test_a_text_that_comes_twice_is_recorded_once(recorded: tuple[Recording, Heard]) -> None:

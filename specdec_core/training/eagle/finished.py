@@ -18,7 +18,7 @@ from specdec_core.training.eagle.features import RecordedTexts
 from specdec_core.training.eagle.settings import EagleTrainingSettings, Evaluation, Progress
 from specdec_core.training.eagle.training import EagleTraining
 
-_CARD = "training.json"
+CARD = "training.json"
 
 
 class TrainingCard(Document):
@@ -82,7 +82,7 @@ def save_finished(training: EagleTraining, folder: Path) -> TrainingCard:
     )
     with atomic_folder(folder) as new:
         save_head(head, new, EagleCard(**_facts(training)))
-        (new / _CARD).write_text(card.model_dump_json(indent=1))
+        (new / CARD).write_text(card.model_dump_json(indent=1))
     return card
 
 
@@ -100,7 +100,7 @@ def _facts(training: EagleTraining) -> dict[str, Any]:
 
 def load_card(folder: Path) -> TrainingCard:
     """The card of a trained head. Raises :class:`UserError` where there is none."""
-    path = folder / _CARD
+    path = folder / CARD
     return parse(TrainingCard, load_yaml(path), str(path))
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specdec_core.base.bundled import NAMES, WEIGHTS, bundled_path
+from specdec_core.base.bundled import PAIR, bundled_path
 from specdec_core.base.errors import UserError
 from specdec_core.models.alignment import greedy_trajectories, measure_alignment
 from specdec_core.prompts import stdlib as corpus
@@ -22,24 +22,26 @@ def tokenizer():
 
 
 def test_unknown_name_lists_the_known_ones():
-    with pytest.raises(UserError, match=r"'huge'; known: target, draft-medium, draft-small"):
+    with pytest.raises(
+        UserError, match=r"'huge'; known: target, draft-medium, draft-small, smollm"
+    ):
         bundled_path("huge")
 
 
 def test_models_share_one_vocabulary_and_tokenizer():
-    tokenizers = [AutoTokenizer.from_pretrained(bundled_path(name)) for name in NAMES]
+    tokenizers = [AutoTokenizer.from_pretrained(bundled_path(name)) for name in PAIR]
     assert len({json.dumps(t.get_vocab(), sort_keys=True) for t in tokenizers}) == 1
-    for name in NAMES:
+    for name in PAIR:
         config = json.loads((bundled_path(name) / "config.json").read_text())
         assert config["vocab_size"] == len(tokenizers[0])
         assert config["eos_token_id"] == tokenizers[0].eos_token_id
 
 
 def test_weights_are_bfloat16_and_small_enough_for_the_repository():
-    for name in NAMES:
+    for name in PAIR:
         model = AutoModelForCausalLM.from_pretrained(bundled_path(name))
         assert model.dtype == torch.bfloat16
-    files = [path for path in WEIGHTS.rglob("*") if path.is_file()]
+    files = [path for name in PAIR for path in bundled_path(name).rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 45 * MEBIBYTE
 
 

@@ -19,7 +19,7 @@ import pytest
 from specdec_core.base.errors import UserError
 from specdec_core.prompts.prompt import Message
 from specdec_core.prompts.prompt_sets import FORMATS, HUB_SETS, Prompt, digest, load_prompts
-from tests.conftest import tiny_tokenizer
+from tests.conftest import chat_tokenizer, tiny_tokenizer
 
 ROOT = Path(__file__).parents[3]
 DATASETS = ROOT.parent / "shared" / "datasets"
@@ -196,7 +196,9 @@ class TestBadInput:
             load_prompts("prompts")
 
     def test_unknown_bundled_split_names_the_known_ones(self):
-        with pytest.raises(UserError, match="bundled:held_out, bundled:seen and bundled:train"):
+        with pytest.raises(
+            UserError, match="held_out, bundled:seen, bundled:train and bundled:chat"
+        ):
             load_prompts("bundled:unseen")
 
     @pytest.mark.parametrize("limit", [0, -3])
@@ -211,6 +213,20 @@ class TestBundled:
         prompts = load_prompts(f"bundled:{split}", limit=3, tokenizer=tiny_tokenizer())
         assert len(prompts) == 3
         assert all(p.id.startswith("stdlib/") and p.text.strip() for p in prompts)
+
+    def test_chats_are_short_requests_that_the_template_writes(self):
+        plain = load_prompts("bundled:chat")
+        assert len({p.text for p in plain}) == len(plain) == 40
+        assert max(len(p.text) for p in plain) < 1000
+        written = load_prompts("bundled:chat", limit=3, tokenizer=chat_tokenizer())
+        assert [p.messages for p in written] == [p.messages for p in plain[:3]]
+        for prompt in written:
+            assert prompt.text.endswith(f"[user]{prompt.messages[0].content}\n[assistant]")
+
+    @real_sets
+    def test_chats_are_those_of_self_instruct(self):
+        known = {p.text for p in load_prompts(str(DATASETS / "chat_dev.jsonl"))}
+        assert {p.text for p in load_prompts("bundled:chat")} <= known
 
     def test_needs_the_tokenizer_that_cuts_the_prompts(self):
         with pytest.raises(ValueError, match="pass the pair's tokenizer"):

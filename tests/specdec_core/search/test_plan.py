@@ -74,6 +74,22 @@ def test_standard_is_valid() -> None:
     assert load_plan(SWEEPS / "standard.yaml").method == "optuna"
 
 
+def test_llm_tries_the_head_under_every_policy_in_trees_and_beside_copies() -> None:
+    plan = load_plan(SWEEPS / "llm.yaml")
+    assert plan.configurations is not None
+    assert plan.pair.runner.compile
+    assert set(plan.pair.drafts.values()) == {"bundled:smollm2-eagle"}
+    assert {c.family for c in plan.configurations} == {
+        *("fixed", "heuristic", "confidence", "confidence_product", "svip"),
+        *("dynamic_confidence", "pre_cut"),
+        *("tree", "dynamic_tree", "prompt_lookup", "suffix", "cascade", "hybrid"),
+    }
+    # Recording a head's chains takes its forwards one by one: no policy asks for long ones.
+    assert max(p.max_tokens for c in plan.configurations for _, p in c.policies) == 6
+    decoded = [c for c in plan.configurations if c.family in ("tree", "dynamic_tree", "cascade")]
+    assert len(decoded) == 3  # what cannot be replayed takes half a minute each
+
+
 def test_policies_are_a_thousand_to_replay_with_the_oracle_among_them() -> None:
     configurations = load_plan(SWEEPS / "policies.yaml").configurations
     assert configurations is not None

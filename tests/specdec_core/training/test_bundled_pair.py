@@ -4,7 +4,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from jobs import train_pair as job
-from specdec_core.base.bundled import NAMES
+from specdec_core.base.bundled import PAIR
 from specdec_core.base.errors import UserError
 from specdec_core.training.bundled_pair.corpus_rows import Rows, train_tokenizer
 from specdec_core.training.bundled_pair.optimisation import build
@@ -78,7 +78,7 @@ def test_smoke_job_trains_a_loadable_pair_and_resumes(tmp_path, monkeypatch):
     finally:
         torch.set_num_threads(threads)
     assert (work / "draft-small.pt").stat().st_mtime_ns == trained
-    for name in NAMES:
+    for name in PAIR:
         model = AutoModelForCausalLM.from_pretrained(out / "weights" / name)
         assert model.config.vocab_size == 512
     assert "oracle N_target/N" in (out / "weights" / "README.md").read_text()

@@ -1,0 +1,96 @@
+"""A trained EAGLE head in eight bits, half its size, with a README made from its cards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specdec_core.base.files import atomic_folder
+from specdec_core.config.wording import count
+from specdec_core.models.eagle.eagle_one import EagleOneHead
+from specdec_core.models.eagle.formats.speculators import EagleCard
+from specdec_core.models.eagle.loading import load_head, read_card, save_head
+from specdec_core.models.pair import load_skeleton
+from specdec_core.training.eagle.acceptance import Acceptance
+from specdec_core.training.eagle.finished import CARD, TrainingCard, load_card
+
+
+def pack_head(folder: Path, out: Path, name: str, about: str = "") -> TrainingCard:
+    """Write the head in `folder` into `out`, its matrices in eight bits, with the card of its
+    training and a README; what was there is replaced.
+
+    Args:
+        folder: as training leaves it.
+        out: where to.
+        name: what commands will call the head.
+        about: Markdown at the end of the README, of what the cards do not know: the prompts'
+            origin, licences.
+
+    Raises:
+        UserError: there is no head in `folder`, none of our training, or its target is missing.
+    """
+    card, told = load_card(folder), read_card(str(folder))
+    head = load_head(str(folder), load_skeleton(told.target).config)
+    assert not isinstance(head, EagleOneHead), "training makes EAGLE-3 heads"
+    with atomic_folder(out) as new:
+        save_head(head, new, told, form="int8")
+        (new / CARD).write_text(card.model_dump_json(indent=1) + "\n")
+        (new / "README.md").write_text(card_page(card, told, name, about), encoding="utf-8")
+    return card
+
+
+def card_page(card: TrainingCard, told: EagleCard, name: str, about: str = "") -> str:
+    """The README, in Markdown; for the arguments see :func:`pack_head`."""
+    shape, settings, best = card.head, card.settings, card.best
+    layers = ", ".join(map(str, shape.feature_layers))
+    lines = [
+        f"# {name}",
+        f"An EAGLE-3 head for `{told.target}` (weights {card.fingerprint}): one decoder layer,"
+        f" {shape.hidden_size} wide, that drafts from what the target has computed of a text. It"
+        f" reads the inputs of the target's layers {layers} and proposes {shape.draft_vocab_size:,}"
+        f" of its {shape.vocab_size:,} tokens. Matrices are stored in eight bits.",
+        "",
+        "```",
+        f"specdec sweep --target {told.target} --draft eagle={name} --prompts prompts.jsonl",
+        "```",
+        "",
+        "## Figures",
+        *_table(best.acceptance),
+        "",
+        f"On {card.texts['held_out']} answers held out, before the weights were rounded to eight"
+        " bits. By position: the share of candidates that are accepted where those before them"
+        " are. Tokens: what a forward of the target yields with chains of that length. Of the"
+        f" tokens of these answers {card.coverage:.1%} are in the draft vocabulary.",
+        "",
+        "## Recipe",
+        f"- *Texts*: the target's own answers to {card.texts['train']:,} prompts.",
+        f"- *Loss*: EAGLE-3's training-time test over {settings.steps} steps, each of"
+        f" {settings.share:.0%} of the chains of the one before; cross-entropy with the target's"
+        " distribution.",
+        f"- *Optimizer*: AdamW, rate {settings.learning_rate:g}, {settings.batch_tokens} tokens of"
+        f" answers a batch, seed {settings.seed}; {card.tokens:,} tokens in"
+        f" {card.seconds / 60:.0f} minutes.",
+        f"- *Kept*: the best of {count(len(card.curve), 'evaluation')}, after {best.tokens:,}"
+        f" tokens. `{CARD}` has all of them.",
+        "",
+        *([about.strip(), ""] if about else []),
+    ]
+    return "\n".join(lines)
+
+
+def _table(found: Acceptance) -> list[str]:
+    """Acceptance by position, a row for each way of decoding that was evaluated."""
+    kinds = {
+        "greedy": (found.greedy, found.greedy_length),
+        "temperature 1": (found.sampled, found.sampled_length),
+    }
+    rows = {kind: value for kind, value in kinds.items() if value[0]}
+    steps = max(len(positions) for positions, _ in rows.values())
+    numbers = " | ".join(str(n) for n in range(1, steps + 1))
+    return [
+        f"| decoding | {numbers} | tokens |",
+        "|---|" + "--:|" * (steps + 1),
+        *(
+            f"| {kind} | {' | '.join(f'{a:.3f}' for a in positions)} | {1 + length:.2f} |"
+            for kind, (positions, length) in rows.items()
+        ),
+    ]

@@ -1,0 +1,54 @@
+"""The EAGLE heads that come along: small, for the target they name, and with a card of theirs."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import pytest
+
+from specdec_core.base.bundled import HEADS, bundled_path
+from specdec_core.models.eagle.loading import load_head, names_head, read_card
+from specdec_core.models.fingerprints import fingerprint
+from specdec_core.models.pair import load_skeleton
+from specdec_core.training.eagle.finished import load_card
+from specdec_core.training.eagle.packed import card_page
+
+MEBIBYTE = 1024 * 1024
+
+
+@pytest.fixture(params=HEADS)
+def name(request: pytest.FixtureRequest) -> str:
+    if not bundled_path(request.param).is_dir():
+        pytest.skip(f"{request.param} is not in this checkout")
+    return f"bundled:{request.param}"
+
+
+def target_of(name: str) -> str:
+    """The head's target, where it is installed."""
+    target = read_card(name).target
+    package = target.removeprefix("package:")
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        pytest.skip(f"{package} is not installed (specdec fetch)")
+    return target
+
+
+def test_it_is_small_enough_for_the_repository(name: str) -> None:
+    folder = bundled_path(name.removeprefix("bundled:"))
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 12 * MEBIBYTE
+    assert names_head(name)
+
+
+def test_its_readme_is_made_from_its_cards(name: str) -> None:
+    folder = bundled_path(name.removeprefix("bundled:"))
+    made = card_page(load_card(folder), read_card(name), name)
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    assert page.startswith(made)
+    assert "## Licence" in page.removeprefix(made)
+
+
+def test_it_is_for_the_target_that_it_names(name: str) -> None:
+    target = target_of(name)
+    head = load_head(name, load_skeleton(target).config, fingerprint(target))
+    assert all(weight.isfinite().all() for weight in head.parameters())

@@ -1,0 +1,69 @@
+"""A trained head is shipped in half its size, with a README whose numbers are its cards'."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdec_core.base.errors import UserError
+from specdec_core.models.eagle.loading import load_head, read_card
+from specdec_core.models.pair import load_skeleton
+from specdec_core.training.eagle.finished import TrainingCard, load_card, save_finished
+from specdec_core.training.eagle.packed import pack_head
+from specdec_core.training.eagle.training import EagleTraining
+from tests.specdec_core.training.eagle.conftest import Recorded
+from tests.specdec_core.training.eagle.test_training import SETTINGS, run
+
+NAME = "bundled:some-head"
+
+
+@pytest.fixture(scope="module")
+def trained(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("trained")
+    settings = SETTINGS.model_copy(update={"epochs": 1, "evaluations": 2})
+    save_finished(
+        run(EagleTraining(recorded.texts, settings, root / "checkpoint.pt")), root / "head"
+    )
+    return root / "head"
+
+
+def test_a_packed_head_is_the_trained_one_in_eight_bits(trained: Path, tmp_path: Path) -> None:
+    pack_head(trained, tmp_path / "packed", NAME)
+    config = load_skeleton(read_card(str(trained)).target).config
+    whole, packed = (load_head(str(f), config) for f in (trained, tmp_path / "packed"))
+    assert read_card(str(tmp_path / "packed")) == read_card(str(trained))
+    assert load_card(tmp_path / "packed") == load_card(trained)
+    sizes = [(f / "model.safetensors").stat().st_size for f in (trained, tmp_path / "packed")]
+    assert sizes[1] < 0.7 * sizes[0]  # the draft vocabulary's numbers stay as they are
+    weights = dict(packed.named_parameters())
+    for name, weight in whole.named_parameters():
+        if name in weights:
+            most = weight.abs().amax(-1, keepdim=True)
+            assert ((weights[name] - weight).abs() <= most / 127 + 1e-6).all()
+    assert any(not torch.equal(weights[n], w) for n, w in whole.named_parameters() if n in weights)
+
+
+def test_the_readme_has_the_cards_figures_and_what_no_card_knows(
+    trained: Path, tmp_path: Path
+) -> None:
+    card: TrainingCard = pack_head(trained, tmp_path / "packed", NAME, "## Licence\nApache-2.0.\n")
+    page = (tmp_path / "packed" / "README.md").read_text()
+    assert page.startswith(f"# {NAME}\n")
+    assert page.endswith("\n## Licence\nApache-2.0.\n")
+    acceptance = card.best.acceptance
+    for positions, length in (
+        (acceptance.greedy, acceptance.greedy_length),
+        (acceptance.sampled, acceptance.sampled_length),
+    ):
+        assert f"{' | '.join(f'{a:.3f}' for a in positions)} | {1 + length:.2f} |" in page
+    assert f"answers to {card.texts['train']:,} prompts" in page
+    assert f"--draft eagle={NAME}" in page
+    assert read_card(str(trained)).target in page
+
+
+def test_a_folder_without_a_trained_head_is_refused_in_a_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"training\.json: no such file"):
+        pack_head(tmp_path, tmp_path / "packed", NAME)
+    assert not (tmp_path / "packed").exists()
