@@ -16,6 +16,7 @@ COMMANDS = {
     "record": "Record what drafts would do, to train heads and to replay.",
     "train-head": "Train heads that predict acceptance, on recordings.",
     "train-eagle": "Train an EAGLE-3 head for a target, on the target's own answers.",
+    "train-draft": "Distil a draft with a reduced vocabulary from its target's own answers.",
     "datastore": "Build a datastore to retrieve candidate tokens from.",
     "policies": "Compare length policies on recordings, by replay alone.",
     "plan-tree": "Propose the best static token tree from a recording.",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Option
 
@@ -13,11 +12,6 @@ from jobs.options import MaybeChatTemplate, given, numbers
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import locked
 from specdec_core.base.workspace import workspace
-
-if TYPE_CHECKING:
-    from dashboards.progress import EagleProgress
-    from specdec_core.config import PairSpec
-    from specdec_core.training.eagle.prompts import TokenPrompt
 
 _QUICK: dict[str, Any] = {"draft_vocab_size": 512, "minutes": 1.0, "evaluations": 4}
 
@@ -72,17 +66,19 @@ def main(
     rates = numbers(learning_rate, "--learning-rate", float)
 
     # Ray, torch and MLflow take seconds to import.
-    from cluster.eagle_training import train_eagle
+    from cluster.recorded_training import train
     from cluster.session import ray_session
     from dashboards.outputs.console import show
-    from dashboards.progress import EagleProgress
+    from dashboards.progress import TrainingProgress
     from dashboards.reports.eagle import acceptance
-    from dashboards.tracking.eagle_run import EagleRun
+    from dashboards.tracking.training_run import TrainingRun
     from specdec_core.config import PairSpec, RunnerSettings, parse
     from specdec_core.models.pair import check_pair
     from specdec_core.prompts.chat import AUTO
-    from specdec_core.training.eagle.prompts import token_prompts
     from specdec_core.training.eagle.settings import EagleTrainingSettings
+    from specdec_core.training.kinds import HEAD
+    from specdec_core.training.recorded.gather import gather_answers, gather_features
+    from specdec_core.training.recorded.prompts import token_prompts
 
     if quick and prompts is None and answers is None:
         prompts, limit, new_tokens = "bundled:train", limit or 200, min(new_tokens, 64)
@@ -98,7 +94,7 @@ def main(
         values = {**(_QUICK if quick else {}), **chosen, "learning_rate": rate, "seed": seed}
         settings = parse(EagleTrainingSettings, values, "training settings")
     heats = numbers(temperatures, "--temperatures", float)
-    read = numbers(layers, "--layers", int) if layers else ()
+    read = numbers(layers, "--layers", int) if layers else None
     spec = PairSpec(target=target, drafts={}, runner=RunnerSettings(device="cpu", threads=threads))
     out = (out or workspace() / "eagle" / spec.name.removeprefix("bundled-")).absolute()
     answers = (answers or out / "answers").absolute()
@@ -113,81 +109,22 @@ def main(
         "out": str(out),
     }
     with interruptible(), locked(out, "training"):
-        with EagleProgress(console) as progress:
+        with TrainingProgress(console) as progress:
             if prompts is not None:
                 tokenizer = check_pair(spec)
                 found = token_prompts(
                     prompts, tokenizer, limit, prompt_tokens, chat_template or AUTO
                 )
-                answer(spec, found, answers, new_tokens, heats, slots, progress)
-            features = record(spec, read, answers, out, progress)
-        with ray_session(), EagleRun(spec, params) as tracking:
-            with EagleProgress(console) as progress:
+                gather_answers(spec, found, answers, new_tokens, heats, slots, progress)
+            features = gather_features(spec, read, answers, out, progress, console.print)
+        with ray_session(), TrainingRun(HEAD, spec, params) as tracking:
+            with TrainingProgress(console) as progress:
                 observers = [tracking, progress]
-                head = train_eagle(features, settings, rates, out, threads, observers)
+                head = train(HEAD, features, settings, rates, out, threads, observers)
             show(console, [acceptance(head)])
             with console.status("writing to MLflow"):
                 tracking.finish(head)
     point("head", head.folder)
-
-
-def answer(
-    spec: PairSpec,
-    found: Sequence[TokenPrompt],
-    folder: Path,
-    new_tokens: int,
-    temperatures: tuple[float, ...],
-    slots: int,
-    progress: EagleProgress,
-) -> None:
-    """Have the target answer the prompts that it has not answered."""
-    from specdec_core.models.fingerprints import fingerprint
-    from specdec_core.models.pair import load_pair
-    from specdec_core.training.eagle.answers import (
-        SHARD,
-        AnswersCard,
-        answer_shards,
-        claim,
-        write_answers,
-    )
-    from specdec_core.training.eagle.prompts import prompts_digest
-
-    card = AnswersCard(
-        target=spec.target,
-        fingerprint=fingerprint(spec.target),
-        prompts=len(found),
-        digest=prompts_digest(found),
-        max_new_tokens=new_tokens,
-        temperatures=temperatures,
-    )
-    claim(folder, card)
-    done = min(len(answer_shards(folder)) * SHARD, len(found))
-    progress.stage("answering prompts", len(found), done=done)
-    if done < len(found):
-        write_answers(load_pair(spec), found, card, folder, slots, lambda _: progress.step())
-
-
-def record(
-    spec: PairSpec, layers: tuple[int, ...], answers: Path, out: Path, progress: Any
-) -> Path:
-    """Record the target's features of the answers in a folder that have none yet; returns the
-    features' folder."""
-    from specdec_core.models.eagle.settings import default_layers
-    from specdec_core.models.pair import load_pair, load_skeleton
-    from specdec_core.training.eagle.features import missing_bytes, record_features
-    from specdec_core.training.eagle.precision import working_type
-
-    config = load_skeleton(spec.target).config.get_text_config(decoder=True)
-    layers = layers or default_layers(config.num_hidden_layers)
-    folder = out / "features" / "-".join(map(str, layers))
-    if room := missing_bytes(answers, folder, len(layers), config.hidden_size):
-        console.print(f"features will take {room / 1e9:.2f} GB in {folder}")
-        # A forward of many tokens is quickest with weights as they are.
-        narrow = str(working_type()).removeprefix("torch.")
-        runner = spec.runner.model_copy(update={"pack": False, "target_dtype": narrow})
-        pair = load_pair(spec.model_copy(update={"runner": runner}))
-        record_features(pair, layers, answers, folder, progress)
-    return folder
 
 
 if __name__ == "__main__":

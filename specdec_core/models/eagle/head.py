@@ -20,11 +20,8 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 
+from specdec_core.models.draft_vocabulary import spread
 from specdec_core.models.eagle.settings import EagleSettings
-
-# The logit of a token that the head cannot propose; its probability is 0 at any temperature of use,
-# and a product with it is still a number.
-_NEVER = -3e4
 
 
 class EagleLayer(nn.Module):
@@ -143,6 +140,4 @@ class EagleHead(nn.Module):
         """Logits of the target's vocabulary (n, vocabulary), of those of the head's own."""
         if logits.shape[-1] == self.settings.vocab_size:
             return logits
-        wide = logits.new_full((*logits.shape[:-1], self.settings.vocab_size), _NEVER)
-        wide[..., self.proposable] = logits
-        return wide
+        return spread(logits, self.proposable, self.settings.vocab_size)
