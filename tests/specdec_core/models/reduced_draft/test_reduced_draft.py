@@ -198,7 +198,7 @@ def test_eight_bits_that_lack_scales_or_a_word_about_them(
     (plain / "config.json").write_text(json.dumps(described))
     tensors = load_file(folder / "model.safetensors")
     save_file(tensors, plain / "model.safetensors")
-    with pytest.raises(UserError, match="unknown tensors: .*_int8"):
+    with pytest.raises(UserError, match=r"unknown tensors: .*_int8"):
         loaded(tiny_spec, plain)
     del tensors["projection_scale"]
     save_file(tensors, folder / "model.safetensors")
