@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from specdec_core.config import PairSpec
 from specdec_core.models.fingerprints import fingerprint
-from specdec_core.models.pair import load_tokenizer
+from specdec_core.models.pair import Pair, load_pair, load_tokenizer
 from specdec_core.models.reduced_draft import ReducedDraft, ReducedDraftConfig
 from specdec_core.models.reduced_draft.storing import Reduced, save_reduced
 
@@ -61,3 +62,29 @@ def write_draft(
     folder.mkdir()
     save_reduced(draft, projection, reduced, load_tokenizer(spec.target), folder)
     return draft, projection
+
+
+def narrowed(model: PreTrainedModel, proposable: list[int]) -> ReducedDraft:
+    """A Llama of the tests that proposes these tokens only."""
+    config = ReducedDraftConfig(
+        **{
+            **model.config.to_dict(),
+            "tie_word_embeddings": False,
+            "reduced": {"draft_vocab_size": len(proposable)},
+        }
+    )
+    draft = ReducedDraft(config).eval()
+    draft.model.load_state_dict(model.model.state_dict())
+    rows = model.get_input_embeddings().weight[proposable]
+    draft.lm_head.linear.weight.data.copy_(rows)
+    draft.lm_head.tokens = torch.tensor(proposable)
+    return draft
+
+
+def narrowed_pair(spec: PairSpec) -> Pair:
+    """The tiny pair, whose draft lacks every fifth token."""
+    pair = load_pair(
+        spec.model_copy(update={"runner": spec.runner.model_copy(update={"pack": False})})
+    )
+    proposable = [token for token in range(pair.target.config.vocab_size) if token % 5]
+    return replace(pair, drafts={"draft": narrowed(pair.drafts["draft"], proposable)})
