@@ -19,21 +19,35 @@ from specdec_core.training.reduced_draft.training import DraftTraining, DraftTra
 class Kind:
     """A kind of model: the command that trains it, and what its training is made of.
 
-    `name` is also that of the folder that the model is put into, `title` that of its run.
+    `name` is also that of the folder that the model is put into, `title` that of its run;
+    `workspace` is the folder of the workspace that all of the kind are in.
     """
 
     name: str
     command: str
     title: str
+    workspace: str
     settings: type[TrainingSettings]
     training: type[RecordedTraining[Any, Any, Any]]
     card: type[TrainingCard]
 
 
 HEAD = Kind(
-    "head", "train-eagle", "EAGLE head", EagleTrainingSettings, EagleTraining, EagleTrainingCard
+    name="head",
+    command="train-eagle",
+    title="EAGLE head",
+    workspace="eagle",
+    settings=EagleTrainingSettings,
+    training=EagleTraining,
+    card=EagleTrainingCard,
 )
 DRAFT = Kind(
-    "draft", "train-draft", "draft", DraftTrainingSettings, DraftTraining, DraftTrainingCard
+    name="draft",
+    command="train-draft",
+    title="draft",
+    workspace="drafts",
+    settings=DraftTrainingSettings,
+    training=DraftTraining,
+    card=DraftTrainingCard,
 )
 KINDS = {kind.name: kind for kind in (HEAD, DRAFT)}

@@ -42,6 +42,15 @@ def test_a_head_learns_what_its_target_will_write(recorded: Recorded, tmp_path: 
     assert training.curve[-1].loss < training.curve[0].loss
 
 
+def test_a_trainings_digest_is_that_of_earlier_versions() -> None:
+    """Or a training that they began would begin anew: it is of the settings in this order."""
+    assert EagleTrainingSettings(minutes=2).model_dump_json() == (
+        '{"draft_vocab_size":8192,"steps":5,"share":0.8,"learning_rate":0.001,"warmup":0.03,'
+        '"weight_decay":0.0,"clip":1.0,"batch_tokens":512,"epochs":3,"minutes":2.0,'
+        '"evaluations":12,"patience":4,"evaluation_texts":128,"seed":0}'
+    )
+
+
 def test_an_interrupted_training_ends_with_the_same_weights(
     recorded: Recorded, tmp_path: Path
 ) -> None:
