@@ -19,7 +19,14 @@ from specdec_core.models.compiled import CompiledRunner
 from specdec_core.models.draft_vocabulary import NEVER
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.fingerprints import fingerprint
-from specdec_core.models.pair import Pair, check_pair, load_drafts, load_pair
+from specdec_core.models.pair import (
+    Pair,
+    check_pair,
+    load_drafts,
+    load_pair,
+    load_skeleton,
+    resolve_dtypes,
+)
 from specdec_core.models.reduced_draft import ReducedDraft
 from specdec_core.models.reduced_draft.embedding import target_embedding
 from specdec_core.models.runner import Batch
@@ -204,6 +211,29 @@ def test_eight_bits_that_lack_scales_or_a_word_about_them(
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(UserError, match="projection: no scale for each of its 16 rows"):
         loaded(tiny_spec, folder)
+
+
+def test_it_is_made_without_its_weights_like_any_model(tiny_spec: PairSpec, folder: Path) -> None:
+    """For a skeleton, and to measure which data type is faster."""
+    skeleton = load_skeleton(str(folder))
+    assert isinstance(skeleton, ReducedDraft)
+    assert skeleton.get_output_embeddings().linear.out_features == len(PROPOSABLE)
+    resolved = resolve_dtypes(spec_of(tiny_spec, folder, device="cpu", draft_dtype="auto"))
+    assert resolved.runner.draft_dtype in ("float32", "bfloat16")
+    assert loaded(resolved, folder).dtype == getattr(torch, resolved.runner.draft_dtype)
+
+
+def test_hidden_states_are_what_the_output_layer_reads(tiny_spec: PairSpec, folder: Path) -> None:
+    """Acceptance heads read them."""
+    draft = loaded(tiny_spec, folder, pack=False)
+    runner = EagerRunner(draft, 1, 64)
+    runner.watch_hidden(True)
+    output = runner.forward(Batch([0], [TEXT[0].tolist()]))
+    with torch.no_grad():
+        states = draft.model(TEXT).last_hidden_state
+        logits = draft(TEXT).logits
+    torch.testing.assert_close(output.hidden, states[0])
+    torch.testing.assert_close(output.logits, logits[0])
 
 
 def test_it_is_no_target(tiny_spec: PairSpec, folder: Path) -> None:
