@@ -30,9 +30,9 @@ from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.results import SweepResult, Trial
 from specdec_core.training.datastores.corpus import CorpusObserver
-from specdec_core.training.eagle.finished import EagleObserver
-from specdec_core.training.eagle.settings import Progress as EagleStage
 from specdec_core.training.heads.finished import HeadObserver
+from specdec_core.training.recorded.finished import TrainingObserver
+from specdec_core.training.recorded.settings import Progress as TrainingStage
 
 
 class _Count(MofNCompleteColumn):
@@ -124,23 +124,23 @@ class HeadProgress(ConsoleProgress, HeadObserver):
     """The training of a grid of heads."""
 
 
-class EagleProgress(ConsoleProgress, EagleObserver):
-    """The training of EAGLE heads: its steps are hundredths of each training."""
+class TrainingProgress(ConsoleProgress, TrainingObserver):
+    """Trainings on recorded answers: steps are hundredths of each training."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self.shares: dict[str, int] = {}
-        self.accepted: dict[str, float] = {}
+        self.evaluated: dict[str, str] = {}
 
-    def advanced(self, label: str, progress: EagleStage) -> None:
+    def advanced(self, label: str, progress: TrainingStage) -> None:
         share = round(100 * progress.share)
         if progress.evaluation is not None:
-            self.accepted[label] = progress.evaluation.acceptance.length
+            self.evaluated[label] = progress.evaluation.summary
         detail = f"{label}: loss {progress.loss:.2f}"
         if progress.seconds:
-            detail += f", {progress.tokens / progress.seconds:.0f} tokens/s"
-        if label in self.accepted:
-            detail += f", {1 + self.accepted[label]:.3f} tokens a target forward"
+            detail += f", {progress.speed:.0f} tokens/s"
+        if label in self.evaluated:
+            detail += f", {self.evaluated[label]}"
         self._advance(share - self.shares.get(label, 0), detail)
         self.shares[label] = share
 

@@ -2,47 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Option
 
-from jobs.console import console, interruptible, point, run
+from jobs.console import point, run
 from jobs.options import MaybeChatTemplate, given, numbers
-from specdec_core.base.errors import UserError
-from specdec_core.base.files import locked
-from specdec_core.base.workspace import workspace
-
-if TYPE_CHECKING:
-    from dashboards.progress import EagleProgress
-    from specdec_core.config import PairSpec
-    from specdec_core.training.eagle.prompts import TokenPrompt
+from jobs.recorded_training import (
+    AnsweredPrompts,
+    Answering,
+    AnswersFolder,
+    AnswerSlots,
+    AnswerTokens,
+    BatchTokens,
+    Epochs,
+    Minutes,
+    Out,
+    PromptTokens,
+    Seed,
+    Temperatures,
+    TrainedFor,
+    TrainingThreads,
+    train_on_answers,
+)
 
 _QUICK: dict[str, Any] = {"draft_vocab_size": 512, "minutes": 1.0, "evaluations": 4}
 
 
 def main(
-    target: Annotated[
-        str,
-        Option(help="Target model: hub id, folder, GGUF file, package:<name> or bundled:<name>."),
-    ] = "bundled:target",
-    prompts: Annotated[
-        str | None,
-        Option(
-            help="Prompts to answer: JSONL file, hub data set or bundled:<name>; unset, the answers"
-            " that are there."
-        ),
-    ] = None,
+    target: TrainedFor = "bundled:target",
+    prompts: AnsweredPrompts = None,
     limit: Annotated[int | None, Option(min=1, help="Use the first n prompts.")] = None,
     chat_template: MaybeChatTemplate = None,
-    prompt_tokens: Annotated[int, Option(min=1, help="Prompts of more tokens are left out.")] = 400,
-    answers: Annotated[
-        Path | None, Option(help="Folder of answers; unset, `answers` beside the head.")
-    ] = None,
-    new_tokens: Annotated[int, Option(min=2, help="The longest answer.")] = 160,
-    temperatures: Annotated[str, Option(help="Prompts are answered at, in turn.")] = "0,1",
-    slots: Annotated[int, Option(min=1, help="Prompts that are answered at a time.")] = 32,
+    prompt_tokens: PromptTokens = 400,
+    answers: AnswersFolder = None,
+    new_tokens: AnswerTokens = 160,
+    temperatures: Temperatures = "0,1",
+    slots: AnswerSlots = 32,
     draft_vocab: Annotated[int | None, Option(help="Tokens that the head can propose.")] = None,
     layers: Annotated[
         str | None, Option(help="Layers whose inputs the head reads: 2,15,27; unset, three.")
@@ -54,14 +50,12 @@ def main(
     learning_rate: Annotated[
         str, Option(help="AdamW's; the best of several, by accepted tokens: 5e-4,1e-3.")
     ] = "1e-3",
-    batch_tokens: Annotated[int | None, Option(help="Tokens of answers of a step.")] = None,
-    epochs: Annotated[int | None, Option(help="Passes over the answers.")] = None,
-    minutes: Annotated[
-        float | None, Option(help="Train for so long instead; the schedule is fitted to it.")
-    ] = None,
-    threads: Annotated[int, Option(min=1, help="Of the target, and of each training.")] = 1,
-    seed: Annotated[int, Option(help="Of weights and order.")] = 0,
-    out: Annotated[Path | None, Option(help="Folder; unset, one in the workspace.")] = None,
+    batch_tokens: BatchTokens = None,
+    epochs: Epochs = None,
+    minutes: Minutes = None,
+    threads: TrainingThreads = 1,
+    seed: Seed = 0,
+    out: Out = None,
     quick: Annotated[bool, Option("--quick", help="A minute, on few answers.")] = False,
 ) -> None:
     """Train a head that drafts from what its target has computed, and save it.
@@ -72,17 +66,10 @@ def main(
     rates = numbers(learning_rate, "--learning-rate", float)
 
     # Ray, torch and MLflow take seconds to import.
-    from cluster.eagle_training import train_eagle
-    from cluster.session import ray_session
-    from dashboards.outputs.console import show
-    from dashboards.progress import EagleProgress
     from dashboards.reports.eagle import acceptance
-    from dashboards.tracking.eagle_run import EagleRun
-    from specdec_core.config import PairSpec, RunnerSettings, parse
-    from specdec_core.models.pair import check_pair
-    from specdec_core.prompts.chat import AUTO
-    from specdec_core.training.eagle.prompts import token_prompts
+    from specdec_core.config import parse
     from specdec_core.training.eagle.settings import EagleTrainingSettings
+    from specdec_core.training.kinds import HEAD
 
     if quick and prompts is None and answers is None:
         prompts, limit, new_tokens = "bundled:train", limit or 200, min(new_tokens, 64)
@@ -94,100 +81,25 @@ def main(
         epochs=epochs,
         minutes=minutes,
     )
-    for rate in rates:
-        values = {**(_QUICK if quick else {}), **chosen, "learning_rate": rate, "seed": seed}
-        settings = parse(EagleTrainingSettings, values, "training settings")
-    heats = numbers(temperatures, "--temperatures", float)
-    read = numbers(layers, "--layers", int) if layers else ()
-    spec = PairSpec(target=target, drafts={}, runner=RunnerSettings(device="cpu", threads=threads))
-    out = (out or workspace() / "eagle" / spec.name.removeprefix("bundled-")).absolute()
-    answers = (answers or out / "answers").absolute()
-    if prompts is None and not (answers / "answers.json").exists():
-        raise UserError(f"{answers}: no answers in it; give --prompts to have some written")
-    params = {
-        "target": target,
-        "answers": str(answers),
-        "prompts": prompts,
-        "settings": settings.model_dump(mode="json", exclude={"learning_rate"}),
-        "learning_rates": list(rates),
-        "out": str(out),
-    }
-    with interruptible(), locked(out, "training"):
-        with EagleProgress(console) as progress:
-            if prompts is not None:
-                tokenizer = check_pair(spec)
-                found = token_prompts(
-                    prompts, tokenizer, limit, prompt_tokens, chat_template or AUTO
-                )
-                answer(spec, found, answers, new_tokens, heats, slots, progress)
-            features = record(spec, read, answers, out, progress)
-        with ray_session(), EagleRun(spec, params) as tracking:
-            with EagleProgress(console) as progress:
-                observers = [tracking, progress]
-                head = train_eagle(features, settings, rates, out, threads, observers)
-            show(console, [acceptance(head)])
-            with console.status("writing to MLflow"):
-                tracking.finish(head)
+    values = {**(_QUICK if quick else {}), **chosen, "seed": seed}
+    settings = [
+        parse(EagleTrainingSettings, {**values, "learning_rate": rate}, "training settings")
+        for rate in rates
+    ]
+    head = train_on_answers(
+        HEAD,
+        target,
+        Answering(
+            answers, prompts, limit, chat_template, prompt_tokens, new_tokens, temperatures, slots
+        ),
+        numbers(layers, "--layers", int) if layers else None,
+        None,
+        settings,
+        out,
+        threads,
+        acceptance,
+    )
     point("head", head.folder)
-
-
-def answer(
-    spec: PairSpec,
-    found: Sequence[TokenPrompt],
-    folder: Path,
-    new_tokens: int,
-    temperatures: tuple[float, ...],
-    slots: int,
-    progress: EagleProgress,
-) -> None:
-    """Have the target answer the prompts that it has not answered."""
-    from specdec_core.models.fingerprints import fingerprint
-    from specdec_core.models.pair import load_pair
-    from specdec_core.training.eagle.answers import (
-        SHARD,
-        AnswersCard,
-        answer_shards,
-        claim,
-        write_answers,
-    )
-    from specdec_core.training.eagle.prompts import prompts_digest
-
-    card = AnswersCard(
-        target=spec.target,
-        fingerprint=fingerprint(spec.target),
-        prompts=len(found),
-        digest=prompts_digest(found),
-        max_new_tokens=new_tokens,
-        temperatures=temperatures,
-    )
-    claim(folder, card)
-    done = min(len(answer_shards(folder)) * SHARD, len(found))
-    progress.stage("answering prompts", len(found), done=done)
-    if done < len(found):
-        write_answers(load_pair(spec), found, card, folder, slots, lambda _: progress.step())
-
-
-def record(
-    spec: PairSpec, layers: tuple[int, ...], answers: Path, out: Path, progress: Any
-) -> Path:
-    """Record the target's features of the answers in a folder that have none yet; returns the
-    features' folder."""
-    from specdec_core.models.eagle.settings import default_layers
-    from specdec_core.models.pair import load_pair, load_skeleton
-    from specdec_core.training.eagle.features import missing_bytes, record_features
-    from specdec_core.training.eagle.precision import working_type
-
-    config = load_skeleton(spec.target).config.get_text_config(decoder=True)
-    layers = layers or default_layers(config.num_hidden_layers)
-    folder = out / "features" / "-".join(map(str, layers))
-    if room := missing_bytes(answers, folder, len(layers), config.hidden_size):
-        console.print(f"features will take {room / 1e9:.2f} GB in {folder}")
-        # A forward of many tokens is quickest with weights as they are.
-        narrow = str(working_type()).removeprefix("torch.")
-        runner = spec.runner.model_copy(update={"pack": False, "target_dtype": narrow})
-        pair = load_pair(spec.model_copy(update={"runner": runner}))
-        record_features(pair, layers, answers, folder, progress)
-    return folder
 
 
 if __name__ == "__main__":

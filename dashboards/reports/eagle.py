@@ -6,10 +6,11 @@ import pandas as pd
 
 from dashboards import cells
 from dashboards.sections import Section
-from specdec_core.training.eagle.finished import FinishedEagle
+from specdec_core.training.eagle.finished import EagleTrainingCard
+from specdec_core.training.recorded.finished import Finished
 
 
-def acceptance(head: FinishedEagle) -> Section:
+def acceptance(head: Finished[EagleTrainingCard]) -> Section:
     """Acceptance of each position on prompts held out, greedy and sampled, if those before it are
     accepted, and the tokens of a target forward that follow from it."""
     card = head.card

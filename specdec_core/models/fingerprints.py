@@ -45,7 +45,7 @@ def fingerprint(model_name: str) -> str:
     Raises:
         UserError: the weights or the configuration are not on this machine.
     """
-    folder = _folder(model_name)
+    folder = model_folder(model_name)
     digest = hashlib.sha256(_configuration(model_name, folder))
     files = weight_files(model_name, folder)
     try:
@@ -63,7 +63,8 @@ def tokenizer_digest(tokenizer: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-def _folder(model_name: str) -> Path:
+def model_folder(model_name: str) -> Path:
+    """Where a model is on this machine. Raises :class:`UserError` where it is not."""
     path = Path(located(model_name))
     if path.is_dir():
         return path

@@ -39,6 +39,8 @@ from specdec_core.models.generation_settings import read_generation_settings, wa
 from specdec_core.models.local_runner import LocalRunner
 from specdec_core.models.location import located
 from specdec_core.models.packing import pack_linear_layers
+from specdec_core.models.reduced_draft import ReducedDraftConfig
+from specdec_core.models.reduced_draft.storing import load_reduced, reduced_of
 from specdec_core.models.runner import Batch, ModelRunner
 from specdec_core.models.supported import check_supported, context_length
 
@@ -195,7 +197,12 @@ def check_pair(spec: PairSpec) -> PreTrainedTokenizerBase:
     tokenizer = load_tokenizer(spec.target)
     models = [name for name in spec.drafts.values() if not names_head(name)]
     for name in (spec.target, *models):
-        check_supported(_from_pretrained(AutoConfig, name, "configuration"), name)
+        config = _from_pretrained(AutoConfig, name, "configuration")
+        check_supported(config, name)
+        if isinstance(config, ReducedDraftConfig):
+            if name == spec.target:
+                raise UserError(f"{name}: a draft with a reduced vocabulary; it cannot be a target")
+            reduced_of(config, name)
     vocabulary = tokenizer.get_vocab()
     for name in models:
         other = load_tokenizer(name).get_vocab()
@@ -226,7 +233,7 @@ def load_drafts(spec: PairSpec, target: PreTrainedModel | None = None) -> dict[s
     drafts: dict[str, Draft] = {}
     for name, model in spec.drafts.items():
         if not names_head(model):
-            drafts[name] = _load_model(model, spec.runner.draft_dtype, spec.runner)
+            drafts[name] = _load_model(model, spec.runner.draft_dtype, spec.runner, spec.target)
         elif target is not None:
             drafts[name] = _load_head(model, spec, target)
     return drafts
@@ -261,10 +268,20 @@ def load_skeleton(name: str) -> PreTrainedModel:
     return model
 
 
-def _load_model(name: str, dtype: str, runner: RunnerSettings) -> PreTrainedModel:
+def _load_model(
+    name: str, dtype: str, runner: RunnerSettings, target: str | None = None
+) -> PreTrainedModel:
+    """A model; `target` is the name of that which it drafts for."""
     transformers_logging.disable_progress_bar()
-    kind = dtype if dtype == "auto" else getattr(torch, dtype)
-    loaded = _from_pretrained(AutoModelForCausalLM, name, "weights", dtype=kind)
+    kind: Any = dtype if dtype == "auto" else getattr(torch, dtype)
+    config: Any = _from_pretrained(AutoConfig, name, "configuration")
+    loaded: Any
+    if isinstance(config, ReducedDraftConfig) and target is not None:
+        kind = config.dtype if kind == "auto" else kind
+        folder = Path(located(name))
+        loaded = load_reduced(name, folder, config, target, fingerprint(target), kind)
+    else:
+        loaded = _from_pretrained(AutoModelForCausalLM, name, "weights", dtype=kind)
     model: PreTrainedModel = loaded.to(runner.device).eval()
     # A compiled graph has its own packed weights, and is not made from these.
     if runner.pack and not runner.compile and model.device.type == "cpu":

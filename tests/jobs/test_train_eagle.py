@@ -11,8 +11,9 @@ from mlflow import MlflowClient
 from jobs.train_eagle import main
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec
-from specdec_core.training.eagle.answers import read_card
-from specdec_core.training.eagle.finished import load_card
+from specdec_core.training.eagle.finished import EagleTrainingCard
+from specdec_core.training.recorded.answers import read_card
+from specdec_core.training.recorded.finished import load_card
 from tests.jobs.conftest import Command
 
 SMALL = (
@@ -33,8 +34,11 @@ def test_a_head_is_trained_with_the_best_rate_and_not_trained_again(
     assert "resuming: 200 of 200 done" in second.stdout
     assert "tokens a target forward" in first.stdout
     out = tmp_path / "out"
-    card = load_card(out / "head")
-    trials = [load_card(path.parent) for path in out.glob(".training/*/head/training.json")]
+    card = load_card(out / "head", EagleTrainingCard)
+    trials = [
+        load_card(path.parent, EagleTrainingCard)
+        for path in out.glob(".training/*/head/training.json")
+    ]
     assert {trial.settings.learning_rate for trial in trials} == {1e-3, 3e-3}
     assert card.best.acceptance.length == max(t.best.acceptance.length for t in trials)
     assert read_card(out / "answers").prompts == card.texts["train"] + card.texts["held_out"]
@@ -72,7 +76,7 @@ def test_prompts_are_rendered_and_those_that_are_too_long_left_out(
     tiny_spec: PairSpec, tmp_path: Path
 ) -> None:
     from specdec_core.models.pair import load_tokenizer
-    from specdec_core.training.eagle.prompts import token_prompts
+    from specdec_core.training.recorded.prompts import token_prompts
 
     tokenizer = load_tokenizer(tiny_spec.target)
     path = tmp_path / "chats.jsonl"

@@ -14,12 +14,9 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
+from specdec_core.models.draft_vocabulary import spread
 from specdec_core.models.eagle.any_head import AnyHead, attending
 from specdec_core.models.eagle.settings import EagleSettings
-
-# The logit of a token that the head cannot propose; its probability is 0 at any temperature of use,
-# and a product with it is still a number.
-_NEVER = -3e4
 
 
 class EagleLayer(nn.Module):
@@ -93,9 +90,7 @@ class EagleHead(AnyHead):
     def spread(self, logits: Tensor) -> Tensor:
         if logits.shape[-1] == self.settings.vocab_size:
             return logits
-        wide = logits.new_full((*logits.shape[:-1], self.settings.vocab_size), _NEVER)
-        wide[..., self.proposable] = logits
-        return wide
+        return spread(logits, self.proposable, self.settings.vocab_size)
 
     def _after(self, embedded: Tensor, states: Tensor, **attention: Any) -> Tensor:
         after: Tensor = self.layers[0](embedded, states, **attention)

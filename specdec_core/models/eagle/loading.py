@@ -15,15 +15,17 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_folder
+from specdec_core.models import int8
+from specdec_core.models.draft_vocabulary import draft_vocabulary
 from specdec_core.models.eagle.any_head import AnyHead
-from specdec_core.models.eagle.checks import check_target, draft_vocabulary
+from specdec_core.models.eagle.checks import check_target
 from specdec_core.models.eagle.eagle_one import EagleOneHead
 from specdec_core.models.eagle.filling import BUFFERS, EMBEDDING, fill
-from specdec_core.models.eagle.formats import int8, original, specforge, speculators
-from specdec_core.models.eagle.formats.files import CONFIG, WEIGHTS, read_config, read_tensors
+from specdec_core.models.eagle.formats import original, specforge, speculators
 from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.head import EagleHead
 from specdec_core.models.location import located
+from specdec_core.models.weight_files import CONFIG, WEIGHTS, read_config, read_tensors
 
 _FORMATS = (speculators, specforge, original)
 _FILES = ("*.json", "*.safetensors", "*.bin")
@@ -161,7 +163,8 @@ def save_head(
     """
     settings = head.settings
     tensors = dict(head.state_dict())
-    draft_vocabulary({key: tensors[key].cpu() for key in BUFFERS}, settings, "the head")
+    buffers = {key: tensors[key].cpu() for key in BUFFERS}
+    draft_vocabulary(buffers, settings.draft_vocab_size, settings.vocab_size, "the head")
     if not embedding and settings.hidden_size == settings.target_hidden_size:
         tensors.pop(EMBEDDING, None)
     if settings.draft_vocab_size == settings.vocab_size:  # vLLM has no place for offsets of zero

@@ -14,6 +14,7 @@ from specdec_core.models.eagle import EagleHead, EagleOneHead
 from specdec_core.models.eagle.exported import exported_head
 from specdec_core.models.location import located
 from specdec_core.models.pair import Pair
+from specdec_core.models.reduced_draft import ReducedDraft
 from specdec_core.studies.peers.peer import Peer
 from specdec_core.studies.peers.worker import Worker
 
@@ -142,7 +143,7 @@ def draft_modes(pair: Pair) -> Iterator[tuple[str, Sequence[VllmMode]]]:
     for name, draft in pair.drafts.items():
         if isinstance(draft, EagleHead):
             yield name, HEAD
-        elif not isinstance(draft, EagleOneHead):
+        elif not isinstance(draft, EagleOneHead | ReducedDraft):
             yield name, DRAFT_MODEL
 
 

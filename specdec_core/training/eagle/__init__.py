@@ -1,1 +1,1 @@
-"""EAGLE heads: the target's own answers, and training on its features of them."""
+"""EAGLE heads, trained on features of the target's own answers."""

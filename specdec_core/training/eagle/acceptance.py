@@ -18,9 +18,9 @@ from torch import Tensor
 
 from specdec_core.config import Value
 from specdec_core.models.eagle import EagleHead
-from specdec_core.training.eagle.batch import Batch
-from specdec_core.training.eagle.loss import probabilities
 from specdec_core.training.eagle.unrolled import Step
+from specdec_core.training.recorded.batch import Batch
+from specdec_core.training.recorded.loss import probabilities
 
 _ROWS = 64
 

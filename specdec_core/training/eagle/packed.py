@@ -6,15 +6,16 @@ from pathlib import Path
 
 from specdec_core.base.files import atomic_folder
 from specdec_core.config.wording import count
-from specdec_core.models.eagle.eagle_one import EagleOneHead
 from specdec_core.models.eagle.formats.speculators import EagleCard
+from specdec_core.models.eagle.head import EagleHead
 from specdec_core.models.eagle.loading import load_head, read_card, save_head
 from specdec_core.models.pair import load_skeleton
 from specdec_core.training.eagle.acceptance import Acceptance
-from specdec_core.training.eagle.finished import CARD, TrainingCard, load_card
+from specdec_core.training.eagle.finished import EagleTrainingCard
+from specdec_core.training.recorded.finished import CARD, load_card
 
 
-def pack_head(folder: Path, out: Path, name: str, about: str = "") -> TrainingCard:
+def pack_head(folder: Path, out: Path, name: str, about: str = "") -> EagleTrainingCard:
     """Write the head in `folder` into `out`, its matrices in eight bits, with the card of its
     training and a README; what was there is replaced.
 
@@ -28,9 +29,9 @@ def pack_head(folder: Path, out: Path, name: str, about: str = "") -> TrainingCa
     Raises:
         UserError: there is no head in `folder`, none of our training, or its target is missing.
     """
-    card, told = load_card(folder), read_card(str(folder))
+    card, told = load_card(folder, EagleTrainingCard), read_card(str(folder))
     head = load_head(str(folder), load_skeleton(told.target).config)
-    assert not isinstance(head, EagleOneHead), "training makes EAGLE-3 heads"
+    assert isinstance(head, EagleHead), "training makes EAGLE-3 heads"
     with atomic_folder(out) as new:
         save_head(head, new, told, form="int8")
         (new / CARD).write_text(card.model_dump_json(indent=1) + "\n")
@@ -38,7 +39,7 @@ def pack_head(folder: Path, out: Path, name: str, about: str = "") -> TrainingCa
     return card
 
 
-def card_page(card: TrainingCard, told: EagleCard, name: str, about: str = "") -> str:
+def card_page(card: EagleTrainingCard, told: EagleCard, name: str, about: str = "") -> str:
     """The README, in Markdown; for the arguments see :func:`pack_head`."""
     shape, settings, best = card.head, card.settings, card.best
     layers = ", ".join(map(str, shape.feature_layers))

@@ -6,46 +6,46 @@ from pydantic import Field
 
 from specdec_core.config import Value
 from specdec_core.training.eagle.acceptance import Acceptance
+from specdec_core.training.recorded.settings import Evaluation, TrainingSettings
 
 
-class EagleTrainingSettings(Value):
-    """A training: AdamW, its rate warmed up and then falling to zero along a cosine.
-
-    It ends after `epochs` passes over the texts or, with `minutes`, after so many of work.
-    """
-
+class _Unrolled(Value):
     draft_vocab_size: int = Field(default=8192, ge=2)
     steps: int = Field(default=5, ge=1, description="of the training-time test")
     share: float = Field(
         default=0.8, gt=0, le=1, description="weight of a step over the one before"
     )
-    learning_rate: float = Field(default=1e-3, gt=0)
-    warmup: float = Field(default=0.03, ge=0, lt=1, description="share of the training")
-    weight_decay: float = Field(default=0.0, ge=0)
-    clip: float = Field(default=1.0, gt=0, description="the gradient's norm")
-    batch_tokens: int = Field(default=512, ge=1, description="of answers")
-    epochs: int = Field(default=3, ge=1)
-    minutes: float | None = Field(default=None, gt=0)
-    evaluations: int = Field(default=12, ge=1, description="over the training")
-    patience: int = Field(default=4, ge=1, description="evaluations without a better one")
-    evaluation_texts: int = Field(default=128, ge=1, description="the most of those held out")
-    seed: int = 0
 
 
-class Evaluation(Value):
+# Fields of the last base come first. Their order is part of a training's digest.
+class EagleTrainingSettings(TrainingSettings, _Unrolled):
+    """The training of an EAGLE head."""
+
+
+class EagleEvaluation(Evaluation):
     """A head on texts held out."""
 
-    share: float  # of the training that was done
-    tokens: int  # of answers trained on so far
-    loss: float  # of training, since the evaluation before
     acceptance: Acceptance
 
+    @property
+    def score(self) -> float:
+        return self.acceptance.length
 
-class Progress(Value):
-    """How far a training is."""
+    @property
+    def figures(self) -> dict[str, float]:
+        """Acceptance by position, from 1, and the expected accepted tokens."""
+        found = self.acceptance
+        kinds = {
+            "greedy": (found.greedy, found.greedy_length),
+            "sampled": (found.sampled, found.sampled_length),
+        }
+        values: dict[str, float] = {}
+        for kind, (positions, length) in kinds.items():
+            if positions:
+                values[f"accepted_{kind}"] = length
+                values |= {f"acceptance_{kind}_{n}": a for n, a in enumerate(positions, start=1)}
+        return values
 
-    share: float
-    loss: float  # running mean, in nats a chain
-    tokens: int  # of answers so far
-    seconds: float  # of work so far
-    evaluation: Evaluation | None = None  # where one was due
+    @property
+    def summary(self) -> str:
+        return f"{1 + self.score:.3f} tokens a target forward"

@@ -33,6 +33,7 @@ from specdec_core.tokens.sampling import RandomStream, draw_siblings, warp
 from specdec_core.tokens.statistics import Origin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from tests.specdec_core.fits import alike_behind_the_first
+from tests.specdec_core.models.reduced_draft.drafts import draft_of
 
 VOCAB = 6
 LENGTH = 4  # the first token has no candidates
@@ -225,6 +226,29 @@ def test_tokens_that_only_one_model_knows_do_no_harm(holes: Pair, shape: str) ->
     probs = joint(holes, Sampling(temperature=1.0))
     assert 0 < np.count_nonzero(probs) <= 4**LENGTH
     assert tree_p_value(holes, SHAPES[shape], Sampling(temperature=1.0), 2_500) > 1e-3
+
+
+@pytest.fixture(scope="module")
+def reduced(toy_pair: Pair) -> Pair:
+    """The draft has an output layer over three of the tokens."""
+    draft = draft_of(toy_pair.target.config, [1, 2, 4], seed=1)
+    return Pair(toy_pair.spec, toy_pair.tokenizer, toy_pair.target, {"toy": draft})
+
+
+@pytest.mark.parametrize("warper", WARPERS)
+@pytest.mark.parametrize("drafter", [CHAIN, SHAPES["3x2x1"]], ids=["chain", "tree"])
+def test_drafts_with_a_reduced_vocabulary_are_lossless(
+    reduced: Pair, drafter: object, warper: str
+) -> None:
+    assert tree_p_value(reduced, drafter, WARPERS[warper], 4_000) > 1e-3
+
+
+@pytest.mark.parametrize("drafter", [CHAIN, SHAPES["3x2x1"]], ids=["chain", "tree"])
+def test_the_test_notices_tokens_drawn_as_if_the_draft_had_them_all(
+    reduced: Pair, monkeypatch: pytest.MonkeyPatch, drafter: object
+) -> None:
+    monkeypatch.setattr(verify, "residual", lambda p, token, q: p)
+    assert tree_p_value(reduced, drafter, Sampling(temperature=1.0), 8_000) < 1e-9
 
 
 def raw_rest(q: Tensor, uniforms: list, replacement: bool) -> tuple[list, list[Tensor]]:

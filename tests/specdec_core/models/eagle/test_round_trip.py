@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from specdec_core.base.errors import UserError
+from specdec_core.models import int8
 from specdec_core.models.eagle import EagleHead
-from specdec_core.models.eagle.formats import int8
 from specdec_core.models.eagle.loading import (
     is_head,
     load_head,

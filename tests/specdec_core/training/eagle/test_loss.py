@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from specdec_core.training.eagle.acceptance import expected_length
-from specdec_core.training.eagle.loss import cross_entropy, probabilities
+from specdec_core.training.recorded.loss import cross_entropy, probabilities
 
 
 def test_probabilities_are_the_targets_of_all_its_tokens() -> None:

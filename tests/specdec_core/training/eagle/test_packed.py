@@ -10,10 +10,11 @@ import torch
 from specdec_core.base.errors import UserError
 from specdec_core.models.eagle.loading import load_head, read_card
 from specdec_core.models.pair import load_skeleton
-from specdec_core.training.eagle.finished import TrainingCard, load_card, save_finished
+from specdec_core.training.eagle.finished import EagleTrainingCard
 from specdec_core.training.eagle.packed import pack_head
 from specdec_core.training.eagle.training import EagleTraining
-from tests.specdec_core.training.eagle.conftest import Recorded
+from specdec_core.training.recorded.finished import load_card
+from tests.specdec_core.training.conftest import Recorded
 from tests.specdec_core.training.eagle.test_training import SETTINGS, run
 
 NAME = "bundled:some-head"
@@ -23,9 +24,7 @@ NAME = "bundled:some-head"
 def trained(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("trained")
     settings = SETTINGS.model_copy(update={"epochs": 1, "evaluations": 2})
-    save_finished(
-        run(EagleTraining(recorded.texts, settings, root / "checkpoint.pt")), root / "head"
-    )
+    run(EagleTraining(recorded.texts, settings, root / "checkpoint.pt")).save(root / "head")
     return root / "head"
 
 
@@ -34,7 +33,9 @@ def test_a_packed_head_is_the_trained_one_in_eight_bits(trained: Path, tmp_path:
     config = load_skeleton(read_card(str(trained)).target).config
     whole, packed = (load_head(str(f), config) for f in (trained, tmp_path / "packed"))
     assert read_card(str(tmp_path / "packed")) == read_card(str(trained))
-    assert load_card(tmp_path / "packed") == load_card(trained)
+    assert load_card(tmp_path / "packed", EagleTrainingCard) == load_card(
+        trained, EagleTrainingCard
+    )
     sizes = [(f / "model.safetensors").stat().st_size for f in (trained, tmp_path / "packed")]
     assert sizes[1] < 0.7 * sizes[0]  # the draft vocabulary's numbers stay as they are
     weights = dict(packed.named_parameters())
@@ -48,7 +49,7 @@ def test_a_packed_head_is_the_trained_one_in_eight_bits(trained: Path, tmp_path:
 def test_the_readme_has_the_cards_figures_and_what_no_card_knows(
     trained: Path, tmp_path: Path
 ) -> None:
-    card: TrainingCard = pack_head(trained, tmp_path / "packed", NAME, "## Licence\nApache-2.0.\n")
+    card = pack_head(trained, tmp_path / "packed", NAME, "## Licence\nApache-2.0.\n")
     page = (tmp_path / "packed" / "README.md").read_text()
     assert page.startswith(f"# {NAME}\n")
     assert page.endswith("\n## Licence\nApache-2.0.\n")

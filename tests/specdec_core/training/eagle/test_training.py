@@ -9,11 +9,11 @@ import torch
 
 from specdec_core.base.errors import UserError
 from specdec_core.models.pair import Pair
-from specdec_core.training.eagle.features import RecordedTexts, record_features
-from specdec_core.training.eagle.schedule import plan_epoch, rate
 from specdec_core.training.eagle.settings import EagleTrainingSettings
 from specdec_core.training.eagle.training import EagleTraining
-from tests.specdec_core.training.eagle.conftest import LAYERS, Recorded, answer_prompts, unpacked
+from specdec_core.training.recorded.features import RecordedTexts, record_features
+from specdec_core.training.recorded.schedule import plan_epoch, rate
+from tests.specdec_core.training.conftest import LAYERS, Recorded, answer_prompts, unpacked
 
 SETTINGS = EagleTrainingSettings(
     draft_vocab_size=200,
@@ -42,6 +42,15 @@ def test_a_head_learns_what_its_target_will_write(recorded: Recorded, tmp_path: 
     assert training.curve[-1].loss < training.curve[0].loss
 
 
+def test_a_trainings_digest_is_that_of_earlier_versions() -> None:
+    """Or a training that they began would begin anew: it is of the settings in this order."""
+    assert EagleTrainingSettings(minutes=2).model_dump_json() == (
+        '{"draft_vocab_size":8192,"steps":5,"share":0.8,"learning_rate":0.001,"warmup":0.03,'
+        '"weight_decay":0.0,"clip":1.0,"batch_tokens":512,"epochs":3,"minutes":2.0,'
+        '"evaluations":12,"patience":4,"evaluation_texts":128,"seed":0}'
+    )
+
+
 def test_an_interrupted_training_ends_with_the_same_weights(
     recorded: Recorded, tmp_path: Path
 ) -> None:
@@ -60,7 +69,7 @@ def test_an_interrupted_training_ends_with_the_same_weights(
 def test_features_are_recorded_once_and_gone_on_with(
     tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specdec_core.training.eagle.answers.SHARD", 8)
+    monkeypatch.setattr("specdec_core.training.recorded.answers.SHARD", 8)
     answers, features = tmp_path / "answers", tmp_path / "features"
     answer_prompts(tiny_pair, answers, prompts=20, new_tokens=6)
     pair = unpacked(tiny_pair)

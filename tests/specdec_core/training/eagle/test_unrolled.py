@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from specdec_core.models.eagle import EagleHead, EagleSettings
-from specdec_core.training.eagle.batch import Batch
 from specdec_core.training.eagle.unrolled import Step, unroll
+from specdec_core.training.recorded.batch import Batch
 
 WIDTH, VOCABULARY, STEPS = 16, 40, 4
 SETTINGS = EagleSettings(

@@ -1,9 +1,10 @@
-"""The files of a head's folder: `config.json`, and weights as transformers names them."""
+"""The files of a draft's folder: `config.json`, and weights as transformers names them."""
 
 from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
@@ -51,6 +52,26 @@ def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
             reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
             raise UserError(f"{name}: {file.name} cannot be read: {reason.strip()}") from None
     return tensors
+
+
+def check_tensors(
+    tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], name: str
+) -> None:
+    """Raises :class:`UserError` for tensors of other names, shapes or kinds."""
+    for what, keys in (
+        ("unknown tensors", tensors.keys() - expected.keys()),
+        ("missing tensors", expected.keys() - tensors.keys()),
+    ):
+        if keys:
+            some = ", ".join(sorted(keys)[:3]) + (", …" if len(keys) > 3 else "")
+            raise UserError(f"{name}: {what}: {some}")
+    for key, tensor in tensors.items():
+        if tuple(tensor.shape) != expected[key]:
+            raise UserError(
+                f"{name}: {key} has the shape {tuple(tensor.shape)}, not {expected[key]}"
+            )
+        if key not in ("d2t", "t2d") and not tensor.is_floating_point():
+            raise UserError(f"{name}: {key} is quantised ({tensor.dtype}) in a way that is unknown")
 
 
 def holds(folder: Path, tensor: str) -> bool:

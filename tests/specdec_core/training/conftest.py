@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from specdec_core.models.pair import Pair, load_pair
-from specdec_core.training.eagle.answers import AnswersCard, write_answers
-from specdec_core.training.eagle.features import RecordedTexts, record_features
+from specdec_core.training.recorded.answers import AnswersCard, write_answers
+from specdec_core.training.recorded.features import RecordedTexts, record_features
 
 LAYERS = (0, 1, 2)
 PROMPTS = 200

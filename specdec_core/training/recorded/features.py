@@ -25,11 +25,11 @@ from specdec_core.base.files import atomic_path, write_atomically
 from specdec_core.base.observer import Observer
 from specdec_core.config import Document, describe
 from specdec_core.models.features import LayerInputs, decoder_layers
-from specdec_core.models.fingerprints import TARGET
+from specdec_core.models.fingerprints import TARGET, fingerprint
 from specdec_core.models.pair import Pair
-from specdec_core.training.eagle.answers import Answer, answer_shards, read_card, read_shard
-from specdec_core.training.eagle.batch import Batch
 from specdec_core.training.heads.examples import held_out_prompts
+from specdec_core.training.recorded.answers import Answer, answer_shards, read_card, read_shard
+from specdec_core.training.recorded.batch import Batch
 
 TABLES = "target.safetensors"
 _CARD = "features.json"
@@ -118,6 +118,16 @@ def read_features_card(folder: Path) -> FeaturesCard:
         raise UserError(f"{path}: no such file") from None
     except ValidationError as error:
         raise UserError(f"{path}: {describe(error)}") from None
+
+
+def check_features(folder: Path, target: str) -> None:
+    """Raises :class:`UserError` unless the features in a folder are of the target of that name."""
+    found, expected = read_features_card(folder).fingerprint, fingerprint(target)
+    if found != expected:
+        raise UserError(
+            f"{folder}: the features of another target (weights {found}, those of {target} are"
+            f" {expected})"
+        )
 
 
 def read_tables(folder: Path) -> dict[str, Tensor]:
@@ -244,8 +254,8 @@ class RecordedTexts:
             start = text.token + text.prompt
             yield self._rows(text, "tokens", start, text.answer).tolist()
 
-    def batch(self, numbers: Sequence[int]) -> Batch:
-        """These texts side by side."""
+    def batch(self, numbers: Sequence[int], features: bool = True) -> Batch:
+        """These texts side by side, with or without their features."""
         texts = [self.texts[number] for number in numbers]
         whole = [text.prompt + text.answer for text in texts]
 
@@ -259,6 +269,8 @@ class RecordedTexts:
             features=_padded(
                 [
                     self._rows(t, "features", t.feature, n - 1)
+                    if features
+                    else torch.empty(n - 1, 0)
                     for t, n in zip(texts, whole, strict=True)
                 ]
             ),

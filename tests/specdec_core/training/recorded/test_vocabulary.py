@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdec_core.training.eagle.vocabulary import count_tokens, coverage, draft_vocabulary
+from specdec_core.training.recorded.vocabulary import count_tokens, coverage, draft_vocabulary
 
 
 def test_the_vocabulary_is_the_most_frequent_tokens_and_those_that_end_a_text() -> None:

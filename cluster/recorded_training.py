@@ -1,5 +1,5 @@
-"""An EAGLE head trained with each of several learning rates: Ray Tune trials, of which the one that
-has most candidates accepted is kept.
+"""A model trained on recorded answers with each of several learning rates: Ray Tune trials, of
+which the one with the best evaluation is kept.
 
 A trial has its own folder, with its checkpoint: the same call, repeated, goes on from there. Nodes
 of a cluster read the recorded features, and write, in folders that all of them see.
@@ -7,6 +7,7 @@ of a cluster read the recorded features, and write, in folders that all of them 
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -19,31 +20,32 @@ from ray import tune
 from cluster.session import ray_session, resources
 from specdec_core.base.files import atomic_folder, needs_room
 from specdec_core.base.observer import together
-from specdec_core.training.eagle.features import RecordedTexts
-from specdec_core.training.eagle.finished import (
-    EagleObserver,
-    FinishedEagle,
+from specdec_core.training.kinds import KINDS, Kind
+from specdec_core.training.recorded.features import RecordedTexts
+from specdec_core.training.recorded.finished import (
+    Finished,
+    TrainingCard,
+    TrainingObserver,
     finished_in,
-    save_finished,
     training_digest,
 )
-from specdec_core.training.eagle.settings import EagleTrainingSettings, Progress
-from specdec_core.training.eagle.training import EagleTraining
+from specdec_core.training.recorded.settings import Progress, TrainingSettings
 
 _SECONDS = 20.0  # of work between two reports, which is what an interruption may cost
 _TRAINING = ".training"
 
 
-class EagleTrial(tune.Trainable):
-    """Trains one head, some seconds a step, as `config["trial"]` says."""
+class RecordedTrial(tune.Trainable):
+    """Trains one model, some seconds a step, as `config["trial"]` says."""
 
     def setup(self, config: dict[str, Any]) -> None:
         config = config["trial"]
         torch.set_num_threads(config["threads"])
-        self.folder = Path(config["folder"])
-        settings = EagleTrainingSettings.model_validate_json(config["settings"])
+        self.kind, self.folder = KINDS[config["kind"]], Path(config["folder"])
+        settings = self.kind.settings.model_validate_json(config["settings"])
         texts = RecordedTexts(Path(config["features"]))
-        self.training = EagleTraining(texts, settings, self.folder / "checkpoint.pt")
+        make: Any = self.kind.training
+        self.training = make(texts, settings, self.folder / "checkpoint.pt")
 
     def step(self) -> dict[str, Any]:
         if not self.training.done:
@@ -51,51 +53,53 @@ class EagleTrial(tune.Trainable):
         else:  # interrupted between its last step and its end
             progress = self.training.progress
         if self.training.done:
-            save_finished(self.training, self.folder / "head")
+            self.training.save(self.folder / self.kind.name)
         return {"progress": progress.model_dump_json(), "done": self.training.done}
 
 
-def train_eagle(
+def train(
+    kind: Kind,
     features: Path,
-    settings: EagleTrainingSettings,
+    settings: TrainingSettings,
     learning_rates: Sequence[float],
     out: Path,
     threads: int = 1,
-    observers: Sequence[EagleObserver] = (),
-) -> FinishedEagle:
-    """Train a head on the features in a folder, with each of the learning rates, and put the best
+    observers: Sequence[TrainingObserver] = (),
+) -> Finished[Any]:
+    """Train a model on the features in a folder, with each of the learning rates, and put the best
     into `out`.
 
     Raises:
         UserError: too few texts, or more threads than a node has.
-        RuntimeError: no head could be trained.
+        RuntimeError: no model could be trained.
     """
     texts = RecordedTexts(features)
     texts.split()
-    observer = together(EagleObserver, observers)
-    trials: dict[str, tuple[Path, EagleTrainingSettings, str]] = {}
+    observer = together(TrainingObserver, observers)
+    trials: dict[str, tuple[Path, TrainingSettings, str]] = {}
     for learning_rate in learning_rates:
         own = settings.model_copy(update={"learning_rate": learning_rate})
         digest = training_digest(texts, own)
         label = f"lr{learning_rate:g}"
         trials[label] = (out / _TRAINING / f"{label}-{digest[:10]}", own, digest)
 
-    def finished() -> dict[str, FinishedEagle]:
+    def finished() -> dict[str, Finished[TrainingCard]]:
         found = {
-            label: finished_in(folder / "head", label, digest)
+            label: finished_in(folder / kind.name, label, digest, kind.card)
             for label, (folder, _, digest) in trials.items()
         }
-        return {label: head for label, head in found.items() if head is not None}
+        return {label: model for label, model in found.items() if model is not None}
 
     earlier = finished()
     observer.stage("training", 100 * len(trials), done=100 * len(earlier))
-    for head in earlier.values():
-        observer.head_finished(head)
+    for model in earlier.values():
+        observer.model_finished(model)
     if pending := [label for label in trials if label not in earlier]:
-        record = _Record(observer)
+        record = _Record(kind, observer)
         configs = [
             {
                 "label": label,
+                "kind": kind.name,
                 "folder": str(trials[label][0].absolute()),
                 "settings": trials[label][1].model_dump_json(),
                 "features": str(features.absolute()),
@@ -104,21 +108,21 @@ def train_eagle(
             for label in pending
         ]
         _run(configs, threads, record)
-        heads = finished()
+        models = finished()
         for label in pending:
-            if label in heads:
-                observer.head_finished(heads[label])
+            if label in models:
+                observer.model_finished(models[label])
             else:
                 error = record.errors.get(label, "its worker was lost")
                 observer.warned(f"{label} failed: {error}")
-        if not heads:
-            raise RuntimeError(f"no head could be trained: {record.errors}")
-    best = max(finished().values(), key=lambda head: head.card.best.acceptance.length)
+        if not models:
+            raise RuntimeError(f"no {kind.title} could be trained: {record.errors}")
+    best = max(finished().values(), key=lambda model: model.card.best.score)
     with needs_room(out):
         out.mkdir(parents=True, exist_ok=True)
-        with atomic_folder(out / "head") as new:
+        with atomic_folder(out / kind.name) as new:
             shutil.copytree(best.folder, new, dirs_exist_ok=True)
-    return FinishedEagle(best.label, out / "head", best.card)
+    return Finished(best.label, out / kind.name, best.card)
 
 
 def _run(configs: list[dict[str, Any]], threads: int, record: _Record) -> None:
@@ -128,12 +132,12 @@ def _run(configs: list[dict[str, Any]], threads: int, record: _Record) -> None:
         needs_room(scratch, others=True),
     ):
         tune.Tuner(
-            tune.with_resources(EagleTrial, resources(threads, "cpu")),
+            tune.with_resources(RecordedTrial, resources(threads, "cpu")),
             param_space={"trial": tune.grid_search(configs)},
             tune_config=tune.TuneConfig(trial_dirname_creator=lambda trial: trial.trial_id),
             run_config=tune.RunConfig(
-                name="eagle",
-                storage_path=scratch,  # checkpoints and heads are in the trials' own folders
+                name="training",
+                storage_path=scratch,  # checkpoints and models are in the trials' own folders
                 callbacks=[record],
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                 failure_config=tune.FailureConfig(max_failures=1),
@@ -145,8 +149,8 @@ def _run(configs: list[dict[str, Any]], threads: int, record: _Record) -> None:
 class _Record(tune.Callback):
     """Passes the progress of trials on."""
 
-    def __init__(self, observer: EagleObserver) -> None:
-        self.observer = observer
+    def __init__(self, kind: Kind, observer: TrainingObserver) -> None:
+        self.kind, self.observer = kind, observer
         self.errors: dict[str, str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -156,10 +160,17 @@ class _Record(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        progress = Progress.model_validate_json(result.pop("progress"))
+        progress = self._read(result.pop("progress"))
         self.observer.advanced(trial.config["trial"]["label"], progress)
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         cause = trial.get_error() if hasattr(trial, "get_error") else None
         error = str(cause).strip().splitlines()[-1] if cause else "unknown error"
         self.errors[trial.config["trial"]["label"]] = error
+
+    def _read(self, progress: str) -> Progress:
+        values = json.loads(progress)
+        if values["evaluation"] is not None:
+            evaluation = self.kind.training.evaluation_type
+            values["evaluation"] = evaluation.model_validate(values["evaluation"])
+        return Progress.model_validate(values)

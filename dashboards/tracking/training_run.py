@@ -1,4 +1,4 @@
-"""The run of a trained EAGLE head, logged while the training goes on."""
+"""The run of a training on recorded answers, logged while it goes on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from mlflow.entities import Metric
@@ -24,21 +23,27 @@ from dashboards.tracking.delivery import Delivery
 from specdec_core.base.environment import environment
 from specdec_core.base.observer import Observer
 from specdec_core.config import PairSpec
-from specdec_core.training.eagle.finished import EagleObserver, FinishedEagle
-from specdec_core.training.eagle.settings import Evaluation, Progress
+from specdec_core.training.kinds import Kind
+from specdec_core.training.recorded.finished import Finished, TrainingCard, TrainingObserver
+from specdec_core.training.recorded.settings import Progress
 
 
-class EagleRun(DeliveredRun, EagleObserver):
+class TrainingRun(DeliveredRun, TrainingObserver):
     """A parent run for a training in the pair's experiment, with a nested run for each learning
     rate. Its curves grow while it is trained; resumed, it is continued."""
 
     key = "training"
 
     def __init__(
-        self, pair: PairSpec, params: Mapping[str, Any], observer: Observer | None = None
+        self,
+        kind: Kind,
+        pair: PairSpec,
+        params: Mapping[str, Any],
+        observer: Observer | None = None,
     ) -> None:
         """`params` say what is trained on what; with the same ones, the same run is continued."""
         super().__init__(observer)
+        self.kind = kind
         self.plan = hashlib.sha256(json.dumps(params, sort_keys=True).encode()).hexdigest()
         self.runs: dict[str, str] = {}  # ids of nested runs, by label
         self.client = connect(patient=True)
@@ -46,26 +51,26 @@ class EagleRun(DeliveredRun, EagleObserver):
         self._put(partial(self._begin, pair.name, params))
 
     def advanced(self, label: str, progress: Progress) -> None:
-        """Log a head's loss and speed, and its evaluation where there is one."""
+        """Log a model's loss and speed, and its evaluation where there is one."""
         self._put(partial(self._log_progress, label, progress))
 
-    def head_finished(self, head: FinishedEagle) -> None:
-        """Log a head's folder and end its nested run."""
-        self._put(partial(self._log_head, head))
+    def model_finished(self, model: Finished[TrainingCard]) -> None:
+        """Log a model's folder and end its nested run."""
+        self._put(partial(self._log_model, model))
 
-    def finish(self, best: FinishedEagle) -> None:
-        """Log the head that was chosen and end the run. Raises :class:`Undelivered` where the
+    def finish(self, best: Finished[TrainingCard]) -> None:
+        """Log the model that was chosen and end the run. Raises :class:`Undelivered` where the
         store cannot be reached."""
         self._put(partial(self._finish, best))
-        self._deliver(f"the head is in {best.folder}")
+        self._deliver(f"the {self.kind.name} is in {best.folder}")
         self.finished = True
 
     def _begin(self, experiment: str, params: Mapping[str, Any]) -> None:
         self.experiment_id = experiment_id_of(self._client, experiment)
         query = f"tags.training_plan = '{self.plan}'"
         parent = next(runs_where(self._client, self.experiment_id, query), None)
-        tags = {"training_plan": self.plan, **run_tags("train-eagle", environment())}
-        if self._take_up(parent, "EAGLE head", tags):
+        tags = {"training_plan": self.plan, **run_tags(self.kind.command, environment())}
+        if self._take_up(parent, self.kind.title, tags):
             self._client.log_batch(self.run_id, params=as_params(params))
 
     def _nested_run(self, label: str) -> str:
@@ -76,7 +81,7 @@ class EagleRun(DeliveredRun, EagleObserver):
                 tags = {
                     "mlflow.parentRunId": self.run_id,
                     self.key: key,
-                    **run_tags("train-eagle", environment()),
+                    **run_tags(self.kind.command, environment()),
                 }
                 run = self._client.create_run(self.experiment_id, run_name=label, tags=tags)
             self.runs[label] = run.info.run_id
@@ -84,58 +89,38 @@ class EagleRun(DeliveredRun, EagleObserver):
 
     def _log_progress(self, label: str, progress: Progress) -> None:
         run_id = self._nested_run(label)
-        values = {"loss": progress.loss, "tokens_per_second": speed(progress)}
+        values = {"loss": progress.loss, "tokens_per_second": progress.speed}
         metrics = _at(progress.tokens, values)
         if progress.evaluation is not None:
-            metrics += _at(progress.tokens, acceptance_metrics(progress.evaluation))
+            metrics += _at(progress.tokens, progress.evaluation.figures)
         self._client.log_batch(run_id, metrics=metrics)
 
-    def _log_head(self, head: FinishedEagle) -> None:
-        run_id = self._nested_run(head.label)
+    def _log_model(self, model: Finished[TrainingCard]) -> None:
+        run_id = self._nested_run(model.label)
         if self._client.get_run(run_id).info.status == "FINISHED":
             return
-        card = head.card
+        card = model.card
         self._client.log_batch(
             run_id,
-            metrics=as_metrics(_best_metrics(head)),
+            metrics=as_metrics(_best_metrics(model)),
             params=as_params(card.settings.model_dump(mode="json")),
         )
-        self._client.log_artifacts(run_id, str(head.folder), "head")
+        self._client.log_artifacts(run_id, str(model.folder), self.kind.name)
         self._client.set_terminated(run_id)
 
-    def _finish(self, best: FinishedEagle) -> None:
+    def _finish(self, best: Finished[TrainingCard]) -> None:
         self._client.log_batch(
             self.run_id,
             metrics=as_metrics(_best_metrics(best)),
             params=as_params({"best": best.label}),
         )
-        self._client.log_artifacts(self.run_id, str(Path(best.folder)), "head")
+        self._client.log_artifacts(self.run_id, str(best.folder), self.kind.name)
         self._client.set_terminated(self.run_id)
 
 
-def speed(progress: Progress) -> float:
-    """Tokens of answers a second of work."""
-    return progress.tokens / progress.seconds if progress.seconds else 0.0
-
-
-def acceptance_metrics(evaluation: Evaluation) -> dict[str, float]:
-    """Acceptance by position, from 1, and the expected accepted tokens."""
-    acceptance = evaluation.acceptance
-    kinds = {
-        "greedy": (acceptance.greedy, acceptance.greedy_length),
-        "sampled": (acceptance.sampled, acceptance.sampled_length),
-    }
-    values: dict[str, float] = {}
-    for kind, (positions, length) in kinds.items():
-        if positions:
-            values[f"accepted_{kind}"] = length
-            values |= {f"acceptance_{kind}_{n}": a for n, a in enumerate(positions, start=1)}
-    return values
-
-
-def _best_metrics(head: FinishedEagle) -> dict[str, float]:
-    kept = {f"kept_{key}": value for key, value in acceptance_metrics(head.card.best).items()}
-    return {**kept, "coverage": head.card.coverage}
+def _best_metrics(model: Finished[TrainingCard]) -> dict[str, float]:
+    kept = {f"kept_{key}": value for key, value in model.card.best.figures.items()}
+    return {**kept, "coverage": model.card.coverage}
 
 
 def _at(step: int, values: Mapping[str, float]) -> list[Metric]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -16,7 +17,8 @@ class Batch:
 
     Attributes:
         tokens: (b, n).
-        features: of the tokens but the last (b, n - 1, layers · width).
+        features: of the tokens but the last (b, n - 1, layers · width); of width 0 where they were
+            not asked for.
         prompts: the length of each prompt (b,).
         lengths: of each answer, less one (b,).
         last: what the target's output layer reads after those tokens (b, longest, width).
@@ -38,3 +40,8 @@ class Batch:
     def chains(self) -> int:
         """The most chains of a text: one a token whose next one is known."""
         return self.last.shape[1]
+
+    @property
+    def answered(self) -> Tensor:
+        """Which of (b, longest) are tokens of an answer and no padding."""
+        return torch.arange(self.chains) < self.lengths[:, None]

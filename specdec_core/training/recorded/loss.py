@@ -1,7 +1,7 @@
-"""The loss of a head's states: cross-entropy with the target's distribution.
+"""The loss of a draft's states: cross-entropy with the target's distribution.
 
 -Σ p_i log q_i over the draft vocabulary, p being the target's probabilities as they are: where the
-target would rather write what the head cannot propose, a position counts that much less.
+target would rather write what the draft cannot propose, a position counts that much less.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def cross_entropy(states: Tensor, weight: Tensor, target: Tensor, places: Tensor
 
     Args:
         states: normalised (rows, width).
-        weight: the head's output layer (draft vocabulary, width).
+        weight: the draft's output layer (draft vocabulary, width).
         target: probabilities (n, draft vocabulary).
         places: which of them each row is to predict (rows,).
     """

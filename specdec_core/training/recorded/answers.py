@@ -1,4 +1,4 @@
-"""Texts to train a head on: what the target itself answers to prompts.
+"""Texts to train on: what the target itself answers to prompts.
 
 They are written once, in shards of so many prompts, and read by every training run. Interrupted,
 the same call goes on after the last shard that is whole.

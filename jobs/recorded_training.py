@@ -1,0 +1,154 @@
+"""What the commands that train on a target's answers share: their options, and how they go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from jobs.console import console, interruptible
+from jobs.options import numbers
+from specdec_core.base.errors import UserError
+from specdec_core.base.files import locked
+from specdec_core.base.workspace import workspace
+
+if TYPE_CHECKING:
+    from dashboards.sections import Section
+    from specdec_core.config import PairSpec
+    from specdec_core.training.kinds import Kind
+    from specdec_core.training.recorded.finished import Finished
+    from specdec_core.training.recorded.settings import TrainingSettings
+
+TrainedFor = Annotated[
+    str,
+    Option(help="Target model: hub id, folder, GGUF file, package:<name> or bundled:<name>."),
+]
+AnsweredPrompts = Annotated[
+    str | None,
+    Option(
+        help="Prompts to answer: JSONL file, hub data set or bundled:<name>; unset, the answers"
+        " that are there."
+    ),
+]
+PromptTokens = Annotated[int, Option(min=1, help="Prompts of more tokens are left out.")]
+AnswersFolder = Annotated[
+    Path | None, Option(help="Folder of answers; unset, `answers` beside what is trained.")
+]
+AnswerTokens = Annotated[int, Option(min=2, help="The longest answer.")]
+Temperatures = Annotated[str, Option(help="Prompts are answered at, in turn.")]
+AnswerSlots = Annotated[int, Option(min=1, help="Prompts that are answered at a time.")]
+BatchTokens = Annotated[int | None, Option(help="Tokens of answers of a step.")]
+Epochs = Annotated[int | None, Option(help="Passes over the answers.")]
+Minutes = Annotated[
+    float | None, Option(help="Train for so long instead; the schedule is fitted to it.")
+]
+TrainingThreads = Annotated[int, Option(min=1, help="Of the target, and of each training.")]
+Seed = Annotated[int, Option(help="Of weights and order.")]
+Out = Annotated[Path | None, Option(help="Folder; unset, one in the workspace.")]
+
+
+@dataclass(frozen=True)
+class Answering:
+    """The prompts that a target answers, if any, and how."""
+
+    folder: Path | None
+    prompts: str | None
+    limit: int | None
+    chat_template: str | None
+    prompt_tokens: int
+    new_tokens: int
+    temperatures: str
+    slots: int
+
+
+def train_on_answers(
+    kind: Kind,
+    target: str,
+    answering: Answering,
+    layers: tuple[int, ...] | None,
+    features: Path | None,
+    settings: Sequence[TrainingSettings],
+    out: Path | None,
+    threads: int,
+    report: Callable[[Finished[Any]], Section],
+) -> Finished[Any]:
+    """Have the target answer what it has not answered, record what is not recorded, train with each
+    of the `settings`, which differ in the learning rate, and keep the best.
+
+    `layers` are those that features are recorded of, None for the usual ones; `features`, a folder,
+    is read instead of recording any.
+
+    Raises:
+        UserError: bad input, by name.
+    """
+    from cluster.recorded_training import train
+    from cluster.session import ray_session
+    from dashboards.outputs.console import show
+    from dashboards.progress import TrainingProgress
+    from dashboards.tracking.training_run import TrainingRun
+    from specdec_core.config import PairSpec, RunnerSettings
+    from specdec_core.training.recorded.features import check_features
+
+    temperatures = numbers(answering.temperatures, "--temperatures", float)
+    spec = PairSpec(target=target, drafts={}, runner=RunnerSettings(device="cpu", threads=threads))
+    name = spec.name.removeprefix("bundled-")
+    out = (out or workspace() / kind.workspace / name).absolute()
+    answers = (answering.folder or out / "answers").absolute()
+    if features is not None:
+        check_features(features, target)
+    elif answering.prompts is None and not (answers / "answers.json").exists():
+        raise UserError(f"{answers}: no answers in it; give --prompts to have some written")
+    rates = [own.learning_rate for own in settings]
+    params = {
+        "target": target,
+        "answers": str(answers),
+        "prompts": answering.prompts,
+        "settings": settings[-1].model_dump(mode="json", exclude={"learning_rate"}),
+        "learning_rates": rates,
+        "out": str(out),
+        **({"features": str(features)} if features else {}),
+    }
+    with interruptible(), locked(out, "training"):
+        if features is None:
+            features = _gathered(spec, answering, temperatures, answers, layers, out)
+        with ray_session(), TrainingRun(kind, spec, params) as tracking:
+            with TrainingProgress(console) as progress:
+                observers = [tracking, progress]
+                model = train(kind, features, settings[-1], rates, out, threads, observers)
+            show(console, [report(model)])
+            with console.status("writing to MLflow"):
+                tracking.finish(model)
+    return model
+
+
+def _gathered(
+    spec: PairSpec,
+    answering: Answering,
+    temperatures: tuple[float, ...],
+    answers: Path,
+    layers: tuple[int, ...] | None,
+    out: Path,
+) -> Path:
+    """The folder of the features of all answers."""
+    from dashboards.progress import TrainingProgress
+    from specdec_core.models.pair import check_pair
+    from specdec_core.prompts.chat import AUTO
+    from specdec_core.training.recorded.gather import gather_answers, gather_features
+    from specdec_core.training.recorded.prompts import token_prompts
+
+    with TrainingProgress(console) as progress:
+        if answering.prompts is not None:
+            found = token_prompts(
+                answering.prompts,
+                check_pair(spec),
+                answering.limit,
+                answering.prompt_tokens,
+                answering.chat_template or AUTO,
+            )
+            gather_answers(
+                spec, found, answers, answering.new_tokens, temperatures, answering.slots, progress
+            )
+        return gather_features(spec, layers, answers, out, progress, console.print)

@@ -1,0 +1,155 @@
+"""The folder of a draft with a reduced vocabulary: a Llama's, with `d2t`, the output layer's rows
+of the draft vocabulary and, where its embedding is the target's, that one's projection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from safetensors.torch import save
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import Value, parse
+from specdec_core.models import int8
+from specdec_core.models.draft_vocabulary import draft_vocabulary
+from specdec_core.models.reduced_draft.embedding import target_embedding
+from specdec_core.models.reduced_draft.model import ReducedDraft, ReducedDraftConfig
+from specdec_core.models.weight_files import WEIGHTS, check_tensors, read_tensors
+
+_EMBEDDING, _OUTPUT, _TOKENS = (
+    "model.embed_tokens.weight",
+    "lm_head.linear.weight",
+    "lm_head.tokens",
+)
+# As they are called in the file.
+_STORED_OUTPUT, PROJECTION, _OFFSETS = "lm_head.weight", "projection", "d2t"
+
+
+class Reduced(Value):
+    """What is special about the draft, under `reduced` in its `config.json`."""
+
+    draft_vocab_size: int = Field(ge=2, description="tokens that it can propose")
+    embedding: Literal["target", "own"] = Field(
+        description="target: the target's embedding times a projection; own: stored"
+    )
+    form: Literal["plain", "int8"] = Field(default="plain", description="of the stored matrices")
+    target: str = Field(description="name of the target that it drafts for")
+    target_fingerprint: str = Field(description="of that target's weights")
+    target_width: int = Field(ge=1, description="of the target's embedding")
+
+
+def reduced_of(config: ReducedDraftConfig, name: str) -> Reduced:
+    """What its configuration says of the draft. Raises :class:`UserError` where it is damaged."""
+    reduced = parse(Reduced, config.reduced, f"{name}: config.json: reduced")
+    if reduced.draft_vocab_size > config.vocab_size:
+        raise UserError(
+            f"{name}: proposes {reduced.draft_vocab_size} tokens of a vocabulary of"
+            f" {config.vocab_size}"
+        )
+    return reduced
+
+
+def load_reduced(
+    name: str,
+    folder: Path,
+    config: ReducedDraftConfig,
+    target: str,
+    fingerprint: str,
+    dtype: torch.dtype,
+) -> ReducedDraft:
+    """The draft in `folder`, for the `target` of that name, whose weights have this `fingerprint`;
+    on the CPU and in evaluation mode.
+
+    Raises:
+        UserError: it is damaged or for another target, or the target's embedding cannot be read.
+    """
+    reduced = reduced_of(config, name)
+    if reduced.target_fingerprint != fingerprint:
+        raise UserError(
+            f"{name}: was trained for another target (weights {reduced.target_fingerprint}, this"
+            f" target's are {fingerprint})"
+        )
+    tensors = read_tensors(folder, name)
+    if reduced.form == "int8":
+        tensors = int8.unpacked(tensors, name)
+    with torch.device("meta"):
+        model = ReducedDraft(config)
+    _check(model, reduced, tensors, name)
+    tokens = (
+        torch.arange(reduced.draft_vocab_size)
+        + draft_vocabulary(tensors, reduced.draft_vocab_size, config.vocab_size, name)["d2t"]
+    )
+    if reduced.embedding == "target":
+        wide = target_embedding(target)
+        projection = tensors.pop(PROJECTION).float()
+        if wide.shape != (config.vocab_size, projection.shape[1]):
+            raise UserError(
+                f"{name}: projects an embedding of {(config.vocab_size, projection.shape[1])}, but"
+                f" that of {target} is {tuple(wide.shape)}"
+            )
+        tensors[_EMBEDDING] = wide.float() @ projection.T
+    tensors[_OUTPUT] = tensors.pop(_STORED_OUTPUT)
+    del tensors[_OFFSETS]
+    weights = {key: tensor.to(dtype) for key, tensor in tensors.items()}
+    model.load_state_dict({**weights, _TOKENS: tokens}, assign=True)
+    model.model.rotary_emb = LlamaRotaryEmbedding(config)  # no file has its frequencies
+    model.train(False)
+    return model
+
+
+def save_reduced(
+    model: ReducedDraft,
+    projection: Tensor | None,
+    reduced: Reduced,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+) -> None:
+    """Write a draft into `folder`, which exists; matrices in bfloat16, or in eight bits.
+
+    Args:
+        model: on any device.
+        projection: of the target's embedding (width, target width); None where the draft has its
+            own.
+        reduced: what is special about it.
+        tokenizer: the target's.
+        folder: where to.
+    """
+    tensors: dict[str, Tensor] = dict(model.state_dict())
+    tokens = tensors.pop(_TOKENS).cpu()
+    tensors[_STORED_OUTPUT] = tensors.pop(_OUTPUT)
+    if projection is not None:
+        inner = _EMBEDDING.removesuffix("weight")
+        tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith(inner)}
+        tensors[PROJECTION] = projection
+    tensors[_OFFSETS] = tokens - torch.arange(len(tokens))
+    if reduced.form == "int8":
+        tensors = int8.packed(tensors)
+    tensors = {key: _stored(key, tensor) for key, tensor in tensors.items()}
+    config = deepcopy(model.config)
+    config.architectures, config.dtype = [type(model).__name__], torch.bfloat16
+    config.reduced = reduced.model_dump(mode="json")
+    (folder / WEIGHTS).write_bytes(save(tensors, metadata={"format": "pt"}))
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _stored(key: str, tensor: Tensor) -> Tensor:
+    as_is = not tensor.is_floating_point() or int8.is_scale(key)
+    return tensor.detach().to("cpu", tensor.dtype if as_is else torch.bfloat16).contiguous()
+
+
+def _check(model: ReducedDraft, reduced: Reduced, tensors: Mapping[str, Tensor], name: str) -> None:
+    """Raises :class:`UserError` unless the tensors are those of the model's file."""
+    shapes: dict[str, Any] = {k: tuple(v.shape) for k, v in model.state_dict().items()}
+    shapes[_STORED_OUTPUT] = shapes.pop(_OUTPUT)
+    shapes[_OFFSETS] = shapes.pop(_TOKENS)
+    if reduced.embedding == "target":
+        shapes[PROJECTION] = (shapes.pop(_EMBEDDING)[1], reduced.target_width)
+    check_tensors(tensors, shapes, name)

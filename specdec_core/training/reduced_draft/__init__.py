@@ -1,0 +1,1 @@
+"""Drafts with a reduced vocabulary, distilled from what their target answers."""

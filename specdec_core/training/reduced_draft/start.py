@@ -1,0 +1,96 @@
+"""The weights that a draft starts with, from its target's embedding and output layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, PretrainedConfig
+
+from specdec_core.models.reduced_draft import ReducedDraft, ReducedDraftConfig
+from specdec_core.training.reduced_draft.settings import DraftTrainingSettings
+
+_SMALL = 0.1
+
+
+class ProjectedEmbedding(nn.Module):
+    """The target's embedding, which is not trained, and its projection to the draft's width."""
+
+    table: Tensor  # (vocabulary, target width)
+
+    def __init__(self, table: Tensor, width: int) -> None:
+        super().__init__()
+        self.register_buffer("table", table, persistent=False)
+        self.projection = nn.Linear(table.shape[1], width, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(…, width) of (…)."""
+        embedded = nn.functional.embedding(tokens, self.table)
+        projected: Tensor = self.projection(embedded.to(self.projection.weight.dtype))
+        return projected
+
+
+def draft_config(target: PretrainedConfig, settings: DraftTrainingSettings) -> ReducedDraftConfig:
+    """The draft's configuration, with the target's vocabulary and context."""
+    text = target.get_text_config(decoder=True)
+    return ReducedDraftConfig(
+        vocab_size=text.vocab_size,
+        hidden_size=settings.width,
+        intermediate_size=settings.inner,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        num_key_value_heads=settings.key_value_heads,
+        max_position_embeddings=getattr(text, "max_position_embeddings", None)
+        or LlamaConfig.max_position_embeddings,
+        bos_token_id=text.bos_token_id,
+        eos_token_id=text.eos_token_id,
+        pad_token_id=text.pad_token_id,
+        reduced={"draft_vocab_size": min(settings.draft_vocab_size, text.vocab_size)},
+    )
+
+
+def start_draft(
+    target: PretrainedConfig,
+    tables: Mapping[str, Tensor],
+    proposable: Tensor,
+    settings: DraftTrainingSettings,
+) -> ReducedDraft:
+    """A draft of the target with that configuration and these tables (see `read_tables`), which
+    proposes these tokens.
+
+    With E the target's embedding and V the first right singular vectors of it, the draft embeds a
+    token as E V, of which E V Vᵀ is the nearest to E that so few numbers give. Its output layer
+    starts as W V' alike, W being the target's for normed states: the norm's own scale is a factor
+    of it. What the layers add to the stream starts at zero, and the draft's own norm small: what it
+    reads then is the last token's embedding, which would make the output sure of that very token.
+    """
+    torch.manual_seed(settings.seed)
+    draft = ReducedDraft(draft_config(target, settings))
+    draft.lm_head.tokens = proposable
+    table, width = tables["embed_tokens"], settings.width
+    output = tables["output"][proposable].float()
+    if (norm := tables.get("norm")) is not None and norm.shape == output.shape[1:]:
+        output = output * norm.float()
+    with torch.no_grad():
+        into, out_of = (_basis(matrix, width) for matrix in (table.float(), output))
+        for layer in draft.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        draft.model.norm.weight.fill_(_SMALL)
+        draft.lm_head.linear.weight.copy_(output @ out_of)
+        if settings.embedding == "own":
+            draft.model.embed_tokens.weight.copy_(table.float() @ into)
+        else:
+            projected = ProjectedEmbedding(table, width)
+            projected.projection.weight.copy_(into.T)
+            draft.model.embed_tokens = projected
+    return draft
+
+
+def _basis(matrix: Tensor, width: int) -> Tensor:
+    """The first `width` right singular vectors of a matrix (rows, columns), as columns; with zeros
+    where there are fewer."""
+    vectors = torch.linalg.eigh(matrix.T @ matrix).eigenvectors  # by increasing eigenvalues
+    found = vectors.flip(1)[:, :width]
+    return nn.functional.pad(found, (0, width - found.shape[1]))

@@ -1,0 +1,72 @@
+"""`specdec train-draft` trains a draft on recorded answers, once, and refuses bad input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from jobs.train_draft import main
+from specdec_core.base.errors import UserError
+from specdec_core.config import PairSpec
+from specdec_core.models.pair import load_pair
+from specdec_core.models.reduced_draft import ReducedDraft
+from specdec_core.training.recorded.finished import load_card
+from specdec_core.training.reduced_draft.training import DraftTrainingCard
+from tests.jobs.conftest import Command
+
+SMALL = (
+    *("--limit", 60, "--new-tokens", 12, "--draft-vocab", 100, "--width", 16, "--layers", 1),
+    *("--inner", 16, "--heads", 2, "--key-value-heads", 1, "--batch-tokens", 100, "--epochs", 2),
+)
+
+
+def test_a_draft_is_trained_with_the_best_rate_and_not_trained_again(
+    command: Command, ray_running: None, tiny_spec: PairSpec, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    arguments = ["--target", tiny_spec.target, *SMALL, "--learning-rate", "1e-3,1e-2"]
+    first = command(main, tmp_path, *arguments, "--prompts", "bundled:train", "--out", out)
+    features = ("--features", out / "features" / "output")
+    second, third = (command(main, tmp_path, *arguments, *features, "--out", out) for _ in range(2))
+    for done in (first, second, third):
+        assert done.returncode == 0, done.stderr
+    assert "best tokens agree" in first.stdout
+    assert "resuming: 200 of 200 done" in second.stdout  # the answers alone decide
+    card = load_card(out / "draft", DraftTrainingCard)
+    trials = [
+        load_card(path.parent, DraftTrainingCard)
+        for path in out.glob(".training/*/draft/training.json")
+    ]
+    assert {trial.settings.learning_rate for trial in trials} == {1e-3, 1e-2}
+    assert card.best.agreement == max(trial.best.agreement for trial in trials)
+    pair = load_pair(tiny_spec.model_copy(update={"drafts": {"d": str(out / "draft")}}))
+    assert isinstance(pair.drafts["d"], ReducedDraft)
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    experiments = [e.experiment_id for e in client.search_experiments() if e.name != "Default"]
+    runs = client.search_runs(experiments)
+    assert all(run.info.status == "FINISHED" for run in runs)
+    assert all("kept_agreement" in run.data.metrics for run in runs)
+    nested = next(run for run in runs if "loss" in run.data.metrics)
+    assert {a.path for a in client.list_artifacts(nested.info.run_id)} == {"draft"}
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"learning_rate": "quick"}, "--learning-rate quick: expected numbers"),
+        ({"width": 100}, "width 100 is no even multiple of 6 heads"),
+        ({"key_value_heads": 4}, "6 heads cannot share 4 keys"),
+        ({"embedding": "theirs"}, "embedding: .*'target' or 'own'"),
+        ({}, "answers: no answers in it; give --prompts"),
+        ({"features": Path("nowhere")}, "nowhere/features.json: no such file"),
+        ({"target": "./nowhere", "prompts": "bundled:train"}, "nowhere: no such folder"),
+    ],
+)
+def test_bad_input_gets_one_line(
+    options: dict, complaint: str, tiny_spec: PairSpec, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=complaint) as error:
+        main(**{"target": tiny_spec.target, "out": tmp_path / "out", **options})
+    assert "\n" not in str(error.value)

@@ -1,0 +1,247 @@
+"""Drafts with a reduced vocabulary: each stored form, compiled graphs, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, PairSpec, parse
+from specdec_core.engine import Engine, Request
+from specdec_core.models.compiled import CompiledRunner
+from specdec_core.models.draft_vocabulary import NEVER
+from specdec_core.models.eager import EagerRunner
+from specdec_core.models.fingerprints import fingerprint
+from specdec_core.models.pair import (
+    Pair,
+    check_pair,
+    load_drafts,
+    load_pair,
+    load_skeleton,
+    resolve_dtypes,
+)
+from specdec_core.models.reduced_draft import ReducedDraft
+from specdec_core.models.reduced_draft.embedding import target_embedding
+from specdec_core.models.runner import Batch
+from tests.specdec_core.models.reduced_draft.drafts import write_draft
+
+PROPOSABLE = list(range(0, 300, 3))
+TEXT = torch.tensor([[5, 6, 7, 8, 90, 91]])
+
+
+@pytest.fixture
+def folder(tiny_spec: PairSpec, tiny_pair: Pair, tmp_path: Path) -> Path:
+    write_draft(tiny_spec, tmp_path / "draft", PROPOSABLE, tiny_pair.target.config)
+    return tmp_path / "draft"
+
+
+def spec_of(spec: PairSpec, folder: Path, **runner: Any) -> PairSpec:
+    return spec.model_copy(
+        update={"drafts": {"d": str(folder)}, "runner": spec.runner.model_copy(update=runner)}
+    )
+
+
+def loaded(spec: PairSpec, folder: Path, **runner: Any) -> ReducedDraft:
+    draft = load_drafts(spec_of(spec, folder, **{"device": "cpu", **runner}))["d"]
+    assert isinstance(draft, ReducedDraft)
+    return draft
+
+
+@pytest.mark.parametrize("embedding", ["target", "own"])
+@pytest.mark.parametrize(("form", "near"), [("plain", 0.02), ("int8", 0.06)])
+def test_a_draft_is_read_as_it_was_written(
+    tiny_spec: PairSpec, tiny_pair: Pair, tmp_path: Path, embedding: str, form: str, near: float
+) -> None:
+    config = tiny_pair.target.config
+    draft, projection = write_draft(
+        tiny_spec, tmp_path / "draft", PROPOSABLE, config, embedding=embedding, form=form
+    )
+    if projection is not None:
+        table = tiny_pair.target.get_input_embeddings().weight
+        draft.model.embed_tokens.weight.data = table.float() @ projection.T
+    with torch.no_grad():
+        expected = draft(TEXT).logits
+        found = loaded(tiny_spec, tmp_path / "draft")(TEXT).logits
+    assert found.shape == (1, TEXT.shape[1], config.vocab_size)
+    others = [token for token in range(config.vocab_size) if token not in PROPOSABLE]
+    assert (found[..., others] == NEVER).all()
+    error = (found - expected)[..., PROPOSABLE].norm() / expected[..., PROPOSABLE].norm()
+    assert error < near
+
+
+def test_an_embedding_that_is_more_than_a_table_is_that_of_the_loaded_target(
+    tmp_path: Path,
+) -> None:
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "vocab_size": 40}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    model = Gemma3ForCausalLM(Gemma3TextConfig(**sizes, **heads))
+    model.save_pretrained(tmp_path)
+    embedding = model.get_input_embeddings()
+    torch.testing.assert_close(target_embedding(str(tmp_path)), embedding(torch.arange(40)))
+    assert not torch.allclose(target_embedding(str(tmp_path)), embedding.weight)
+
+
+def test_the_fingerprint_changes_with_a_weight(folder: Path) -> None:
+    before = fingerprint(str(folder))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["d2t"][-1] += 1
+    save_file(tensors, folder / "model.safetensors")
+    assert fingerprint(str(folder)) != before
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        {"kind": "draft_model", "policy": {"kind": "svip", "threshold": 1.5, "max_tokens": 4}},
+        {"kind": "tree", "branching": [3, 2, 1]},
+        {"kind": "post_use", "policy": {"kind": "fixed", "max_tokens": 3}},
+    ],
+    ids=lambda drafter: drafter["kind"],
+)
+@pytest.mark.parametrize("pack", [False, True], ids=["plain", "packed"])
+def test_greedy_output_is_the_targets_own(
+    tiny_spec: PairSpec, folder: Path, drafter: dict, pack: bool
+) -> None:
+    pair = load_pair(spec_of(tiny_spec, folder, pack=pack))
+    outputs = []
+    for kind in (drafter, None):
+        engine = Engine(pair, parse(Configuration, {"drafter": kind}, "test"), 2)
+        requests = [Request(str(n), (5 + n, 6, 7), 24) for n in range(3)]
+        outputs.append([generation.tokens for generation in engine.generate(requests)])
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize(
+    "packs", [True, pytest.param(False, marks=pytest.mark.long)], ids=["packed", "padded"]
+)
+def test_compiled_logits_are_those_of_eager_forwards(
+    tiny_spec: PairSpec,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    packs: bool,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    draft = loaded(tiny_spec, folder, pack=False)
+    eager, inner = (EagerRunner(draft, 2, 96, packs=packs, compact=True) for _ in range(2))
+    compiled = CompiledRunner(inner, f"{fingerprint(str(folder))}-{packs}")
+    assert compiled._forwards is not None
+    for batch in (Batch([0, 1], [[5, 6, 7], [8, 9]]), Batch([0, 1], [[10], [11]])):
+        found, expected = compiled.forward(batch).logits, eager.forward(batch).logits
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+Tensors = dict[str, Tensor]
+
+
+def set_(name: str, value: Tensor) -> Callable[[Tensors], None]:
+    return lambda tensors: tensors.__setitem__(name, value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("projection"), "missing tensors: projection"),
+        (lambda tensors: tensors.pop("d2t"), "missing tensors: d2t"),
+        (lambda tensors: tensors.pop("lm_head.weight"), "missing tensors: lm_head.weight"),
+        (set_("more", torch.zeros(2)), "unknown tensors: more"),
+        (set_("projection", torch.zeros(16, 31)), r"projection has the shape \(16, 31\), not \(16"),
+        (set_("lm_head.weight", torch.zeros(7, 16)), r"lm_head.weight has the shape \(7, 16\)"),
+        (set_("d2t", torch.full((100,), 4000)), "d2t leads outside of the target's"),
+        (set_("d2t", torch.arange(100).flip(0)), "d2t does not lead to increasing tokens"),
+        (set_("d2t", torch.zeros(100)), "d2t is not 100 whole numbers"),
+    ],
+)
+def test_other_tensors_are_refused_in_one_line(
+    tiny_spec: PairSpec, folder: Path, change: Callable[[Tensors], Any], message: str
+) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(UserError, match=message) as error:
+        loaded(tiny_spec, folder)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target_fingerprint": "0" * 16}, "was trained for another target"),
+        ({"draft_vocab_size": 10**6}, "proposes 1000000 tokens of a vocabulary of"),
+        ({"embedding": "theirs"}, "config.json: reduced: embedding"),
+        ({"colour": "red"}, "colour: unknown key"),
+        (None, "config.json: reduced"),
+    ],
+)
+def test_another_configuration_is_refused_in_one_line(
+    tiny_spec: PairSpec, folder: Path, changes: dict | None, message: str
+) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["reduced"] = changes and {**config["reduced"], **changes}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=message) as error:
+        loaded(tiny_spec, folder)
+    assert "\n" not in str(error.value)
+
+
+def test_eight_bits_that_lack_scales_or_a_word_about_them(
+    tiny_spec: PairSpec, tiny_pair: Pair, tmp_path: Path
+) -> None:
+    folder, config = tmp_path / "draft", tiny_pair.target.config
+    write_draft(tiny_spec, folder, PROPOSABLE, config, form="int8")
+    described = json.loads((folder / "config.json").read_text())
+    described["reduced"]["form"] = "plain"
+    plain = folder.with_name("plain")
+    plain.mkdir()
+    (plain / "config.json").write_text(json.dumps(described))
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors, plain / "model.safetensors")
+    with pytest.raises(UserError, match=r"unknown tensors: .*_int8"):
+        loaded(tiny_spec, plain)
+    del tensors["projection_scale"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(UserError, match="projection: no scale for each of its 16 rows"):
+        loaded(tiny_spec, folder)
+
+
+def test_it_is_made_without_its_weights_like_any_model(tiny_spec: PairSpec, folder: Path) -> None:
+    """For a skeleton, and to measure which data type is faster."""
+    skeleton = load_skeleton(str(folder))
+    assert isinstance(skeleton, ReducedDraft)
+    assert skeleton.get_output_embeddings().linear.out_features == len(PROPOSABLE)
+    resolved = resolve_dtypes(spec_of(tiny_spec, folder, device="cpu", draft_dtype="auto"))
+    assert resolved.runner.draft_dtype in ("float32", "bfloat16")
+    assert loaded(resolved, folder).dtype == getattr(torch, resolved.runner.draft_dtype)
+
+
+def test_hidden_states_are_what_the_output_layer_reads(tiny_spec: PairSpec, folder: Path) -> None:
+    """Acceptance heads read them."""
+    draft = loaded(tiny_spec, folder, pack=False)
+    runner = EagerRunner(draft, 1, 64)
+    runner.watch_hidden(True)
+    output = runner.forward(Batch([0], [TEXT[0].tolist()]))
+    with torch.no_grad():
+        states = draft.model(TEXT).last_hidden_state
+        logits = draft(TEXT).logits
+    torch.testing.assert_close(output.hidden, states[0])
+    torch.testing.assert_close(output.logits, logits[0])
+
+
+def test_it_is_no_target(tiny_spec: PairSpec, folder: Path) -> None:
+    with pytest.raises(UserError, match="reduced vocabulary; it cannot be a target"):
+        check_pair(tiny_spec.model_copy(update={"target": str(folder)}))
+
+
+def test_a_target_without_its_weights(tiny_spec: PairSpec, folder: Path, tmp_path: Path) -> None:
+    nowhere = tiny_spec.model_copy(update={"target": str(tmp_path / "nowhere")})
+    with pytest.raises(UserError, match="nowhere: no such folder"):
+        loaded(nowhere, folder)

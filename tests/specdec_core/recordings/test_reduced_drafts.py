@@ -1,0 +1,74 @@
+"""A draft with a reduced vocabulary is recorded, replayed, and run by PEARL like any other."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from specdec_core.config import Configuration, PairSpec, Sampling, parse
+from specdec_core.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.prompts.prompt_sets import PromptSet
+from specdec_core.recordings.record import Recorder
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.schema import Header, Recording, save_header, write_shard
+from specdec_core.studies.peers.vllm import draft_modes
+from tests.specdec_core.drafting.pearl.in_turns import InTurns
+from tests.specdec_core.drafting.proofs import PROMPTS
+from tests.specdec_core.models.reduced_draft.drafts import narrowed_pair
+from tests.specdec_core.recordings.test_every_kind import TOKENS, assert_replayed
+
+SAMPLINGS = {"greedy": Sampling(), "coupled": Sampling(temperature=1.0, coupling="gumbel")}
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_spec: PairSpec) -> Pair:
+    return narrowed_pair(tiny_spec)
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[Request]:
+    return [Request(str(n), tokens, TOKENS, seed=n) for n, tokens in enumerate(PROMPTS)]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_its_rounds_are_replayed_as_they_are_decoded(
+    pair: Pair, requests: list[Request], tmp_path: Path, sampling: str
+) -> None:
+    header = Header(
+        pair=pair.spec,
+        fingerprints=pair.fingerprints,
+        eos_token_ids=tuple(pair.eos_token_ids),
+        prompts=PromptSet(source="proofs", count=len(requests), digest="0"),
+        sampling=SAMPLINGS[sampling],
+        max_new_tokens=TOKENS,
+    )
+    save_header(header, tmp_path)
+    write_shard(Recorder(pair, header).record(list(enumerate(requests))), tmp_path, 0)
+    replay = Replay(Recording.open(tmp_path))
+    drafters = [
+        {"kind": "draft_model", "policy": {"kind": "svip", "threshold": 2.0, "max_tokens": 10}},
+        {"kind": "draft_model", "policy": {"kind": "heuristic"}},
+    ]
+    if sampling == "greedy":
+        drafters.append({"kind": "tree", "branching": [3, 2, 1]})
+    for drafter in drafters:
+        value = {"drafter": drafter, "sampling": SAMPLINGS[sampling].model_dump()}
+        configuration = parse(Configuration, value, "test")
+        assert_replayed(replay, pair, configuration, requests)
+        assert replay.run(configuration).counts.n_accepted > 20  # or nothing was compared
+
+
+def test_pearl_writes_the_targets_own_tokens(pair: Pair, requests: list[Request]) -> None:
+    inner = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 4}}
+    pearl = parse(Configuration, {"drafter": {"kind": "pearl", "drafter": inner}}, "test")
+    expected = Engine(pair).generate(requests)
+    found = Engine(pair, pearl, 3, open_link=partial(InTurns, pair, 0)).generate(requests)
+    assert [g.tokens for g in found] == [g.tokens for g in expected]
+    assert sum(r.accepted for g in found for r in g.rounds) > 20
+
+
+def test_vllm_has_no_place_for_it(pair: Pair) -> None:
+    assert not list(draft_modes(pair))
