@@ -6,7 +6,6 @@ again. The examples are in Ray's object store, once for all trials of a node.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,8 @@ import torch
 from ray import tune
 
 from cluster.session import ray_session, resources
+from cluster.training_trials import TrialRecord, run_trials
 from specdec_core.base.errors import UserError
-from specdec_core.base.files import needs_room
 from specdec_core.base.observer import together
 from specdec_core.drafting.heads.card import HeadCard, HeadSpec, TrainingSettings
 from specdec_core.drafting.heads.modules import HeadKind
@@ -123,7 +122,7 @@ def train_heads(
             if left := {label: e for label, e in pending.items() if label not in done}:
                 _run(left, examples, device, record)
         for label in pending.keys() - done.keys():
-            observer.warned(f"{label} failed: {record.errors.get(label, 'its worker was lost')}")
+            observer.warned(f"{label} failed: {record.why(label)}")
         if not done:
             raise RuntimeError(f"no head could be trained: {record.errors}")
     heads: dict[str, Finished] = {}
@@ -172,49 +171,27 @@ def _run(
     device: str,
     record: _Record,
 ) -> None:
-    with (
-        ray_session(),
-        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch,
-        needs_room(scratch, others=True),
-    ):
+    with ray_session():  # which tells what devices there are
         needs = resources(1, device)
         if device == "auto":
             device = "cuda" if needs["GPU"] else "cpu"
         trial = tune.with_parameters(HeadTrial, examples=dict(examples), device=device)
         # The longest first, so that none is left over for one process at the end.
         longest = sorted(pending.values(), key=lambda e: (e.spec.kind, e.spec.depth), reverse=True)
-        tune.Tuner(
-            tune.with_resources(trial, needs),
-            param_space={"entry": tune.grid_search([entry.config for entry in longest])},
-            tune_config=tune.TuneConfig(
-                metric="eval_loss",
-                mode="min",
-                reuse_actors=True,
-                trial_dirname_creator=lambda trial: trial.trial_id,
-            ),
-            run_config=tune.RunConfig(
-                name="heads",
-                storage_path=scratch,  # finished heads are in the output folder
-                callbacks=[record],
-                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-                failure_config=tune.FailureConfig(max_failures=1),
-                verbose=0,
-            ),
-        ).fit()
+        configs = [entry.config for entry in longest]
+        run_trials(trial, needs, configs, record, metric="eval_loss", mode="min", reuse_actors=True)
 
 
-class _Record(tune.Callback):
+class _Record(TrialRecord):
     """Saves each head as it finishes."""
+
+    key = "entry"
 
     def __init__(
         self, pending: Mapping[str, Entry], done: dict[str, Finished], observer: HeadObserver
     ) -> None:
+        super().__init__()
         self.pending, self.done, self.observer = pending, done, observer
-        self.errors: dict[str, str] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Tune pickles its callbacks to restore them; this one lives in the driver alone.
-        return {}
 
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
@@ -222,14 +199,9 @@ class _Record(tune.Callback):
         weights = result.pop("weights", None)
         if weights is None:
             return
-        entry = self.pending[trial.config["entry"]["label"]]
+        entry = self.pending[self.label(trial)]
         card = HeadCard.model_validate_json(result.pop("card"))
         card = save_head(weights, card, entry.folder)
         self.done[entry.label] = Finished(entry.label, entry.folder, card)
         self.observer.head_finished(self.done[entry.label])
         self.observer.step()
-
-    def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        cause = trial.get_error() if hasattr(trial, "get_error") else None
-        error = str(cause).strip().splitlines()[-1] if cause else "unknown error"
-        self.errors[trial.config["entry"]["label"]] = error

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from typing import Any
 import torch
 from ray import tune
 
-from cluster.session import ray_session, resources
+from cluster.session import resources
+from cluster.training_trials import TrialRecord, run_trials
 from specdec_core.base.files import atomic_folder, needs_room
 from specdec_core.base.observer import together
 from specdec_core.training.kinds import KINDS, Kind
@@ -107,14 +107,13 @@ def train(
             }
             for label in pending
         ]
-        _run(configs, threads, record)
+        run_trials(RecordedTrial, resources(threads, "cpu"), configs, record)
         models = finished()
         for label in pending:
             if label in models:
                 observer.model_finished(models[label])
             else:
-                error = record.errors.get(label, "its worker was lost")
-                observer.warned(f"{label} failed: {error}")
+                observer.warned(f"{label} failed: {record.why(label)}")
         if not models:
             raise RuntimeError(f"no {kind.title} could be trained: {record.errors}")
     best = max(finished().values(), key=lambda model: model.card.best.score)
@@ -125,48 +124,19 @@ def train(
     return Finished(best.label, out / kind.name, best.card)
 
 
-def _run(configs: list[dict[str, Any]], threads: int, record: _Record) -> None:
-    with (
-        ray_session(),
-        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch,
-        needs_room(scratch, others=True),
-    ):
-        tune.Tuner(
-            tune.with_resources(RecordedTrial, resources(threads, "cpu")),
-            param_space={"trial": tune.grid_search(configs)},
-            tune_config=tune.TuneConfig(trial_dirname_creator=lambda trial: trial.trial_id),
-            run_config=tune.RunConfig(
-                name="training",
-                storage_path=scratch,  # checkpoints and models are in the trials' own folders
-                callbacks=[record],
-                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-                failure_config=tune.FailureConfig(max_failures=1),
-                verbose=0,
-            ),
-        ).fit()
-
-
-class _Record(tune.Callback):
+class _Record(TrialRecord):
     """Passes the progress of trials on."""
 
-    def __init__(self, kind: Kind, observer: TrainingObserver) -> None:
-        self.kind, self.observer = kind, observer
-        self.errors: dict[str, str] = {}
+    key = "trial"
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Tune pickles its callbacks to restore them; this one lives in the driver alone.
-        return {}
+    def __init__(self, kind: Kind, observer: TrainingObserver) -> None:
+        super().__init__()
+        self.kind, self.observer = kind, observer
 
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        progress = self._read(result.pop("progress"))
-        self.observer.advanced(trial.config["trial"]["label"], progress)
-
-    def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        cause = trial.get_error() if hasattr(trial, "get_error") else None
-        error = str(cause).strip().splitlines()[-1] if cause else "unknown error"
-        self.errors[trial.config["trial"]["label"]] = error
+        self.observer.advanced(self.label(trial), self._read(result.pop("progress")))
 
     def _read(self, progress: str) -> Progress:
         values = json.loads(progress)

@@ -119,6 +119,13 @@ class DeliveredRun(Observer):
         self._tried.add(value)
         return self._earlier.get(value)
 
+    def _nested_run(self, value: str, name: str, tags: dict[str, str]) -> Run:
+        """The nested run with this key; created with `name` and `tags` where there is none."""
+        given = {"mlflow.parentRunId": self.run_id, self.key: value, **tags}
+        return self._begun(value) or self._client.create_run(
+            self.experiment_id, run_name=name, tags=given
+        )
+
     def _nested(self, run_id: str, query: str = "") -> Iterator[Run]:
         query = f"tags.`mlflow.parentRunId` = '{run_id}'{query}"
         return runs_where(self._client, self.experiment_id, query)

@@ -84,14 +84,8 @@ class HeadsRun(DeliveredRun, HeadObserver):
         self._client.set_terminated(self.run_id)
 
     def _log(self, head: Finished) -> None:
-        run = self._begun(head.card.training)
-        if run is None:
-            tags = {
-                "mlflow.parentRunId": self.run_id,
-                "training": head.card.training,
-                **run_tags("train-head", environment()),
-            }
-            run = self._client.create_run(self.experiment_id, run_name=head.label, tags=tags)
+        tags = run_tags("train-head", environment())
+        run = self._nested_run(head.card.training, head.label, tags)
         if run.info.status == "FINISHED":
             return
         run_id = run.info.run_id

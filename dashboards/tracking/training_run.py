@@ -73,22 +73,15 @@ class TrainingRun(DeliveredRun, TrainingObserver):
         if self._take_up(parent, self.kind.title, tags):
             self._client.log_batch(self.run_id, params=as_params(params))
 
-    def _nested_run(self, label: str) -> str:
+    def _run_of(self, label: str) -> str:
         if label not in self.runs:
-            key = f"{self.plan[:16]}-{label}"
-            run = self._begun(key)
-            if run is None:
-                tags = {
-                    "mlflow.parentRunId": self.run_id,
-                    self.key: key,
-                    **run_tags(self.kind.command, environment()),
-                }
-                run = self._client.create_run(self.experiment_id, run_name=label, tags=tags)
+            tags = run_tags(self.kind.command, environment())
+            run = self._nested_run(f"{self.plan[:16]}-{label}", label, tags)
             self.runs[label] = run.info.run_id
         return self.runs[label]
 
     def _log_progress(self, label: str, progress: Progress) -> None:
-        run_id = self._nested_run(label)
+        run_id = self._run_of(label)
         values = {"loss": progress.loss, "tokens_per_second": progress.speed}
         metrics = _at(progress.tokens, values)
         if progress.evaluation is not None:
@@ -96,7 +89,7 @@ class TrainingRun(DeliveredRun, TrainingObserver):
         self._client.log_batch(run_id, metrics=metrics)
 
     def _log_model(self, model: Finished[TrainingCard]) -> None:
-        run_id = self._nested_run(model.label)
+        run_id = self._run_of(model.label)
         if self._client.get_run(run_id).info.status == "FINISHED":
             return
         card = model.card

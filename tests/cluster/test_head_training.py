@@ -81,6 +81,7 @@ def test_of_several_learning_rates_the_one_with_the_least_eval_loss_is_kept(
         load_head(head.folder, PAIR["draft"], PAIR["target"])
 
 
+@pytest.mark.long
 def test_a_full_disk_ends_a_training_in_one_line_and_with_room_it_goes_on(
     small_disk: SmallDisk,
 ) -> None:
@@ -118,6 +119,7 @@ def descendants() -> list[tuple[int, str]]:
     return [(pid, titles[pid]) for pid in found if pid != os.getpid()]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the workers in /proc")
 def test_a_head_whose_worker_is_killed_is_trained_again(tmp_path: Path) -> None:
     class Killer(Heard):

@@ -69,6 +69,7 @@ def parents(home: Path) -> tuple[list, list]:
     return [run for run in runs if run not in nested], nested
 
 
+@pytest.mark.long
 def test_a_sweep_goes_on_after_ctrl_c_and_after_kill_9(
     command: Command, ray_running: None, tiny_pair_folders: dict[str, Path], tmp_path: Path
 ) -> None:

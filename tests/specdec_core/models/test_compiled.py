@@ -155,6 +155,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.long
 def test_processes_share_one_unpacked_copy_and_leave_nothing_behind_even_killed(
     compiled_pair: Pair, graphs: Path, tmp_path: Path
 ) -> None:

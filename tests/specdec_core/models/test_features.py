@@ -69,6 +69,7 @@ def test_a_layer_that_the_model_lacks_is_refused() -> None:
         LayerInputs(model, (1, 4))
 
 
+@pytest.mark.long
 def test_compiled_a_head_drafts_what_it_drafts_eagerly(
     tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 from specdec_core.drafting.pearl.asynchronous_draft import AsynchronousDraft
 from specdec_core.models.pair import Pair
 
-_TALKS = 0.1  # how often the draft works while it is talked to; it hears several slots a round
+# A round of many slots is many messages: how often the draft works while it is talked to, and how
+# often it goes on reading its mail.
+_TALKS, _HEARS = 0.033, 0.9
 
 
 class InTurns:
@@ -38,7 +40,7 @@ class InTurns:
                 self._work()
 
     def _mail(self) -> Iterator[Any]:
-        while self.to_draft and self.random.random() < 0.75:
+        while self.to_draft and self.random.random() < _HEARS:
             yield self.to_draft.popleft()
 
     def _work(self) -> bool:

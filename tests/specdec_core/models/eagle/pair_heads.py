@@ -24,4 +24,4 @@ def head_of(pair: Pair, tokens: int = 96, seed: int = 0, **changes: Any) -> Eagl
     step = settings.vocab_size // settings.draft_vocab_size
     head.propose_only(torch.arange(0, settings.draft_vocab_size * step, step))
     head.embed_tokens = pair.target.get_input_embeddings()
-    return head.to(pair.target.dtype)
+    return head.to(pair.target.device, pair.target.dtype)

@@ -51,16 +51,18 @@ class Rig:
     def plain(self, text: Sequence[int], draft: Sequence[int] = ()) -> Tensor:
         """Logits after the last token of `text` and `draft`, of which the target has read all of
         the text but its last token: from the definition, computing everything anew."""
-        hidden = self.model(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
+        device = self.model.device
+        read = torch.tensor([text[:-1]], device=device)
+        hidden = self.model(read, output_hidden_states=True).hidden_states
         layers = self.head.settings.feature_layers
         features = torch.cat([hidden[layer] for layer in layers], dim=-1)
         states = self.head.fused(features)[0]  # after each token of the text but the last
         tokens = [*text[1:], *draft]
         for _ in range(len(draft) + 1):
             n = len(states)
-            mask = torch.full((n, n), -torch.inf).triu(1)[None, None]
-            new = torch.tensor([tokens[:n]]), states[None], torch.arange(n)[None]
-            after = self.head(*new, attention_mask=mask)[0]
+            mask = torch.full((n, n), -torch.inf, device=device).triu(1)[None, None]
+            ids, places = torch.tensor([tokens[:n], range(n)], device=device)[:, None]
+            after = self.head(ids, states[None], places, attention_mask=mask)[0]
             states = torch.cat([states, after[-1:]])
         return self.head.spread(self.head.logits(states[-1:]))[0]
 

@@ -78,7 +78,7 @@ def narrowed(model: PreTrainedModel, proposable: list[int]) -> ReducedDraft:
     rows = model.get_input_embeddings().weight[proposable]
     draft.lm_head.linear.weight.data.copy_(rows)
     draft.lm_head.tokens = torch.tensor(proposable)
-    return draft
+    return draft.to(model.device)
 
 
 def narrowed_pair(spec: PairSpec) -> Pair:

@@ -120,9 +120,8 @@ def test_greedy_output_is_the_targets_own(
     assert outputs[0] == outputs[1]
 
 
-@pytest.mark.parametrize(
-    "packs", [True, pytest.param(False, marks=pytest.mark.long)], ids=["packed", "padded"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("packs", [True, False], ids=["packed", "padded"])
 def test_compiled_logits_are_those_of_eager_forwards(
     tiny_spec: PairSpec,
     folder: Path,
