@@ -65,6 +65,7 @@ SWEEP = {
 }
 
 
+@pytest.mark.long
 def test_a_sweep_times_pearl_on_its_devices(
     ray_running: None, tiny_pair: Pair, tmp_path: Path
 ) -> None:

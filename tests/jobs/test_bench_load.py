@@ -27,6 +27,7 @@ def arguments(tiny_spec: PairSpec, tmp_path: Path) -> list[str]:
     return [*pair, f"--rows={rows}", f"--prompts={prompts}", "--max-new-tokens=6"]
 
 
+@pytest.mark.long
 def test_a_server_is_measured_over_http(
     command: Command, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,7 @@ def test_nothing_to_replay_is_one_line(command: Command, home: Path) -> None:
     assert "no configuration that" in done.stderr
 
 
+@pytest.mark.long
 def test_a_sweep_with_a_workload_ends_with_the_choice_for_each_load(
     command: Command, home: Path
 ) -> None:

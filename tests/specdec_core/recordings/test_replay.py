@@ -58,7 +58,7 @@ from specdec_core.search.results import PromptSet
 from specdec_core.tokens.statistics import Counts, Generation, Round, rounds_frame
 from specdec_core.training.datastores.build import write_datastore
 
-PROMPTS, FEW, TOKENS = 40, 12, 32
+PROMPTS, FEW, TOKENS = 24, 12, 32
 COUPLED = Sampling(temperature=1.0, coupling="gumbel")
 COLUMNS = [
     "request_id",
