@@ -48,7 +48,9 @@ def unpacked(file: Path, name: str) -> Path:
 
 def _unpack(file: Path, name: str, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()
     try:
         dtype = _dtype(file)
         where: dict[str, Any] = {
