@@ -13,11 +13,12 @@ from fastapi import APIRouter, FastAPI
 
 from cluster.serving.http.errors import add_error_handlers
 from cluster.serving.http.openapi import ANYWHERE, describe_request
-from cluster.serving.http.routes import completions, health, models
+from cluster.serving.http.routes import completions, health, metrics, models
 from cluster.serving.http.service import CompletionService
 
 ROUTES: tuple[Callable[[CompletionService], APIRouter], ...] = (
     health.router,
+    metrics.router,
     models.router,
     completions.router,
 )

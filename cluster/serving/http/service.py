@@ -12,6 +12,7 @@ from typing import Any
 
 from cluster.serving.engine_loop import QUEUE, EngineFailed, EngineLoop, QueueFull, Submission
 from cluster.serving.engine_process import EngineProcess
+from cluster.serving.metrics import Metrics
 from cluster.serving.protocol.errors import ApiError
 from cluster.serving.protocol.models import Arm, Health
 from specdec_core.base.errors import UserError
@@ -41,6 +42,7 @@ class CompletionService:
     ) -> None:
         self.engine, self.model = engine, model
         self.loop = EngineLoop(engine, queue, cores)
+        self.metrics = self.loop.observer = Metrics(model, self.loop)
         self.started = int(time.time())
         self.learned = learned
         if engine.drafter is not None and learned is not None and learned.exists():
