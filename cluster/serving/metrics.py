@@ -12,9 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import (
+    CONTENT_TYPE_PLAIN_0_0_4,
+    CollectorRegistry,
+    Histogram,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -81,10 +85,10 @@ class Metrics(Collector, LoopObserver):
         )
         return histogram.labels(self._model)
 
-    def page(self, accept: str | None) -> tuple[bytes, str]:
-        """All metrics in a format that the header `accept` takes, and its content type."""
-        encode, content_type = choose_encoder(accept or "")
-        return encode(self.registry), content_type
+    def page(self) -> tuple[bytes, str]:
+        """All metrics in Prometheus' text format, and its content type. (In OpenMetrics' the client
+        library writes `_` for the colon of names.)"""
+        return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
 
     # What happens.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
-from starlette.requests import Request as HttpRequest
 
 from cluster.serving.http.openapi import PLAIN
 from cluster.serving.http.service import CompletionService
@@ -14,8 +13,8 @@ def router(service: CompletionService) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/metrics", response_class=Response, responses={200: {"content": PLAIN}})
-    async def metrics(request: HttpRequest) -> Response:
-        page, content_type = service.metrics.page(request.headers.get("accept"))
+    async def metrics() -> Response:
+        page, content_type = service.metrics.page()
         return Response(page, headers={"content-type": content_type})
 
     return routes
