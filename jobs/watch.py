@@ -24,6 +24,7 @@ def main(
     url: Annotated[str, Option(help="The server's address.")] = "http://127.0.0.1:8000",
     port: Annotated[int, Option(min=1, max=65535, help="Port of Prometheus.")] = 9090,
     grafana_port: Annotated[int, Option(min=1, max=65535, help="Port of Grafana.")] = 3000,
+    interval: Annotated[int, Option(min=1, help="Seconds between looks at the server.")] = 5,
     key_file: Annotated[
         Path | None, Option(help="File with an API key, where the server wants one.")
     ] = None,
@@ -42,7 +43,7 @@ def main(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as Ctrl-C
     try:
         with ExitStack() as servers:
-            watched = _prometheus(url, key_file)
+            watched = _prometheus(url, interval, key_file)
             servers.callback(watched.stop)
             prometheus = watched.start(port)
             console.print(
@@ -65,9 +66,9 @@ def main(
         console.print("stopped")
 
 
-def _prometheus(url: str, key_file: Path | None) -> ServerProcess:
+def _prometheus(url: str, interval: int, key_file: Path | None) -> ServerProcess:
     folder = workspace() / "watch"
-    file = prometheus_file(folder, url, key_file=key_file)
+    file = prometheus_file(folder, url, interval, key_file)
 
     def command(port: int) -> list[str]:
         return [

@@ -15,11 +15,9 @@ from specdec_core.base.files import write_atomically
 DASHBOARD = Path(__file__).with_name("specdec.json")
 
 
-def prometheus_file(
-    folder: Path, server: str, interval: str = "5s", key_file: Path | None = None
-) -> Path:
-    """The configuration in `folder` of a Prometheus that scrapes the server at this URL. The file
-    `key_file` has the server's API key, where it wants one."""
+def prometheus_file(folder: Path, server: str, interval: int, key_file: Path | None = None) -> Path:
+    """The configuration in `folder` of a Prometheus that scrapes the server at this URL every
+    `interval` seconds. The file `key_file` has the server's API key, where it wants one."""
     address = urlsplit(server)
     job: dict[str, Any] = {
         "job_name": "specdec",
@@ -29,7 +27,7 @@ def prometheus_file(
     }
     if key_file is not None:
         job["authorization"] = {"credentials_file": str(key_file.resolve())}
-    settings = {"global": {"scrape_interval": interval}, "scrape_configs": [job]}
+    settings = {"global": {"scrape_interval": f"{interval}s"}, "scrape_configs": [job]}
     return write_atomically(folder / "prometheus.yml", yaml.safe_dump(settings, sort_keys=False))
 
 

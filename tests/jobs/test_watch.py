@@ -1,11 +1,14 @@
-"""Every query of the Grafana dashboard finds something in a real Prometheus that scrapes a real
-server."""
+"""`specdec watch` has a real Prometheus scrape a real server, and every query of the dashboard
+finds numbers there."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
@@ -13,7 +16,9 @@ import httpx
 import pytest
 
 from cluster.serving.server_process import ServerProcess, running
-from dashboards.grafana.settings import prometheus_file, queries
+from dashboards.grafana.settings import queries
+from jobs.watch import main
+from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.models.pair import Pair
@@ -27,17 +32,15 @@ def prometheus(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """The URL of a Prometheus that has scraped a server before and after requests."""
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not on the PATH")
-    folder = tmp_path_factory.mktemp("prometheus")
+    home = {"SPECDEC_HOME": str(tmp_path_factory.mktemp("watched"))}
     with running(engine_server(tiny_pair, Configuration(drafter=DraftModelSettings()), 2)) as url:
-        file = prometheus_file(folder, url, interval="1s")
 
         def command(port: int) -> list[str]:
-            address = f"--web.listen-address=127.0.0.1:{port}"
-            data = f"--storage.tsdb.path={folder / 'data'}"
-            return ["prometheus", f"--config.file={file}", data, address]
+            options = [f"--url={url}", f"--port={port}", "--interval=1"]
+            return [sys.executable, "-m", "jobs.watch", *options]
 
-        scraper = ServerProcess("prometheus", command, os.environ, "/-/ready")
-        with running(scraper) as address:
+        watch = ServerProcess("specdec watch", command, os.environ | home, "/-/ready")
+        with running(watch) as address:
             wait_for(address, "vllm:generation_tokens_total == 0")
             body = {"prompt": "def main(", "max_tokens": 40, "ignore_eos": True}
             for _ in range(3):
@@ -70,3 +73,19 @@ def test_every_query_of_the_dashboard_finds_numbers(prometheus: str) -> None:
 
 def test_a_query_for_what_is_not_counted_finds_nothing(prometheus: str) -> None:
     assert found(prometheus, "vllm:no_such_metric_total") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"url": "localhost:8000"}, "--url localhost:8000: expected an address"),
+        ({"key_file": Path("nowhere")}, "--key-file nowhere: no such file"),
+        ({}, "prometheus is not on the PATH: install it"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], said: str
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match=re.escape(said)):
+        main(**options)
