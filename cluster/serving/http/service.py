@@ -7,13 +7,17 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from cluster.serving.engine_loop import QUEUE, EngineFailed, EngineLoop, QueueFull, Submission
 from cluster.serving.engine_process import EngineProcess
+from cluster.serving.http.limits import NO_LIMITS, RequestLimits
+from cluster.serving.http.prompts import Prompts
 from cluster.serving.metrics import Metrics
 from cluster.serving.protocol.errors import ApiError
+from cluster.serving.protocol.logprobs import TokenTexts
 from cluster.serving.protocol.models import Arm, Health
 from specdec_core.base.errors import UserError
 from specdec_core.drafting.states import load_state, save_state
@@ -29,7 +33,7 @@ class CompletionService:
 
     A bandit with memory of all requests learns from them. With `learned`, it starts from that file,
     if it exists, and saves its state there. While `queue` requests wait, others are refused. The
-    engine's threads run on the CPU cores `cores`, if given.
+    engine's threads run on the CPU cores `cores`, if given. `limits` are those of a request.
     """
 
     def __init__(
@@ -39,8 +43,9 @@ class CompletionService:
         learned: Path | None = None,
         queue: int = QUEUE,
         cores: Sequence[int] = (),
+        limits: RequestLimits = NO_LIMITS,
     ) -> None:
-        self.engine, self.model = engine, model
+        self.engine, self.model, self.limits = engine, model, limits
         self.loop = EngineLoop(engine, queue, cores)
         self.metrics = self.loop.observer = Metrics(model, self.loop)
         self.started = int(time.time())
@@ -105,12 +110,30 @@ class CompletionService:
                 health.arms = [Arm(**arm) for arm in arms]
         return health
 
-    def limits(self) -> dict[str, dict[str, Any]]:
+    @cached_property
+    def prompts(self) -> Prompts:
+        """Texts and chats as the model's tokens."""
+        return Prompts(self.engine.pair.tokenizer)
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """The model's tokens as texts."""
+        return TokenTexts(self.engine.pair.tokenizer)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request that came now would be answered."""
+        with suppress(EngineFailed):
+            self.loop.check()
+        return self.loop.failure is None and not self.loop.full
+
+    def schema_limits(self) -> dict[str, dict[str, Any]]:
         """The limits in the schemas of a request's parts, for the served pair."""
         most = self.engine.max_length - 1
         return {
             "ModelName": {"enum": [self.model]},
-            "NewTokens": {"maximum": most},
+            "NewTokens": {"maximum": min(most, self.limits.tokens or most)},
+            "LeastTokens": {"maximum": most},
             "TokenId": {"minimum": 0, "maximum": self.engine.vocab_size - 1},
             "TokenIds": {"maxItems": most},
         }
@@ -130,7 +153,7 @@ class CompletionService:
         try:
             return await self.loop.submit(requests)
         except UserError as error:
-            raise ApiError(str(error), param="prompt") from None
+            raise ApiError(str(error)) from None
         except QueueFull as full:
             raise ApiError(
                 str(full),

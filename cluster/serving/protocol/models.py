@@ -12,6 +12,7 @@ class ModelCard(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "specdec"
+    max_model_len: int  # as vLLM has it
 
 
 class ModelList(BaseModel):
@@ -47,3 +48,13 @@ class Health(BaseModel):
     prefix_tokens: int  # tokens of them that were not read again
     cancelled: int  # HTTP requests given up by their clients
     arms: list[Arm] = []  # where a bandit with memory of all requests chooses who drafts
+
+
+class Ready(BaseModel):
+    """Whether a request that comes now is answered."""
+
+    ready: bool
+
+
+class Version(BaseModel):
+    version: str
