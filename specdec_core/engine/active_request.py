@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from specdec_core.drafting.drafter import SlotState
 from specdec_core.engine.logprobs import Logprobs
-from specdec_core.engine.request import Chunk, Request
+from specdec_core.engine.request import Candidates, Chunk, Request
 from specdec_core.tokens.detokenising import StreamDecoder
 from specdec_core.tokens.statistics import FinishReason, Generation, Round, TokenLogprobs
 from specdec_core.tokens.token_tree import Origin, TokenTree
@@ -116,6 +116,7 @@ class ActiveRequest:
             round,
             finished,
             addition.logprobs,
+            Candidates.of(tree, addition.path) if self.request.trace else None,
         )
 
     def _finished(self, reason: FinishReason, seconds: float) -> Generation:

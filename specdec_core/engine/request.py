@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
 from specdec_core.engine.scheduler import Limits
 from specdec_core.tokens.statistics import Generation, Round, TokenLogprobs
 from specdec_core.tokens.text_warper import TextRules
-from specdec_core.tokens.token_tree import Origin
+from specdec_core.tokens.token_tree import Origin, RemoteDistribution, TokenTree
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Request:
         logprobs: the number of most likely tokens to return for each new one, beside its own
             log-probability; None: neither.
         speculate: the most consecutive candidates a round; 0: no speculation.
+        trace: whether each chunk has its round's candidates.
     """
 
     id: str
@@ -39,6 +42,7 @@ class Request:
     min_tokens: int = 0
     logprobs: int | None = None
     speculate: int | None = None
+    trace: bool = False
 
     def check(self, max_length: int, vocab_size: int, limits: Limits) -> None:
         """Raises :class:`UserError` for a prompt that is empty, has tokens outside the vocabulary,
@@ -86,6 +90,31 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidates:
+    """A round's draft tree: as :class:`TokenTree` has it, but of the distribution that a candidate
+    was drawn from only its own probability (None: not drawn, or not needed), and `path`, the nodes
+    that were accepted."""
+
+    tokens: list[int]
+    parents: list[int]
+    origins: list[Origin]
+    probabilities: list[float | None]
+    path: list[int]
+
+    @classmethod
+    def of(cls, tree: TokenTree, path: list[int]) -> Candidates:
+        drawn = zip(tree.tokens, tree.draft_probs, strict=True)
+        probabilities = [_probability(token, probs) for token, probs in drawn]
+        return cls(tree.tokens, tree.parents, tree.origins, probabilities, path)
+
+
+def _probability(token: int, probs: Tensor | RemoteDistribution | None) -> float | None:
+    if isinstance(probs, RemoteDistribution):
+        return probs.probability
+    return None if probs is None else float(probs[token])
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """The addition of one `round` to a request. `text` is final; it lags behind `tokens` where a
     character or a stop string may still be completed."""
@@ -97,3 +126,4 @@ class Chunk:
     round: Round
     finished: Generation | None = None
     logprobs: list[TokenLogprobs] | None = None  # of each of `tokens`, where asked for
+    candidates: Candidates | None = None  # where asked for

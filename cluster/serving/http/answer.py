@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from cluster.serving.engine_loop import EngineFailed, Submission
 from cluster.serving.http.limits import Account, Taken, within
+from cluster.serving.http.rounds import Rounds
 from cluster.serving.http.service import CompletionService
 from cluster.serving.protocol.counts import Metrics, SpecDec, Usage
 from cluster.serving.protocol.errors import SERVER_ERROR, ApiError
@@ -134,6 +135,7 @@ class Answer(ABC, Generic[Body]):
         tokens_told = self.body.return_token_ids or self.body.tops is not None
         done: dict[int, Generation] = {}
         written = dict.fromkeys(range(len(self.requests)), 0)
+        rounds = Rounds(self.service, self.configuration, self.requests)
         async for index, chunk in chunks:
             first = not written[index]
             written[index] += len(chunk.tokens)
@@ -147,7 +149,9 @@ class Answer(ABC, Generic[Body]):
                 done[index] = chunk.finished
                 if len(done) == len(self.requests):
                     fields |= self.counts(list(done.values()))
-            if chunk.text or chunk.finished or tokens_told:
+            if self.body.traced:
+                fields["round"] = rounds.of(index, chunk)
+            if chunk.text or chunk.finished or tokens_told or self.body.traced:
                 yield self.event([self.part(index, chunk)], **fields)
         if options.include_usage:
             generations = [done[index] for index in sorted(done)]

@@ -55,8 +55,9 @@ def choices(
                 ignore_eos=bool(body.ignore_eos),
                 stop_tokens=stops if body.ignore_eos else stops | end,
                 min_tokens=body.min_tokens or 0,
-                logprobs=body.tops,
+                logprobs=0 if body.traced and body.tops is None else body.tops,
                 speculate=body.speculative.most if body.speculative else None,
+                trace=body.traced,
             )
             for _ in range(body.choices)
         ]

@@ -10,6 +10,7 @@ from cluster.serving.protocol.counts import Metrics, SpecDec, Usage, optional
 from cluster.serving.protocol.fields import NewTokens, Part, Tops, needs, schema_rules
 from cluster.serving.protocol.generation import STREAM_RULE, GenerationRequest
 from cluster.serving.protocol.logprobs import ChatLogprobs
+from cluster.serving.protocol.rounds import StreamedRound
 from specdec_core.prompts.prompt import Message
 
 MAX_MESSAGES = 1024
@@ -151,3 +152,4 @@ class ChatChunk(BaseModel):
     prompt_token_ids: list[int] | None = optional()
     specdec: SpecDec | None = optional()
     metrics: Metrics | None = optional()
+    round: StreamedRound | None = optional()

@@ -14,6 +14,7 @@ from cluster.serving.protocol.counts import Metrics, SpecDec, Usage, optional
 from cluster.serving.protocol.fields import NewTokens, Text, TokenIds, Tops, schema_rules
 from cluster.serving.protocol.generation import STREAM_RULE, GenerationRequest
 from cluster.serving.protocol.logprobs import CompletionLogprobs
+from cluster.serving.protocol.rounds import StreamedRound
 
 MAX_PROMPTS = 64
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -74,3 +75,4 @@ class Completion(BaseModel):
     usage: Usage | None = None
     specdec: SpecDec | None = optional()
     metrics: Metrics | None = optional()
+    round: StreamedRound | None = optional()

@@ -52,6 +52,7 @@ class Part(BaseModel):
 class StreamOptions(Part):
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
+    include_rounds: bool | None = False
 
 
 class Speculation(Part):

@@ -127,6 +127,11 @@ class GenerationRequest(Part):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
+    def traced(self) -> bool:
+        """Whether the rounds are to be told."""
+        return bool(self.stream_options and self.stream_options.include_rounds)
+
+    @property
     def most_tokens(self) -> int | None:
         """New tokens of each choice that were asked for."""
         raise NotImplementedError

@@ -1,0 +1,76 @@
+"""What a stream says of its rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp
+
+from cluster.serving.http.service import CompletionService
+from cluster.serving.protocol.counts import arm_label
+from cluster.serving.protocol.rounds import Candidate, RoundToken, StreamedRound
+from specdec_core.config import Configuration
+from specdec_core.engine import Chunk, Request
+from specdec_core.tokens.detokenising import StreamDecoder
+
+
+class Rounds:
+    """The rounds of an answer's choices. A chunk's text may end within a token, so each token's
+    text is decoded here; joined, these texts are the choice's."""
+
+    def __init__(
+        self, service: CompletionService, configuration: Configuration, requests: Sequence[Request]
+    ) -> None:
+        self._drafter = configuration.drafter
+        self._name = service.token_texts.named
+        tokenizer = service.prompts.tokenizer
+        self._decoders = [StreamDecoder(tokenizer, r.stop, r.tokens) for r in requests]
+
+    def of(self, index: int, chunk: Chunk) -> StreamedRound:
+        """The round of a chunk of the choice `index`, whose request had a trace."""
+        round, drafter = chunk.round, self._drafter
+        has_arms = drafter is not None and drafter.chosen(0) != drafter
+        return StreamedRound(
+            index=index,
+            tokens=self._tokens(index, chunk),
+            candidates=self._candidates(chunk),
+            drafted=round.drafted,
+            accepted=round.accepted,
+            arm=arm_label(drafter, round.arm) if drafter is not None and has_arms else None,
+            milliseconds=1e3 * round.seconds,
+            draft_milliseconds=1e3 * round.draft_seconds,
+            target_milliseconds=1e3 * round.target_seconds,
+        )
+
+    def _tokens(self, index: int, chunk: Chunk) -> list[RoundToken]:
+        drawn, decoder = chunk.candidates, self._decoders[index]
+        assert drawn is not None
+        tokens = []
+        for place, (token, origin) in enumerate(zip(chunk.tokens, chunk.origins, strict=True)):
+            node = drawn.path[place] if place < len(drawn.path) else None
+            tokens.append(
+                RoundToken(
+                    text=decoder.push([token]),
+                    origin=origin,
+                    probability=exp(chunk.logprobs[place].logprob) if chunk.logprobs else None,
+                    drafted=None if node is None else drawn.probabilities[node],
+                    branch=node is not None and drawn.parents[node] in drawn.parents[:node],
+                )
+            )
+        if chunk.finished and tokens:
+            tokens[-1].text += decoder.finish()
+        return tokens
+
+    def _candidates(self, chunk: Chunk) -> list[Candidate]:
+        drawn = chunk.candidates
+        assert drawn is not None
+        nodes = zip(drawn.tokens, drawn.parents, drawn.origins, drawn.probabilities, strict=True)
+        return [
+            Candidate(
+                text=self._name(token)[0],
+                parent=parent,
+                origin=origin,
+                probability=probability,
+                accepted=node in drawn.path,
+            )
+            for node, (token, parent, origin, probability) in enumerate(nodes)
+        ]
