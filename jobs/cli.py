@@ -33,6 +33,7 @@ COMMANDS = {
     "report": "Write a sweep's HTML report again.",
     "promote": "Make another configuration of a sweep the champion.",
     "serve": "Serve the champion over HTTP, OpenAI-compatible.",
+    "watch": "Watch a server with Prometheus and Grafana.",
     "generate": "Complete a prompt and show where the tokens came from.",
     "bench": "Time this engine against transformers and vLLM.",
     "scale": "Measure how counting scales over nodes, and what limits it.",
