@@ -25,6 +25,7 @@ COMMANDS = {
     "bandits": "Compare bandits over drafters with each of their arms alone.",
     "overlap": "Time a draft that drafts on while the target verifies (PEARL).",
     "throughput": "Measure tokens a second by batch size, and choose K for each.",
+    "long-form": "Measure speculative decoding along long texts.",
     "papers": "Write the papers' comparison tables for a pair.",
     "capacity": "Simulate load: how many replicas a rate of requests needs.",
     "schedule": "Choose a configuration for each range of load, and time the best.",
