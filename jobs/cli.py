@@ -32,6 +32,7 @@ COMMANDS = {
     "report": "Write a sweep's HTML report again.",
     "promote": "Make another configuration of a sweep the champion.",
     "serve": "Serve the champion over HTTP, OpenAI-compatible.",
+    "make-key": "Make an API key for a server's file of keys.",
     "generate": "Complete a prompt and show where the tokens came from.",
     "bench": "Time this engine against transformers and vLLM.",
     "scale": "Measure how counting scales over nodes, and what limits it.",
