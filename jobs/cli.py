@@ -34,6 +34,7 @@ COMMANDS = {
     "promote": "Make another configuration of a sweep the champion.",
     "serve": "Serve the champion over HTTP, OpenAI-compatible.",
     "watch": "Watch a server with Prometheus and Grafana.",
+    "make-key": "Make an API key for a server's file of keys.",
     "generate": "Complete a prompt and show where the tokens came from.",
     "bench": "Time this engine against transformers and vLLM.",
     "scale": "Measure how counting scales over nodes, and what limits it.",

@@ -64,7 +64,8 @@ class ChatAnswer(Answer[ChatRequest]):
         )
 
     def opening(self, index: int) -> DeltaChoice:
-        return DeltaChoice(index=index, delta=Delta(role="assistant", content=""))
+        told: list[int] | None = [] if self.body.return_token_ids else None
+        return DeltaChoice(index=index, delta=Delta(role="assistant", content=""), token_ids=told)
 
     def part(self, index: int, chunk: Chunk) -> DeltaChoice:
         return DeltaChoice(

@@ -89,7 +89,8 @@ class CompletionAnswer(Answer[CompletionRequest]):
         text, tokens = self._echoed(index), self._prompt_tokens(index)
         if not text and tokens is None:
             return None
-        return CompletionChoice(index=index, text=text, prompt_token_ids=tokens)
+        told = None if tokens is None else []
+        return CompletionChoice(index=index, text=text, prompt_token_ids=tokens, token_ids=told)
 
     def part(self, index: int, chunk: Chunk) -> CompletionChoice:
         return CompletionChoice(
