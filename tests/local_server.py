@@ -9,7 +9,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from cluster.serving.http.app import build_app
+from cluster.serving.http.pages import Page
 from cluster.serving.http.service import CompletionService
+from dashboards.pages import PLAYGROUND
 from specdec_core.config import Configuration
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
@@ -39,9 +41,10 @@ class LocalServer:
 def engine_server(
     pair: Pair, configuration: Configuration, slots: int, queue: int = 128
 ) -> LocalServer:
-    """The pair's engine behind our HTTP application."""
+    """The pair's engine behind our HTTP application, with the playground."""
     return LocalServer(
         lambda: build_app(
-            CompletionService(Engine(pair, configuration, slots), "tiny", queue=queue)
+            CompletionService(Engine(pair, configuration, slots), "tiny", queue=queue),
+            page=Page(*PLAYGROUND),
         )
     )

@@ -20,6 +20,7 @@ import torch
 
 from cluster.serving.engine_process import EngineProcess
 from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration
 from specdec_core.engine import Chunk, Engine, Request
 
 logger = logging.getLogger(__name__)
@@ -68,15 +69,15 @@ class LoopObserver:
     def refused(self) -> None:
         """A submission found the queue full."""
 
-    def stepped(self, chunks: Sequence[Chunk]) -> None:
-        """A step added these to unfinished requests."""
+    def stepped(self, configuration: Configuration, chunks: Sequence[Chunk]) -> None:
+        """A step by this configuration added these to unfinished requests."""
 
     def dropped(self, request_id: str) -> None:
         """An unfinished request is given up, by its caller or because others of its submission are
         refused."""
 
-    def failed(self) -> None:
-        """The engine is broken; all unfinished requests are lost."""
+    def lost(self, request_ids: Sequence[str]) -> None:
+        """The engine is broken; these requests were unfinished."""
 
 
 class Submission:
@@ -248,7 +249,7 @@ class EngineLoop:
     def _deliver(self, chunks: Sequence[Chunk]) -> None:
         # Others were cancelled during the step.
         chunks = [chunk for chunk in chunks if chunk.request_id in self._chunks]
-        self.observer.stepped(chunks)
+        self.observer.stepped(self.engine.configuration, chunks)
         for chunk in chunks:
             self._chunks[chunk.request_id].put_nowait(chunk)
             if chunk.finished:
@@ -259,8 +260,8 @@ class EngineLoop:
         self.failure = EngineFailed(reason)
         for queue in set(self._chunks.values()):
             queue.put_nowait(self.failure)
+        self.observer.lost(list(self._chunks))
         self._chunks.clear()
-        self.observer.failed()
 
 
 def _prepare_thread(threads: int, cores: Sequence[int]) -> None:

@@ -98,9 +98,8 @@ class Metrics(Collector, LoopObserver):
     def refused(self) -> None:
         self._refused += 1
 
-    def stepped(self, chunks: Sequence[Chunk]) -> None:
+    def stepped(self, configuration: Configuration, chunks: Sequence[Chunk]) -> None:
         now = perf_counter()
-        configuration = self._loop.engine.configuration
         rounds = self._rounds.setdefault(configuration, Counter())
         for chunk in chunks:
             began, prompt = self._began[chunk.request_id]
@@ -125,8 +124,8 @@ class Metrics(Collector, LoopObserver):
     def dropped(self, request_id: str) -> None:
         self._end(request_id, "abort")
 
-    def failed(self) -> None:
-        for request_id in list(self._began):
+    def lost(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
             self._end(request_id, "error")
 
     def _end(self, request_id: str, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Pages that a server shows: each is a folder with `index.html` and what it needs, without a build
+"""Pages that a server shows. Each is a folder with `index.html` and plain modules, without a build
 step and without content from elsewhere."""
 
-PLAYGROUND = "playground"  # the folder
+PLAYGROUND = (__name__, "playground")  # the package and its folder

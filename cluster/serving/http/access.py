@@ -18,6 +18,7 @@ from cluster.serving.protocol.errors import ApiError
 from specdec_core.base.errors import UserError
 
 OPEN = frozenset({"/health", "/ready"})  # what load balancers ask
+PAGES = "/playground"  # files of the page at `/`, for whoever asks; it asks with its user's key
 ACCOUNT = "account"  # in a request's state
 _LINE = re.compile(r"([0-9a-fA-F]{64})(\s.*)?")
 
@@ -106,6 +107,10 @@ class Accounts:
         return self._accounts[known[0]]
 
 
+def _open(path: str) -> bool:
+    return path in OPEN or path == "/" or path.startswith(f"{PAGES}/")
+
+
 class Gate:
     """ASGI middleware: lets in who may ask, and puts the account into the request's state."""
 
@@ -113,7 +118,7 @@ class Gate:
         self.app, self.accounts = app, Accounts(access)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN:
+        if scope["type"] != "http" or _open(scope["path"]):
             await self.app(scope, receive, send)
             return
         try:

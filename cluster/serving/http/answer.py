@@ -135,7 +135,9 @@ class Answer(ABC, Generic[Body]):
         tokens_told = self.body.return_token_ids or self.body.tops is not None
         done: dict[int, Generation] = {}
         written = dict.fromkeys(range(len(self.requests)), 0)
-        rounds = Rounds(self.service, self.configuration, self.requests)
+        rounds = None
+        if self.body.traced:
+            rounds = Rounds(self.service, self.configuration, self.requests)
         async for index, chunk in chunks:
             first = not written[index]
             written[index] += len(chunk.tokens)
@@ -149,9 +151,9 @@ class Answer(ABC, Generic[Body]):
                 done[index] = chunk.finished
                 if len(done) == len(self.requests):
                     fields |= self.counts(list(done.values()))
-            if self.body.traced:
+            if rounds is not None:
                 fields["round"] = rounds.of(index, chunk)
-            if chunk.text or chunk.finished or tokens_told or self.body.traced:
+            if chunk.text or chunk.finished or tokens_told or rounds is not None:
                 yield self.event([self.part(index, chunk)], **fields)
         if options.include_usage:
             generations = [done[index] for index in sorted(done)]

@@ -14,6 +14,7 @@ from fastapi import APIRouter, FastAPI
 from cluster.serving.http.access import EVERYBODY, OPEN, Access, Gate
 from cluster.serving.http.errors import add_error_handlers
 from cluster.serving.http.openapi import ANYWHERE, describe_bodies
+from cluster.serving.http.pages import Page, add_page
 from cluster.serving.http.routes import chat, completions, health, metrics, models, tokens
 from cluster.serving.http.service import CompletionService
 
@@ -27,7 +28,9 @@ ROUTES: tuple[Callable[[CompletionService], APIRouter], ...] = (
 )
 
 
-def build_app(service: CompletionService, access: Access = EVERYBODY) -> FastAPI:
+def build_app(
+    service: CompletionService, access: Access = EVERYBODY, page: Page | None = None
+) -> FastAPI:
     """Routes and error shapes, for those with `access`; the application's lifespan runs the
     engine."""
 
@@ -44,6 +47,8 @@ def build_app(service: CompletionService, access: Access = EVERYBODY) -> FastAPI
 
     app = FastAPI(title="specdec", lifespan=lifespan, responses=ANYWHERE, redirect_slashes=False)
     add_error_handlers(app)
+    if page is not None:
+        add_page(app, page)
     for router in ROUTES:
         app.include_router(router(service))
     describe_bodies(app, service.schema_limits(), OPEN, keys=access.keys is not None)

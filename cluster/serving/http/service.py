@@ -102,6 +102,7 @@ class CompletionService:
             prefix_hits=status.prefix_hits,
             prefix_tokens=status.prefix_tokens,
             cancelled=self.loop.cancelled,
+            chat=self.prompts.template is not None,
         )
         drafter = self.engine.drafter
         if drafter is not None and health.ready:

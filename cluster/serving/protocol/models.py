@@ -47,6 +47,7 @@ class Health(BaseModel):
     prefix_hits: int  # prompts that began like a text in the cache
     prefix_tokens: int  # tokens of them that were not read again
     cancelled: int  # HTTP requests given up by their clients
+    chat: bool  # whether the tokenizer has a chat template
     arms: list[Arm] = []  # where a bandit with memory of all requests chooses who drafts
 
 

@@ -1,6 +1,6 @@
 // The page: what is asked, and the race of two answers to it.
 
-import { legend } from "./origins.js";
+import { kinds, legend } from "./origins.js";
 import { Pane } from "./pane.js";
 import { Refused, events } from "./stream.js";
 
@@ -57,8 +57,14 @@ async function ask(pane, prompt, enabled) {
     const seconds = (performance.now() - start) / 1000;
     came.push([round, seconds]);
     pane.add(round, seconds);
+    explain(round.tokens.flatMap(kinds));
   }
   return came;
+}
+
+/** Explain these kinds of tokens as well; before there are any, all of them. */
+function explain(shown) {
+  for (const kind of shown) $(`#legend [data-kind=${kind}]`).classList.add("seen");
 }
 
 /** Show an answer again as it came. */
@@ -179,7 +185,7 @@ function code(text) {
   return element;
 }
 
-legend($("#legend"));
+$("#legend").append(...legend());
 begin();
 arrange();
 served().catch((error) => say(`/health: ${error.message}`, true));

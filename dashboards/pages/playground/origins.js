@@ -12,24 +12,20 @@ export const ORIGINS = {
 
 export const BRANCH = "not the first choice there: from another branch of the token tree";
 
-/** The legend's items; those of `seen` origins stand out. */
-export function legend(list) {
-  for (const [origin, meaning] of Object.entries(ORIGINS)) {
+const KINDS = [...Object.entries(ORIGINS), ["branch", BRANCH]];
+
+/** The items of a legend, by what they explain. */
+export function legend() {
+  return KINDS.map(([kind, meaning]) => {
     const item = document.createElement("li");
-    item.dataset.origin = origin;
-    item.title = meaning;
     const sample = document.createElement("span");
-    sample.className = `token ${origin}`;
-    sample.textContent = origin;
+    sample.className = kind === "branch" ? "token draft branch" : `token ${kind}`;
+    sample.textContent = kind;
+    item.dataset.kind = kind;
     item.append(sample, ` ${meaning}`);
-    list.append(item);
-  }
-  const item = document.createElement("li");
-  item.dataset.origin = "branch";
-  item.title = BRANCH;
-  const sample = document.createElement("span");
-  sample.className = "token draft branch";
-  sample.textContent = "branch";
-  item.append(sample, ` ${BRANCH}`);
-  list.append(item);
+    return item;
+  });
 }
+
+/** What the legend explains of a token. */
+export const kinds = (token) => [token.origin, ...(token.branch ? ["branch"] : [])];

@@ -84,7 +84,7 @@ export class Pane {
     this.speed.textContent = tokens ? this.rate.toFixed(1) : "–";
     const facts = [`${tokens} tokens`, `${rounds} rounds`];
     if (rounds) facts.push(`${(tokens / rounds).toFixed(2)} tokens a round`);
-    if (drafted) facts.push(`${Math.round((100 * accepted) / drafted)} % of drafts accepted`);
+    if (drafted) facts.push(`${Math.round((100 * accepted) / drafted)} % accepted`);
     if (first !== null) facts.push(`first token ${Math.round(1000 * first)} ms`);
     this.counts.textContent = facts.join(" · ");
   }

@@ -1,0 +1,177 @@
+"""The playground in a real browser: it asks a real server and shows what that says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.serving.server_process import running
+from jobs.generate import MEANING
+from specdec_core.config import Configuration
+from specdec_core.drafting.tree.settings import TreeSettings
+from specdec_core.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from tests.dashboards import browser
+from tests.local_server import engine_server
+
+CONFIGURATION = Configuration(drafter=TreeSettings(branching=[3, 2, 1]))
+TOKENS = 40
+PROMPT = "def main("
+
+ANSWERS = """
+    return [...document.querySelectorAll(".pane")].map(pane => ({
+        text: [...pane.querySelectorAll(".answer .token")].map(t => t.textContent).join(""),
+        origins: [...pane.querySelectorAll(".answer .token")].map(t => t.classList[1]),
+        branches: pane.querySelectorAll(".answer .branch").length,
+        colours: Object.fromEntries([...pane.querySelectorAll(".answer .token")].map(
+            t => [t.classList[1], getComputedStyle(t).backgroundColor])),
+        columns: [...pane.querySelectorAll(".strip button")].map(c => [
+            c.querySelectorAll(":not(.lost)").length, c.querySelectorAll(".lost").length]),
+        labels: [...pane.querySelectorAll(".strip button")].map(c => c.ariaLabel),
+        speed: pane.querySelector(".speed b").textContent,
+        counts: pane.querySelector(".counts").textContent,
+    }));
+"""
+READY = "return document.querySelector('#served code') !== null"
+IDLE = "return document.querySelector('#run').disabled === false"
+MESSAGE = "return document.querySelector('#message').textContent"
+
+
+@pytest.fixture(scope="module")
+def url(chat_pair: Pair) -> Iterator[str]:
+    with running(engine_server(chat_pair, CONFIGURATION, slots=2)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module", params=["light", "dark", "narrow"])
+def opened(url: str, request: pytest.FixtureRequest) -> Iterator[tuple[str, browser.Browser]]:
+    """The page in a headless Chromium."""
+    if program := browser.missing():
+        pytest.skip(f"no {program} on PATH (Debian: apt-get install chromium chromium-driver)")
+    flags = ["--blink-settings=preferredColorScheme=0"] if request.param == "dark" else []
+    with browser.Browser(500 if request.param == "narrow" else 1280, 1000, *flags) as window:
+        window.open(f"{url}/")
+        assert window.wait(READY)
+        yield request.param, window
+
+
+def ask(window: browser.Browser, prompt: str = PROMPT, **fields: Any) -> list[dict[str, Any]]:
+    """Fill in the form, send it with the keyboard, and wait for both answers."""
+    window.run(
+        """
+        const form = document.querySelector("#ask");
+        for (const [name, value] of Object.entries(arguments[0])) form.elements[name].value = value;
+        document.querySelector("#prompt").dispatchEvent(
+            new KeyboardEvent("keydown", {key: "Enter", ctrlKey: true, bubbles: true}));
+        """,
+        {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, **fields},
+    )
+    assert window.wait(IDLE), window.run(MESSAGE)
+    return window.run(ANSWERS)
+
+
+def test_two_answers_race_to_the_engines_text(
+    opened: tuple[str, browser.Browser], chat_pair: Pair
+) -> None:
+    kind, window = opened
+    engine = Engine(chat_pair)
+    expected = engine.generate([Request("", engine.encode(PROMPT), TOKENS)])[0]
+    fast, plain = ask(window)
+    assert fast["text"] == plain["text"] == expected.text
+    assert window.run(MESSAGE).endswith("the tokens a second, the same text")
+    # Each round is a column: its tokens, and what was thrown away.
+    assert sum(tokens for tokens, _ in fast["columns"]) == len(fast["origins"])
+    assert plain["columns"] == [[1, 0]] * len(expected.tokens)
+    assert len(fast["columns"]) < len(plain["columns"])
+    tokens, lost = fast["columns"][1]
+    assert f"Round 2: {tokens + lost - 1} drafted, {tokens - 1} accepted" in fast["labels"][1]
+    assert f"{len(fast['columns'])} rounds" in fast["counts"]
+    assert float(fast["speed"]) > 0
+    # Origins are told by colour.
+    assert {"draft", "correction"} <= set(fast["origins"])
+    assert set(plain["origins"]) == {"bonus"}
+    assert len(set(fast["colours"].values())) == len(fast["colours"])
+    assert fast["branches"] > 0
+    assert window.log("browser") == []
+    assert window.run("return document.documentElement.scrollWidth <= innerWidth")
+    ink, ground = window.run(
+        "const s = getComputedStyle(document.body); return [s.color, s.backgroundColor]"
+    )
+    assert (brightness(ink) > brightness(ground)) == (kind == "dark")
+
+
+def brightness(colour: str) -> int:
+    return sum(int(part) for part in colour.strip("rgb()").split(","))
+
+
+@pytest.fixture
+def window(opened: tuple[str, browser.Browser]) -> browser.Browser:
+    return opened[1]
+
+
+# For what is the same in every width and colour scheme.
+in_light = pytest.mark.parametrize("opened", ["light"], indirect=True)
+
+
+@in_light
+def test_the_legend_has_the_meanings_that_the_command_prints(window: browser.Browser) -> None:
+    items = window.run(
+        "return [...document.querySelectorAll('#legend li')].map(item => item.textContent)"
+    )
+    assert items[:-1] == [f"{origin} {meaning}" for origin, meaning in MEANING.items()]
+
+
+@in_light
+def test_a_token_tells_its_round_and_probabilities(window: browser.Browser) -> None:
+    ask(window, temperature=1, seed=3, race="none")
+    window.run("""
+        const token = document.querySelector(".answer .draft");
+        token.dispatchEvent(new PointerEvent("pointerover", {bubbles: true}));
+    """)
+    card = window.run("return document.querySelector('#card').innerText")
+    assert "thrown away" in card
+    assert "proposed by the draft model, accepted" in card
+    assert "target " in card
+    assert "drafter " in card
+    marked = window.run("return document.querySelectorAll('.strip .marked').length")
+    assert marked == 1
+
+
+@in_light
+def test_a_conversation_goes_on(window: browser.Browser) -> None:
+    window.run("document.querySelector('[value=chat]').click()")
+    ask(window, "hi", race="together")
+    ask(window, "and now?", race="together")
+    said = window.run(
+        "return [...document.querySelectorAll('.pane')].map(pane => "
+        "[...pane.querySelectorAll('.user')].map(user => user.textContent))"
+    )
+    assert said == [["hi", "and now?"]] * 2
+    window.run("document.querySelector('[value=completion]').click()")
+
+
+@in_light
+def test_escape_stops_and_a_refusal_is_shown(window: browser.Browser) -> None:
+    window.run("""
+        const form = document.querySelector("#ask");
+        form.elements.max_tokens.value = 200;
+        form.requestSubmit();
+        document.dispatchEvent(new KeyboardEvent("keydown", {key: "Escape", bubbles: true}));
+    """)
+    assert window.wait(IDLE)
+    assert window.run(MESSAGE) == "stopped"
+    ask(window, max_tokens=100_000)
+    assert "context holds" in window.run(MESSAGE)
+    # The browser says that the server refused; the page says why.
+    assert all("400" in entry["message"] for entry in window.log("browser"))
+
+
+def test_nothing_from_elsewhere_may_be_loaded(url: str) -> None:
+    page = httpx.get(f"{url}/")
+    assert page.headers["content-security-policy"].startswith("default-src 'none';")
+    assert "unsafe" not in page.headers["content-security-policy"]
+    assert httpx.get(f"{url}/playground/main.js").headers["content-type"].startswith("text/java")
+    assert httpx.get(f"{url}/playground/../access.py").status_code == 404
