@@ -15,6 +15,7 @@ from ray import serve
 from cluster.placed_engine import check_models, placed_engine
 from cluster.serving.engine_loop import QUEUE
 from cluster.serving.engine_process import EngineProcess
+from cluster.serving.http.access import EVERYBODY, Access
 from cluster.serving.http.app import build_app
 from cluster.serving.http.service import CompletionService
 from cluster.session import ray_session, resources
@@ -63,6 +64,7 @@ class CompletionServer:
         placement: Placement | None = None,
         queue: int = QUEUE,
         cores: Sequence[int] = (),
+        access: Access = EVERYBODY,
     ) -> None:
         engine: Engine | EngineProcess
         if placement is None:
@@ -72,7 +74,7 @@ class CompletionServer:
             engine = self._devices.enter_context(
                 placed_engine(spec, configuration, limits, placement)
             )
-        self._service = CompletionService(engine, model, learned, queue, cores)
+        self._service = CompletionService(engine, model, learned, queue, cores, access)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return build_app(self._service)
@@ -139,16 +141,18 @@ def application(
     model: str | None = None,
     placement: Placement | None = None,
     queue: int = QUEUE,
+    access: Access = EVERYBODY,
 ) -> serve.Application:
     """The Ray Serve application, for the cluster that this process is connected to. `limits` are
     those of a replica, where `queue` more requests may wait; `model` is the name that clients give,
-    the pair's when unset; `placement` sets the models' devices, otherwise the replica has them.
+    the pair's when unset; `placement` sets the models' devices, otherwise the replica has them;
+    `access` says who may ask for how much.
 
     Raises :class:`UserError` where the pair or the configuration cannot be used.
     """
     check_servable(spec, configuration, placement)
     learned = learned_state(spec, configuration)
-    return _bound(spec, configuration, limits, model, learned, placement, queue)
+    return _bound(spec, configuration, limits, model, learned, placement, queue, access=access)
 
 
 def _bound(
@@ -160,6 +164,7 @@ def _bound(
     placement: Placement | None,
     queue: int,
     cores: Sequence[int] = (),
+    access: Access = EVERYBODY,
 ) -> serve.Application:
     needs = {"CPU": 0.0, "GPU": 0.0}
     if placement is None:
@@ -170,7 +175,7 @@ def _bound(
     )
     model = model or spec.name
     return deployment.bind(
-        spec, configuration, limits, model, learned, placement, queue, cores=cores
+        spec, configuration, limits, model, learned, placement, queue, cores=cores, access=access
     )
 
 
@@ -187,6 +192,7 @@ def serving(
     queue: int = QUEUE,
     cores: Sequence[int] = (),
     fresh: bool = False,
+    access: Access = EVERYBODY,
 ) -> Iterator[str]:
     """Serve while the block runs; yields the base URL once requests are answered. A bandit over
     drafters keeps learning, from its state when it was served last.
@@ -198,6 +204,7 @@ def serving(
         queue: requests that may wait; others are refused.
         cores: the CPU cores that the engine's threads run on; unset, any.
         fresh: neither use nor keep what is learned while serving.
+        access: who may ask for how much.
         model: the name that clients give; the pair's name when unset.
         placement: the devices that the models are on; unset, every replica has them.
 
@@ -211,7 +218,7 @@ def serving(
         check_port(host, port)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     with ray_session():
-        bound = _bound(spec, configuration, limits, model, learned, placement, queue, cores)
+        bound = _bound(spec, configuration, limits, model, learned, placement, queue, cores, access)
         try:
             serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
         except TimeoutError as error:

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
 
-from cluster.serving.http.access import EVERYBODY, OPEN, Access, Gate
+from cluster.serving.http.access import OPEN, Gate
 from cluster.serving.http.errors import add_error_handlers
 from cluster.serving.http.openapi import ANYWHERE, describe_bodies
 from cluster.serving.http.pages import Page, add_page
@@ -28,10 +28,8 @@ ROUTES: tuple[Callable[[CompletionService], APIRouter], ...] = (
 )
 
 
-def build_app(
-    service: CompletionService, access: Access = EVERYBODY, page: Page | None = None
-) -> FastAPI:
-    """Routes and error shapes, for those with `access`; the application's lifespan runs the
+def build_app(service: CompletionService, page: Page | None = None) -> FastAPI:
+    """Routes and error shapes, for those who have access; the application's lifespan runs the
     engine."""
 
     @asynccontextmanager
@@ -51,6 +49,6 @@ def build_app(
         add_page(app, page)
     for router in ROUTES:
         app.include_router(router(service))
-    describe_bodies(app, service.schema_limits(), OPEN, keys=access.keys is not None)
-    app.add_middleware(Gate, access=access)
+    describe_bodies(app, service.schema_limits(), OPEN, keys=service.access.keys is not None)
+    app.add_middleware(Gate, access=service.access)
     return app

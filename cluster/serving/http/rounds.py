@@ -21,7 +21,7 @@ class Rounds:
         self, service: CompletionService, configuration: Configuration, requests: Sequence[Request]
     ) -> None:
         self._drafter = configuration.drafter
-        self._name = service.token_texts.named
+        self._name = service.prompts.texts.named
         tokenizer = service.prompts.tokenizer
         self._decoders = [StreamDecoder(tokenizer, r.stop, r.tokens) for r in requests]
 

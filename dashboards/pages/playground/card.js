@@ -3,7 +3,6 @@
 import { BRANCH, ORIGINS } from "./origins.js";
 
 const card = document.querySelector("#card");
-const MOST = 24; // candidates listed
 
 /** Show the card beside `element`; hide it where null. */
 export function describe(element, sentence, round, token) {
@@ -33,25 +32,19 @@ function told(token) {
   return line;
 }
 
-/** The candidates in the order drafted, each as deep as it is in the tree. */
+/** The candidates, a line for each place after the text; of a tree's, what competes for it. */
 function tree(candidates) {
   const list = document.createElement("ul");
   const depths = [];
-  for (const candidate of candidates) {
-    depths.push(candidate.parent < 0 ? 0 : depths[candidate.parent] + 1);
-    if (list.children.length === MOST) continue;
-    const item = document.createElement("li");
-    item.className = candidate.accepted ? "kept" : "lost";
-    item.style.paddingLeft = `${depths.at(-1) * 10}px`;
-    const text = document.createElement("span");
-    text.className = candidate.accepted ? `token ${candidate.origin}` : "token lost";
-    text.textContent = visible(candidate.text);
-    item.append(text);
-    if (candidate.probability !== null) item.append(` ${share(candidate.probability)}`);
-    list.append(item);
+  for (const { accepted, origin, parent, probability, text } of candidates) {
+    const depth = parent < 0 ? 0 : depths[parent] + 1;
+    depths.push(depth);
+    const line = list.children[depth] ?? list.appendChild(document.createElement("li"));
+    const sample = document.createElement("span");
+    sample.className = accepted ? `token ${origin}` : "token lost";
+    sample.textContent = visible(text);
+    line.append(sample, probability === null ? " " : ` ${share(probability)}  `);
   }
-  const more = candidates.length - MOST;
-  if (more > 0) list.append(paragraph("li", `and ${more} more`));
   return list;
 }
 

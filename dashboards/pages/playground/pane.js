@@ -2,6 +2,7 @@
 
 import { describe } from "./card.js";
 
+const HEIGHT = 8; // pixels of a token in the strip
 const LEAST = 0.1; // milliseconds of a round, so that every round is seen
 
 export class Pane {
@@ -109,13 +110,18 @@ function column(round, number) {
   column.dataset.round = number;
   column.setAttribute("aria-label", sentence(round, number));
   column.style.flexGrow = Math.max(round.milliseconds, LEAST);
-  const lost = Array(round.drafted - round.accepted).fill("lost");
-  for (const kind of [...round.tokens.map((token) => token.origin), ...lost]) {
-    const cell = document.createElement("i");
-    cell.className = kind;
-    column.append(cell);
-  }
+  for (const { origin } of round.tokens) column.append(cell(origin, 1));
+  const lost = round.drafted - round.accepted;
+  if (lost) column.append(cell("lost", lost));
   return column;
+}
+
+function cell(kind, count) {
+  const cell = document.createElement("i");
+  cell.className = kind;
+  cell.dataset.count = count;
+  cell.style.flexBasis = `${HEIGHT * count}px`;
+  return cell;
 }
 
 function sentence(round, number) {

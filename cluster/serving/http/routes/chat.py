@@ -95,4 +95,4 @@ class ChatAnswer(Answer[ChatRequest]):
         return list(self.requests[0].tokens) if self.body.return_token_ids else None
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs] | None) -> ChatLogprobs | None:
-        return None if tokens is None else self.service.token_texts.chat(tokens)
+        return None if tokens is None else self.prompts.texts.chat(tokens)

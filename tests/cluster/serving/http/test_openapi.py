@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from cluster.serving.http.access import Access
 from cluster.serving.http.app import build_app
 from cluster.serving.http.limits import RequestLimits
 from cluster.serving.http.service import CompletionService
@@ -42,7 +43,9 @@ class Api:
 
     def __init__(self, engine: Engine, runner: asyncio.Runner, stack: AsyncExitStack) -> None:
         self.engine, self.run = engine, runner.run
-        app = build_app(CompletionService(engine, "tiny", limits=RequestLimits(tokens=8)))
+        app = build_app(
+            CompletionService(engine, "tiny", access=Access(limits=RequestLimits(tokens=8)))
+        )
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60)
         self.run(stack.enter_async_context(app.router.lifespan_context(app)))
