@@ -30,6 +30,7 @@ COMMANDS = {
     "schedule": "Choose a configuration for each range of load, and time the best.",
     "sweep": "Find the fastest configuration for a pair and its prompts.",
     "report": "Write a sweep's HTML report again.",
+    "certify": "Show that a configuration changes nothing but the speed.",
     "promote": "Make another configuration of a sweep the champion.",
     "serve": "Serve the champion over HTTP, OpenAI-compatible.",
     "generate": "Complete a prompt and show where the tokens came from.",
