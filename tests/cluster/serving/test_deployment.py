@@ -11,7 +11,7 @@ import pytest
 from ray import serve
 
 from cluster.serving.deployment import check_cores, check_port, check_servable, serving
-from cluster.serving.openai_protocol import MAX_BODY_BYTES
+from cluster.serving.protocol.fields import MAX_BODY_BYTES
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings

@@ -14,8 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from cluster.serving.http_app import CompletionService, build_app
-from cluster.serving.openai_protocol import MAX_BODY_BYTES
+from cluster.serving.http.app import build_app
+from cluster.serving.http.service import CompletionService
+from cluster.serving.protocol.fields import MAX_BODY_BYTES
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.engine import Engine

@@ -8,7 +8,9 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from cluster.serving.openai_protocol import MAX_BODY_BYTES, CompletionRequest, Error
+from cluster.serving.protocol.completions import CompletionRequest
+from cluster.serving.protocol.errors import Error
+from cluster.serving.protocol.fields import MAX_BODY_BYTES
 
 Answers = dict[int | str, dict[str, Any]]
 

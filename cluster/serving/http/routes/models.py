@@ -1,0 +1,26 @@
+"""The model that is served."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+
+from cluster.serving.http.openapi import MODEL, MODEL_NAME
+from cluster.serving.http.service import CompletionService
+from cluster.serving.protocol.models import ModelCard, ModelList
+
+
+def router(service: CompletionService) -> APIRouter:
+    """`/v1/models`."""
+    routes = APIRouter()
+
+    @routes.get("/v1/models")
+    async def models() -> ModelList:
+        return ModelList(data=[ModelCard(id=service.model, created=service.started)])
+
+    @routes.get("/v1/models/{name:path}", responses=MODEL, openapi_extra=MODEL_NAME)
+    async def model(request: HttpRequest) -> ModelCard:
+        service.check_model(request.path_params["name"])
+        return ModelCard(id=service.model, created=service.started)
+
+    return routes
