@@ -53,13 +53,8 @@ class Configuration(Value):
     def label(self) -> str:
         """A short name for tables and plots; several may share one
         (:mod:`specdec_core.config.labels`)."""
-        if self.sampling.greedy:
-            return self.without_sampling
-        warpers = [f"T={self.sampling.temperature:g}"]
-        warpers += [f"top-k={self.sampling.top_k}"] if self.sampling.top_k else []
-        warpers += [f"top-p={self.sampling.top_p:g}"] if self.sampling.top_p < 1 else []
-        warpers += ["coupled"] if self.sampling.coupling == "gumbel" else []
-        return f"{self.without_sampling} ({', '.join(warpers)})"
+        sampling = self.sampling.label
+        return f"{self.without_sampling} ({sampling})" if sampling else self.without_sampling
 
     @property
     def without_sampling(self) -> str:
@@ -70,14 +65,8 @@ class Configuration(Value):
     def sentence(self) -> str:
         """A plain description of everything that is not default."""
         drafted = self.drafter.sentence if self.drafter else "The target model decodes alone."
-        if self.sampling.greedy:
-            return drafted
-        clauses = [f"Sampled at temperature {self.sampling.temperature:g}"]
-        top_k = self.sampling.top_k
-        clauses += [f"from the {top_k} likeliest tokens"] if top_k else []
-        clauses += [f"top-p {self.sampling.top_p:g}"] if self.sampling.top_p < 1 else []
-        clauses += ["draft and target with the same noise"] * (self.sampling.coupling == "gumbel")
-        return f"{drafted} {', '.join(clauses)}."
+        sampling = self.sampling.sentence
+        return f"{drafted} {sampling}." if sampling else drafted
 
     @property
     def family(self) -> str:

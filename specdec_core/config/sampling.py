@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from specdec_core.config.base import Value
 
@@ -19,9 +27,39 @@ Temperature = Annotated[
 ]
 """Logits are divided by this; 0, or a number too small to divide by, is greedy decoding."""
 
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+_Bias = tuple[
+    Annotated[int, Field(ge=0)], Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+]
+
+
+def _pairs(value: Any) -> Any:
+    return tuple(value.items()) if isinstance(value, Mapping) else value
+
+
+def _in_order(pairs: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a token is given twice")
+    return tuple(sorted(pairs))
+
+
+LogitBias = Annotated[
+    tuple[_Bias, ...],
+    BeforeValidator(_pairs),
+    AfterValidator(_in_order),
+    PlainSerializer(dict, return_type=dict[int, float]),
+]
+"""Numbers to add to tokens' logits: pairs in the order of the tokens, given as a mapping."""
+
 
 class Sampling(Value):
-    """How a distribution is made from logits; applied alike to target and draft model."""
+    """How a distribution is made from logits; applied alike to target and draft model.
+
+    In this order, which is vLLM's: the logit bias, the penalties (repetition, then frequency and
+    presence), temperature, min-p, top-k, top-p. Greedy decoding takes the largest score after the
+    penalties. The repetition penalty is of the tokens of prompt and output, as in transformers; the
+    others are of the output's alone.
+    """
 
     temperature: Temperature = Field(default=0.0, description="0 is greedy decoding")
     top_k: int = Field(default=0, ge=0, description="keep the k most likely tokens; 0 keeps all")
@@ -31,13 +69,100 @@ class Sampling(Value):
         description="the acceptance rule when sampling, both lossless: rejection sampling, or draft"
         " and target choosing with the same noise (specdec_core.tokens.coupling)",
     )
+    min_p: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="keep tokens with at least this share of the largest probability",
+    )
+    presence_penalty: Penalty = Field(
+        default=0.0, description="subtracted from the logits of tokens in the output"
+    )
+    frequency_penalty: Penalty = Field(
+        default=0.0, description="the same, as often as a token is in the output"
+    )
+    repetition_penalty: float = Field(
+        default=1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="divides the positive logits of tokens in prompt or output, and multiplies the"
+        " negative ones",
+    )
+    logit_bias: LogitBias = Field(default=(), description="added to the logits of these tokens")
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Later fields are left out at their defaults, so that ids and files stay as they were."""
+        written: dict[str, Any] = handler(self)
+        for name in _LATER:
+            if getattr(self, name) == type(self).model_fields[name].default:
+                written.pop(name, None)
+        return written
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
 
     @property
+    def edits_logits(self) -> bool:
+        """Whether logits are changed before the temperature, under greedy decoding, too."""
+        return bool(self.logit_bias) or self.penalises
+
+    @property
+    def penalises(self) -> bool:
+        """Whether a distribution depends on which tokens the text has."""
+        penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty
+        return penalties != (0, 0, 1)
+
+    @property
     def fixed_output(self) -> bool:
         """Whether the output depends on the target, the prompt and the seed alone, and not on the
         drafts. Then any drafter can be replayed from a recorded trace."""
         return self.greedy or self.coupling == "gumbel"
+
+    @property
+    def label(self) -> str:
+        """What is not default, in short; empty for plain greedy decoding."""
+        drawn = {
+            f"T={self.temperature:g}": True,
+            f"min-p={self.min_p:g}": self.min_p > 0,
+            f"top-k={self.top_k}": self.top_k,
+            f"top-p={self.top_p:g}": self.top_p < 1,
+            "coupled": self.coupling == "gumbel",
+        }
+        edited = {
+            f"repetition={self.repetition_penalty:g}": self.repetition_penalty != 1,
+            f"frequency={self.frequency_penalty:g}": self.frequency_penalty,
+            f"presence={self.presence_penalty:g}": self.presence_penalty,
+            f"bias on {len(self.logit_bias)}": self.logit_bias,
+        }
+        shown = edited if self.greedy else {**drawn, **edited}
+        return ", ".join(part for part, wanted in shown.items() if wanted)
+
+    @property
+    def sentence(self) -> str:
+        """The same in words, without a full stop."""
+        drawn = {
+            f"sampled at temperature {self.temperature:g}": True,
+            f"min-p {self.min_p:g}": self.min_p > 0,
+            f"from the {self.top_k} likeliest tokens": self.top_k,
+            f"top-p {self.top_p:g}": self.top_p < 1,
+            "draft and target with the same noise": self.coupling == "gumbel",
+        }
+        edited = {
+            f"repetition penalty {self.repetition_penalty:g}": self.repetition_penalty != 1,
+            f"frequency penalty {self.frequency_penalty:g}": self.frequency_penalty,
+            f"presence penalty {self.presence_penalty:g}": self.presence_penalty,
+            f"biases on {len(self.logit_bias)} tokens": self.logit_bias,
+        }
+        shown = edited if self.greedy else {**drawn, **edited}
+        return ", ".join(part for part, wanted in shown.items() if wanted).capitalize()
+
+
+_LATER = (
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+)

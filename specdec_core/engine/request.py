@@ -7,13 +7,25 @@ from dataclasses import dataclass
 from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
 from specdec_core.engine.scheduler import Limits
-from specdec_core.tokens.statistics import Generation
+from specdec_core.tokens.statistics import Generation, TokenLogprobs
 from specdec_core.tokens.token_tree import Origin
 
 
 @dataclass(frozen=True)
 class Request:
-    """One text to complete. Without `sampling` the configuration's applies."""
+    """One text to complete. Without `sampling` the configuration's applies.
+
+    Args:
+        stop: strings that end the text and are not part of it.
+        ignore_eos: whether it goes on after tokens that end texts.
+        stop_tokens: tokens that end the text, also with `ignore_eos`. The token is in `tokens`, and
+            not in the text.
+        min_tokens: before so many new tokens none can end the text, and `stop` is not looked for
+            in them.
+        logprobs: the number of most likely tokens to return for each new one, beside its own
+            log-probability; None: neither.
+        speculate: the most consecutive candidates a round; 0: no speculation.
+    """
 
     id: str
     tokens: tuple[int, ...]
@@ -22,10 +34,20 @@ class Request:
     seed: int = 0
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    stop_tokens: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    logprobs: int | None = None
+    speculate: int | None = None
 
     def check(self, max_length: int, vocab_size: int, limits: Limits) -> None:
         """Raises :class:`UserError` for a prompt that is empty, has tokens outside the vocabulary,
-        or does not fit, with its output, in `max_length` tokens or the whole cache."""
+        or does not fit, with its output, in `max_length` tokens or the whole cache; and for
+        settings that cannot be met."""
+        later = (self.stop_tokens, self.min_tokens, self.logprobs is not None)
+        if any(later) or self.speculate is not None:
+            raise UserError("not supported yet")
+        if self.sampling is not None and self.sampling.edits_logits:
+            raise UserError("penalties and logit_bias: not supported yet")
         if not self.tokens:
             raise UserError("the prompt is empty")
         if self.max_new_tokens < 1:
@@ -55,3 +77,4 @@ class Chunk:
     tokens: list[int]
     origins: list[Origin]
     finished: Generation | None = None
+    logprobs: list[TokenLogprobs] | None = None  # of each of `tokens`, where asked for

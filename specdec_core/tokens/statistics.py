@@ -54,6 +54,17 @@ FinishReason = Literal["length", "stop"]  # "stop": EOS or a stop string
 _OF_THE_TARGET = (Origin.CORRECTION, Origin.BONUS, Origin.TARGET)
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The target's log-probability of an output token, and its `top` most likely tokens there with
+    theirs, falling: the log-softmax of its logits as they are, before any warper (what vLLM calls
+    raw_logprobs)."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
 @dataclass(slots=True)
 class Generation:
     """A finished request: tokens, text, and how they came about."""
@@ -69,6 +80,7 @@ class Generation:
     seconds: float = 0.0  # from the first prompt token to the last output token
     token_seconds: list[float] = field(default_factory=list)  # arrival of each token
     cached_tokens: int = 0  # of the prompt, which a slot held already
+    logprobs: list[TokenLogprobs] | None = None  # of each token, where asked for
 
     @property
     def counts(self) -> Counts:
