@@ -41,6 +41,15 @@ class ActiveRequest:
     rounds: list[Round] = field(default_factory=list)
     token_seconds: list[float] = field(default_factory=list)
 
+    @classmethod
+    def begin(
+        cls, request: Request, state: SlotState, decoder: StreamDecoder, started: float
+    ) -> ActiveRequest:
+        """A request that enters its slot."""
+        origins = [origin for _, origin in request.written]
+        seconds = [0.0] * len(origins)
+        return cls(request, state, decoder, started, origins=origins, token_seconds=seconds)
+
     @property
     def begun(self) -> bool:
         """Whether it has had its first round, the one that reads the prompt to its end."""

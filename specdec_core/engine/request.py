@@ -25,6 +25,10 @@ class Request:
         logprobs: the number of most likely tokens to return for each new one, beside its own
             log-probability; None: neither.
         speculate: the most consecutive candidates a round; 0: no speculation.
+        written: output that there is already, each token with its origin, because another engine
+            has begun the text: it goes on from there. A text that is fixed by the seed (greedy,
+            coupled) goes on as it would have; another one's continuation has the target's
+            distribution. The first chunk's text is all of the output's.
     """
 
     id: str
@@ -38,6 +42,12 @@ class Request:
     min_tokens: int = 0
     logprobs: int | None = None
     speculate: int | None = None
+    written: tuple[tuple[int, Origin], ...] = ()
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        """The prompt and what is written already."""
+        return (*self.tokens, *(token for token, _ in self.written))
 
     def check(self, max_length: int, vocab_size: int, limits: Limits) -> None:
         """Raises :class:`UserError` for a prompt that is empty, has tokens outside the vocabulary,
