@@ -15,14 +15,17 @@ from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 from starlette.requests import Request as HttpRequest
 
-from cluster.serving.engine_loop import EngineFailed, Submission
+from cluster.serving.engine_loop import EngineFailed
+from cluster.serving.engine_process import EngineProcess
 from cluster.serving.http.bodies import read_body
 from cluster.serving.http.openapi import COMPLETION, COMPLETION_REQUEST
 from cluster.serving.http.service import CompletionService
 from cluster.serving.protocol.completions import Completion, CompletionChoice, CompletionRequest
 from cluster.serving.protocol.counts import SpecDec, Usage
 from cluster.serving.protocol.errors import SERVER_ERROR, ApiError
-from specdec_core.engine import Request
+from cluster.serving.stream import Stream
+from specdec_core.config import Configuration
+from specdec_core.engine import Engine, Request
 from specdec_core.tokens.statistics import Generation
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -58,7 +61,11 @@ def router(service: CompletionService) -> APIRouter:
 
 class _Completions:
     def __init__(self, service: CompletionService) -> None:
-        self.service, self.engine = service, service.engine
+        self.service = service
+
+    @property
+    def engine(self) -> Engine | EngineProcess:
+        return self.service.engine
 
     def requests(self, body: CompletionRequest) -> list[Request]:
         """One engine request for each prompt. Raises :class:`ApiError`."""
@@ -94,37 +101,35 @@ class _Completions:
         decode = self.engine.pair.tokenizer.decode
         return [p if isinstance(p, str) else str(decode(p)) for p in body.prompts]
 
-    def completion(self, **fields: Any) -> Completion:
+    def completion(self, configuration: Configuration, **fields: Any) -> Completion:
         return Completion(
             id=f"cmpl-{uuid.uuid4().hex}",
             created=int(time.time()),
             model=self.service.model,
-            system_fingerprint=self.engine.configuration.id,
+            system_fingerprint=configuration.id,
             **fields,
         )
 
-    def specdec(self, generations: list[Generation]) -> SpecDec:
-        return SpecDec.of(generations, self.engine.configuration)
-
-    async def complete(self, body: CompletionRequest, submission: Submission) -> Completion:
+    async def complete(self, body: CompletionRequest, submission: Stream) -> Completion:
         """The whole answer at once."""
         with closing(submission):
             done = {index: chunk.finished async for index, chunk in submission if chunk.finished}
         generations = [done[index] for index in sorted(done)]
         echoed = self.echoed(body)
         return self.completion(
+            submission.configuration,
             choices=[
                 CompletionChoice(index=i, text=echoed[i] + g.text, finish_reason=g.finish_reason)
                 for i, g in enumerate(generations)
             ],
             usage=Usage.of(generations),
-            specdec=self.specdec(generations),
+            specdec=SpecDec.of(generations, submission.configuration),
         )
 
-    async def events(self, body: CompletionRequest, submission: Submission) -> AsyncIterator[str]:
+    async def events(self, body: CompletionRequest, submission: Stream) -> AsyncIterator[str]:
         """The answer as server-sent events, the choices' chunks as they come. The last chunk of
         text carries `specdec`; usage follows if requested."""
-        answer = self.completion(choices=[])
+        answer = self.completion(submission.configuration, choices=[])
         generations: list[Generation] = []
 
         def event(choices: list[CompletionChoice], **fields: Any) -> str:
@@ -143,7 +148,7 @@ class _Completions:
                         choice.finish_reason = chunk.finished.finish_reason
                         generations.append(chunk.finished)
                         if len(generations) == len(body.prompts):
-                            fields["specdec"] = self.specdec(generations)
+                            fields["specdec"] = SpecDec.of(generations, submission.configuration)
                     if chunk.text or chunk.finished:
                         yield event([choice], **fields)
                 if body.stream_options and body.stream_options.include_usage:
