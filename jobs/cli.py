@@ -33,6 +33,8 @@ COMMANDS = {
     "certify": "Show that a configuration changes nothing but the speed.",
     "promote": "Make another configuration of a sweep the champion.",
     "serve": "Serve the champion over HTTP, OpenAI-compatible.",
+    "deploy": "Have a running server serve another configuration, without a pause.",
+    "rollback": "Have a running server serve what it served before.",
     "generate": "Complete a prompt and show where the tokens came from.",
     "bench": "Time this engine against transformers and vLLM.",
     "scale": "Measure how counting scales over nodes, and what limits it.",

@@ -11,10 +11,11 @@ from pydantic import NonNegativeInt, PositiveInt
 from rich.markup import escape
 from typer import Option
 
-from jobs.choice import choose
+from jobs.choice import PairConfiguration, choose, choose_version
 from jobs.console import console, print_configuration, run
+from jobs.deploy import follow_champion
 from jobs.options import Config, Placed, numbers
-from specdec_core.config import Configuration, Placement, Value, parse
+from specdec_core.config import Placement, Value, parse
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -76,9 +77,15 @@ def main(
         bool, Option("--fresh", help="Neither use nor keep what is learned while serving.")
     ] = False,
     cluster: Placed = None,
+    follow: Annotated[
+        float | None,
+        Option(
+            min=1, help="Look so many seconds apart for a new certified champion, and serve that."
+        ),
+    ] = None,
 ) -> None:
     """Serve completions over HTTP (OpenAI's protocol) with Ray Serve until Ctrl-C."""
-    choice, source = choose(config)
+    choice, source, version = choose_version(config)
     placement = None if cluster is None else Placement.load(cluster)
     bound = numbers(cores, "--cores", int) if cores is not None else ()
     from cluster.serving.deployment import serving  # Ray takes seconds to import
@@ -97,22 +104,30 @@ def main(
                 placement=placement,
                 cores=bound,
                 fresh=fresh,
+                source=source,
+                version=version,
             )
             with server as url:
                 status.stop()
-                _announce(url, choice.pair.name, choice.configuration, source)
+                _announce(url, choice, source)
                 signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray replaced it
+                if follow is not None:
+                    follow_champion(url, version, follow)
                 signal.pause()
     except KeyboardInterrupt:
         console.print("stopped")
 
 
-def _announce(url: str, model: str, configuration: Configuration, source: str) -> None:
-    body = json.dumps({"model": model, "prompt": "def main(", "max_tokens": 64, "stream": True})
-    print_configuration(configuration, source, f"[green]ready[/green]  {url}  ")
+def _announce(url: str, choice: PairConfiguration, source: str) -> None:
+    from cluster.serving.deployment import certified
+
+    body = {"model": choice.pair.name, "prompt": "def main(", "max_tokens": 64, "stream": True}
+    print_configuration(choice.configuration, source, f"[green]ready[/green]  {url}  ")
+    sentence = certified(choice.pair, choice.configuration)
+    console.print(sentence or "[yellow]not certified[/yellow]: `specdec certify` checks it")
     console.print(
         f"\n  curl -N {url}/v1/completions -H 'Content-Type: application/json' \\\n"
-        f"    -d '{escape(body)}'\n\nCtrl-C stops the server.",
+        f"    -d '{escape(json.dumps(body))}'\n\nCtrl-C stops the server.",
         soft_wrap=True,
     )
 

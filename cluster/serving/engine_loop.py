@@ -138,6 +138,11 @@ class EngineLoop:
         waiting = max(self.running - self.engine.slots, self.engine.status().waiting)
         return min(waiting, self.running)  # what the engine says may be about those that have left
 
+    @property
+    def full(self) -> bool:
+        """Whether so many wait that no more are taken."""
+        return self.running - self.engine.slots >= self.queue or 0 < self.queue <= self.waiting
+
     def check(self) -> None:
         """Raises :class:`EngineFailed` where the engine is broken, or its process has ended."""
         engine = self.engine
@@ -156,9 +161,8 @@ class EngineLoop:
             EngineFailed: the engine is broken.
         """
         self.check()
-        waiting = self.waiting
-        full = self.running - self.engine.slots >= self.queue or 0 < self.queue <= waiting
-        if full and not begun:
+        if self.full and not begun:
+            waiting = self.waiting
             raise QueueFull(waiting, self._pace.seconds(waiting - self.queue + 1))
         submission = Submission(self, requests)
         try:

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
+from cluster.placed_engine import check_models
 from cluster.serving.engine_loop import EngineFailed
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.served import Deployment, Served
 from cluster.serving.stream import Stream
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Engine, Request
+from specdec_core.models.pair import check_pair
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +74,11 @@ class Rollout:
     def waiting(self) -> int:
         """Requests that have no slot."""
         return sum(served.loop.waiting for served in self._all())
+
+    @property
+    def full(self) -> bool:
+        """Whether so many wait that no more are taken."""
+        return self.current.loop.full
 
     @property
     def cancelled(self) -> int:
@@ -142,7 +149,7 @@ class Rollout:
     async def deploy(self, deployment: Deployment) -> Served:
         """Serve something else from now on. Raises :class:`UserError` where that cannot be; then
         all stays as it is."""
-        self.check_deployable(deployment)
+        await asyncio.to_thread(self.check_deployable, deployment)
         async with self._changing:
             old = self.current
             try:
@@ -161,13 +168,16 @@ class Rollout:
         return await self.deploy(self.previous)
 
     def check_deployable(self, deployment: Deployment) -> None:
-        """Raises :class:`UserError` for another target: clients are promised this one's text."""
+        """Raises :class:`UserError` for another target, as clients are promised this one's text,
+        and for models that are not there."""
         served, wanted = self.current.deployment.pair.target, deployment.pair.target
         if wanted != served:
             raise UserError(
                 f"this server's target is {served}, and not {wanted}: another target writes other"
                 " texts and needs a server of its own"
             )
+        check_pair(deployment.pair)
+        check_models(deployment.pair, deployment.configuration)
 
     @property
     def _replaceable(self) -> bool:

@@ -83,8 +83,8 @@ class Sampling(Value):
     )
     repetition_penalty: float = Field(
         default=1.0,
-        gt=0,
-        allow_inf_nan=False,
+        ge=1e-6,
+        le=1e6,
         description="divides the positive logits of tokens in prompt or output, and multiplies the"
         " negative ones",
     )

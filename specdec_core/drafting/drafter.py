@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from specdec_core.drafting.heads.loaded import LoadedHead
     from specdec_core.models.runner import ModelRunner
     from specdec_core.tokens.sampling import RandomStream
+    from specdec_core.tokens.text_warper import TextWarper
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class SlotState:
     batch: int = 1  # requests that share the round
     # The target's tokens that begin the next tree, where the drafter has a target_width.
     target_start: list[int] = field(default_factory=list)
+    warper: TextWarper | None = None  # what of its sampling depends on the text
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.drafter import SlotState
+from specdec_core.drafting.warped import warped
 from specdec_core.models.runner import Batch
 from specdec_core.tokens.acceptance import Places
 from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
@@ -66,6 +67,12 @@ class Growth:
         rows = [self.sequences[i].slot for i in wanted]
         counts = [len(nodes) for nodes in wanted.values()]
         output = self.context.runner.forward(Batch(rows, feed, parents, counts))
+        growing = list(wanted)
+        output = warped(
+            output,
+            [self.sequences[i] for i in growing],
+            lambda n: [self.trees[growing[n]].path(node) for node in wanted[growing[n]]],
+        )
         return Level(
             [i for i, nodes in wanted.items() for _ in nodes],
             [node for nodes in wanted.values() for node in nodes],

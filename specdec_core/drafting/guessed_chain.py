@@ -22,10 +22,11 @@ from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.drafting.recorded import PolicyChains, RecordedResources
+from specdec_core.drafting.warped import warped
 from specdec_core.models.runner import Batch, Output
 from specdec_core.tokens.acceptance import Reading, rule_of
 from specdec_core.tokens.sampling import distributions
-from specdec_core.tokens.token_tree import Origin, TokenTree
+from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 from specdec_core.tokens.topology import after_text
 
 
@@ -122,6 +123,14 @@ class GuessedChain(Drafter):
         rows, counts = [draft.state.slot for draft in active], [1 + len(g) for g in guesses]
         output = self.runner.forward(Batch(rows, tokens, parents, counts))
         returned = perf_counter()
+        output = warped(
+            output,
+            [draft.state for draft in active],
+            lambda n: [
+                [*active[n].tree.tokens, *guesses[n].path(node)]
+                for node in range(ROOT, len(guesses[n]))
+            ],
+        )
         owners = zip(active, counts, strict=True)
         samplings = [draft.state.sampling for draft, count in owners for _ in range(count)]
         probs = distributions(output.logits, samplings)

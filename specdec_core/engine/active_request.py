@@ -6,9 +6,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from specdec_core.drafting.drafter import SlotState
+from specdec_core.engine.logprobs import Logprobs
 from specdec_core.engine.request import Chunk, Request
 from specdec_core.tokens.detokenising import StreamDecoder
-from specdec_core.tokens.statistics import FinishReason, Generation, Round
+from specdec_core.tokens.statistics import FinishReason, Generation, Round, TokenLogprobs
 from specdec_core.tokens.token_tree import Origin, TokenTree
 
 
@@ -25,6 +26,7 @@ class Addition:
     text: str
     reason: FinishReason | None
     started: int
+    logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(slots=True)
@@ -40,6 +42,7 @@ class ActiveRequest:
     origins: list[Origin] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     token_seconds: list[float] = field(default_factory=list)
+    logprobs: Logprobs | None = None  # where asked for
 
     @classmethod
     def begin(
@@ -60,6 +63,13 @@ class ActiveRequest:
         """Tokens that may still be generated."""
         return self.request.max_new_tokens - len(self.origins)
 
+    @property
+    def room(self) -> int:
+        """The most consecutive candidates of its next round: the target adds its own token to every
+        round."""
+        room, most = self.remaining - 1, self.request.speculate
+        return room if most is None else min(room, most)
+
     def cut(
         self, tokens: list[int], final: Collection[int], texts: bool
     ) -> tuple[list[int], str, FinishReason | None]:
@@ -68,16 +78,16 @@ class ActiveRequest:
         strings."""
         request, decoder = self.request, self.decoder
         reason: FinishReason | None = None
-        if not request.ignore_eos:
-            ends = (i for i, token in enumerate(tokens) if token in final)
-            if (end := next(ends, None)) is not None:
-                tokens, reason = tokens[: end + 1], "stop"
+        ends = (i for i, token in enumerate(tokens) if token in final)
+        if (end := next(ends, None)) is not None:
+            tokens, reason = tokens[: end + 1], "stop"
         if reason is None and len(tokens) == self.remaining:
             reason = "length"
         if reason is None and not texts and not request.stop:
             return tokens, "", None
         unread = len(request.tokens) + decoder.used
-        text = decoder.push([*self.state.tokens[unread:], *tokens])
+        shown = tokens if reason != "stop" else tokens[:-1]  # a final token has no text
+        text = decoder.push([*self.state.tokens[unread:], *shown])
         if decoder.stopped:
             return tokens[: decoder.used - len(self.origins)], text, "stop"
         return tokens, text if reason is None else text + decoder.finish(), reason
@@ -108,7 +118,14 @@ class ActiveRequest:
         )
         self.token_seconds += [after] * len(addition.tokens)
         finished = None if addition.reason is None else self._finished(addition.reason, after)
-        return Chunk(self.request.id, addition.text, addition.tokens, addition.origins, finished)
+        return Chunk(
+            self.request.id,
+            addition.text,
+            addition.tokens,
+            addition.origins,
+            finished,
+            addition.logprobs,
+        )
 
     def _finished(self, reason: FinishReason, seconds: float) -> Generation:
         return Generation(
@@ -123,4 +140,5 @@ class ActiveRequest:
             seconds=seconds,
             token_seconds=self.token_seconds,
             cached_tokens=self.cached,
+            logprobs=None if self.logprobs is None else self.logprobs.tokens,
         )

@@ -19,38 +19,26 @@ from functools import cache, partial
 from time import perf_counter
 
 import torch
-from torch import Tensor
 
 from specdec_core.base.round_clock import RoundClock
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.pearl.link import Link, no_link
-from specdec_core.engine import target_start
 from specdec_core.engine.active_request import ActiveRequest, Addition
 from specdec_core.engine.draft_runners import DraftRunners
+from specdec_core.engine.judging import Judgement, judge
+from specdec_core.engine.logprobs import Logprobs
 from specdec_core.engine.prefixes import Prefixes
 from specdec_core.engine.request import Chunk, Request
 from specdec_core.engine.scheduler import Limits, Scheduler, Step
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch
-from specdec_core.tokens.acceptance import Reading, rule_of
 from specdec_core.tokens.detokenising import StreamDecoder
-from specdec_core.tokens.sampling import RandomStream, distributions
+from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.statistics import Generation
 from specdec_core.tokens.token_tree import Origin, TokenTree
 from specdec_core.tokens.topology import after_text
-from specdec_core.tokens.verification import Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class _Judgement:
-    """The verdict on a slot's tree. `choices` are the target's own tokens: [0] after the text,
-    [i + 1] after node i; `target_start` those that begin the next tree."""
-
-    verdict: Verdict
-    choices: list[int]
-    target_start: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,16 +229,22 @@ class Engine:
         start, states = perf_counter(), []
         for slot, name in plan.entering.items():
             request = self._waiting.pop(name)
+            sampling = request.sampling or self.configuration.sampling
             state = SlotState(
                 slot,
                 list(request.text),
-                request.sampling or self.configuration.sampling,
+                sampling,
                 RandomStream(request.seed, self.target.vocab_size, len(request.written)),
+                warper=request.rules(sampling, self.pair.eos_token_ids).warper(),
                 room=request.max_new_tokens - len(request.written) - 1,
             )
-            decoder = StreamDecoder(self.pair.tokenizer, request.stop, request.tokens)
+            decoder = StreamDecoder(
+                self.pair.tokenizer, request.stop, request.tokens, request.min_tokens
+            )
             active = ActiveRequest.begin(request, state, decoder, start)
             active.cached = self.target.lengths[slot]
+            if request.logprobs is not None:
+                active.logprobs = Logprobs(request.logprobs)
             self._active[slot] = active
             self.prefixes.holds(slot, state.tokens)
             states.append(state)
@@ -270,7 +264,8 @@ class Engine:
         if self.drafter is None:
             return
         slots = [slot for slot in before.reading if slot not in plan.entering]
-        if following := [self._active[slot] for slot in slots if slot in self._active]:
+        present = [self._active[slot] for slot in slots if slot in self._active]
+        if following := [request for request in present if request.request.speculate != 0]:
             start, held = perf_counter(), self.target.lengths
             states = [request.state for request in following]
             # A drafter feeds the last token of the text itself.
@@ -295,23 +290,28 @@ class Engine:
         return {slot: text[ends[slot] :] for slot, text in texts.items()}
 
     def _draft(self, active: list[ActiveRequest]) -> list[TokenTree]:
-        """A draft tree for each slot; an empty one in a request's first round."""
+        """A draft tree for each slot; an empty one where none is drafted."""
         trees = [TokenTree() for _ in active]
-        begun = [n for n, request in enumerate(active) if request.begun]
-        if self.drafter is not None and begun:
+        drafting = [n for n, request in enumerate(active) if self._drafts(request)]
+        if self.drafter is not None and drafting:
             for request in active:
-                # The target adds its own token to every round.
-                request.state.room = request.remaining - 1
-                request.state.batch = len(active)
-            proposed = self.drafter.propose([active[n].state for n in begun])
-            for n, tree in zip(begun, proposed, strict=True):
+                request.state.room, request.state.batch = request.room, len(active)
+            proposed = self.drafter.propose([active[n].state for n in drafting])
+            for n, tree in zip(drafting, proposed, strict=True):
                 trees[n] = tree
         self._clock.drafted()
         return trees
 
+    def _drafts(self, request: ActiveRequest) -> bool:
+        """Whether the drafter is asked in a request's round: not in its first one, and not for a
+        request without speculation, but where the target's tokens begin the trees."""
+        if self.drafter is None or not request.begun:
+            return False
+        return request.request.speculate != 0 or self.drafter.target_width > 0
+
     def _verify(
         self, active: list[ActiveRequest], trees: list[TokenTree], fed: Mapping[int, list[int]]
-    ) -> list[_Judgement]:
+    ) -> list[Judgement]:
         """Feed the target the texts `fed`, by slot, with the trees after them, in one forward, and
         judge the trees."""
         states = [request.state for request in active]
@@ -334,52 +334,19 @@ class Engine:
         output = self.target.forward(batch)
         likely = output.choices()
         self._clock.read()
-        if self.drafter is not None and begun:
-            self.drafter.arrived([states[n] for n in begun], [trees[n] for n in begun])
-        probs: Sequence[Tensor | None] = [None] * len(active)
-        if any(rule_of(state.sampling).samples for state in states):
-            counts = output.counts[: len(states)]
-            counted = zip(states, counts, strict=True)
-            samplings = [state.sampling for state, count in counted for _ in range(count)]
-            warped = distributions(output.logits, samplings)
-            assert warped is not None
-            probs = warped.split(counts)
-        judgements = [
-            self._judge(*slot, partial(output.of_row, n))
-            for n, slot in enumerate(zip(states, trees, likely[: len(states)], probs, strict=True))
-        ]
+        drafted = [n for n, request in enumerate(active) if self._drafts(request)]
+        if self.drafter is not None and drafted:
+            self.drafter.arrived([states[n] for n in drafted], [trees[n] for n in drafted])
+        width = self.drafter.target_width if self.drafter is not None else 0
+        judgements = judge(states, trees, output, likely, width)
         self._clock.verified()
         return judgements
-
-    def _judge(
-        self,
-        state: SlotState,
-        tree: TokenTree,
-        likely: list[int],
-        probs: Tensor | None,
-        logits: Callable[[], Tensor],
-    ) -> _Judgement:
-        """Accept or reject by the rule for the request's sampling. `logits` returns the forward's
-        for this slot."""
-        rule = rule_of(state.sampling)
-        reading = Reading(tree, likely, probs, state.random, len(state.tokens))
-        if state.target_start:
-            reading = target_start.with_text(reading)
-        choices = rule.choices(reading)
-        if state.target_start:
-            verdict = target_start.verify(rule, reading, choices, len(state.target_start))
-        else:
-            verdict = rule.verify(reading, choices)
-        start = []
-        if self.drafter is not None and (width := self.drafter.target_width):
-            start = target_start.next_start(state, verdict, reading.probs, logits, width)
-        return _Judgement(verdict, choices, start)
 
     def _commit(
         self,
         active: list[ActiveRequest],
         trees: list[TokenTree],
-        judgements: list[_Judgement],
+        judgements: list[Judgement],
         texts: bool,
     ) -> list[Addition]:
         """Keep what was accepted, up to the end of the request, and report it to the drafter."""
@@ -394,9 +361,16 @@ class Engine:
             if not state.target_start and verdict.token is not None:
                 tokens.append(verdict.token)
                 origins.append(Origin.CORRECTION if verdict.corrected else Origin.BONUS)
-            tokens, text, reason = request.cut(tokens, self.pair.eos_token_ids, texts)
+            final = request.request.final(self.pair.eos_token_ids)
+            tokens, text, reason = request.cut(tokens, final, texts)
             size = len(tokens)
-            addition = Addition(tree, path[:size], tokens, origins[:size], text, reason, started)
+            logprobs = None
+            if request.logprobs is not None:
+                logits, starts = judgement.logits(), bool(state.target_start)
+                logprobs = request.logprobs.add(tree, path, tokens, logits, starts)
+            addition = Addition(
+                tree, path[:size], tokens, origins[:size], text, reason, started, logprobs
+            )
             request.add(addition)
             additions.append(addition)
             if reason is not None:
@@ -405,7 +379,7 @@ class Engine:
                 self._leave(request)
                 continue
             self.scheduler.grew(request.request.id, len(state.tokens))
-            if self.drafter is not None and not request.begun:
+            if self.drafter is not None and not self._drafts(request):
                 self.drafter.missed(state)
             elif self.drafter is not None:
                 seconds = self._clock.until_read

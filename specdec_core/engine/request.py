@@ -8,6 +8,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
 from specdec_core.engine.scheduler import Limits
 from specdec_core.tokens.statistics import Generation, TokenLogprobs
+from specdec_core.tokens.text_warper import TextRules
 from specdec_core.tokens.token_tree import Origin
 
 
@@ -53,15 +54,19 @@ class Request:
         """Raises :class:`UserError` for a prompt that is empty, has tokens outside the vocabulary,
         or does not fit, with its output, in `max_length` tokens or the whole cache; and for
         settings that cannot be met."""
-        later = (self.stop_tokens, self.min_tokens, self.logprobs is not None)
-        if any(later) or self.speculate is not None:
-            raise UserError("not supported yet")
-        if self.sampling is not None and self.sampling.edits_logits:
-            raise UserError("penalties and logit_bias: not supported yet")
         if not self.tokens:
             raise UserError("the prompt is empty")
         if self.max_new_tokens < 1:
             raise UserError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        if not 0 <= self.min_tokens <= self.max_new_tokens:
+            raise UserError(
+                f"min_tokens must be between 0 and max_new_tokens ({self.max_new_tokens}), got"
+                f" {self.min_tokens}"
+            )
+        if self.logprobs is not None and not 0 <= self.logprobs <= vocab_size:
+            raise UserError(f"logprobs must be between 0 and {vocab_size}, got {self.logprobs}")
+        if self.speculate is not None and self.speculate < 0:
+            raise UserError(f"speculate must be at least 0, got {self.speculate}")
         if len(self.tokens) + self.max_new_tokens > max_length:
             raise UserError(
                 f"the prompt has {len(self.tokens)} tokens and {self.max_new_tokens} new ones"
@@ -75,6 +80,19 @@ class Request:
             )
         if not 0 <= min(self.tokens) <= max(self.tokens) < vocab_size:
             raise UserError(f"the prompt has tokens outside 0…{vocab_size - 1}")
+        bias = [token for token, _ in self.sampling.logit_bias] if self.sampling else []
+        for name, tokens in (("stop_tokens", self.stop_tokens), ("logit_bias", bias)):
+            if outside := [token for token in tokens if not 0 <= token < vocab_size]:
+                raise UserError(f"{name}: {outside[0]} is no token, they are 0…{vocab_size - 1}")
+
+    def final(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
+        """The tokens that end its text, for a model whose texts end with `eos_token_ids`."""
+        return self.stop_tokens if self.ignore_eos else self.stop_tokens | eos_token_ids
+
+    def rules(self, sampling: Sampling, eos_token_ids: frozenset[int]) -> TextRules:
+        """What its text decides about its next token."""
+        final = self.stop_tokens | eos_token_ids
+        return TextRules(sampling, len(self.tokens), self.min_tokens, final)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ class StreamDecoder:
         stop: strings that end the text and are not part of it.
         prompt_ids: the tokens before the generated ones. Their text is not returned; it decides
             whether the first generated token starts with a space.
+        free: generated tokens, the first ones, in whose text no stop string is looked for.
 
     Raises:
         UserError: a stop string is empty.
@@ -42,6 +43,7 @@ class StreamDecoder:
         tokenizer: PreTrainedTokenizerBase,
         stop: Sequence[str] = (),
         prompt_ids: Sequence[int] = (),
+        free: int = 0,
     ):
         if "" in stop:
             raise UserError("stop: a stop string is empty")
@@ -51,7 +53,8 @@ class StreamDecoder:
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder.items()
         self._special = {*tokenizer.all_special_ids, *(id for id, token in added if token.special)}
-        self._stop = tuple(stop)
+        self._stops, self._free = tuple(stop), free
+        self._stop: tuple[str, ...] = ()  # those looked for now
         self._held = ""  # known text that could still become a stop string
         self._window = [t for t in prompt_ids[-PROMPT_CONTEXT:] if t not in self._special]
         self._closed = len(self._window)  # window tokens whose text is complete; context only
@@ -61,6 +64,10 @@ class StreamDecoder:
         """Take generated tokens; returns the text that is certain now, which may lag behind."""
         if self.stopped:
             return ""
+        if self.used < self._free < self.used + len(tokens):
+            end = self._free - self.used
+            return self.push(tokens[:end]) + self.push(tokens[end:])
+        self._stop = self._stops if self.used >= self._free else ()
         known = [token for token in tokens if token not in self._special]  # the others have no text
         text = self._decode(self._window + known) if known else ""
         if len(tokens) > 1 and self._ends_within(text):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 
@@ -14,12 +15,16 @@ from specdec_core.tokens.coupling import SharedNoise
 
 
 def warp(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Probabilities (..., vocabulary) in float32 after temperature, top-k and top-p, in this order,
-    as in transformers. Top-p keeps the smallest set of most likely tokens of at least that mass.
+    """Probabilities (..., vocabulary) in float32 after temperature, min-p, top-k and top-p, in this
+    order, as in vLLM. Min-p drops tokens with less than that share of the largest probability;
+    top-p keeps the smallest set of most likely tokens of at least that mass.
 
     The temperature must not be 0: greedy decoding has no distribution.
     """
     scores = tempered(logits, sampling.temperature)
+    if sampling.min_p > 0:
+        least = scores.amax(dim=-1, keepdim=True) + math.log(sampling.min_p)
+        scores = scores.masked_fill(scores < least, -torch.inf)
     if 0 < sampling.top_k < scores.shape[-1]:
         smallest_kept = scores.topk(sampling.top_k, dim=-1).values[..., -1:]
         scores = scores.masked_fill(scores < smallest_kept, -torch.inf)

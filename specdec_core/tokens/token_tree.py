@@ -126,6 +126,14 @@ class TokenTree:
             depths.append(0 if parent == ROOT else depths[parent] + 1)
         return depths
 
+    def path(self, node: int) -> list[int]:
+        """The tokens on the way to `node`, its own included; none to ROOT."""
+        path: list[int] = []
+        while node != ROOT:
+            path.append(self.tokens[node])
+            node = self.parents[node]
+        return path[::-1]
+
     def children(self) -> dict[int, list[int]]:
         """The children of each inner node (and of ROOT) in the order drawn."""
         children: dict[int, list[int]] = {}

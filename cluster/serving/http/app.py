@@ -11,20 +11,25 @@ from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
 
+from cluster.serving.http.access import EVERYBODY, OPEN, Access, Gate
 from cluster.serving.http.errors import add_error_handlers
-from cluster.serving.http.openapi import ANYWHERE, describe_request
-from cluster.serving.http.routes import completions, health, models
+from cluster.serving.http.openapi import ANYWHERE, describe_bodies
+from cluster.serving.http.routes import chat, completions, deploy, health, models, tokens
 from cluster.serving.http.service import CompletionService
 
 ROUTES: tuple[Callable[[CompletionService], APIRouter], ...] = (
     health.router,
     models.router,
     completions.router,
+    chat.router,
+    tokens.router,
+    deploy.router,
 )
 
 
-def build_app(service: CompletionService) -> FastAPI:
-    """Routes and error shapes; the application's lifespan runs the engine."""
+def build_app(service: CompletionService, access: Access = EVERYBODY) -> FastAPI:
+    """Routes and error shapes, for those with `access`; the application's lifespan runs the
+    engine."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -41,5 +46,6 @@ def build_app(service: CompletionService) -> FastAPI:
     add_error_handlers(app)
     for router in ROUTES:
         app.include_router(router(service))
-    describe_request(app, service.limits())
+    describe_bodies(app, service.schema_limits(), OPEN, keys=access.keys is not None)
+    app.add_middleware(Gate, access=access)
     return app

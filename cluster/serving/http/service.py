@@ -6,12 +6,16 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from cluster.serving.engine_loop import QUEUE, EngineFailed, EngineLoop, QueueFull
 from cluster.serving.engine_process import EngineProcess
+from cluster.serving.http.limits import NO_LIMITS, RequestLimits
+from cluster.serving.http.prompts import Prompts
 from cluster.serving.protocol.errors import ApiError
+from cluster.serving.protocol.logprobs import TokenTexts
 from cluster.serving.protocol.models import Arm, Health
 from cluster.serving.rollout import Rollout
 from cluster.serving.served import Deployment, Served
@@ -27,7 +31,7 @@ class CompletionService:
 
     A bandit with memory of all requests learns from them. With `learned`, it starts from that file,
     if it exists, and saves its state there. While `queue` requests wait, others are refused. The
-    engine's threads run on the CPU cores `cores`, if given.
+    engine's threads run on the CPU cores `cores`, if given. `limits` are those of a request.
     """
 
     def __init__(
@@ -37,12 +41,14 @@ class CompletionService:
         learned: Path | None = None,
         queue: int = QUEUE,
         cores: Sequence[int] = (),
+        limits: RequestLimits = NO_LIMITS,
         deployment: Deployment | None = None,
+        token: str | None = None,
     ) -> None:
         deployment = deployment or Deployment(
             pair=engine.pair.spec, configuration=engine.configuration, learned=learned
         )
-        self.model = model
+        self.model, self.limits, self.token = model, limits, token
         self.loop = Rollout(Served(EngineLoop(engine, queue, cores), deployment))
         self.started = int(time.time())
 
@@ -105,12 +111,30 @@ class CompletionService:
                 health.arms = [Arm(**arm) for arm in arms]
         return health
 
-    def limits(self) -> dict[str, dict[str, Any]]:
+    @cached_property
+    def prompts(self) -> Prompts:
+        """Texts and chats as the model's tokens."""
+        return Prompts(self.engine.pair.tokenizer)
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """The model's tokens as texts."""
+        return TokenTexts(self.engine.pair.tokenizer)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request that came now would be answered."""
+        with suppress(EngineFailed):
+            self.loop.check()
+        return self.loop.failure is None and not self.loop.full
+
+    def schema_limits(self) -> dict[str, dict[str, Any]]:
         """The limits in the schemas of a request's parts, for the served pair."""
         most = self.engine.max_length - 1
         return {
             "ModelName": {"enum": [self.model]},
-            "NewTokens": {"maximum": most},
+            "NewTokens": {"maximum": min(most, self.limits.tokens or most)},
+            "LeastTokens": {"maximum": most},
             "TokenId": {"minimum": 0, "maximum": self.engine.vocab_size - 1},
             "TokenIds": {"maxItems": most},
         }
@@ -130,7 +154,7 @@ class CompletionService:
         try:
             return await self.loop.submit(requests)
         except UserError as error:
-            raise ApiError(str(error), param="prompt") from None
+            raise ApiError(str(error)) from None
         except QueueFull as full:
             raise ApiError(
                 str(full),

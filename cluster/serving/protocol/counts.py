@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from specdec_core.config import Configuration, DrafterSettings, distinct_labels, identity
 from specdec_core.tokens.statistics import Counts, Generation
 
 NOBODY = "nobody"  # drafts, in a range of a schedule
+
+
+def optional() -> Any:
+    """A field that is left out where it is None."""
+    return Field(default=None, exclude_if=lambda value: value is None)
 
 
 class PromptTokens(BaseModel):
@@ -21,19 +27,28 @@ class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokens
+    prompt_tokens_details: PromptTokens | None = optional()
 
     @classmethod
-    def of(cls, generations: Sequence[Generation]) -> Usage:
-        prompt = sum(g.prompt_tokens for g in generations)
+    def of(cls, generations: Sequence[Generation], choices: int = 1) -> Usage:
+        """The sum over generations, of which `choices` after each other share a prompt."""
+        prompts = generations[::choices]
+        prompt = sum(g.prompt_tokens for g in prompts)
         completion = sum(len(g.tokens) for g in generations)
         return cls(
             prompt_tokens=prompt,
             completion_tokens=completion,
             total_tokens=prompt + completion,
-            prompt_tokens_details=PromptTokens(
-                cached_tokens=sum(g.cached_tokens for g in generations)
-            ),
+            prompt_tokens_details=PromptTokens(cached_tokens=sum(g.cached_tokens for g in prompts)),
+        )
+
+    @classmethod
+    def so_far(cls, prompt: int, completion: int) -> Usage:
+        """Of one choice that is not finished."""
+        return cls(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
         )
 
 
@@ -75,3 +90,43 @@ def _arms(generations: Sequence[Generation], drafter: DrafterSettings | None) ->
         NOBODY if arm is None else labels[identity(drafter.chosen(arm))]: count
         for arm, count in rounds.items()
     }
+
+
+class SpeculativeMetrics(BaseModel):
+    """vLLM's counts of the rounds that had candidates, summed over the request's choices.
+    `acceptance_histogram[j]` rounds kept j of them; `num_spec_tokens` is the longest path of
+    candidates in a round."""
+
+    mean_acceptance_length: float  # tokens of a round, the target's own included
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int
+
+    @classmethod
+    def of(cls, generations: Sequence[Generation]) -> SpeculativeMetrics:
+        rounds = [r for generation in generations for r in generation.rounds if r.drafted]
+        accepted, drafted = sum(r.accepted for r in rounds), sum(r.drafted for r in rounds)
+        longest = max((max(r.depth, r.accepted) for r in rounds), default=0)
+        kept = Counter(r.accepted for r in rounds)
+        return cls(
+            mean_acceptance_length=1 + accepted / max(len(rounds), 1),
+            draft_acceptance_rate=accepted / max(drafted, 1),
+            acceptance_histogram=[kept[count] for count in range(longest + 1)],
+            num_spec_steps=len(rounds),
+            num_accepted_draft_tokens=accepted,
+            num_draft_tokens=drafted,
+            num_spec_tokens=longest,
+        )
+
+
+class Metrics(BaseModel):
+    """As vLLM names it."""
+
+    speculative_decoding: SpeculativeMetrics
+
+    @classmethod
+    def of(cls, generations: Sequence[Generation]) -> Metrics:
+        return cls(speculative_decoding=SpeculativeMetrics.of(generations))

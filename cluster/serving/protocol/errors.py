@@ -8,7 +8,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ValidationError
 
-ErrorType = Literal["invalid_request_error", "rate_limit_error", "server_error"]
+ErrorType = Literal[
+    "invalid_request_error", "authentication_error", "rate_limit_error", "server_error"
+]
 
 
 class ErrorDetails(BaseModel):

@@ -12,6 +12,7 @@ class ModelCard(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "specdec"
+    max_model_len: int  # as vLLM has it
 
 
 class ModelList(BaseModel):
@@ -54,3 +55,13 @@ class Health(BaseModel):
     switches: int  # times that the configuration was replaced
     restarts: int  # of an engine that had failed
     arms: list[Arm] = []  # where a bandit with memory of all requests chooses who drafts
+
+
+class Ready(BaseModel):
+    """Whether a request that comes now is answered."""
+
+    ready: bool
+
+
+class Version(BaseModel):
+    version: str

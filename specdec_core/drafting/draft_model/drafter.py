@@ -15,6 +15,7 @@ from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.drafting.recorded import PolicyChains, Recorded, RecordedResources
+from specdec_core.drafting.warped import warped
 from specdec_core.models.runner import Batch
 from specdec_core.tokens.acceptance import Places
 from specdec_core.tokens.token_tree import Origin, TokenTree
@@ -62,11 +63,11 @@ class DraftModelDrafter(Drafter):
         feed = {i: self.context.pending(sequences[i]) for i in active}
         while active:
             drafting = [sequences[i] for i in active]
-            positions = [len(trees[i]) + 1 for i in active]
+            drafted = [trees[i].tokens for i in active]
             # The policy need not be asked about the last possible candidates.
-            ends = [position == limits[i] for i, position in zip(active, positions, strict=True)]
+            ends = [len(tokens) + 1 == limits[i] for i, tokens in zip(active, drafted, strict=True)]
             reads = () if all(ends) and not self.policy.learns else self.policy.reads
-            signals, probs = self._draft(drafting, [feed[i] for i in active], positions, reads)
+            signals, probs = self._draft(drafting, [feed[i] for i in active], drafted, reads)
             tokens = signals.tokens
             for i, token, q in zip(active, tokens, probs, strict=True):
                 trees[i].add(token, len(trees[i]) - 1, Origin.DRAFT, q)
@@ -93,21 +94,23 @@ class DraftModelDrafter(Drafter):
         self,
         sequences: list[SlotState],
         feed: list[list[int]],
-        positions: list[int],
+        drafted: list[list[int]],
         reads: Sequence[str],
     ) -> tuple[Signals, list[Tensor | None]]:
-        """One forward: the next token of each row, which is the `positions`-th candidate of its
-        round, and the distribution that it carries. The signals know the values `reads`."""
+        """One forward: the next token of each row after those `drafted` in the round, and the
+        distribution that it carries. The signals know the values `reads`."""
         slots = [s.slot for s in sequences]
         output = self.runner.forward(Batch(slots, feed, wanted=[1] * len(feed)))
         returned = perf_counter()
+        output = warped(output, sequences, lambda n: [drafted[n]])
         at = Places(
             [s.sampling for s in sequences],
             [s.random for s in sequences],
-            [len(s.tokens) + n - 1 for s, n in zip(sequences, positions, strict=True)],
+            [len(s.tokens) + len(tokens) for s, tokens in zip(sequences, drafted, strict=True)],
             output.logits,
             lambda: output.chosen,
         )
+        positions = [len(tokens) + 1 for tokens in drafted]
         signals = Signals(slots, at.draw(), positions, at.logits, at.probs, output.hidden)
         signals.fetch(reads)
         self.clock.chose(returned, at.logits)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from torch import Tensor
 
 from specdec_core.drafting.drafter import SlotState
 from specdec_core.drafting.pearl.draft_tree import Node, Source
+from specdec_core.drafting.warped import warped
 from specdec_core.models.runner import Batch, ModelRunner
 from specdec_core.tokens.acceptance import Places, rule_of
 from specdec_core.tokens.sampling import quantile
@@ -39,6 +41,7 @@ class DraftForward:
         then holds."""
         feed = [[node.token for node in row] for row in nodes]
         output = runner.forward(Batch([state.slot for state in states], feed, parents))
+        output = warped(output, states, lambda n: [_drafted(states[n], node) for node in nodes[n]])
         owners = [state for state, row in zip(states, nodes, strict=True) for _ in row]
         flat = [node for row in nodes for node in row]
         at = Places(
@@ -72,3 +75,10 @@ class DraftForward:
         hidden = [None] * len(places) if self.hidden is None else self.hidden[places]
         for rows in zip(self.logits[places], probs, hidden, strict=True):
             yield Source(forward, *rows)
+
+
+def _drafted(state: SlotState, node: Node) -> list[int]:
+    """The tokens after the confirmed text on the way to `node`, its own included; none in the text
+    itself, where nothing is drawn any more."""
+    beyond = takewhile(lambda up: up.position >= len(state.tokens), node.up())
+    return [up.token for up in beyond][::-1]

@@ -269,7 +269,8 @@ class PearlDrafter(Drafter):
         slot.restart(root, len(tokens))
         slot.draft, slot.outdated = self.link.number, self._verifying
         seed = state.random.noise.seed
-        self.link.send(Begin(state.slot, root, tokens, slot.end, state.sampling, seed))
+        rules = state.warper and state.warper.rules
+        self.link.send(Begin(state.slot, root, tokens, slot.end, state.sampling, seed, rules))
 
     # Receiving
 

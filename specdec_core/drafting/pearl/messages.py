@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec_core.config import ChainSettings, Sampling
+from specdec_core.tokens.text_warper import TextRules
 
 # A distribution is sent without its zeros when at most this share of its entries is above 0.
 _SPARSE = 0.25
@@ -52,6 +53,7 @@ class Begin(NamedTuple):
     end: int
     sampling: Sampling
     seed: int
+    rules: TextRules | None = None  # what of its sampling depends on the text
 
 
 class Commit(NamedTuple):

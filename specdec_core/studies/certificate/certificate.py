@@ -103,12 +103,12 @@ class Checks(Value):
     @property
     def failures(self) -> tuple[str, ...]:
         """The checks that failed."""
-        names = {
-            "greedy identity": self.greedy,
-            "distribution": self.sampled,
-            "speed": self.speed,
+        passed = {
+            "greedy identity": self.greedy.passed,
+            "distribution": self.sampled.passed,
+            "speed": self.speed.passed,
         }
-        return tuple(name for name, check in names.items() if not check.passed)
+        return tuple(name for name, found in passed.items() if not found)
 
 
 class Certificate(Value):

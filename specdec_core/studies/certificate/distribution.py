@@ -28,11 +28,12 @@ from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.studies.certificate.certificate import Favour, SampledDistribution
 from specdec_core.tokens.sampling import warp
+from specdec_core.tokens.text_warper import TextRules
 
 LEVEL = 1e-3  # false alarms of all sets together
 _POWER = 0.99
 _MATCH = 3  # tokens that a copied one comes after, at most
-_SLACK = 1e-3  # of top-p, at whose border rounding decides
+_SLACK = 1e-3  # of top-p and min-p, at whose border rounding decides
 
 Text = tuple[tuple[int, ...], list[int]]  # a prompt and its output
 # The set of tokens (positions, vocabulary) of each position of an output, by the prompt, the output
@@ -73,7 +74,7 @@ def compare(
         observer.step()
         if len(output) < 2:
             continue
-        logits = _logits(pair.target, prompt, output)
+        logits = _edited(_logits(pair.target, prompt, output), sampling, prompt, output)
         probs = warp(logits, sampling).double()
         drawn = torch.tensor(output[1:], device=probs.device)[:, None]
         impossible += int((warp(logits, _looser(sampling)).gather(1, drawn) == 0).sum())
@@ -166,11 +167,22 @@ def _logits(model: object, prompt: Sequence[int], output: Sequence[int]) -> Tens
     return logits
 
 
+def _edited(
+    logits: Tensor, sampling: Sampling, prompt: Sequence[int], output: Sequence[int]
+) -> Tensor:
+    """`logits` (positions, vocabulary) with the penalties and biases of the text before each."""
+    warper = TextRules(sampling, len(prompt)).warper()
+    if warper is None:
+        return logits
+    return warper.warp(logits, prompt, [output[:n] for n in range(1, len(output))])
+
+
 def _looser(sampling: Sampling) -> Sampling:
     """The same, but for a border where rounding decides what is cut off."""
     return sampling.model_copy(
         update={
             "top_k": sampling.top_k + 1 if sampling.top_k else 0,
             "top_p": min(sampling.top_p + _SLACK, 1.0),
+            "min_p": sampling.min_p * (1 - _SLACK),
         }
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from specdec_core.base.observer import Observer
-from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
+from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.studies.certificate.certificate import GreedyIdentity
@@ -25,15 +25,16 @@ def check_greedy(
     Sharing steps with other requests must change nothing either, as when serving.
     """
     observer.stage("greedy texts, autoregressive", len(requests))
-    expected = Engine(pair, AUTOREGRESSIVE).generate(requests, lambda _: observer.step())
+    greedy = {"sampling": configuration.sampling.model_copy(update={"temperature": 0.0})}
+    alone, ours = (c.model_copy(update=greedy) for c in (AUTOREGRESSIVE, configuration))
+    expected = Engine(pair, alone).generate(requests, lambda _: observer.step())
     observer.stage("greedy texts, speculative", len(requests))
-    greedy = configuration.model_copy(update={"sampling": Sampling()})
-    found = Engine(pair, greedy, slots).generate(requests, lambda _: observer.step())
+    found = Engine(pair, ours, slots).generate(requests, lambda _: observer.step())
     differing, first = 0, ""
-    for request, ours, theirs in zip(requests, found, expected, strict=True):
-        if ours.tokens != theirs.tokens:
+    for request, one, other in zip(requests, found, expected, strict=True):
+        if one.tokens != other.tokens:
             differing += 1
-            first = first or _difference(pair, request, ours.tokens, theirs.tokens)
+            first = first or _difference(pair, request, one.tokens, other.tokens)
     return GreedyIdentity(
         prompts=len(requests),
         tokens=sum(len(generation.tokens) for generation in expected),

@@ -122,7 +122,7 @@ async def refused(service: CompletionService, spec: PairSpec) -> None:
     """What cannot be served leaves everything as it is."""
     before = service.loop.current
     unknown = Configuration(drafter=DraftModelSettings(draft="nobody"))
-    with pytest.raises(UserError, match="no draft 'nobody'"):
+    with pytest.raises(UserError, match="needs draft 'nobody'"):
         await service.loop.deploy(Deployment(pair=spec, configuration=unknown))
     other = spec.model_copy(update={"target": "elsewhere/other"})
     with pytest.raises(UserError, match="another target writes other texts"):

@@ -14,13 +14,18 @@ def router(service: CompletionService) -> APIRouter:
     """`/v1/models`."""
     routes = APIRouter()
 
+    def card() -> ModelCard:
+        return ModelCard(
+            id=service.model, created=service.started, max_model_len=service.engine.max_length
+        )
+
     @routes.get("/v1/models")
     async def models() -> ModelList:
-        return ModelList(data=[ModelCard(id=service.model, created=service.started)])
+        return ModelList(data=[card()])
 
     @routes.get("/v1/models/{name:path}", responses=MODEL, openapi_extra=MODEL_NAME)
     async def model(request: HttpRequest) -> ModelCard:
         service.check_model(request.path_params["name"])
-        return ModelCard(id=service.model, created=service.started)
+        return card()
 
     return routes

@@ -1,0 +1,28 @@
+"""A model's output as the requests' own warpers make it; for the target and for drafts alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from specdec_core.drafting.drafter import SlotState
+from specdec_core.models.runner import Output, PackedOutput
+
+
+def warped(
+    output: Output, states: Sequence[SlotState], paths: Callable[[int], Sequence[Sequence[int]]]
+) -> Output:
+    """`output`, whose first rows are those of `states`, warped by what each request's text decides
+    (:mod:`specdec_core.tokens.text_warper`). `paths(n)` are the tokens after the text of state n on
+    the way to each of its places. `output` itself where no request has such a warper."""
+    if all(state.warper is None for state in states):
+        return output
+    parts, chosen = list(output.logits.split(list(output.counts))), output.chosen.clone()
+    first = 0
+    for n, (state, part) in enumerate(zip(states, parts, strict=False)):
+        if state.warper is not None and len(part):
+            parts[n] = state.warper.warp(part, state.tokens, paths(n))
+            chosen[first : first + len(part)] = parts[n].argmax(dim=-1)
+        first += len(part)
+    return PackedOutput(output.counts, torch.cat([p.float() for p in parts]), output.hidden, chosen)

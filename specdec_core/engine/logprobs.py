@@ -1,0 +1,58 @@
+"""The target's log-probabilities of a request's new tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from specdec_core.tokens.statistics import TokenLogprobs
+from specdec_core.tokens.token_tree import ROOT, TokenTree
+
+
+@dataclass(slots=True)
+class Logprobs:
+    """Those of one request, with the `count` most likely tokens at each place. `tokens` are all so
+    far."""
+
+    count: int
+    tokens: list[TokenLogprobs] = field(default_factory=list)
+    _start: Tensor | None = None  # (1, vocabulary) logits where the tree's first tokens were drawn
+
+    def add(
+        self,
+        tree: TokenTree,
+        path: Sequence[int],
+        tokens: Sequence[int],
+        logits: Tensor,
+        draws_start: bool,
+    ) -> list[TokenLogprobs]:
+        """Those of a round's new `tokens`: the accepted `path` of the tree and then, perhaps, a
+        token of the target's own. `logits` are the target's own (places, vocabulary), after the
+        text and each node that it has read; where the target began the tree, of the nodes alone.
+        With `draws_start` it draws the first tokens of the next tree after the path."""
+        if len(logits) == tree.read:
+            assert self._start is not None
+            logits = torch.cat([self._start, logits])
+        end = path[-1] if path else ROOT
+        if draws_start:
+            self._start = logits[end + 1][None].clone()
+        before = [*(tree.parents[node] for node in path), end][: len(tokens)]
+        new = measured(logits[[place + 1 for place in before]], tokens, self.count)
+        self.tokens += new
+        return new
+
+
+def measured(logits: Tensor, tokens: Sequence[int], count: int) -> list[TokenLogprobs]:
+    """The log-probabilities of `tokens` (n,) drawn from `logits` (n, vocabulary), in float32, and
+    the `count` largest."""
+    scores = logits.float().log_softmax(dim=-1)
+    own = scores.gather(1, torch.tensor(tokens, device=scores.device)[:, None])[:, 0]
+    top = scores.topk(count, dim=-1)
+    rows = zip(tokens, own.tolist(), top.indices.tolist(), top.values.tolist(), strict=True)
+    return [
+        TokenLogprobs(token, value, tuple(zip(likely, values, strict=True)))
+        for token, value, likely, values in rows
+    ]

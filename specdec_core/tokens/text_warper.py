@@ -1,0 +1,99 @@
+"""Warpers that depend on a request's text: logit bias, penalties, tokens that cannot come yet.
+
+They change logits before temperature, top-k and top-p (:func:`specdec_core.tokens.sampling.warp`),
+and under greedy decoding, too. At a node of a draft tree the text is the request's and then the
+tokens on the way to the node. Target and draft are warped alike there. So every place has the
+distributions, and the argmax, that it would have if its tokens were committed text.
+
+Requests without such a warper have none, and their logits are not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec_core.config import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """What a request's text decides about its next token: the bias and the penalties of `sampling`,
+    with a prompt of `prompt` tokens; none of `final` before `min_tokens` tokens of output."""
+
+    sampling: Sampling
+    prompt: int
+    min_tokens: int = 0
+    final: frozenset[int] = frozenset()
+
+    def warper(self) -> TextWarper | None:
+        """Its warper; None where nothing depends on the text."""
+        needed = self.sampling.edits_logits or (self.min_tokens > 0 and self.final)
+        return TextWarper(self) if needed else None
+
+
+class TextWarper:
+    """The warper of one request. It follows the request's text, which only grows."""
+
+    def __init__(self, rules: TextRules) -> None:
+        self.rules = rules
+        self._counts: dict[int, int] = {}  # of the text's tokens in the output; 0: in the prompt
+        self._read = 0  # tokens of the text that are counted
+        self._final = sorted(rules.final)
+
+    def warp(self, logits: Tensor, text: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
+        """Logits in float32 for the token after `text` and then each of the n `paths`; `logits`
+        (n, vocabulary). A draft's vocabulary may be smaller."""
+        sampling, rules = self.rules.sampling, self.rules
+        scores = logits.to(torch.float32, copy=True)
+        size = scores.shape[-1]
+        if bias := [(token, value) for token, value in sampling.logit_bias if token < size]:
+            tokens, values = zip(*bias, strict=True)
+            scores[:, list(tokens)] += scores.new_tensor(values)
+        written = len(text) - rules.prompt
+        if early := [n for n, path in enumerate(paths) if written + len(path) < rules.min_tokens]:
+            final = [token for token in self._final if token < size]
+            scores[torch.tensor(early)[:, None], torch.tensor(final, dtype=torch.long)] = -torch.inf
+        if sampling.penalises:
+            self._penalise(scores, text, paths)
+        return scores
+
+    def _penalise(
+        self, scores: Tensor, text: Sequence[int], paths: Sequence[Sequence[int]]
+    ) -> None:
+        """Apply the penalties to `scores` (n, vocabulary)."""
+        sampling = self.rules.sampling
+        self._count(text)
+        # A column for each token of the text or a path; beyond the prompt's they count occurrences.
+        columns = {token: column for column, token in enumerate(self._counts)}
+        for path in paths:
+            for token in path:
+                columns.setdefault(token, len(columns))
+        known, extra = len(self._counts), len(columns) - len(self._counts)
+        counts = torch.tensor([*self._counts.values(), *[0] * extra]).repeat(len(paths), 1)
+        seen = torch.arange(len(columns)).expand(len(paths), -1) < known
+        places = [(n, columns[token]) for n, path in enumerate(paths) for token in path]
+        if places:
+            rows, cells = map(list, zip(*places, strict=True))
+            counts.index_put_((torch.tensor(rows), torch.tensor(cells)), torch.tensor(1), True)
+            seen = seen.clone()
+            seen[rows, cells] = True
+        tokens = torch.tensor(list(columns))
+        inside = tokens < scores.shape[-1]
+        tokens = tokens[inside].to(scores.device)
+        counts, seen = (part[:, inside].to(scores.device) for part in (counts, seen))
+        chosen, factor = scores[:, tokens], sampling.repetition_penalty
+        repeated = torch.where(chosen < 0, chosen * factor, chosen / factor)
+        chosen = torch.where(seen, repeated, chosen)
+        chosen -= sampling.frequency_penalty * counts
+        chosen -= sampling.presence_penalty * (counts > 0)
+        scores[:, tokens] = chosen
+
+    def _count(self, text: Sequence[int]) -> None:
+        for position in range(self._read, len(text)):
+            token, in_output = text[position], position >= self.rules.prompt
+            self._counts[token] = self._counts.get(token, 0) + in_output
+        self._read = len(text)
