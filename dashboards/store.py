@@ -39,6 +39,12 @@ def tracking_uri() -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{workspace() / 'mlflow.db'}"
 
 
+def no_store() -> bool:
+    """Whether the store does not exist yet: a look into it would create it."""
+    uri = tracking_uri()
+    return uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists()
+
+
 def connect(patient: bool = False) -> MlflowClient:
     """A client of the tracking store, which is created where it is missing. Raises
     :class:`UserError` when it cannot be used; if `patient`, not when it may come back later."""

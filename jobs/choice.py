@@ -34,13 +34,19 @@ def choose(config: Path | None) -> tuple[PairConfiguration, str]:
     Raises:
         UserError: as :func:`read_config` does, or no champion was promoted yet.
     """
+    choice, source, _ = choose_version(config)
+    return choice, source
+
+
+def choose_version(config: Path | None) -> tuple[PairConfiguration, str, int | None]:
+    """:func:`choose`, and the registered version, if it is one."""
     if config is not None:
-        return read_config(config)
+        return *read_config(config), None
     from dashboards.tracking.registry import load_champion  # MLflow takes seconds to import
 
     pair, configuration, version = load_champion()
     chosen = PairConfiguration(pair=pair, configuration=configuration)
-    return chosen, f"champion, version {version}"
+    return chosen, f"champion, version {version}", version
 
 
 def read_config(config: Path) -> tuple[PairConfiguration, str]:

@@ -11,10 +11,12 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from rich.markup import escape
 from typer import Option
 
-from jobs.choice import choose
+from dashboards.pages import PLAYGROUND
+from jobs.choice import PairConfiguration, choose, choose_version
 from jobs.console import console, print_configuration, run
+from jobs.deploy import follow_champion
 from jobs.options import Config, Placed, numbers
-from specdec_core.config import Configuration, PairSpec, Placement, Value, parse
+from specdec_core.config import Placement, Value, parse
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -45,6 +47,7 @@ def application(args: dict[str, Any]) -> Application:
     given = parse(Arguments, args, "args")
     choice, _ = choose(given.config)
     from cluster.serving.deployment import application as build  # Ray takes seconds to import
+    from cluster.serving.http.pages import Page
     from specdec_core.engine.scheduler import Limits
 
     placement = None if given.cluster is None else Placement.load(given.cluster)
@@ -56,6 +59,7 @@ def application(args: dict[str, Any]) -> Application:
         placement=placement,
         queue=given.queue,
         access=_access(given),
+        page=Page(*PLAYGROUND),
     )
 
 
@@ -120,13 +124,20 @@ def main(
     request_timeout: Annotated[
         float | None, Option(min=0.001, help="Seconds until an answer must be complete.")
     ] = None,
+    follow: Annotated[
+        float | None,
+        Option(
+            min=1, help="Look so many seconds apart for a new certified champion, and serve that."
+        ),
+    ] = None,
 ) -> None:
     """Serve chats and completions over HTTP (OpenAI's protocol) with Ray Serve until Ctrl-C."""
-    choice, source = choose(config)
+    choice, source, version = choose_version(config)
     placement = None if cluster is None else Placement.load(cluster)
     bound = numbers(cores, "--cores", int) if cores is not None else ()
     from cluster.serving.deployment import serving  # Ray takes seconds to import
     from cluster.serving.http.access import check_exposed
+    from cluster.serving.http.pages import Page
     from specdec_core.engine.scheduler import Limits
 
     access = _access(
@@ -153,35 +164,42 @@ def main(
                 cores=bound,
                 fresh=fresh,
                 access=access,
+                page=Page(*PLAYGROUND),
+                source=source,
+                version=version,
             )
             with server as url:
                 status.stop()
-                _announce(url, choice.pair, choice.configuration, source, access.keys is not None)
+                _announce(url, choice, source, access.keys is not None)
                 signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray replaced it
+                if follow is not None:
+                    follow_champion(url, version, follow)
                 signal.pause()
     except KeyboardInterrupt:
         console.print("stopped")
 
 
-def _announce(
-    url: str, pair: PairSpec, configuration: Configuration, source: str, keys: bool
-) -> None:
+def _announce(url: str, choice: PairConfiguration, source: str, keys: bool) -> None:
     """Say that requests are answered, with one to try: a chat where the model has a template."""
+    from cluster.serving.deployment import certified
     from specdec_core.models.pair import load_tokenizer
     from specdec_core.prompts.chat import template_of
 
-    body: dict[str, Any] = {"model": pair.name, "max_tokens": 64, "stream": True}
+    body: dict[str, Any] = {"model": choice.pair.name, "max_tokens": 64, "stream": True}
     path = "/v1/completions"
-    if template_of(load_tokenizer(pair.target)) is None:
+    if template_of(load_tokenizer(choice.pair.target)) is None:
         body["prompt"] = "def main("
     else:
         path = "/v1/chat/completions"
         body["messages"] = [{"role": "user", "content": "What is speculative decoding?"}]
     key = ' -H "Authorization: Bearer $KEY"' if keys else ""
-    print_configuration(configuration, source, f"[green]ready[/green]  {url}  ")
+    print_configuration(choice.configuration, source, f"[green]ready[/green]  {url}  ")
+    sentence = certified(choice.pair, choice.configuration)
+    console.print(sentence or "[yellow]not certified[/yellow]: `specdec certify` checks it")
     console.print(
         f"\n  curl -N {url}{path} -H 'Content-Type: application/json'{key} \\\n"
-        f"    -d '{escape(json.dumps(body))}'\n\nCtrl-C stops the server.",
+        f"    -d '{escape(json.dumps(body))}'\n\nA page to try it: {url}/"
+        "\nCtrl-C stops the server.",
         soft_wrap=True,
     )
 

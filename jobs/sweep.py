@@ -108,6 +108,7 @@ def main(
     print_runs_page(result.pair.name, "sweeps")
     if result.hardware is None:
         point("serve", f"{program('specdec')} serve")
+        point("certify", f"{program('specdec')} certify")
 
 
 def _record(config: Path, plan: ResolvedPlan) -> str:

@@ -8,16 +8,20 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
 
 from cluster.placed_engine import check_models, placed_engine
+from cluster.serving.control import TOKEN, announced, new_token
 from cluster.serving.engine_loop import QUEUE
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.http.access import EVERYBODY, Access
 from cluster.serving.http.app import build_app
+from cluster.serving.http.pages import Page
 from cluster.serving.http.service import CompletionService
+from cluster.serving.served import Deployment
 from cluster.session import ray_session, resources
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
@@ -26,6 +30,7 @@ from specdec_core.drafting.states import STATES, find_state, load_state
 from specdec_core.engine import Engine
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import check_pair
+from specdec_core.studies.certificate.certificate import find_certificate
 
 # What Ray Serve's proxy has no option for, unless the user has set it.
 _PROXY = {
@@ -65,6 +70,11 @@ class CompletionServer:
         queue: int = QUEUE,
         cores: Sequence[int] = (),
         access: Access = EVERYBODY,
+        page: Page | None = None,
+        source: str = "",
+        version: int | None = None,
+        certificate: str | None = None,
+        token: str | None = None,
     ) -> None:
         engine: Engine | EngineProcess
         if placement is None:
@@ -74,10 +84,21 @@ class CompletionServer:
             engine = self._devices.enter_context(
                 placed_engine(spec, configuration, limits, placement)
             )
-        self._service = CompletionService(engine, model, learned, queue, cores, access)
+        deployment = Deployment(
+            pair=spec,
+            configuration=configuration,
+            source=source,
+            version=version,
+            certificate=certificate,
+            learned=learned,
+        )
+        self._page = page
+        self._service = CompletionService(
+            engine, model, learned, queue, cores, access, deployment, token
+        )
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return build_app(self._service)
+        return build_app(self._service, self._page)
 
     def check_health(self) -> None:
         """Ray Serve replaces a replica whose engine failed."""
@@ -104,6 +125,12 @@ def learned_state(spec: PairSpec, configuration: Configuration) -> Path | None:
     for file in (*map(find_state, drafter.states), *([path] if path.exists() else [])):
         run_time(drafter).check_state(drafter, load_state(file), str(file))
     return path
+
+
+def certified(spec: PairSpec, configuration: Configuration) -> str | None:
+    """What the workspace's certificate of a configuration says; None where it has none."""
+    certificate = find_certificate(spec, configuration)
+    return None if certificate is None else certificate.sentence
 
 
 def check_cores(cores: Sequence[int]) -> None:
@@ -142,17 +169,30 @@ def application(
     placement: Placement | None = None,
     queue: int = QUEUE,
     access: Access = EVERYBODY,
+    page: Page | None = None,
 ) -> serve.Application:
     """The Ray Serve application, for the cluster that this process is connected to. `limits` are
     those of a replica, where `queue` more requests may wait; `model` is the name that clients give,
     the pair's when unset; `placement` sets the models' devices, otherwise the replica has them;
-    `access` says who may ask for how much.
+    `access` says who may ask for how much; `page` is shown at `/`.
 
     Raises :class:`UserError` where the pair or the configuration cannot be used.
     """
     check_servable(spec, configuration, placement)
     learned = learned_state(spec, configuration)
-    return _bound(spec, configuration, limits, model, learned, placement, queue, access=access)
+    return _bound(
+        spec,
+        configuration,
+        limits,
+        model,
+        learned,
+        placement,
+        queue,
+        access=access,
+        page=page,
+        certificate=certified(spec, configuration),
+        token=os.environ.get(TOKEN),
+    )
 
 
 def _bound(
@@ -164,7 +204,7 @@ def _bound(
     placement: Placement | None,
     queue: int,
     cores: Sequence[int] = (),
-    access: Access = EVERYBODY,
+    **facts: Any,
 ) -> serve.Application:
     needs = {"CPU": 0.0, "GPU": 0.0}
     if placement is None:
@@ -175,7 +215,7 @@ def _bound(
     )
     model = model or spec.name
     return deployment.bind(
-        spec, configuration, limits, model, learned, placement, queue, cores=cores, access=access
+        spec, configuration, limits, model, learned, placement, queue, cores=cores, **facts
     )
 
 
@@ -193,6 +233,9 @@ def serving(
     cores: Sequence[int] = (),
     fresh: bool = False,
     access: Access = EVERYBODY,
+    page: Page | None = None,
+    source: str = "",
+    version: int | None = None,
 ) -> Iterator[str]:
     """Serve while the block runs; yields the base URL once requests are answered. A bandit over
     drafters keeps learning, from its state when it was served last.
@@ -205,8 +248,10 @@ def serving(
         cores: the CPU cores that the engine's threads run on; unset, any.
         fresh: neither use nor keep what is learned while serving.
         access: who may ask for how much.
+        page: what is shown at `/`.
         model: the name that clients give; the pair's name when unset.
         placement: the devices that the models are on; unset, every replica has them.
+        source: where the configuration comes from, in words; and its `version`, if registered.
 
     Raises:
         UserError: the pair, the configuration or the port cannot be used, or the replica failed.
@@ -218,7 +263,23 @@ def serving(
         check_port(host, port)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     with ray_session():
-        bound = _bound(spec, configuration, limits, model, learned, placement, queue, cores, access)
+        token = new_token()
+        bound = _bound(
+            spec,
+            configuration,
+            limits,
+            model,
+            learned,
+            placement,
+            queue,
+            cores,
+            access=access,
+            page=page,
+            source=source,
+            version=version,
+            certificate=certified(spec, configuration),
+            token=token,
+        )
         try:
             serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
         except TimeoutError as error:
@@ -228,7 +289,9 @@ def serving(
                 serve.run(bound, name=APPLICATION, route_prefix="/")
             except RuntimeError:
                 raise UserError(f"the server did not start: {_failure()}") from None
-            yield f"http://{host}:{port}"
+            url = f"http://{host}:{port}"
+            with announced(url, spec, token):
+                yield url
         finally:
             serve.delete(APPLICATION)
 

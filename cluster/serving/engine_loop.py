@@ -134,10 +134,18 @@ class EngineLoop:
         self._stepping = False  # whether a step is queued; used by the engine's thread only
 
     async def __aenter__(self) -> EngineLoop:
-        self._loop = asyncio.get_running_loop()
+        self.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Belong to the running event loop."""
+        self._loop = asyncio.get_running_loop()
+
+    def close(self) -> None:
+        """Take no more steps."""
         self._chunks.clear()
         self._thread.shutdown(cancel_futures=True)
 
@@ -165,8 +173,9 @@ class EngineLoop:
         if self.failure:
             raise self.failure
 
-    async def submit(self, requests: Sequence[Request]) -> Submission:
-        """Hand all requests to the engine, or none.
+    async def submit(self, requests: Sequence[Request], begun: bool = False) -> Submission:
+        """Hand all requests to the engine, or none. Those that were `begun` elsewhere do not queue
+        again.
 
         Raises:
             UserError: what the engine finds wrong with a request.
@@ -174,7 +183,7 @@ class EngineLoop:
             EngineFailed: the engine is broken.
         """
         self.check()
-        if self.full:
+        if self.full and not begun:
             self.observer.refused()
             waiting = self.waiting
             raise QueueFull(waiting, self._pace.seconds(waiting - self.queue + 1))

@@ -72,6 +72,7 @@ class EngineProcess:
         cores: Sequence[int] = (),
     ) -> None:
         self.configuration, self.limits, self.slots = configuration, limits, limits.slots
+        self._given = spec, tuple(cores)
         ours, theirs = socket.socketpair()
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._process = subprocess.Popen(
@@ -92,6 +93,14 @@ class EngineProcess:
         skeleton = load_skeleton(spec.target)
         self.pair = Pair(ready.spec, load_tokenizer(spec.target), skeleton)
         self.drafter = None if configuration.drafter is None else _Drafter(self)
+
+    def another(
+        self, spec: PairSpec | None = None, configuration: Configuration | None = None
+    ) -> EngineProcess:
+        """A process like this one, for another pair or configuration where given. Raises
+        :class:`UserError` where they cannot be used."""
+        own, cores = self._given
+        return EngineProcess(spec or own, configuration or self.configuration, self.limits, cores)
 
     @property
     def alive(self) -> bool:

@@ -22,8 +22,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from cluster.serving.engine_loop import EngineLoop, LoopObserver
+from cluster.serving.engine_loop import LoopObserver
 from cluster.serving.protocol.counts import arm_label
+from cluster.serving.rollout import Rollout
 from specdec_core.config import Configuration
 from specdec_core.engine import Chunk, Request
 from specdec_core.tokens.statistics import Round
@@ -50,12 +51,12 @@ Rounds = Counter[tuple[int | None, int, int]]
 
 
 class Metrics(Collector, LoopObserver):
-    """Follows the requests of an engine loop; a registry of its own has what it counts.
+    """Follows the requests of a server's engines; a registry of its own has what it counts.
 
-    Times are seconds since the request was handed to the loop.
+    Times are seconds since the request was handed to the engine.
     """
 
-    def __init__(self, model: str, loop: EngineLoop) -> None:
+    def __init__(self, model: str, loop: Rollout) -> None:
         self._model, self._loop = model, loop
         self._began: dict[str, tuple[float, int]] = {}  # of unfinished requests: time, prompt
         self._latest: dict[str, float] = {}  # when those that have tokens got the last ones
@@ -160,10 +161,21 @@ class Metrics(Collector, LoopObserver):
         yield self._counter(
             "vllm:num_preemptions", "Times a request made room for another.", status.preemptions
         )
-        labels = ["model_name", "configuration", "label", "lossless"]
-        info = GaugeMetricFamily("specdec:configuration_info", "What is served.", labels=labels)
-        lossless = str(configuration.lossless).lower()
-        info.add_metric([self._model, configuration.id, configuration.label, lossless], 1)
+        yield self._counter(
+            "specdec:switches", "Times the configuration was replaced.", loop.switches
+        )
+        yield self._counter(
+            "specdec:engine_restarts", "Engines that failed and were started again.", loop.restarts
+        )
+        facts = {
+            "model_name": self._model,
+            "configuration": configuration.id,
+            "label": configuration.label,
+            "lossless": str(configuration.lossless).lower(),
+            "certified": str(loop.current.deployment.certificate is not None).lower(),
+        }
+        info = GaugeMetricFamily("specdec:configuration_info", "What is served.", labels=[*facts])
+        info.add_metric([*facts.values()], 1)
         yield info
 
     def _requests(self) -> Iterator[Metric]:

@@ -1,4 +1,8 @@
-"""The champion of each pair: a registered model whose versions are configurations."""
+"""The champion of each pair: a registered model whose versions are configurations.
+
+Its aliases are `champion`, what is served; `challenger`, what may take its place; and `previous`,
+the champion before, to which a rollback returns.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import yaml
 from mlflow import MlflowClient
@@ -16,7 +21,8 @@ from mlflow.exceptions import MlflowException
 
 from dashboards.reports.load_choice import verdicts
 from dashboards.reports.sentences import note
-from dashboards.store import connect, runs_where, tracking_uri
+from dashboards.store import connect, no_store, runs_where, tracking_uri
+from dashboards.tracking.certificates import fetch, tag_version
 from dashboards.tracking.trial_runs import log_trial
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, parse
@@ -25,13 +31,22 @@ from specdec_core.drafting.heads.storage import resolve_head
 from specdec_core.drafting.states import find_state
 from specdec_core.search.results import SweepResult, Trial
 
-CHAMPION = "champion"
+Alias = Literal["champion", "challenger", "previous"]
+CHAMPION: Alias = "champion"
+CHALLENGER: Alias = "challenger"
+PREVIOUS: Alias = "previous"
 SOURCE = f"{CHAMPION}/{CHAMPION}.yaml"
 PROMOTED = "specdec.promoted"  # tag of a registered model: when its champion was last set
 
 
-def register(result: SweepResult, config_id: str, client: MlflowClient | None = None) -> int:
-    """Make a configuration of a sweep the champion of its pair; returns the version.
+def register(
+    result: SweepResult,
+    config_id: str,
+    client: MlflowClient | None = None,
+    alias: Alias = CHAMPION,
+) -> int:
+    """Make a configuration of a sweep the champion, or the challenger, of its pair; returns the
+    version. Tags say whether the workspace has a certificate for it.
 
     The version's source is an artifact of the configuration's run: `champion.yaml` with the pair
     and the configuration."""
@@ -49,9 +64,25 @@ def register(result: SweepResult, config_id: str, client: MlflowClient | None = 
     _create_model(client, name)
     versions = client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
     version = versions[0] if versions else _create_version(client, run, result, trial)
-    client.set_registered_model_alias(name, CHAMPION, str(version.version))
-    client.set_registered_model_tag(name, PROMOTED, str(time.time_ns()))
+    tag_version(client, version, result.pair, trial.configuration)
+    _appoint(client, name, int(version.version), alias)
     return int(version.version)
+
+
+def _appoint(client: MlflowClient, name: str, version: int, alias: Alias) -> None:
+    """Move an alias to a version; the champion's is `previous` then."""
+    aliases = client.get_registered_model(name).aliases
+    if alias == CHAMPION:
+        before = aliases.get(CHAMPION)
+        if before is not None and int(before) != version:
+            client.set_registered_model_alias(name, PREVIOUS, str(before))
+        client.set_registered_model_tag(name, PROMOTED, str(time.time_ns()))
+    client.set_registered_model_alias(name, alias, str(version))
+
+
+def appoint(name: str, version: int, alias: Alias = CHAMPION) -> None:
+    """Move an alias of a registered model to one of its versions."""
+    _appoint(connect(), name, version, alias)
 
 
 def _log_champion(
@@ -121,38 +152,75 @@ def _logged(result: SweepResult, trial: Trial, client: MlflowClient) -> str:
     return log_trial(client, experiment, result.mlflow_run_id, result, trial, run)
 
 
-def find_champion() -> tuple[PairSpec, Configuration, int] | None:
+class Registered(NamedTuple):
+    """A version of a pair's registered model."""
+
+    pair: PairSpec
+    configuration: Configuration
+    version: int
+
+
+def find_champion() -> Registered | None:
     """:func:`load_champion` of the one that was promoted last; None when there is none."""
-    if _no_store():
+    if no_store():
         return None
     if not any(CHAMPION in model.aliases for model in connect().search_registered_models()):
         return None
     return load_champion()
 
 
-def load_champion(name: str | None = None) -> tuple[PairSpec, Configuration, int]:
-    """The champion of the registered model `name`, or else the one that was promoted last: its
-    pair, configuration and version. Raises :class:`UserError` when there is none."""
+def load_champion(name: str | None = None) -> Registered:
+    """The champion of the registered model `name`, or else the one that was promoted last. Raises
+    :class:`UserError` when there is none."""
     none_yet = UserError(
         f"no champion{f' of {name}' if name else ''} in {tracking_uri()} yet; "
         "`specdec sweep` finds one, `specdec promote <config_id>` appoints one"
     )
-    if _no_store():
+    if no_store():
         raise none_yet
+    if name is None:
+        models = [m for m in connect().search_registered_models() if CHAMPION in m.aliases]
+        if not models:
+            raise none_yet
+        name = max(models, key=lambda m: int(m.tags.get(PROMOTED, 0))).name
+    found = find_registered(name, CHAMPION)
+    if found is None:
+        raise none_yet
+    return found
+
+
+def load_registered(name: str, which: Alias | int) -> Registered:
+    """A version of the registered model `name`, by number or alias. Raises :class:`UserError` when
+    there is none."""
+    found = None if no_store() else find_registered(name, which)
+    if found is None:
+        what = f"version {which}" if isinstance(which, int) else which
+        raise UserError(f"no {what} of {name} in {tracking_uri()}")
+    return found
+
+
+def find_registered(name: str, which: Alias | int) -> Registered | None:
+    """:func:`load_registered`; None when there is no such version."""
     client = connect()
     try:
-        if name is None:
-            models = [m for m in client.search_registered_models() if CHAMPION in m.aliases]
-            if not models:
-                raise none_yet
-            name = max(models, key=lambda m: int(m.tags.get(PROMOTED, 0))).name
-        version = client.get_model_version_by_alias(name, CHAMPION)
+        if isinstance(which, int):
+            version = client.get_model_version(name, str(which))
+        else:
+            version = client.get_model_version_by_alias(name, which)
     except MlflowException as error:
         if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-            raise none_yet from None
+            return None
         raise
+    return _read(client, version)
+
+
+def _read(client: MlflowClient, version: ModelVersion) -> Registered:
+    """What a version holds; the files that it needs, and its certificate, are in the workspace
+    afterwards."""
     if not version.run_id:
-        raise UserError(f"{tracking_uri()}: version {version.version} of {name} belongs to no run")
+        raise UserError(
+            f"{tracking_uri()}: version {version.version} of {version.name} belongs to no run"
+        )
     with tempfile.TemporaryDirectory() as scratch:
         file = client.download_artifacts(version.run_id, SOURCE, scratch)
         content = yaml.safe_load(Path(file).read_text())
@@ -163,13 +231,8 @@ def load_champion(name: str | None = None) -> tuple[PairSpec, Configuration, int
             if place in copies and not path.exists():  # made elsewhere: it came with the champion
                 files = client.download_artifacts(version.run_id, f"{CHAMPION}/{place}", scratch)
                 _copy(Path(files), path)
-    return pair, configuration, int(version.version)
-
-
-def _no_store() -> bool:
-    """Whether the store does not exist yet: a look into it would create it."""
-    uri = tracking_uri()
-    return uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists()
+    fetch(client, version, pair, configuration)
+    return Registered(pair, configuration, int(version.version))
 
 
 def _copy(files: Path, path: Path) -> None:

@@ -12,6 +12,7 @@ from specdec_core.config.base import (
     load_yaml,
     overridden,
     parse,
+    parse_json,
 )
 from specdec_core.config.configuration import AUTOREGRESSIVE, Configuration
 from specdec_core.config.drafters import (
@@ -81,5 +82,6 @@ __all__ = [
     "load_yaml",
     "overridden",
     "parse",
+    "parse_json",
     "run_time",
 ]

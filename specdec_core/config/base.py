@@ -43,6 +43,14 @@ def parse(kind: type[T], value: Any, source: str) -> T:
         raise UserError(f"{source}: {describe(error)}") from None
 
 
+def parse_json(kind: type[T], text: str | bytes, source: str) -> T:
+    """:func:`parse` of JSON."""
+    try:
+        return TypeAdapter(kind).validate_json(text)
+    except ValidationError as error:
+        raise UserError(f"{source}: {describe(error)}") from None
+
+
 def describe(error: ValidationError) -> str:
     """A pydantic error as one line."""
     parts = []

@@ -44,6 +44,15 @@ class ActiveRequest:
     token_seconds: list[float] = field(default_factory=list)
     logprobs: Logprobs | None = None  # where asked for
 
+    @classmethod
+    def begin(
+        cls, request: Request, state: SlotState, decoder: StreamDecoder, started: float
+    ) -> ActiveRequest:
+        """A request that enters its slot."""
+        origins = [origin for _, origin in request.written]
+        seconds = [0.0] * len(origins)
+        return cls(request, state, decoder, started, origins=origins, token_seconds=seconds)
+
     @property
     def begun(self) -> bool:
         """Whether it has had its first round, the one that reads the prompt to its end."""

@@ -145,7 +145,7 @@ class Engine:
         if request.id in self._waiting or self._running(request.id):
             raise ValueError(f"request {request.id!r} is unfinished")
         self._waiting[request.id] = request
-        self.scheduler.add(request.id, len(request.tokens))
+        self.scheduler.add(request.id, len(request.text))
 
     def cancel(self, request_id: str) -> None:
         """Drop a request, waiting or active; unknown ids are ignored."""
@@ -213,7 +213,7 @@ class Engine:
 
     def _place(self, name: str, free: Sequence[int]) -> tuple[int, int]:
         """The slot for a waiting request, and how much of its prompt a slot holds already."""
-        prompt = self._waiting[name].tokens
+        prompt = self._waiting[name].text
         slot, source, count = self.prefixes.find(prompt, self.target.lengths, free)
         self._begun[slot] = source, count
         return slot, count
@@ -235,16 +235,16 @@ class Engine:
             sampling = request.sampling or self.configuration.sampling
             state = SlotState(
                 slot,
-                list(request.tokens),
+                list(request.text),
                 sampling,
-                RandomStream(request.seed, self.target.vocab_size),
+                RandomStream(request.seed, self.target.vocab_size, len(request.written)),
                 warper=request.rules(sampling, self.pair.eos_token_ids).warper(),
-                room=request.max_new_tokens - 1,
+                room=request.max_new_tokens - len(request.written) - 1,
             )
             decoder = StreamDecoder(
                 self.pair.tokenizer, request.stop, request.tokens, request.min_tokens
             )
-            active = ActiveRequest(request, state, decoder, start)
+            active = ActiveRequest.begin(request, state, decoder, start)
             active.cached = self.target.lengths[slot]
             if request.logprobs is not None:
                 active.logprobs = Logprobs(request.logprobs)

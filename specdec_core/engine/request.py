@@ -29,6 +29,10 @@ class Request:
             log-probability; None: neither.
         speculate: the most consecutive candidates a round; 0: no speculation.
         trace: whether each chunk has its round's candidates.
+        written: output that there is already, each token with its origin, because another engine
+            has begun the text: it goes on from there. A text that is fixed by the seed (greedy,
+            coupled) goes on as it would have; another one's continuation has the target's
+            distribution. The first chunk's text is all of the output's.
     """
 
     id: str
@@ -43,6 +47,12 @@ class Request:
     logprobs: int | None = None
     speculate: int | None = None
     trace: bool = False
+    written: tuple[tuple[int, Origin], ...] = ()
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        """The prompt and what is written already."""
+        return (*self.tokens, *(token for token, _ in self.written))
 
     def check(self, max_length: int, vocab_size: int, limits: Limits) -> None:
         """Raises :class:`UserError` for a prompt that is empty, has tokens outside the vocabulary,

@@ -128,10 +128,13 @@ class RandomStream:
     """A request's own randomness, independent of the other requests of its batch.
 
     `uniform()` is its next uniform number, `noise` what coupled sampling shares between models.
+    Behind `written` tokens of another stream's the uniform numbers are others, for those tokens
+    depend on the first ones; the noise is that of their positions.
     """
 
-    def __init__(self, seed: int, vocab_size: int) -> None:
-        self.uniform = random.Random(seed).random
+    def __init__(self, seed: int, vocab_size: int, written: int = 0) -> None:
+        own = random.Random(f"{seed} behind {written}") if written else random.Random(seed)
+        self.uniform = own.random
         self.noise = SharedNoise(seed, vocab_size)
 
 

@@ -19,6 +19,7 @@ from specdec_core.base.errors import UserError
 
 OPEN = frozenset({"/health", "/ready"})  # what load balancers ask
 PAGES = "/playground"  # files of the page at `/`, for whoever asks; it asks with its user's key
+OPERATE = ("/v1/specdec/deploy", "/v1/specdec/rollback")  # they ask for the server's token
 ACCOUNT = "account"  # in a request's state
 _LINE = re.compile(r"([0-9a-fA-F]{64})(\s.*)?")
 
@@ -115,7 +116,7 @@ class Accounts:
 
 
 def _open(path: str) -> bool:
-    return path in OPEN or path == "/" or path.startswith(f"{PAGES}/")
+    return path in (*OPEN, *OPERATE) or path == "/" or path.startswith(f"{PAGES}/")
 
 
 class Gate:

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
-from cluster.serving.engine_loop import EngineFailed, Submission
+from cluster.serving.engine_loop import EngineFailed
 from cluster.serving.http.limits import Account, Taken, within
 from cluster.serving.http.rounds import Rounds
 from cluster.serving.http.service import CompletionService
@@ -21,6 +21,7 @@ from cluster.serving.protocol.counts import Metrics, SpecDec, Usage
 from cluster.serving.protocol.errors import SERVER_ERROR, ApiError
 from cluster.serving.protocol.fields import StreamOptions
 from cluster.serving.protocol.generation import GenerationRequest
+from cluster.serving.stream import Stream
 from specdec_core.engine import Chunk, Request
 from specdec_core.tokens.statistics import Generation
 
@@ -73,6 +74,7 @@ class Answer(ABC, Generic[Body]):
             taken.close()
             raise
         taken.used = prompts
+        self.configuration = submission.configuration  # that of now, should it have changed
         if not self.body.stream:
             with closing(submission), closing(taken):
                 return await self.complete(self._chunks(submission, taken))
@@ -82,9 +84,7 @@ class Answer(ABC, Generic[Body]):
             headers={"Cache-Control": "no-cache"},
         )
 
-    async def _chunks(
-        self, submission: Submission, taken: Taken
-    ) -> AsyncIterator[tuple[int, Chunk]]:
+    async def _chunks(self, submission: Stream, taken: Taken) -> AsyncIterator[tuple[int, Chunk]]:
         """What the engine adds, with the choice that it adds to. Raises :class:`ApiError` (408)."""
         async for index, chunk in within(submission, self.service.access.limits.seconds):
             taken.used += len(chunk.tokens)
@@ -117,7 +117,7 @@ class Answer(ABC, Generic[Body]):
             **self.counts(generations),
         )
 
-    async def events(self, submission: Submission, taken: Taken) -> AsyncIterator[str]:
+    async def events(self, submission: Stream, taken: Taken) -> AsyncIterator[str]:
         """The answer as server-sent events, the choices' parts as they come. The last part of text
         carries the counts; usage follows if requested."""
         with closing(submission), closing(taken):

@@ -15,7 +15,15 @@ from cluster.serving.http.access import OPEN, Gate
 from cluster.serving.http.errors import add_error_handlers
 from cluster.serving.http.openapi import ANYWHERE, describe_bodies
 from cluster.serving.http.pages import Page, add_page
-from cluster.serving.http.routes import chat, completions, health, metrics, models, tokens
+from cluster.serving.http.routes import (
+    chat,
+    completions,
+    deploy,
+    health,
+    metrics,
+    models,
+    tokens,
+)
 from cluster.serving.http.service import CompletionService
 
 ROUTES: tuple[Callable[[CompletionService], APIRouter], ...] = (
@@ -25,6 +33,7 @@ ROUTES: tuple[Callable[[CompletionService], APIRouter], ...] = (
     completions.router,
     chat.router,
     tokens.router,
+    deploy.router,
 )
 
 

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cluster.serving.engine_loop import QUEUE, EngineFailed, EngineLoop, QueueFull, Submission
+from cluster.serving.engine_loop import QUEUE, EngineFailed, EngineLoop, QueueFull
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.http.access import EVERYBODY, Access
 from cluster.serving.http.prompts import Prompts, prompts_of
 from cluster.serving.metrics import Metrics
 from cluster.serving.protocol.errors import ApiError
 from cluster.serving.protocol.models import Arm, Health
+from cluster.serving.rollout import Rollout
+from cluster.serving.served import Deployment, Served
+from cluster.serving.stream import Stream
 from specdec_core.base.errors import UserError
-from specdec_core.drafting.states import load_state, save_state
 from specdec_core.engine import Engine, Request
-
-logger = logging.getLogger(__name__)
 
 KEEP_SECONDS = 60  # between copies of what was learned while serving
 
@@ -42,37 +41,34 @@ class CompletionService:
         queue: int = QUEUE,
         cores: Sequence[int] = (),
         access: Access = EVERYBODY,
+        deployment: Deployment | None = None,
+        token: str | None = None,
     ) -> None:
-        self.engine, self.model, self.access = engine, model, access
-        self.loop = EngineLoop(engine, queue, cores)
-        self.metrics = self.loop.observer = Metrics(model, self.loop)
+        deployment = deployment or Deployment(
+            pair=engine.pair.spec, configuration=engine.configuration, learned=learned
+        )
+        self.model, self.access, self.token = model, access, token
+        loop = EngineLoop(engine, queue, cores)
+        self.loop = Rollout(Served(loop, deployment))
+        self.metrics = loop.observer = Metrics(model, self.loop)
         self.started = int(time.time())
-        self.learned = learned
-        if engine.drafter is not None and learned is not None and learned.exists():
-            engine.drafter.load(load_state(learned), str(learned))
-        self._kept = self.state()  # what the file has
+
+    @property
+    def engine(self) -> Engine | EngineProcess:
+        """The one that new requests go to."""
+        return self.loop.engine
 
     def state(self) -> dict[str, Any] | None:
         """The drafter's state that lasts over requests."""
-        return None if self.engine.drafter is None else self.engine.drafter.state()
+        return self.loop.current.state()
 
     def keep_learned(self) -> None:
         """Save what the drafter has learned since it was saved last."""
-        if self.loop.failure:  # what it has learned is lost, or of no worth
-            return
-        state = self.state()
-        if state is None or self.learned is None or state == self._kept:
-            return
-        try:
-            save_state(state, self.learned)
-        except OSError as error:
-            logger.warning("%s: what was learned is not saved: %s", self.learned, error.strerror)
-        self._kept = state
+        self.loop.current.keep_learned()
 
     def close(self) -> None:
         """End the engine's process, if it has one of its own."""
-        if isinstance(self.engine, EngineProcess):
-            self.engine.close()
+        self.loop.current.end()
 
     async def keep_learning(self) -> None:
         """Save it periodically, so that little is lost however the server ends."""
@@ -84,6 +80,7 @@ class CompletionService:
         """Whether requests are answered, and by what."""
         with suppress(EngineFailed):
             self.loop.check()
+        served = self.loop.current
         configuration, status = self.engine.configuration, self.engine.status()
         health = Health(
             ready=self.loop.failure is None,
@@ -101,10 +98,17 @@ class CompletionService:
             prefix_tokens=status.prefix_tokens,
             cancelled=self.loop.cancelled,
             chat=self.prompts.template is not None,
+            since=served.since,
+            source=served.deployment.source,
+            version=served.deployment.version,
+            certified=served.deployment.certificate is not None,
+            certificate=served.deployment.certificate,
+            switches=self.loop.switches,
+            restarts=self.loop.restarts,
         )
-        drafter = self.engine.drafter
-        if drafter is not None and health.ready:
-            arms = await self.loop.between_steps(drafter.learned)
+        drafter = served.loop.engine.drafter
+        if drafter is not None and health.ready and not served.loop.failure:
+            arms = await served.loop.between_steps(drafter.learned)
             if arms is not None:
                 health.arms = [Arm(**arm) for arm in arms]
         return health
@@ -142,7 +146,7 @@ class CompletionService:
                 code="model_not_found",
             )
 
-    async def submit(self, requests: Sequence[Request]) -> Submission:
+    async def submit(self, requests: Sequence[Request]) -> Stream:
         """Put requests into the engine. Raises :class:`ApiError`."""
         try:
             return await self.loop.submit(requests)

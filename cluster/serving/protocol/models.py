@@ -48,6 +48,13 @@ class Health(BaseModel):
     prefix_tokens: int  # tokens of them that were not read again
     cancelled: int  # HTTP requests given up by their clients
     chat: bool  # whether the tokenizer has a chat template
+    since: int  # when it began to decode by this configuration
+    source: str  # where that comes from
+    version: int | None  # of the registered model
+    certified: bool
+    certificate: str | None  # what it says
+    switches: int  # times that the configuration was replaced
+    restarts: int  # of an engine that had failed
     arms: list[Arm] = []  # where a bandit with memory of all requests chooses who drafts
 
 

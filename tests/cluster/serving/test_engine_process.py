@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from cluster.serving.engine_loop import EngineFailed
+from cluster.serving.engine_loop import EngineFailed, EngineLoop
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.http.app import build_app
 from cluster.serving.http.service import CompletionService
@@ -99,43 +99,25 @@ def test_those_that_left_while_waiting_do_not_fill_the_queue(engine: EngineProce
     asyncio.run(asyncio.wait_for(story(), timeout=60))
 
 
-def test_a_death_between_requests_is_noticed(tiny_spec: PairSpec) -> None:
-    engine = EngineProcess(tiny_spec, Configuration(), LIMITS)
-    service = CompletionService(engine, "tiny")
-
-    async def story() -> None:
-        async with service.loop:
-            assert (await service.health()).ready
-            engine._process.kill()
-            engine._process.wait()
-            assert not (await service.health()).ready
-            with pytest.raises(EngineFailed, match="process has ended"):
-                await service.loop.submit([Request("r", (5, 6, 7), 4)])
-            assert service.loop.running == 0
-
-    asyncio.run(asyncio.wait_for(story(), timeout=60))
-    service.close()
-
-
 def test_what_cannot_be_used_is_said_in_a_line(tiny_spec: PairSpec) -> None:
     unknown = Configuration(drafter=DraftModelSettings(draft="nobody"))
     with pytest.raises(UserError, match="no draft 'nobody'"):
         EngineProcess(tiny_spec, unknown, LIMITS)
 
 
-def test_requests_fail_when_its_process_dies(tiny_spec: PairSpec) -> None:
+def test_its_death_is_noticed_while_it_answers_and_afterwards(tiny_spec: PairSpec) -> None:
     engine = EngineProcess(tiny_spec, Configuration(), LIMITS)
-    service = CompletionService(engine, "tiny")
 
     async def story() -> None:
-        async with service.loop:
-            request = Request("r", (5, 6, 7), 200, ignore_eos=True)
-            submission = await service.loop.submit([request])
+        async with EngineLoop(engine) as loop:
+            submission = await loop.submit([Request("r", (5, 6, 7), 200, ignore_eos=True)])
             os.kill(engine._process.pid, signal.SIGKILL)
             with pytest.raises(EngineFailed, match="process has ended"):
                 async for _ in submission:
                     pass
-            assert not (await service.health()).ready
+            with pytest.raises(EngineFailed, match="process has ended"):
+                await loop.submit([Request("later", (5, 6, 7), 4)])
+            assert loop.running == 0
 
     asyncio.run(asyncio.wait_for(story(), timeout=60))
     engine.close()

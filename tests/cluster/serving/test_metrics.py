@@ -112,6 +112,7 @@ def test_the_configuration_is_named(engine: Engine) -> None:
     async def story(server: Server) -> None:
         found = await server.metrics()
         labels = {"configuration": FIXED.id, "label": FIXED.label, "lossless": "true"}
+        labels["certified"] = "false"
         assert value(found, "specdec:configuration_info", **labels) == 1
         assert value(found, "vllm:num_requests_running") == 0
 

@@ -29,7 +29,8 @@ ANSWERS = """
         colours: Object.fromEntries([...pane.querySelectorAll(".answer .token")].map(
             t => [t.classList[1], getComputedStyle(t).backgroundColor])),
         columns: [...pane.querySelectorAll(".strip button")].map(c => [
-            c.querySelectorAll(":not(.lost)").length, Number(c.querySelector(".lost")?.dataset.count ?? 0)]),
+            c.querySelectorAll(":not(.lost)").length,
+            Number(c.querySelector(".lost")?.dataset.count ?? 0)]),
         labels: [...pane.querySelectorAll(".strip button")].map(c => c.ariaLabel),
         speed: pane.querySelector(".speed b").textContent,
         counts: pane.querySelector(".counts").textContent,

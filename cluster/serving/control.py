@@ -1,0 +1,126 @@
+"""Telling a running server what to serve.
+
+A server leaves its address and a token in the workspace, in a file that only its user can read: who
+may read it may replace what is served.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from cluster.serving.http.routes.deploy import DEPLOY, ROLL_BACK, TOKEN_HEADER
+from cluster.serving.served import Deployment
+from specdec_core.base.errors import UserError
+from specdec_core.base.files import atomic_path
+from specdec_core.base.workspace import workspace
+from specdec_core.config import PairSpec, Value, parse, parse_json
+
+TOKEN = "SPECDEC_DEPLOY_TOKEN"  # of a server that was started by a Serve config file
+_TIMEOUT = 1800.0  # seconds: a new engine may compile its models
+
+
+class RunningServer(Value):
+    """How to reach a server, and the pair that it was started with."""
+
+    url: str
+    token: str
+    pair: PairSpec | None = None
+
+    @property
+    def name(self) -> str:
+        """The pair's name in the registry. Raises :class:`UserError` where it is unknown."""
+        if self.pair is None:
+            raise UserError(f"{self.url}: its pair is not known here; name a file with --config")
+        return self.pair.name
+
+    def deploy(self, deployment: Deployment) -> Deployment:
+        """Have it serve this from now on. Raises :class:`UserError` where it refuses; then it goes
+        on as before."""
+        return self._post(DEPLOY, deployment.model_dump_json())
+
+    def roll_back(self) -> Deployment:
+        """Have it serve what it served before. Raises :class:`UserError`."""
+        return self._post(ROLL_BACK, "")
+
+    def health(self) -> dict[str, Any]:
+        """What it says of itself."""
+        return dict(self._answer("GET", "/health").json())
+
+    def _post(self, path: str, body: str) -> Deployment:
+        answer = self._answer("POST", path, body)
+        return parse(Deployment, answer.json(), self.url)
+
+    def _answer(self, method: str, path: str, body: str = "") -> httpx.Response:
+        headers = {TOKEN_HEADER: self.token, "content-type": "application/json"}
+        try:
+            with httpx.Client(timeout=_TIMEOUT, trust_env=False) as http:
+                answer = http.request(method, self.url + path, content=body, headers=headers)
+        except httpx.HTTPError as error:
+            raise UserError(f"{self.url}: no server answers there ({error})") from None
+        if answer.is_error:
+            raise UserError(f"{self.url}: {_reason(answer)}")
+        return answer
+
+
+def _reason(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {answer.status_code}"
+
+
+@contextmanager
+def announced(url: str, pair: PairSpec, token: str) -> Iterator[None]:
+    """Others can find the server at `url` during the block."""
+    address = httpx.URL(url)
+    if address.host in ("0.0.0.0", "::"):  # every address of this machine
+        url = str(address.copy_with(host="127.0.0.1"))
+    path = _folder() / f"{address.port}.json"
+    with atomic_path(path) as temporary:
+        temporary.touch(mode=0o600)
+        temporary.write_text(RunningServer(url=url, token=token, pair=pair).model_dump_json())
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def new_token() -> str:
+    """A secret that nobody guesses."""
+    return secrets.token_urlsafe(32)
+
+
+def find_server(url: str | None = None) -> RunningServer:
+    """The server of this workspace that is at `url`, or its only one; or the one at `url` whose
+    token the environment has. Raises :class:`UserError`."""
+    found = [parse_json(RunningServer, f.read_bytes(), str(f)) for f in _files()]
+    if url is not None:
+        wanted = url.rstrip("/")
+        token = os.environ.get(TOKEN)
+        if token and not any(server.url == wanted for server in found):
+            return RunningServer(url=wanted, token=token)
+        found = [server for server in found if server.url == wanted]
+    if not found:
+        where = f" at {url}" if url else ""
+        raise UserError(
+            f"no server of this workspace{where} ({_folder()}); `specdec serve` starts one"
+        )
+    if len(found) > 1:
+        known = ", ".join(server.url for server in found)
+        raise UserError(f"several servers run here; say which with --url: {known}")
+    return found[0]
+
+
+def _folder() -> Path:
+    return workspace() / "servers"
+
+
+def _files() -> list[Path]:
+    return sorted(_folder().glob("*.json"))

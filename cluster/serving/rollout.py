@@ -1,0 +1,209 @@
+"""The configuration that is served is replaced while requests run, and so is an engine that failed.
+
+A new engine is loaded beside the old one. Once it is ready, new requests go to it; the old one
+finishes those that it has, and ends. A configuration that cannot be loaded changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+from cluster.placed_engine import check_models
+from cluster.serving.engine_loop import EngineFailed
+from cluster.serving.engine_process import EngineProcess
+from cluster.serving.served import Deployment, Served
+from cluster.serving.stream import Stream
+from specdec_core.base.errors import UserError
+from specdec_core.engine import Engine, Request
+from specdec_core.models.pair import check_pair
+
+logger = logging.getLogger(__name__)
+
+_LOOK = 0.05  # seconds between looks at whether an old engine has finished
+_WATCH = 1.0  # and at whether the current one is alive
+
+T = TypeVar("T")
+
+
+class Rollout:
+    """Answers requests with the deployment that is `current`. Use as `async with`."""
+
+    def __init__(self, served: Served) -> None:
+        self.current = served
+        self.previous: Deployment | None = None  # to which a rollback returns
+        self.restarts = 0
+        self.switches = 0
+        self._draining: dict[Served, asyncio.Task[None]] = {}
+        self._cancelled = 0  # of engines that are gone
+        self._changing = asyncio.Lock()
+        self._broken: EngineFailed | None = None  # no engine works, and none could be started
+
+    async def __aenter__(self) -> Rollout:
+        self.current.loop.open()
+        self._watching = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._watching.cancel()
+        for served, task in [*self._draining.items()]:
+            task.cancel()
+            served.loop.close()
+            served.end()
+        self.current.loop.close()
+
+    @property
+    def engine(self) -> Engine | EngineProcess:
+        """The one that new requests go to."""
+        return self.current.loop.engine
+
+    @property
+    def queue(self) -> int:
+        """Requests that may wait."""
+        return self.current.loop.queue
+
+    @property
+    def running(self) -> int:
+        """Requests that are waiting or being decoded."""
+        return sum(served.loop.running for served in self._all())
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no slot."""
+        return sum(served.loop.waiting for served in self._all())
+
+    @property
+    def full(self) -> bool:
+        """Whether so many wait that no more are taken."""
+        return self.current.loop.full
+
+    @property
+    def cancelled(self) -> int:
+        """Submissions given up by their clients."""
+        return self._cancelled + sum(served.loop.cancelled for served in self._all())
+
+    @property
+    def failure(self) -> EngineFailed | None:
+        """Why nothing is answered, if so."""
+        return self._broken or (None if self._replaceable else self.current.loop.failure)
+
+    def check(self) -> None:
+        """Raises :class:`EngineFailed` where no engine works and none can be started."""
+        if not self._replaceable:
+            self.current.loop.check()
+        if self._broken:
+            raise self._broken
+
+    async def submit(self, requests: Sequence[Request]) -> Stream:
+        """Hand all requests to the engine, or none.
+
+        Raises:
+            UserError: what the engine finds wrong with a request.
+            QueueFull: too many are waiting.
+            EngineFailed: the engine is broken, and so is another one.
+        """
+        served = await self.working()
+        try:
+            submission = await served.loop.submit(requests)
+        except EngineFailed:  # just now
+            served = await self.instead_of(served)
+            submission = await served.loop.submit(requests)
+        return Stream(self, served, requests, submission)
+
+    async def between_steps(self, call: Callable[[], T]) -> T:
+        """The result of `call`, run on the current engine's thread between two steps."""
+        return await self.current.loop.between_steps(call)
+
+    async def working(self) -> Served:
+        """The current deployment, whose engine is started again where it has died. Raises
+        :class:`EngineFailed`."""
+        served = self.current
+        try:
+            served.loop.check()
+        except EngineFailed:
+            return await self.instead_of(served)
+        return served
+
+    async def instead_of(self, failed: Served) -> Served:
+        """Who goes on for a deployment whose engine has failed: the current one, whose engine is
+        started again if it is the one. Raises :class:`EngineFailed`."""
+        async with self._changing:
+            if failed is not self.current:
+                return self.current
+            if self._broken is not None or not self._replaceable:
+                raise self._broken or EngineFailed(str(failed.loop.failure))
+            logger.warning("the engine has failed and is started again")
+            try:
+                self.current = await failed.beside(failed.deployment)
+            except (UserError, RuntimeError) as error:
+                self._broken = EngineFailed(f"the engine failed, and cannot be started: {error}")
+                raise self._broken from None
+            self.current.since = failed.since
+            self.restarts += 1
+            self._retire(failed)
+            return self.current
+
+    async def deploy(self, deployment: Deployment) -> Served:
+        """Serve something else from now on. Raises :class:`UserError` where that cannot be; then
+        all stays as it is."""
+        await asyncio.to_thread(self.check_deployable, deployment)
+        async with self._changing:
+            old = self.current
+            try:
+                self.current = await old.beside(deployment)
+            except RuntimeError as error:
+                raise UserError(f"the new engine did not start: {error}") from None
+            self.previous, self._broken = old.deployment, None
+            self.switches += 1
+            self._retire(old)
+            return self.current
+
+    async def roll_back(self) -> Served:
+        """Serve again what was served before. Raises :class:`UserError` where nothing was."""
+        if self.previous is None:
+            raise UserError("nothing else was served before")
+        return await self.deploy(self.previous)
+
+    def check_deployable(self, deployment: Deployment) -> None:
+        """Raises :class:`UserError` for another target, as clients are promised this one's text,
+        and for models that are not there."""
+        served, wanted = self.current.deployment.pair.target, deployment.pair.target
+        if wanted != served:
+            raise UserError(
+                f"this server's target is {served}, and not {wanted}: another target writes other"
+                " texts and needs a server of its own"
+            )
+        check_pair(deployment.pair)
+        check_models(deployment.pair, deployment.configuration)
+
+    @property
+    def _replaceable(self) -> bool:
+        return isinstance(self.engine, EngineProcess)
+
+    def _all(self) -> Iterator[Served]:
+        yield self.current
+        yield from self._draining
+
+    def _retire(self, served: Served) -> None:
+        self._draining[served] = asyncio.create_task(self._drain(served))
+
+    async def _watch(self) -> None:
+        """Start an engine again that has died while nobody was waiting for it."""
+        while self._replaceable:
+            await asyncio.sleep(_WATCH)
+            with suppress(EngineFailed):
+                await self.working()
+
+    async def _drain(self, served: Served) -> None:
+        """Let an engine finish what it has, keep what it has learned, and end it."""
+        while served.loop.running and not served.loop.failure:
+            await asyncio.sleep(_LOOK)
+        with suppress(RuntimeError):  # its process has ended
+            await served.loop.between_steps(served.keep_learned)
+        served.loop.close()
+        await asyncio.to_thread(served.end)
+        self._cancelled += served.loop.cancelled
+        del self._draining[served]

@@ -1,0 +1,110 @@
+"""What is served: a configuration, the engine that decodes by it, and what that learns."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from cluster.serving.engine_loop import EngineLoop
+from cluster.serving.engine_process import EngineProcess
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, PairSpec, Value
+from specdec_core.drafting.states import load_state, save_state
+
+logger = logging.getLogger(__name__)
+
+
+class Deployment(Value):
+    """A configuration to serve.
+
+    Args:
+        source: where it comes from, in words.
+        version: of the pair's registered model, if it is registered.
+        certificate: what its certificate says, if it has one.
+        learned: the file of what it learns while it is served, if it learns.
+    """
+
+    pair: PairSpec
+    configuration: Configuration
+    source: str = ""
+    version: int | None = None
+    certificate: str | None = None
+    learned: Path | None = None
+
+
+class Served:
+    """A deployment at work, in the loop of its engine. A bandit with memory of all requests starts
+    from what it has learned before."""
+
+    def __init__(self, loop: EngineLoop, deployment: Deployment) -> None:
+        self.loop, self.deployment = loop, deployment
+        self.since = int(time.time())
+        drafter, path = loop.engine.drafter, deployment.learned
+        if drafter is not None and path is not None and path.exists():
+            drafter.load(load_state(path), str(path))
+        self._kept = self.state()  # what the file has
+
+    def state(self) -> dict[str, Any] | None:
+        """The drafter's state that lasts over requests."""
+        drafter = self.loop.engine.drafter
+        return None if drafter is None else drafter.state()
+
+    def keep_learned(self) -> None:
+        """Save what the drafter has learned since it was saved last."""
+        path = self.deployment.learned
+        if self.loop.failure:  # what it has learned is lost, or of no worth
+            return
+        state = self.state()
+        if state is None or path is None or state == self._kept:
+            return
+        try:
+            save_state(state, path)
+        except OSError as error:
+            logger.warning("%s: what was learned is not saved: %s", path, error.strerror)
+        self._kept = state
+
+    async def beside(self, deployment: Deployment) -> Served:
+        """Another deployment in a process of its own, with this one's limits, queue and cores.
+
+        Raises:
+            UserError: the engine is not in a process of its own, or the other one cannot be used.
+        """
+        engine = self.loop.engine
+        if not isinstance(engine, EngineProcess):
+            raise UserError("an engine on placed devices is not replaced while it serves")
+
+        def start() -> Served:
+            other = engine.another(self._spec(deployment.pair), deployment.configuration)
+            try:
+                if other.max_length < engine.max_length:
+                    raise UserError(
+                        f"its models hold {other.max_length} tokens, but clients were promised"
+                        f" {engine.max_length}"
+                    )
+                loop = EngineLoop(other, self.loop.queue)
+                loop.observer = self.loop.observer
+                return Served(loop, deployment)
+            except BaseException:
+                other.close()
+                raise
+
+        served = await asyncio.to_thread(start)
+        served.loop.open()
+        return served
+
+    def _spec(self, pair: PairSpec) -> PairSpec:
+        """`pair` on this one's device, and its target in this one's data type, which is known."""
+        own = self.loop.engine.pair.spec
+        if pair == self.deployment.pair:
+            return own
+        kept = ("device", "target_dtype", "max_length", "threads")
+        changes = {name: getattr(own.runner, name) for name in kept}
+        return pair.model_copy(update={"runner": pair.runner.model_copy(update=changes)})
+
+    def end(self) -> None:
+        """End the engine's process, if it has one of its own."""
+        if isinstance(self.loop.engine, EngineProcess):
+            self.loop.engine.close()

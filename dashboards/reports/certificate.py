@@ -1,0 +1,70 @@
+"""What the checks for a certificate have found."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from dashboards import cells
+from dashboards.sections import Section
+from specdec_core.studies.certificate.certificate import Checks
+
+
+def checked(checks: Checks) -> Section:
+    """A row for each finding, and whether it is as it must be."""
+    rows = [_greedy(checks), *_sampled(checks), _speed(checks)]
+    columns = {name: cells.text(name) for name in ("check", "on", "found", "verdict")}
+    failures = [number for number, row in enumerate(rows) if row["verdict"] != "ok"]
+    return Section(
+        key="certificate",
+        shown=cells.table(pd.DataFrame(rows), columns),
+        marked=failures,
+        lines=[checks.greedy.first] if checks.greedy.first else [],
+        legend=f"shifts: how much more often than by the target's probabilities; all of them"
+        f" together are false alarms with probability {checks.sampled.level:g}",
+    )
+
+
+def _greedy(checks: Checks) -> dict[str, str]:
+    greedy = checks.greedy
+    return {
+        "check": "greedy texts are the target's",
+        "on": f"{greedy.prompts} prompts, {greedy.tokens:,} tokens, float32",
+        "found": f"{greedy.differing} differ",
+        "verdict": _verdict(greedy.passed),
+    }
+
+
+def _sampled(checks: Checks) -> list[dict[str, str]]:
+    sampled = checks.sampled
+    on = f"{sampled.texts} texts, {sampled.tokens:,} tokens, float32"
+    rows = [
+        {
+            "check": f"sampled: {favour.kind}",
+            "on": on,
+            "found": f"shift {100 * favour.shift:+.2f} ± {196 * favour.error:.2f} points"
+            f" (99 % find {100 * favour.detectable:.1f})",
+            "verdict": _verdict(not sampled.shifted(favour)),
+        }
+        for favour in sampled.favours
+    ]
+    impossible = {
+        "check": "sampled: tokens of probability 0",
+        "on": on,
+        "found": str(sampled.impossible),
+        "verdict": _verdict(not sampled.impossible),
+    }
+    return [*rows, impossible]
+
+
+def _speed(checks: Checks) -> dict[str, str]:
+    speed = checks.speed
+    return {
+        "check": "speed, over autoregressive",
+        "on": f"{speed.prompts} prompts × {speed.repeats}, {speed.target_dtype}",
+        "found": f"{speed.ratio:.2f}× ({speed.low:.2f}–{speed.high:.2f})",
+        "verdict": _verdict(speed.passed),
+    }
+
+
+def _verdict(passed: bool) -> str:
+    return "ok" if passed else "FAILED"

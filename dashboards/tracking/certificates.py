@@ -1,0 +1,70 @@
+"""Certificates of registered versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mlflow import MlflowClient
+from mlflow.entities.model_registry import ModelVersion
+
+from dashboards.store import connect, no_store
+from specdec_core.base.files import write_atomically
+from specdec_core.config import Configuration, PairSpec
+from specdec_core.studies.certificate.certificate import (
+    Certificate,
+    certificate_path,
+    find_certificate,
+)
+
+CERTIFIED = "certified"  # tag of a version: true or false
+CERTIFICATE = "certificate"  # tag of a certified version: the certificate's id
+ARTIFACT = "certificate/certificate.json"  # of the version's run
+
+
+def attach(certificate: Certificate) -> list[int]:
+    """Give a certificate to all registered versions of its configuration; returns their numbers."""
+    if no_store():
+        return []
+    client = connect()
+    query = f"name = '{certificate.pair.name}'"
+    wanted = certificate.configuration.id
+    versions = [
+        version
+        for version in client.search_model_versions(query)
+        if version.tags.get("config_id") == wanted
+    ]
+    for version in versions:
+        _attach(client, version, certificate)
+    return sorted(int(version.version) for version in versions)
+
+
+def tag_version(
+    client: MlflowClient, version: ModelVersion, pair: PairSpec, configuration: Configuration
+) -> bool:
+    """Say of a version whether the workspace has a certificate for it, and add that. A version that
+    has one keeps it."""
+    certificate = find_certificate(pair, configuration)
+    if certificate is not None:
+        _attach(client, version, certificate)
+    elif CERTIFIED not in version.tags:
+        client.set_model_version_tag(version.name, version.version, CERTIFIED, "false")
+    return certificate is not None
+
+
+def fetch(
+    client: MlflowClient, version: ModelVersion, pair: PairSpec, configuration: Configuration
+) -> None:
+    """Copy a certified version's certificate into the workspace, unless that has one."""
+    path = certificate_path(pair, configuration)
+    if version.tags.get(CERTIFIED) != "true" or path.exists():
+        return
+    assert version.run_id
+    file = client.download_artifacts(version.run_id, ARTIFACT)
+    write_atomically(path, Path(file).read_text())
+
+
+def _attach(client: MlflowClient, version: ModelVersion, certificate: Certificate) -> None:
+    assert version.run_id  # every version of ours is a run's
+    client.log_text(version.run_id, certificate.model_dump_json(indent=1), ARTIFACT)
+    for tag, value in ((CERTIFIED, "true"), (CERTIFICATE, certificate.id)):
+        client.set_model_version_tag(version.name, version.version, tag, value)

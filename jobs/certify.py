@@ -1,0 +1,77 @@
+"""Show that a configuration changes nothing but the speed, and write that down."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from typing import Annotated
+
+from typer import Option
+
+from jobs.choice import choose
+from jobs.console import console, point, print_configuration, run
+from jobs.options import ChatTemplate, Config, MaybeLimit, MaybeTokens, Prompts, given
+from specdec_core.prompts.chat import AUTO
+
+FULL = {"limit": 32, "max_new_tokens": 64, "texts": 4, "timed": 12, "repeats": 3}
+QUICK = {"limit": 8, "max_new_tokens": 32, "texts": 2, "timed": 4, "repeats": 2}
+
+
+def main(
+    config: Config = None,
+    prompts: Prompts = "bundled:held_out",
+    chat_template: ChatTemplate = AUTO,
+    limit: MaybeLimit = None,
+    max_new_tokens: MaybeTokens = None,
+    quick: Annotated[
+        bool, Option("--quick", help="Fewer and shorter texts: only large faults are found.")
+    ] = False,
+) -> None:
+    """Check a configuration on its own models and write a certificate: greedy texts in float32 are
+    the target's, token by token; sampled tokens have its probabilities; and live it is not slower
+    than autoregressive decoding. The certificate goes to the workspace and, where the configuration
+    is registered, to the registry. Where a check fails, there is none, and the exit code is 1."""
+    choice, source = choose(config)
+    pair_spec, configuration = choice.pair, choice.configuration
+    print_configuration(configuration, source)
+    options = {**(QUICK if quick else FULL), **given(limit=limit, max_new_tokens=max_new_tokens)}
+    count = options.pop("limit")
+
+    # torch and MLflow take seconds to import.
+    from dashboards.outputs.console import show
+    from dashboards.progress import ConsoleProgress
+    from dashboards.reports.certificate import checked
+    from dashboards.tracking.certificates import attach
+    from specdec_core.base.environment import environment
+    from specdec_core.models.pair import load_pair
+    from specdec_core.prompts.prompt_sets import PromptSet, load_prompts
+    from specdec_core.studies.certificate.certificate import Certificate
+    from specdec_core.studies.certificate.certify import Extent, check_all
+
+    with console.status(f"loading {pair_spec.name}"):
+        pair = load_pair(pair_spec)
+    loaded = load_prompts(prompts, count, pair.tokenizer, chat_template)
+    with ConsoleProgress(console) as progress:
+        checks = check_all(pair, configuration, loaded, Extent(**options), progress)
+    show(console, [checked(checks)])
+    if checks.failures:
+        console.print(f"[red]not certified:[/red] {', '.join(checks.failures)}")
+        sys.exit(1)
+    certificate = Certificate(
+        pair=pair_spec,
+        fingerprints=pair.fingerprints,
+        configuration=configuration,
+        prompts=PromptSet.of(prompts, loaded, chat_template),
+        max_new_tokens=options["max_new_tokens"],
+        checks=checks,
+        issued=datetime.now(UTC),
+        environment=environment(),
+    )
+    point("certified", certificate.save())
+    if versions := attach(certificate):
+        numbers = ", ".join(map(str, versions))
+        point("registry", f"version {numbers} of {pair_spec.name} carries it")
+
+
+if __name__ == "__main__":
+    run(main)

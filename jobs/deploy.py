@@ -1,0 +1,124 @@
+"""Have a running server serve another configuration, without a pause."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+from jobs.choice import read_config
+from jobs.console import console, print_configuration, program, run
+from specdec_core.base.errors import UserError
+
+if TYPE_CHECKING:
+    from cluster.serving.served import Deployment
+
+Server = Annotated[
+    str | None, Option("--url", help="The server's address; unset, this workspace's only one.")
+]
+
+
+def main(
+    which: Annotated[str, Argument(help="champion or challenger.")] = "champion",
+    config: Annotated[
+        Path | None,
+        Option(help="YAML with `pair` and `configuration`, or an id's beginning, instead."),
+    ] = None,
+    version: Annotated[
+        int | None, Option(min=1, help="Version of the registered model, instead.")
+    ] = None,
+    url: Server = None,
+    uncertified: Annotated[
+        bool, Option("--uncertified", help="Go on without a certificate.")
+    ] = False,
+) -> None:
+    """Load a configuration beside the one that is served, and switch to it: requests that run are
+    finished by the old one, and none fails. A registered version that is deployed becomes the
+    champion. Where it cannot be loaded, everything stays as it is."""
+    if config is not None and version is not None:
+        raise UserError("--config and --version both name a configuration: give one")
+    # MLflow and torch take seconds to import.
+    from cluster.serving.control import find_server
+    from dashboards.tracking.registry import CHAMPION, appoint
+
+    server = find_server(url)
+    if config is not None:
+        deployment = _from_file(config)
+    else:
+        deployment = _registered(server.name, _alias(which, version))
+    if deployment.certificate is None and not uncertified:
+        raise UserError(
+            f"{deployment.configuration.id} ({deployment.source}) has no certificate:"
+            f" `{program('specdec')} certify` writes one, --uncertified goes on without"
+        )
+    with console.status("loading it beside the one that is served"):
+        served = server.deploy(deployment)
+    if served.version is not None:
+        appoint(server.name, served.version, CHAMPION)
+    say(server.url, served)
+
+
+def say(url: str, served: Deployment) -> None:
+    """Print what is served now."""
+    print_configuration(served.configuration, served.source, f"[green]serving[/green]  {url}  ")
+    console.print(served.certificate or "[yellow]warning:[/yellow] not certified")
+
+
+def _alias(which: str, version: int | None) -> Any:
+    if version is not None:
+        return version
+    if which not in ("champion", "challenger"):
+        raise UserError(f"{which}: expected champion or challenger, --config or --version")
+    return which
+
+
+def _from_file(config: Path) -> Deployment:
+    choice, source = read_config(config)
+    return _deployment(choice.pair, choice.configuration, source, None)
+
+
+def _registered(name: str, which: Any) -> Deployment:
+    from dashboards.tracking.registry import load_registered
+
+    pair, configuration, version = load_registered(name, which)
+    said = f"version {version}" if isinstance(which, int) else f"{which}, version {version}"
+    return _deployment(pair, configuration, said, version)
+
+
+def _deployment(pair: Any, configuration: Any, source: str, version: int | None) -> Deployment:
+    from cluster.serving.deployment import certified, learned_state
+    from cluster.serving.served import Deployment
+
+    return Deployment(
+        pair=pair,
+        configuration=configuration,
+        source=source,
+        version=version,
+        certificate=certified(pair, configuration),
+        learned=learned_state(pair, configuration),
+    )
+
+
+def follow_champion(url: str, version: int | None, seconds: float) -> None:
+    """Look for a new champion with a certificate, for ever, and have the server serve it. One that
+    cannot be served is said once."""
+    from cluster.serving.control import find_server
+
+    server, refused = find_server(url), None
+    while True:
+        time.sleep(seconds)
+        try:
+            found = _registered(server.name, "champion")
+            if found.version in (version, refused) or found.certificate is None:
+                continue
+            refused = found.version
+            say(server.url, server.deploy(found))
+            version = found.version
+        except UserError as error:
+            console.print(f"[yellow]warning:[/yellow] {error}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,1 @@
+"""Proof that a configuration changes nothing but the speed of a pair."""

@@ -1,0 +1,185 @@
+"""The configuration is replaced, and an engine that dies, without a client noticing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from cluster.serving.engine_loop import EngineFailed
+from cluster.serving.engine_process import EngineProcess
+from cluster.serving.http.service import CompletionService
+from cluster.serving.served import Deployment
+from cluster.serving.stream import Stream
+from specdec_core.base.errors import UserError
+from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, Sampling
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.engine import Engine, Request
+from specdec_core.engine.scheduler import Limits
+from specdec_core.models.pair import Pair
+
+CHAIN = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
+LOOKUP = Configuration(drafter=PromptLookupSettings())
+LIMITS = Limits(4, share_prefixes=True)
+COUPLED = Sampling(temperature=0.9, coupling="gumbel")
+PROMPTS = ("def main(", "class A:", "import os", "x = 1")
+
+
+def requests(pair: Pair, name: str, tokens: int = 200) -> list[Request]:
+    """Of a greedy text and a coupled one for each prompt."""
+    prompts = [tuple(pair.tokenizer(prompt)["input_ids"]) for prompt in PROMPTS]
+    return [
+        Request(f"{name} {n} {rule}", prompt, tokens, sampling, seed=n, ignore_eos=True)
+        for n, prompt in enumerate(prompts)
+        for rule, sampling in (("greedy", Sampling()), ("coupled", COUPLED))
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_pair: Pair) -> list[str]:
+    """The texts that the target alone writes."""
+    engine = Engine(tiny_pair, AUTOREGRESSIVE, slots=4)
+    return [g.text for g in engine.generate(requests(tiny_pair, "expected"))]
+
+
+async def text(stream: Stream) -> str:
+    """What a client of one request is sent, which must be its text."""
+    sent, whole = "", ""
+    async for _, chunk in stream:
+        sent += chunk.text
+        if chunk.finished:
+            whole = chunk.finished.text
+            assert len(chunk.finished.tokens) == len(chunk.finished.origins)
+    assert sent == whole
+    return sent
+
+
+def told(spec: PairSpec, story: Callable[[CompletionService], Awaitable[None]]) -> None:
+    """Serve while a story is told."""
+    service = CompletionService(EngineProcess(spec, CHAIN, LIMITS), "tiny")
+
+    async def main() -> None:
+        async with service.loop:
+            await story(service)
+
+    try:
+        asyncio.run(asyncio.wait_for(main(), timeout=300))
+    finally:
+        service.close()
+
+
+def kill(engine: Engine | EngineProcess) -> None:
+    assert isinstance(engine, EngineProcess)
+    os.kill(engine._process.pid, signal.SIGKILL)
+
+
+async def switched(
+    service: CompletionService, pair: Pair, expected: list[str], others: list[Configuration]
+) -> int:
+    """Deploy each of `others` while eight clients keep asking; returns how many were answered, all
+    of them rightly."""
+    done, answered = False, 0
+
+    async def client(number: int) -> None:
+        nonlocal answered
+        while not done:
+            request = requests(pair, f"{answered} {number}")[number]
+            assert await text(await service.submit([request])) == expected[number]
+            answered += 1
+
+    clients = asyncio.gather(*map(client, range(len(expected))))
+    for configuration in others:
+        pair_spec = service.loop.current.deployment.pair
+        await service.loop.deploy(Deployment(pair=pair_spec, configuration=configuration))
+        assert service.engine.configuration == configuration
+    done = True
+    await clients
+    while service.loop._draining:
+        await asyncio.sleep(0.01)
+    assert service.loop.running == service.loop.cancelled == 0
+    return answered
+
+
+async def survived(service: CompletionService, pair: Pair, expected: list[str]) -> None:
+    """Eight streams, in which the engine is killed."""
+    streams = [await service.submit([r]) for r in requests(pair, "killed")]
+    running = asyncio.gather(*map(text, streams))
+    while not all(answer.sent > 20 for stream in streams[:4] for answer in stream._answers):
+        await asyncio.sleep(0.001)
+    kill(service.engine)
+    assert await running == expected
+    health = await service.health()
+    assert (health.ready, health.restarts, health.cancelled) == (True, 1, 0)
+    assert health.configuration == CHAIN.id
+
+
+async def refused(service: CompletionService, spec: PairSpec) -> None:
+    """What cannot be served leaves everything as it is."""
+    before = service.loop.current
+    unknown = Configuration(drafter=DraftModelSettings(draft="nobody"))
+    with pytest.raises(UserError, match="needs draft 'nobody'"):
+        await service.loop.deploy(Deployment(pair=spec, configuration=unknown))
+    other = spec.model_copy(update={"target": "elsewhere/other"})
+    with pytest.raises(UserError, match="another target writes other texts"):
+        await service.loop.deploy(Deployment(pair=other, configuration=CHAIN))
+    assert service.loop.current is before
+
+
+async def broken(service: CompletionService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine dies, and cannot be started again."""
+
+    def never(*_: object) -> EngineProcess:
+        raise UserError("the disk is gone")
+
+    monkeypatch.setattr(service.engine, "another", never)
+    stream = await service.submit([Request("r", (5, 6, 7), 200, ignore_eos=True)])
+    kill(service.engine)
+    with pytest.raises(EngineFailed, match="the disk is gone"):
+        await text(stream)
+    assert not (await service.health()).ready
+    with pytest.raises(EngineFailed):
+        service.loop.check()  # so that Ray Serve replaces the replica
+
+
+def test_streams_outlive_a_killed_engine_and_a_new_configuration(
+    tiny_spec: PairSpec, tiny_pair: Pair, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One story, because an engine's start takes seconds."""
+
+    async def story(service: CompletionService) -> None:
+        await survived(service, tiny_pair, expected)
+        old = service.engine
+        assert await switched(service, tiny_pair, expected, [LOOKUP]) >= len(expected)
+        assert isinstance(old, EngineProcess)
+        assert not old.alive
+        assert service.loop.previous is not None
+        assert service.loop.previous.configuration == CHAIN
+        await refused(service, tiny_spec)
+        health = await service.health()
+        assert (health.configuration, health.switches) == (LOOKUP.id, 1)
+        await broken(service, monkeypatch)
+
+    told(tiny_spec, story)
+
+
+@pytest.mark.long
+def test_twenty_switches_under_load_change_no_text(
+    tiny_spec: PairSpec, tiny_pair: Pair, expected: list[str]
+) -> None:
+    async def story(service: CompletionService) -> None:
+        answered = await switched(service, tiny_pair, expected, [LOOKUP, CHAIN] * 10)
+        assert service.loop.switches == 20
+        assert answered > 20
+        assert (await service.loop.roll_back()).deployment.configuration == LOOKUP
+        kill(service.engine)  # while nobody waits for it
+        while service.loop.restarts < 1:
+            await asyncio.sleep(0.05)
+        (first,) = requests(tiny_pair, "later")[:1]
+        assert await text(await service.submit([first])) == expected[0]
+
+    told(tiny_spec, story)
