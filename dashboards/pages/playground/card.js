@@ -32,18 +32,20 @@ function told(token) {
   return line;
 }
 
-/** The candidates, a line for each place after the text; of a tree's, what competes for it. */
+/** The candidates: a chain as text; of a tree a line for each place, with what competes for it. */
 function tree(candidates) {
   const list = document.createElement("ul");
   const depths = [];
+  const chain = candidates.every(({ parent }, node) => parent === node - 1);
   for (const { accepted, origin, parent, probability, text } of candidates) {
     const depth = parent < 0 ? 0 : depths[parent] + 1;
     depths.push(depth);
-    const line = list.children[depth] ?? list.appendChild(document.createElement("li"));
+    const place = chain ? 0 : depth;
+    const line = list.children[place] ?? list.appendChild(document.createElement("li"));
     const sample = document.createElement("span");
     sample.className = accepted ? `token ${origin}` : "token lost";
     sample.textContent = visible(text);
-    line.append(sample, probability === null ? " " : ` ${share(probability)}  `);
+    line.append(sample, probability === null ? "\u200b" : ` ${share(probability)}  `);
   }
   return list;
 }
