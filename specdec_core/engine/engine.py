@@ -28,8 +28,8 @@ from specdec_core.drafting.pearl.link import Link, no_link
 from specdec_core.engine.active_request import ActiveRequest, Addition
 from specdec_core.engine.draft_runners import DraftRunners
 from specdec_core.engine.judging import Judgement, judge
-from specdec_core.engine.prefixes import Prefixes
 from specdec_core.engine.logprobs import Logprobs
+from specdec_core.engine.prefixes import Prefixes
 from specdec_core.engine.request import Chunk, Request
 from specdec_core.engine.scheduler import Limits, Scheduler, Step
 from specdec_core.models.pair import Pair

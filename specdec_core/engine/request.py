@@ -74,6 +74,8 @@ class Request:
         for name, tokens in (("stop_tokens", self.stop_tokens), ("logit_bias", bias)):
             if outside := [token for token in tokens if not 0 <= token < vocab_size]:
                 raise UserError(f"{name}: {outside[0]} is no token, they are 0…{vocab_size - 1}")
+        if self.min_tokens and len(self.stop_tokens) == vocab_size:
+            raise UserError("min_tokens: every token would end the text")
 
     def final(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
         """The tokens that end its text, for a model whose texts end with `eos_token_ids`."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,32 +66,32 @@ class TextWarper:
         self, scores: Tensor, text: Sequence[int], paths: Sequence[Sequence[int]]
     ) -> None:
         """Apply the penalties to `scores` (n, vocabulary)."""
-        sampling = self.rules.sampling
+        sampling, size = self.rules.sampling, scores.shape[-1]
         self._count(text)
-        # A column for each token of the text or a path; beyond the prompt's they count occurrences.
+        # A column for each token of the text, and then of the paths.
         columns = {token: column for column, token in enumerate(self._counts)}
+        known = len(columns)
         for path in paths:
             for token in path:
                 columns.setdefault(token, len(columns))
-        known, extra = len(self._counts), len(columns) - len(self._counts)
-        counts = torch.tensor([*self._counts.values(), *[0] * extra]).repeat(len(paths), 1)
-        seen = torch.arange(len(columns)).expand(len(paths), -1) < known
-        places = [(n, columns[token]) for n, path in enumerate(paths) for token in path]
-        if places:
-            rows, cells = map(list, zip(*places, strict=True))
-            counts.index_put_((torch.tensor(rows), torch.tensor(cells)), torch.tensor(1), True)
-            seen = seen.clone()
-            seen[rows, cells] = True
-        tokens = torch.tensor(list(columns))
-        inside = tokens < scores.shape[-1]
-        tokens = tokens[inside].to(scores.device)
-        counts, seen = (part[:, inside].to(scores.device) for part in (counts, seen))
-        chosen, factor = scores[:, tokens], sampling.repetition_penalty
-        repeated = torch.where(chosen < 0, chosen * factor, chosen / factor)
-        chosen = torch.where(seen, repeated, chosen)
-        chosen -= sampling.frequency_penalty * counts
-        chosen -= sampling.presence_penalty * (counts > 0)
-        scores[:, tokens] = chosen
+        counts = np.zeros((len(paths), len(columns)), dtype=np.float32)  # in the output
+        counts[:, :known] = list(self._counts.values())
+        for n, path in enumerate(paths):
+            for token in path:
+                counts[n, columns[token]] += 1
+        factor = np.where(counts > 0, np.float32(sampling.repetition_penalty), np.float32(1))
+        factor[:, :known] = sampling.repetition_penalty
+        subtracted = sampling.frequency_penalty * counts
+        subtracted[counts > 0] += sampling.presence_penalty
+        tokens = np.array(list(columns))
+        if tokens.max() >= size:
+            inside = tokens < size
+            tokens, subtracted, factor = tokens[inside], subtracted[:, inside], factor[:, inside]
+        place, less, times = (
+            torch.from_numpy(part).to(scores.device) for part in (tokens, subtracted, factor)
+        )
+        chosen = scores[:, place]
+        scores[:, place] = torch.where(chosen < 0, chosen * times, chosen / times) - less
 
     def _count(self, text: Sequence[int]) -> None:
         for position in range(self._read, len(text)):

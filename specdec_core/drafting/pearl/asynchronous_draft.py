@@ -272,7 +272,7 @@ class AsynchronousDraft:
         # Independent of the target's own uniform numbers; coupled noise must be the same.
         stream.uniform = random.Random(f"{message.seed} {message.root} {self._salt}").random
         tree = DraftTree(Node(message.root, text[-1], len(text) - 1, None, sent=True))
-        warper = message.rules and message.rules.warper()
+        warper = None if message.rules is None else message.rules.warper()
         state = SlotState(number, list(text), message.sampling, stream, warper=warper)
         self._slots[number] = _Slot(state, tree, message.end)
         self._windows.begin(number, tree.root)
