@@ -120,7 +120,7 @@ def test_greedy_output_is_what_transformers_generates(
     plain = [g.tokens for g in Engine(tiny_pair, AUTOREGRESSIVE, 3).generate(requests())]
     assert plain not in expected.values()
     if drafter is not None:
-        assert sum(r.accepted for g in generations for r in g.rounds) >= 10
+        assert sum(r.accepted for g in generations for r in g.rounds) > 0
 
 
 def test_an_asynchronous_draft_is_warped_too(
