@@ -8,7 +8,8 @@ from collections.abc import Callable
 import uvicorn
 from starlette.types import ASGIApp
 
-from cluster.serving.http_app import CompletionService, build_app
+from cluster.serving.http.app import build_app
+from cluster.serving.http.service import CompletionService
 from specdec_core.config import Configuration
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair

@@ -15,7 +15,8 @@ from ray import serve
 from cluster.placed_engine import check_models, placed_engine
 from cluster.serving.engine_loop import QUEUE
 from cluster.serving.engine_process import EngineProcess
-from cluster.serving.http_app import CompletionService, build_app
+from cluster.serving.http.app import build_app
+from cluster.serving.http.service import CompletionService
 from cluster.session import ray_session, resources
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace

@@ -58,19 +58,27 @@ def template_of(tokenizer: Any) -> str | None:
     return (template.get("default") if isinstance(template, dict) else template) or None
 
 
-def render(messages: Sequence[Message], template: str, tokenizer: Any, where: str) -> str:
+def render(
+    messages: Sequence[Message],
+    template: str,
+    tokenizer: Any,
+    where: str,
+    *,
+    add_generation_prompt: bool = True,
+    **options: Any,
+) -> str:
     """The text that the model goes on from, special tokens included; raises :class:`UserError`,
-    naming `where` the messages stand, for what the template does not take."""
-    from jinja2 import TemplateError  # transformers imports it when it renders
-
+    naming `where` the messages stand, for what the template does not take. `options` are those of
+    transformers' `apply_chat_template`, and the template's own variables."""
     try:
         text = tokenizer.apply_chat_template(
             [asdict(message) for message in messages],
             chat_template=template,
             tokenize=False,
-            add_generation_prompt=True,
+            add_generation_prompt=add_generation_prompt,
+            **options,
         )
-    except (TemplateError, TypeError, ValueError) as error:
+    except Exception as error:  # a template is a program: it may fail in any way
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{where}: the chat template cannot write it: {reason}") from None
     return str(text)

@@ -8,7 +8,7 @@ import mlflow
 import pytest
 from mlflow import MlflowClient
 
-from cluster.serving.openai_protocol import SpecDec
+from cluster.serving.protocol.counts import SpecDec
 from dashboards.outputs.console import table
 from dashboards.outputs.files import write_page
 from dashboards.ranking import headliners

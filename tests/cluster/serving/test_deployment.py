@@ -11,7 +11,7 @@ import pytest
 from ray import serve
 
 from cluster.serving.deployment import check_cores, check_port, check_servable, serving
-from cluster.serving.openai_protocol import MAX_BODY_BYTES
+from cluster.serving.protocol.fields import MAX_BODY_BYTES
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -181,8 +181,8 @@ def test_events_end_with_done(url):
         ({"prompt": ["a", 1]}, "prompt", "expected a string"),
         ({"prompt": ["a"] * 65}, "prompt", "at most 64"),
         ({"prompt": [True]}, "prompt", "expected a string"),
-        ({"prompt": [1, 99999]}, "prompt", "tokens outside"),
-        ({"prompt": [-1]}, "prompt", "tokens outside"),
+        ({"prompt": [1, 99999]}, "prompt", "outside"),
+        ({"prompt": [-1]}, "prompt", "outside"),
         ({"prompt": PROMPT, "temperature": -1}, "temperature", "greater than or equal to 0"),
         ({"prompt": PROMPT, "temperature": "hot"}, "temperature", "number"),
         ({"prompt": PROMPT, "top_p": 0}, "top_p", "greater than 0"),
@@ -191,10 +191,18 @@ def test_events_end_with_done(url):
         ({"prompt": PROMPT, "seed": 2**70}, "seed", "less than"),
         ({"prompt": PROMPT, "stop": [""]}, "stop", "none of them empty"),
         ({"prompt": PROMPT, "stop": list("abcde")}, "stop", "at most 4"),
-        ({"prompt": PROMPT, "n": 2}, "n", "not supported"),
-        ({"prompt": PROMPT, "n": True}, "n", "not supported"),
-        ({"prompt": PROMPT, "logprobs": 1}, "logprobs", "not supported"),
-        ({"prompt": PROMPT, "presence_penalty": 0.5}, "presence_penalty", "not supported"),
+        ({"prompt": PROMPT, "n": 0}, "n", "from 1 to 32"),
+        ({"prompt": PROMPT, "n": True}, "n", "from 1 to 32"),
+        ({"prompt": [PROMPT] * 5, "n": 32}, "n", "more than 128 choices"),
+        ({"prompt": PROMPT, "best_of": 2}, "best_of", "not supported"),
+        ({"prompt": PROMPT, "logprobs": 21}, "logprobs", "less than or equal to 20"),
+        ({"prompt": PROMPT, "logprobs": 1, "echo": True}, "logprobs", "together with echo"),
+        ({"prompt": PROMPT, "presence_penalty": 2.5}, "presence_penalty", "less than or equal"),
+        ({"prompt": PROMPT, "min_tokens": 17}, "min_tokens", "more than max_tokens"),
+        ({"prompt": PROMPT, "stop_token_ids": [99999]}, "stop_token_ids", "outside"),
+        ({"prompt": PROMPT, "logit_bias": {"99999": 1}}, "logit_bias", "outside"),
+        ({"prompt": PROMPT, "logit_bias": {"the": 1}}, "logit_bias", "token ids as strings"),
+        ({"prompt": PROMPT, "speculative": {"max_tokens": -1}}, "speculative", "greater than"),
         ({"prompt": PROMPT, "temprature": 1}, "temprature", "unknown key"),
         ({"prompt": PROMPT, "stream_options": {}}, "stream_options", "stream: true"),
     ],

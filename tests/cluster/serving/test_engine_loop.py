@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from cluster.serving.engine_loop import EngineFailed, EngineLoop, Pace, Submission
-from cluster.serving.http_app import CompletionService, build_app
+from cluster.serving.http.app import build_app
+from cluster.serving.http.service import CompletionService
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings

@@ -13,7 +13,8 @@ import pytest
 
 from cluster.serving.engine_loop import EngineFailed
 from cluster.serving.engine_process import EngineProcess
-from cluster.serving.http_app import CompletionService, build_app
+from cluster.serving.http.app import build_app
+from cluster.serving.http.service import CompletionService
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.bandit.settings import BanditSettings

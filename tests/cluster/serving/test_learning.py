@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.serving import http_app
 from cluster.serving.deployment import check_servable, learned_state
-from cluster.serving.http_app import CompletionService, build_app
+from cluster.serving.http import service as http_service
+from cluster.serving.http.app import build_app
+from cluster.serving.http.service import CompletionService
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.bandit.drafter import build_bandit
@@ -63,7 +64,7 @@ def test_the_arms_are_shown_and_what_was_learned_is_kept(tiny_pair: Pair, tmp_pa
 def test_it_is_kept_now_and_then_as_well(
     tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_app, "KEEP_SECONDS", 0.05)
+    monkeypatch.setattr(http_service, "KEEP_SECONDS", 0.05)
     path = tmp_path / "state.json"
     service = CompletionService(Engine(tiny_pair, BANDIT), "tiny", path)
 

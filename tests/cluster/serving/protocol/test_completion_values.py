@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.serving.openai_protocol import NOBODY, ApiError, CompletionRequest, SpecDec
+from cluster.serving.protocol.completions import CompletionRequest
+from cluster.serving.protocol.counts import NOBODY, SpecDec
+from cluster.serving.protocol.errors import ApiError
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings

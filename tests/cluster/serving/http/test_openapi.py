@@ -14,15 +14,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from cluster.serving.http_app import CompletionService, build_app
-from cluster.serving.openai_protocol import MAX_BODY_BYTES
+from cluster.serving.http.app import build_app
+from cluster.serving.http.service import CompletionService
+from cluster.serving.protocol.fields import MAX_BODY_BYTES
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.engine import Engine
 from specdec_core.models.pair import load_pair
 
 SERVED = Configuration(drafter=BanditSettings(arms=[1, 4]))
-COMPLETIONS = "/v1/completions"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+# More than a schema can say: how long a prompt is with its new tokens, and which values go together.
+BEYOND = {"context_length_exceeded", "conflicting_parameters", "too_many_choices", "unknown_token"}
 JUNK = (
     st.none()
     | st.booleans()
@@ -96,6 +99,8 @@ class Api:
                 return st.text(min_size=schema.get("minLength", 0), max_size=4)
             case {"type": "array"}:
                 least, most = schema.get("minItems", 0), min(schema.get("maxItems", 3), 3)
+                if not most:
+                    return st.just([])
                 return st.lists(self.values(schema["items"]), min_size=least, max_size=most)
             case {"type": "object"}:
                 known = {k: self.values(v) for k, v in schema.get("properties", {}).items()}
@@ -113,9 +118,9 @@ def resolved(document: dict[str, Any], reference: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def start(tiny_spec: PairSpec) -> Iterator[Callable[[], Api]]:
-    small = tiny_spec.runner.model_copy(update={"max_length": 32})
-    pair = load_pair(tiny_spec.model_copy(update={"runner": small}))
+def start(chat_spec: PairSpec) -> Iterator[Callable[[], Api]]:
+    small = chat_spec.runner.model_copy(update={"max_length": 64})
+    pair = load_pair(chat_spec.model_copy(update={"runner": small}))
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         yield lambda: Api(Engine(pair, SERVED, slots=3), runner, stack)
@@ -146,25 +151,33 @@ def test_every_reference_resolves_and_every_schema_is_one(api: Api) -> None:
         Draft202012Validator.check_schema(schema)
 
 
-def test_the_schema_allows_what_is_accepted_and_nothing_else(api: Api) -> None:
-    reference = {"$ref": "#/components/schemas/CompletionRequest"}
+@pytest.mark.parametrize(
+    ("path", "kind", "least"),
+    [
+        (COMPLETIONS, "CompletionRequest", {"prompt": "x"}),
+        (CHAT, "ChatRequest", {"messages": [{"role": "user", "content": "x"}]}),
+    ],
+)
+def test_the_schema_allows_what_is_accepted_and_nothing_else(
+    api: Api, path: str, kind: str, least: dict[str, Any]
+) -> None:
+    reference = {"$ref": f"#/components/schemas/{kind}"}
     schema = resolved(api.document, reference["$ref"])
     allowed = api.validator(reference)
     known = {name: api.values(own) for name, own in schema["properties"].items()}
     wrong = st.dictionaries(st.sampled_from([*known, "other"]), JUNK, max_size=1)
     seen = set()
 
-    @settings(deadline=None, max_examples=80)
-    @example({"prompt": "x"}, {})
-    @example({"prompt": "x", "stream": True}, {})
-    @example({"prompt": "x"}, {"other": 1})
+    @settings(deadline=None, max_examples=60)
+    @example(least, {})
+    @example({**least, "stream": True}, {})
+    @example(least, {"other": 1})
     @given(api.values(schema), wrong)
     def agree(body: dict[str, Any], other: dict[str, Any]) -> None:
-        answer = api.ask("POST", COMPLETIONS, json=body | other)
+        answer = api.ask("POST", path, json=body | other)
         seen.add((answer.status_code, answer.headers["content-type"]))
-        # How long a prompt is with its new tokens is more than a schema can say.
-        if "context_length_exceeded" not in answer.text:
-            accepted = answer.status_code == 200
+        accepted = answer.status_code == 200
+        if accepted or answer.json()["error"]["code"] not in BEYOND:
             assert accepted == allowed.is_valid(body | other), answer.text
 
     agree()
@@ -179,17 +192,29 @@ def test_the_schema_allows_what_is_accepted_and_nothing_else(api: Api) -> None:
     ("method", "path", "content", "status"),
     [
         ("GET", "/health", None, 200),
+        ("GET", "/ready", None, 200),
+        ("GET", "/version", None, 200),
         ("GET", "/v1/models", None, 200),
         ("GET", "/v1/models/tiny", None, 200),
         ("GET", "/v1/models/org/other", None, 404),
         ("DELETE", "/v1/models/tiny", None, 405),
         ("GET", COMPLETIONS, None, 405),
         ("POST", COMPLETIONS, b'{"prompt": [3, 4.0], "max_tokens": 2.0}', 200),
-        ("POST", COMPLETIONS, b'{"prompt": "' + 26 * b"x" + b'"}', 200),
+        ("POST", COMPLETIONS, b'{"prompt": "' + 60 * b"x" + b'"}', 200),
         ("POST", COMPLETIONS, b"{", 400),
         ("POST", COMPLETIONS, b'{"prompt": "\\ud800"}', 400),
         ("POST", COMPLETIONS, b'{"prompt": "x", "model": "other"}', 404),
         ("POST", COMPLETIONS, b" " * (MAX_BODY_BYTES + 1), 413),
+        ("POST", CHAT, b'{"messages": []}', 400),
+        ("POST", CHAT, b'{"messages": [{"role": "user", "content": ""}], "model": "other"}', 404),
+        ("POST", "/tokenize", b'{"prompt": "def f(", "return_token_strs": true}', 200),
+        ("POST", "/tokenize", b'{"messages": [{"role": "user", "content": "x"}]}', 200),
+        ("POST", "/tokenize", b'{"messages": "x"}', 400),
+        ("POST", "/tokenize", b"[", 400),
+        ("POST", "/tokenize", b'{"prompt": "x", "model": "other"}', 404),
+        ("POST", "/detokenize", b'{"tokens": [3, 4]}', 200),
+        ("POST", "/detokenize", b'{"tokens": [99999]}', 400),
+        ("POST", "/detokenize", b"{}", 400),
     ],
 )
 def test_what_is_answered_is_documented(
@@ -209,3 +234,4 @@ def test_what_is_answered_when_the_engine_has_failed_is_documented(
     monkeypatch.setattr(api.engine, "step", break_down)
     assert api.ask("POST", COMPLETIONS, json={"prompt": "x"}).status_code == 500
     assert api.ask("GET", "/health").status_code == 503
+    assert api.ask("GET", "/ready").status_code == 503

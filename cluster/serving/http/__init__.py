@@ -1,0 +1,1 @@
+"""The HTTP face of an engine: a FastAPI application."""

@@ -1,0 +1,154 @@
+"""The answer to a request for text: whole, or as server-sent events. Each protocol says how its
+parts look."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
+from typing import Any, Generic, TypeVar
+
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
+
+from cluster.serving.engine_loop import EngineFailed, Submission
+from cluster.serving.http.limits import Account, Taken, within
+from cluster.serving.http.service import CompletionService
+from cluster.serving.protocol.counts import Metrics, SpecDec, Usage
+from cluster.serving.protocol.errors import SERVER_ERROR, ApiError
+from cluster.serving.protocol.fields import StreamOptions
+from cluster.serving.protocol.generation import GenerationRequest
+from specdec_core.engine import Chunk, Request
+from specdec_core.tokens.statistics import Generation
+
+Body = TypeVar("Body", bound=GenerationRequest)
+Choice = BaseModel  # of a protocol
+
+
+class Answer(ABC, Generic[Body]):
+    """What is said to one body. `requests` are the engine's, one for each choice.
+
+    A choice's opening comes with its first token, so that its time is the first token's.
+    """
+
+    prefix: str  # of ids
+
+    def __init__(self, service: CompletionService, body: Body, requests: Sequence[Request]) -> None:
+        self.service, self.body, self.requests = service, body, requests
+        self.configuration = service.engine.configuration
+        self.id = f"{self.prefix}-{uuid.uuid4().hex}"
+        self.created = int(time.time())
+
+    @abstractmethod
+    def choice(self, index: int, generation: Generation) -> Choice:
+        """A whole choice."""
+
+    @abstractmethod
+    def opening(self, index: int) -> Choice | None:
+        """What comes before a choice's first text in a stream, if anything does."""
+
+    @abstractmethod
+    def part(self, index: int, chunk: Chunk) -> Choice:
+        """What a chunk adds to a choice in a stream."""
+
+    @abstractmethod
+    def whole(self, choices: list[Any], **fields: Any) -> BaseModel:
+        """The answer with these choices."""
+
+    @abstractmethod
+    def event(self, choices: list[Any], **fields: Any) -> BaseModel:
+        """An event of a stream with parts of choices."""
+
+    async def respond(self, account: Account) -> BaseModel | StreamingResponse:
+        """Hand the requests to the engine, and answer. Raises :class:`ApiError`."""
+        prompts = sum(len(request.tokens) for request in self.requests[:: self.body.choices])
+        most = prompts + sum(request.max_new_tokens for request in self.requests)
+        taken = account.tokens(most)
+        try:
+            submission = await self.service.submit(self.requests)
+        except BaseException:
+            taken.close()
+            raise
+        taken.used = prompts
+        if not self.body.stream:
+            with closing(submission), closing(taken):
+                return await self.complete(self._chunks(submission, taken))
+        return StreamingResponse(
+            self.events(submission, taken),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache"},
+        )
+
+    async def _chunks(
+        self, submission: Submission, taken: Taken
+    ) -> AsyncIterator[tuple[int, Chunk]]:
+        """What the engine adds, with the choice that it adds to. Raises :class:`ApiError` (408)."""
+        async for index, chunk in within(submission, self.service.limits.seconds):
+            taken.used += len(chunk.tokens)
+            yield index, chunk
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """What all parts of the answer have."""
+        return {
+            "id": self.id,
+            "created": self.created,
+            "model": self.service.model,
+            "system_fingerprint": self.configuration.id,
+        }
+
+    def counts(self, generations: Sequence[Generation]) -> dict[str, Any]:
+        """How the tokens came about."""
+        counts: dict[str, Any] = {"specdec": SpecDec.of(generations, self.configuration)}
+        if self.configuration.drafter is not None:
+            counts["metrics"] = Metrics.of(generations)
+        return counts
+
+    async def complete(self, chunks: AsyncIterator[tuple[int, Chunk]]) -> BaseModel:
+        """The whole answer at once."""
+        done = {index: chunk.finished async for index, chunk in chunks if chunk.finished}
+        generations = [done[index] for index in sorted(done)]
+        return self.whole(
+            [self.choice(index, generation) for index, generation in enumerate(generations)],
+            usage=Usage.of(generations, self.body.choices),
+            **self.counts(generations),
+        )
+
+    async def events(self, submission: Submission, taken: Taken) -> AsyncIterator[str]:
+        """The answer as server-sent events, the choices' parts as they come. The last part of text
+        carries the counts; usage follows if requested."""
+        with closing(submission), closing(taken):
+            try:
+                async for event in self._events(self._chunks(submission, taken)):
+                    yield f"data: {event.model_dump_json()}\n\n"
+                yield "data: [DONE]\n\n"
+            except EngineFailed:
+                yield f"data: {SERVER_ERROR.body.model_dump_json()}\n\n"
+            except ApiError as error:  # it took too long
+                yield f"data: {error.body.model_dump_json()}\n\n"
+
+    async def _events(self, chunks: AsyncIterator[tuple[int, Chunk]]) -> AsyncIterator[BaseModel]:
+        options = self.body.stream_options or StreamOptions()
+        tokens_told = self.body.return_token_ids or self.body.tops is not None
+        done: dict[int, Generation] = {}
+        written = dict.fromkeys(range(len(self.requests)), 0)
+        async for index, chunk in chunks:
+            first = not written[index]
+            written[index] += len(chunk.tokens)
+            fields: dict[str, Any] = {}
+            if options.continuous_usage_stats:
+                prompt = len(self.requests[index].tokens)
+                fields["usage"] = Usage.so_far(prompt, written[index])
+            if first and (opening := self.opening(index)) is not None:
+                yield self.event([opening], **fields)
+            if chunk.finished:
+                done[index] = chunk.finished
+                if len(done) == len(self.requests):
+                    fields |= self.counts(list(done.values()))
+            if chunk.text or chunk.finished or tokens_told:
+                yield self.event([self.part(index, chunk)], **fields)
+        if options.include_usage:
+            generations = [done[index] for index in sorted(done)]
+            yield self.event([], usage=Usage.of(generations, self.body.choices))

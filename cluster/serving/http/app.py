@@ -1,0 +1,51 @@
+"""The FastAPI application of a service.
+
+It needs an :class:`EngineLoop` and nothing of Ray, so it runs under any ASGI server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import APIRouter, FastAPI
+
+from cluster.serving.http.access import EVERYBODY, OPEN, Access, Gate
+from cluster.serving.http.errors import add_error_handlers
+from cluster.serving.http.openapi import ANYWHERE, describe_bodies
+from cluster.serving.http.routes import chat, completions, health, metrics, models, tokens
+from cluster.serving.http.service import CompletionService
+
+ROUTES: tuple[Callable[[CompletionService], APIRouter], ...] = (
+    health.router,
+    metrics.router,
+    models.router,
+    completions.router,
+    chat.router,
+    tokens.router,
+)
+
+
+def build_app(service: CompletionService, access: Access = EVERYBODY) -> FastAPI:
+    """Routes and error shapes, for those with `access`; the application's lifespan runs the
+    engine."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with service.loop:
+            keeping = asyncio.create_task(service.keep_learning())
+            try:
+                yield
+            finally:
+                keeping.cancel()
+        service.keep_learned()
+        service.close()
+
+    app = FastAPI(title="specdec", lifespan=lifespan, responses=ANYWHERE, redirect_slashes=False)
+    add_error_handlers(app)
+    for router in ROUTES:
+        app.include_router(router(service))
+    describe_bodies(app, service.schema_limits(), OPEN, keys=access.keys is not None)
+    app.add_middleware(Gate, access=access)
+    return app

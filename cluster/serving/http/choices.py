@@ -1,0 +1,104 @@
+"""The engine's requests for a request's choices."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import uuid
+from collections.abc import Iterator, Sequence
+
+from cluster.serving.http.service import CompletionService
+from cluster.serving.protocol.errors import ApiError
+from cluster.serving.protocol.generation import GenerationRequest, check_tokens
+from specdec_core.engine import Request
+
+MAX_TOGETHER = 128  # choices of a request
+
+
+def choices(
+    service: CompletionService,
+    body: GenerationRequest,
+    prompts: Sequence[tuple[int, ...]],
+    default_tokens: int | None,
+    end: frozenset[int] = frozenset(),
+) -> list[Request]:
+    """An engine request for each choice, those of a prompt after each other.
+
+    Without a number in the request a choice gets `default_tokens` tokens, or all that there is room
+    for. The tokens `end` end it, unless the end of a text is to be ignored.
+
+    Raises:
+        ApiError: what was asked for does not fit, or does not go together.
+    """
+    engine = service.engine
+    if len(prompts) * body.choices > MAX_TOGETHER:
+        raise ApiError(
+            f"n: {len(prompts)} prompts with {body.choices} choices each are more than"
+            f" {MAX_TOGETHER} choices",
+            param="n",
+            code="too_many_choices",
+        )
+    stops = frozenset(body.stop_token_ids or ())
+    check_tokens(stops, engine.vocab_size, "stop_token_ids")
+    sampling = body.sampling(engine.configuration.sampling, engine.vocab_size)
+    requests, random_seeds = [], seeds(body.seed)
+    for prompt in prompts:
+        new_tokens = _new_tokens(service, body, len(prompt), default_tokens)
+        requests += [
+            Request(
+                id=uuid.uuid4().hex,
+                tokens=prompt,
+                max_new_tokens=new_tokens,
+                sampling=sampling,
+                seed=next(random_seeds),
+                stop=body.stops,
+                ignore_eos=bool(body.ignore_eos),
+                stop_tokens=stops if body.ignore_eos else stops | end,
+                min_tokens=body.min_tokens or 0,
+                logprobs=body.tops,
+                speculate=body.speculative.most if body.speculative else None,
+            )
+            for _ in range(body.choices)
+        ]
+    return requests
+
+
+def _new_tokens(
+    service: CompletionService, body: GenerationRequest, length: int, default: int | None
+) -> int:
+    """The most new tokens for a prompt of `length` tokens. Raises :class:`ApiError`."""
+    most = service.engine.max_length
+    room = max(most - length, 1)
+    asked = body.most_tokens
+    new_tokens = asked or min(default or room, room, service.limits.tokens or room)
+    if length + new_tokens > most:
+        raise ApiError(
+            f"this model's context holds {most} tokens, but the prompt has {length} and"
+            f" max_tokens is {new_tokens}",
+            param="prompt" if length >= most else "max_tokens",
+            code="context_length_exceeded",
+        )
+    if new_tokens > (service.limits.tokens or new_tokens):
+        raise ApiError(
+            f"max_tokens: {new_tokens} is more than the {service.limits.tokens} that a request may"
+            " ask for here",
+            param="max_tokens",
+            code="too_many_tokens",
+        )
+    if (body.min_tokens or 0) > new_tokens:
+        raise ApiError(
+            f"min_tokens: {body.min_tokens} is more than max_tokens, which is {new_tokens}",
+            param="min_tokens",
+            code="conflicting_parameters",
+        )
+    return new_tokens
+
+
+def seeds(seed: int | None) -> Iterator[int]:
+    """The seeds of a request's choices, each with a random stream of its own: the first one's is
+    `seed`, or without one a random number, and the others follow from it."""
+    first = secrets.randbits(63) if seed is None else seed
+    yield first
+    others = random.Random(f"choices {first}")
+    while True:
+        yield others.getrandbits(63)

@@ -1,0 +1,133 @@
+"""What a request, and a key in a minute, may take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator
+from dataclasses import dataclass
+from math import ceil
+from time import monotonic
+from typing import TypeVar
+
+from cluster.serving.protocol.errors import ApiError
+
+MINUTE = 60.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """Of one request; None: none."""
+
+    tokens: int | None = None  # new ones of a choice
+    seconds: float | None = None  # until its answer is complete
+
+
+NO_LIMITS = RequestLimits()
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """Of one key in a minute; None: any number."""
+
+    requests: int | None = None
+    tokens: int | None = None  # of prompts and answers
+
+
+NO_ALLOWANCE = Allowance()
+
+
+@dataclass(slots=True, eq=False)
+class Taken:
+    """So much of a window was taken at a time. Closing it leaves what was used of that."""
+
+    time: float
+    amount: int
+    used: int = 0
+
+    def close(self) -> None:
+        self.amount = min(self.used, self.amount)
+
+
+class Window:
+    """What was taken in the last minute, of at most `limit`."""
+
+    def __init__(self, limit: int | None) -> None:
+        self.limit = limit
+        self._taken: deque[Taken] = deque()
+
+    def take(self, amount: int, now: float) -> Taken | int:
+        """Take so much, or else say in how many seconds there will be room for it."""
+        while self._taken and self._taken[0].time <= now - MINUTE:
+            self._taken.popleft()
+        if self.limit is not None:
+            over = sum(taken.amount for taken in self._taken) + amount - self.limit
+            for taken in self._taken:
+                if over <= 0:
+                    break
+                over -= taken.amount
+                wait = taken.time + MINUTE - now
+                if over <= 0:
+                    return max(ceil(wait), 1)
+        taken = Taken(now, amount)
+        self._taken.append(taken)
+        return taken
+
+
+class Account:
+    """What one key has used of its allowance."""
+
+    def __init__(self, allowance: Allowance) -> None:
+        self.allowance = allowance
+        self._requests, self._tokens = Window(allowance.requests), Window(allowance.tokens)
+
+    def request(self) -> None:
+        """Count a request. Raises :class:`ApiError` (429)."""
+        self._take(self._requests, 1, "requests")
+
+    def tokens(self, amount: int) -> Taken:
+        """Take the tokens that a request may use. Raises :class:`ApiError`: 429, or 400 for more
+        than a whole minute's."""
+        most = self.allowance.tokens
+        if most is not None and amount > most:
+            raise ApiError(
+                f"max_tokens: prompt and answer may take {amount} tokens, but this key has"
+                f" {most} a minute",
+                param="max_tokens",
+                code="too_many_tokens",
+            )
+        return self._take(self._tokens, amount, "tokens")
+
+    def _take(self, window: Window, amount: int, name: str) -> Taken:
+        taken = window.take(amount, monotonic())
+        if isinstance(taken, Taken):
+            return taken
+        raise ApiError(
+            f"this key has used its {window.limit} {name} a minute; try again in {taken} s",
+            status=429,
+            code="rate_limit_exceeded",
+            type="rate_limit_error",
+            headers={"Retry-After": str(taken)},
+        )
+
+
+async def within(items: AsyncIterable[T], seconds: float | None) -> AsyncIterator[T]:
+    """The items, as long as they come within so many seconds from now. Raises :class:`ApiError`
+    (408)."""
+    deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
+    iterator = aiter(items)
+    while True:
+        try:
+            async with asyncio.timeout_at(deadline):
+                item = await anext(iterator)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise ApiError(
+                f"the answer took longer than the {seconds:g} s that a request may take here",
+                status=408,
+                code="request_timeout",
+            ) from None
+        yield item

@@ -1,0 +1,1 @@
+"""The routes by subject: each module makes a router for a service."""

@@ -1,0 +1,47 @@
+"""Whether the server is there, and whether it answers."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from fastapi import APIRouter, Response
+
+from cluster.serving.http.openapi import PLAIN
+from cluster.serving.http.service import CompletionService
+from cluster.serving.protocol.models import Health, Ready, Version
+
+
+def router(service: CompletionService) -> APIRouter:
+    """`/health`, `/ready` and `/version`."""
+    routes = APIRouter()
+
+    @routes.get(
+        "/health",
+        responses={503: {"model": Health, "description": "The engine failed.", "content": PLAIN}},
+        response_model_exclude_unset=True,
+    )
+    async def health(response: Response) -> Health:
+        health = await service.health()
+        response.status_code = 200 if health.ready else 503
+        return health
+
+    @routes.get(
+        "/ready",
+        responses={
+            503: {
+                "model": Ready,
+                "description": "Requests are not answered, or so many wait that more are refused.",
+                "content": PLAIN,
+            }
+        },
+    )
+    async def ready(response: Response) -> Ready:
+        answers = service.ready
+        response.status_code = 200 if answers else 503
+        return Ready(ready=answers)
+
+    @routes.get("/version")
+    async def versions() -> Version:
+        return Version(version=version("specdec"))
+
+    return routes

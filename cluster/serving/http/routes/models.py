@@ -1,0 +1,31 @@
+"""The model that is served."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+
+from cluster.serving.http.openapi import MODEL, MODEL_NAME
+from cluster.serving.http.service import CompletionService
+from cluster.serving.protocol.models import ModelCard, ModelList
+
+
+def router(service: CompletionService) -> APIRouter:
+    """`/v1/models`."""
+    routes = APIRouter()
+
+    def card() -> ModelCard:
+        return ModelCard(
+            id=service.model, created=service.started, max_model_len=service.engine.max_length
+        )
+
+    @routes.get("/v1/models")
+    async def models() -> ModelList:
+        return ModelList(data=[card()])
+
+    @routes.get("/v1/models/{name:path}", responses=MODEL, openapi_extra=MODEL_NAME)
+    async def model(request: HttpRequest) -> ModelCard:
+        service.check_model(request.path_params["name"])
+        return card()
+
+    return routes

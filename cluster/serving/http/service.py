@@ -1,0 +1,164 @@
+"""What the routes share: an engine in its loop, under one model name."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cluster.serving.engine_loop import QUEUE, EngineFailed, EngineLoop, QueueFull, Submission
+from cluster.serving.engine_process import EngineProcess
+from cluster.serving.http.limits import NO_LIMITS, RequestLimits
+from cluster.serving.http.prompts import Prompts
+from cluster.serving.metrics import Metrics
+from cluster.serving.protocol.errors import ApiError
+from cluster.serving.protocol.logprobs import TokenTexts
+from cluster.serving.protocol.models import Arm, Health
+from specdec_core.base.errors import UserError
+from specdec_core.drafting.states import load_state, save_state
+from specdec_core.engine import Engine, Request
+
+logger = logging.getLogger(__name__)
+
+KEEP_SECONDS = 60  # between copies of what was learned while serving
+
+
+class CompletionService:
+    """Answers requests under one model name.
+
+    A bandit with memory of all requests learns from them. With `learned`, it starts from that file,
+    if it exists, and saves its state there. While `queue` requests wait, others are refused. The
+    engine's threads run on the CPU cores `cores`, if given. `limits` are those of a request.
+    """
+
+    def __init__(
+        self,
+        engine: Engine | EngineProcess,
+        model: str,
+        learned: Path | None = None,
+        queue: int = QUEUE,
+        cores: Sequence[int] = (),
+        limits: RequestLimits = NO_LIMITS,
+    ) -> None:
+        self.engine, self.model, self.limits = engine, model, limits
+        self.loop = EngineLoop(engine, queue, cores)
+        self.metrics = self.loop.observer = Metrics(model, self.loop)
+        self.started = int(time.time())
+        self.learned = learned
+        if engine.drafter is not None and learned is not None and learned.exists():
+            engine.drafter.load(load_state(learned), str(learned))
+        self._kept = self.state()  # what the file has
+
+    def state(self) -> dict[str, Any] | None:
+        """The drafter's state that lasts over requests."""
+        return None if self.engine.drafter is None else self.engine.drafter.state()
+
+    def keep_learned(self) -> None:
+        """Save what the drafter has learned since it was saved last."""
+        if self.loop.failure:  # what it has learned is lost, or of no worth
+            return
+        state = self.state()
+        if state is None or self.learned is None or state == self._kept:
+            return
+        try:
+            save_state(state, self.learned)
+        except OSError as error:
+            logger.warning("%s: what was learned is not saved: %s", self.learned, error.strerror)
+        self._kept = state
+
+    def close(self) -> None:
+        """End the engine's process, if it has one of its own."""
+        if isinstance(self.engine, EngineProcess):
+            self.engine.close()
+
+    async def keep_learning(self) -> None:
+        """Save it periodically, so that little is lost however the server ends."""
+        while True:
+            await asyncio.sleep(KEEP_SECONDS)
+            await self.loop.between_steps(self.keep_learned)
+
+    async def health(self) -> Health:
+        """Whether requests are answered, and by what."""
+        with suppress(EngineFailed):
+            self.loop.check()
+        configuration, status = self.engine.configuration, self.engine.status()
+        health = Health(
+            ready=self.loop.failure is None,
+            model=self.model,
+            configuration=configuration.id,
+            label=configuration.label,
+            lossless=configuration.lossless,
+            slots=self.engine.slots,
+            queue=self.loop.queue,
+            max_length=self.engine.max_length,
+            running=self.loop.running,
+            waiting=self.loop.waiting,
+            preemptions=status.preemptions,
+            prefix_hits=status.prefix_hits,
+            prefix_tokens=status.prefix_tokens,
+            cancelled=self.loop.cancelled,
+        )
+        drafter = self.engine.drafter
+        if drafter is not None and health.ready:
+            arms = await self.loop.between_steps(drafter.learned)
+            if arms is not None:
+                health.arms = [Arm(**arm) for arm in arms]
+        return health
+
+    @cached_property
+    def prompts(self) -> Prompts:
+        """Texts and chats as the model's tokens."""
+        return Prompts(self.engine.pair.tokenizer)
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """The model's tokens as texts."""
+        return TokenTexts(self.engine.pair.tokenizer)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request that came now would be answered."""
+        with suppress(EngineFailed):
+            self.loop.check()
+        return self.loop.failure is None and not self.loop.full
+
+    def schema_limits(self) -> dict[str, dict[str, Any]]:
+        """The limits in the schemas of a request's parts, for the served pair."""
+        most = self.engine.max_length - 1
+        return {
+            "ModelName": {"enum": [self.model]},
+            "NewTokens": {"maximum": min(most, self.limits.tokens or most)},
+            "LeastTokens": {"maximum": most},
+            "TokenId": {"minimum": 0, "maximum": self.engine.vocab_size - 1},
+            "TokenIds": {"maxItems": most},
+        }
+
+    def check_model(self, name: str | None) -> None:
+        """Raises :class:`ApiError` (404) for a model that is not served here."""
+        if name not in (None, self.model):
+            raise ApiError(
+                f"the model {name!r} does not exist; {self.model!r} is served here",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+
+    async def submit(self, requests: Sequence[Request]) -> Submission:
+        """Put requests into the engine. Raises :class:`ApiError`."""
+        try:
+            return await self.loop.submit(requests)
+        except UserError as error:
+            raise ApiError(str(error)) from None
+        except QueueFull as full:
+            raise ApiError(
+                str(full),
+                status=429,
+                code="rate_limit_exceeded",
+                type="rate_limit_error",
+                headers={"Retry-After": str(full.seconds)},
+            ) from None

@@ -1,0 +1,81 @@
+"""The kinds of values that requests have, named as in `/openapi.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from typing_extensions import TypeAliasType
+
+MAX_BODY_BYTES = 8 * 2**20
+MAX_STOP_STRINGS = 4
+MAX_STOP_TOKENS = 64
+MAX_LOGPROBS = 20
+MAX_CHOICES = 32  # of a prompt
+
+
+def _whole(value: Any) -> Any:
+    """JSON has one kind of number: 1.0 is an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(_whole)
+Text = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=0), WHOLE]
+One = Annotated[int, Field(ge=1, le=1), WHOLE]
+Unit = Annotated[float, Field(ge=1, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Tops = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE]
+
+# Named, so that their schemas can have the limits of the model that is served.
+ModelName = TypeAliasType("ModelName", str)
+NewTokens = TypeAliasType("NewTokens", Annotated[int, Field(ge=1), WHOLE])
+LeastTokens = TypeAliasType("LeastTokens", Count)
+TokenId = TypeAliasType("TokenId", Annotated[int, WHOLE])
+TokenIds = TypeAliasType("TokenIds", Annotated[list[TokenId], Field(min_length=1, fail_fast=True)])
+Bias = Annotated[
+    dict[
+        Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")],
+        Annotated[float, Field(ge=-100, le=100)],
+    ],
+    Field(max_length=1024, json_schema_extra={"additionalProperties": False}),
+]
+
+
+class Part(BaseModel):
+    """A part of a request: strictly typed, without unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(Part):
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class Speculation(Part):
+    """How one request is decoded; its text or distribution is the same either way."""
+
+    enabled: bool = True
+    max_tokens: Count | None = Field(
+        default=None, description="consecutive candidates a round, at most"
+    )
+
+    @property
+    def most(self) -> int | None:
+        """Candidates a round, at most; 0: none, None: as the configuration says."""
+        return self.max_tokens if self.enabled else 0
+
+
+def schema_rules(*rules: dict[str, Any]) -> dict[str, Any]:
+    """What a schema says of several keys together."""
+    return {"allOf": list(rules)}
+
+
+def needs(key: str, kinds: Sequence[dict[str, Any]], other: str) -> dict[str, Any]:
+    """The rule that `other` is true where `key` is one of these kinds of value."""
+    return {
+        "if": {"properties": {key: {"anyOf": list(kinds)}}, "required": [key]},
+        "then": {"properties": {other: {"const": True}}, "required": [other]},
+    }

@@ -1,0 +1,114 @@
+"""Log-probabilities of tokens, in the shapes of both protocols."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel
+from tokenizers import pre_tokenizers
+
+from specdec_core.tokens.detokenising import REPLACEMENT
+from specdec_core.tokens.statistics import TokenLogprobs
+
+_LEAST = -9999.0  # JSON has no infinity
+
+
+class CompletionLogprobs(BaseModel):
+    """Of a completion's tokens. `text_offset` counts characters of the tokens' texts."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class TopLogprob(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    content: list[TokenLogprob]
+
+
+class TokenTexts:
+    """Single tokens as texts."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.named = cache(self._named)
+
+    def _named(self, token: int) -> tuple[str, list[int] | None]:
+        """A token's text and its bytes. One that is no whole character is called after its bytes,
+        as OpenAI does, for instance `bytes:\\xe2`; without known bytes by what decodes of it."""
+        text = str(self.tokenizer.decode([token], skip_special_tokens=False))
+        if REPLACEMENT not in text:
+            return text, list(text.encode("utf-8", errors="replace"))
+        data = _bytes_of(str(self.tokenizer.convert_ids_to_tokens(token)))
+        if data is None:
+            return text, None
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data), list(data)
+
+    def completion(self, tokens: Sequence[TokenLogprobs], offset: int) -> CompletionLogprobs:
+        """In the shape of `/v1/completions`; the first token's text is at `offset`."""
+        names = [self.named(entry.token)[0] for entry in tokens]
+        offsets = []
+        for name in names:
+            offsets.append(offset)
+            offset += len(name)
+        return CompletionLogprobs(
+            tokens=names,
+            token_logprobs=[max(entry.logprob, _LEAST) for entry in tokens],
+            top_logprobs=[
+                {
+                    self.named(token)[0]: max(value, _LEAST)
+                    for token, value in ((entry.token, entry.logprob), *entry.top)
+                }
+                for entry in tokens
+            ],
+            text_offset=offsets,
+        )
+
+    def chat(self, tokens: Sequence[TokenLogprobs]) -> ChatLogprobs:
+        """In the shape of `/v1/chat/completions`."""
+        return ChatLogprobs(
+            content=[
+                TokenLogprob(
+                    **self._entry(entry.token, entry.logprob),
+                    top_logprobs=[TopLogprob(**self._entry(*top)) for top in entry.top],
+                )
+                for entry in tokens
+            ]
+        )
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        name, data = self.named(token)
+        return {"token": name, "logprob": max(logprob, _LEAST), "bytes": data}
+
+
+def _bytes_of(name: str) -> bytes | None:
+    """The bytes that the name of a token stands for, in byte-level BPE (a character a byte) or as
+    SentencePiece's byte (`<0xE2>`); None for other names."""
+    if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+        return bytes.fromhex(name[3:5])
+    letters = _byte_letters()
+    if all(letter in letters for letter in name):
+        return bytes(letters[letter] for letter in name)
+    return None
+
+
+@cache
+def _byte_letters() -> dict[str, int]:
+    """The byte of each character of byte-level BPE: printable ones stand for themselves, the other
+    bytes, in order, for characters from U+0100 on (GPT-2)."""
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+    others = [byte for byte in range(256) if chr(byte) not in alphabet]
+    letters = {chr(byte): byte for byte in range(256) if chr(byte) in alphabet}
+    return letters | {chr(256 + place): byte for place, byte in enumerate(others)}

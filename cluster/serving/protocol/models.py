@@ -1,0 +1,60 @@
+"""Answers about models, as OpenAI's, and about the server's health."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+
+class ModelCard(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "specdec"
+    max_model_len: int  # as vLLM has it
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Arm(BaseModel):
+    """A bandit's statistics of one of its arms; null where it has none."""
+
+    arm: str
+    rounds: int
+    share: float
+    tokens: float | None  # of a round, on average
+    per_millisecond: float | None  # tokens
+
+
+class Health(BaseModel):
+    """Whether requests are answered, and by what."""
+
+    ready: bool
+    model: str
+    configuration: str  # its id
+    label: str
+    lossless: bool
+    slots: int
+    queue: int  # choices that may wait; more requests are refused
+    max_length: int
+    running: int  # choices that are waiting or being decoded
+    waiting: int  # of these, those without a slot
+    preemptions: int  # times a choice has made room for an older one in the cache
+    prefix_hits: int  # prompts that began like a text in the cache
+    prefix_tokens: int  # tokens of them that were not read again
+    cancelled: int  # HTTP requests given up by their clients
+    arms: list[Arm] = []  # where a bandit with memory of all requests chooses who drafts
+
+
+class Ready(BaseModel):
+    """Whether a request that comes now is answered."""
+
+    ready: bool
+
+
+class Version(BaseModel):
+    version: str
