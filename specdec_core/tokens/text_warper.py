@@ -1,4 +1,4 @@
-"""Warpers that depend on a request's text: logit bias, penalties, tokens that cannot come yet.
+"""Warpers that depend on a request's text: bias, penalties, a least length, a grammar.
 
 They change logits before temperature, top-k and top-p (:func:`specdec_core.tokens.sampling.warp`),
 and under greedy decoding, too. At a node of a draft tree the text is the request's and then the
@@ -18,29 +18,33 @@ import torch
 from torch import Tensor
 
 from specdec_core.config import Sampling
+from specdec_core.tokens.grammar import Grammar, Grammars, Matcher
 
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
     """What a request's text decides about its next token: the bias and the penalties of `sampling`,
-    with a prompt of `prompt` tokens; none of `final` before `min_tokens` tokens of output."""
+    with a prompt of `prompt` tokens; none of `final` before `min_tokens` tokens of output; and what
+    the `grammar` of the output allows."""
 
     sampling: Sampling
     prompt: int
     min_tokens: int = 0
     final: frozenset[int] = frozenset()
+    grammar: Grammar | None = None
 
-    def warper(self) -> TextWarper | None:
+    def warper(self, grammars: Grammars) -> TextWarper | None:
         """Its warper; None where nothing depends on the text."""
+        matcher = None if self.grammar is None else grammars.matcher(self.grammar)
         needed = self.sampling.edits_logits or (self.min_tokens > 0 and self.final)
-        return TextWarper(self) if needed else None
+        return TextWarper(self, matcher) if needed or matcher is not None else None
 
 
 class TextWarper:
     """The warper of one request. It follows the request's text, which only grows."""
 
-    def __init__(self, rules: TextRules) -> None:
-        self.rules = rules
+    def __init__(self, rules: TextRules, matcher: Matcher | None = None) -> None:
+        self.rules, self.matcher = rules, matcher
         self._counts: dict[int, int] = {}  # of the text's tokens in the output; 0: in the prompt
         self._read = 0  # tokens of the text that are counted
         self._final = sorted(rules.final)
@@ -60,6 +64,12 @@ class TextWarper:
             scores[torch.tensor(early)[:, None], torch.tensor(final, dtype=torch.long)] = -torch.inf
         if sampling.penalises:
             self._penalise(scores, text, paths)
+        if self.matcher is not None:
+            allowed = torch.from_numpy(self.matcher.allowed(text[rules.prompt :], paths)[:, :size])
+            masked = scores.masked_fill(~allowed.to(scores.device), -torch.inf)
+            # A reduced draft may have none of the tokens; what it proposes then is rejected.
+            some = (masked > -torch.inf).any(dim=-1, keepdim=True)
+            scores = torch.where(some, masked, scores)
         return scores
 
     def _penalise(
