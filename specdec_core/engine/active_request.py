@@ -72,12 +72,15 @@ class ActiveRequest:
         ends = (i for i, token in enumerate(tokens) if token in final)
         if (end := next(ends, None)) is not None:
             tokens, reason = tokens[: end + 1], "stop"
+            warper, output = self.state.warper, self.state.tokens[len(request.tokens) :] + tokens
+            if warper is not None and warper.matcher and warper.matcher.cut_short(output):
+                reason = "length"
         if reason is None and len(tokens) == self.remaining:
             reason = "length"
         if reason is None and not texts and not request.stop:
             return tokens, "", None
         unread = len(request.tokens) + decoder.used
-        shown = tokens if reason != "stop" else tokens[:-1]  # a final token has no text
+        shown = tokens if end is None else tokens[:-1]  # a final token has no text
         text = decoder.push([*self.state.tokens[unread:], *shown])
         if decoder.stopped:
             return tokens[: decoder.used - len(self.origins)], text, "stop"
@@ -94,19 +97,18 @@ class ActiveRequest:
         tree, after = addition.tree, now - self.started
         if not self.begun:
             self.prefill_seconds = after
-        self.rounds.append(
-            Round(
-                position=len(self.origins) - len(addition.tokens),
-                drafted=len(tree) - addition.started,
-                accepted=len(addition.path) - bool(addition.started),
-                generated=len(addition.tokens),
-                draft_forwards=tree.draft_forwards,
-                depth=tree.depth - bool(addition.started),
-                draft_tokens=tree.draft_tokens,
-                arm=tree.arm,
-                **seconds,
-            )
+        round = Round(
+            position=len(self.origins) - len(addition.tokens),
+            drafted=len(tree) - addition.started,
+            accepted=len(addition.path) - bool(addition.started),
+            generated=len(addition.tokens),
+            draft_forwards=tree.draft_forwards,
+            depth=tree.depth - bool(addition.started),
+            draft_tokens=tree.draft_tokens,
+            arm=tree.arm,
+            **seconds,
         )
+        self.rounds.append(round)
         self.token_seconds += [after] * len(addition.tokens)
         finished = None if addition.reason is None else self._finished(addition.reason, after)
         return Chunk(
@@ -114,6 +116,7 @@ class ActiveRequest:
             addition.text,
             addition.tokens,
             addition.origins,
+            round,
             finished,
             addition.logprobs,
         )

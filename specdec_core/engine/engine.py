@@ -35,6 +35,7 @@ from specdec_core.engine.scheduler import Limits, Scheduler, Step
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch
 from specdec_core.tokens.detokenising import StreamDecoder
+from specdec_core.tokens.grammar import Grammars
 from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.statistics import Generation
 from specdec_core.tokens.token_tree import Origin, TokenTree
@@ -43,11 +44,12 @@ from specdec_core.tokens.topology import after_text
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How an engine is doing: the requests without a slot; how often one has made room for an older
-    one in the cache; the prompts that began like a text there, and their tokens that were not read
-    again."""
+    """How an engine is doing: the requests without a slot; the share of the cache that running
+    requests take; how often one has made room for an older one there; the prompts that began like a
+    text there, and their tokens that were not read again."""
 
     waiting: int
+    cache_usage: float
     preemptions: int
     prefix_hits: int
     prefix_tokens: int
@@ -78,6 +80,7 @@ class Engine:
         self.target = pair.open_runner(None, slots)
         self.drafts = DraftRunners(pair, slots, self.target)
         self._clock = RoundClock()
+        self._grammars = Grammars(pair.tokenizer, self.target.vocab_size, pair.eos_token_ids)
         self.scheduler = Scheduler(limits, self._place if limits.share_prefixes else None)
         self.prefixes = Prefixes(slots)
         self._begun: dict[int, tuple[int, int]] = {}  # by slot: whose tokens it takes, how many
@@ -124,8 +127,10 @@ class Engine:
 
     def status(self) -> Status:
         """Counts for whoever watches."""
+        holds = self.scheduler.limits.cache_tokens or self.slots * self.max_length
         return Status(
             len(self.scheduler.waiting),
+            self.scheduler.held / holds,
             self.scheduler.preemptions,
             self.prefixes.hits,
             self.prefixes.tokens,
@@ -135,10 +140,13 @@ class Engine:
         """Queue a request; it enters a free slot at a next step.
 
         Raises:
-            UserError: the prompt is empty, has unknown tokens or does not fit with its output.
+            UserError: the prompt is empty, has unknown tokens or does not fit with its output; or
+                something is asked for that cannot be met.
             ValueError: a request of this id is unfinished.
         """
         request.check(self.max_length, self.vocab_size, self.scheduler.limits)
+        if request.grammar is not None:
+            self._grammars.matcher(request.grammar)  # compiles it, once
         if request.id in self._waiting or self._running(request.id):
             raise ValueError(f"request {request.id!r} is unfinished")
         self._waiting[request.id] = request
@@ -235,7 +243,7 @@ class Engine:
                 list(request.tokens),
                 sampling,
                 RandomStream(request.seed, self.target.vocab_size),
-                warper=request.rules(sampling, self.pair.eos_token_ids).warper(),
+                warper=request.rules(sampling, self.pair.eos_token_ids).warper(self._grammars),
                 room=request.max_new_tokens - 1,
             )
             decoder = StreamDecoder(

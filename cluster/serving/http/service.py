@@ -14,6 +14,7 @@ from cluster.serving.engine_loop import QUEUE, EngineFailed, EngineLoop, QueueFu
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.http.access import EVERYBODY, Access
 from cluster.serving.http.prompts import Prompts, prompts_of
+from cluster.serving.metrics import Metrics
 from cluster.serving.protocol.errors import ApiError
 from cluster.serving.protocol.models import Arm, Health
 from specdec_core.base.errors import UserError
@@ -44,6 +45,7 @@ class CompletionService:
     ) -> None:
         self.engine, self.model, self.access = engine, model, access
         self.loop = EngineLoop(engine, queue, cores)
+        self.metrics = self.loop.observer = Metrics(model, self.loop)
         self.started = int(time.time())
         self.learned = learned
         if engine.drafter is not None and learned is not None and learned.exists():
