@@ -6,7 +6,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 
 PEERS := .venv-peers
 
-.PHONY: demo demo-llm test test-long lint docs gpu clean bench-peers
+.PHONY: demo demo-llm watch test test-long lint docs gpu clean bench-peers
 
 demo: $(VENV)/.run
 	$(BIN)/specdec demo
@@ -14,6 +14,10 @@ demo: $(VENV)/.run
 # The same on a chat model of 135 M parameters.
 demo-llm: $(VENV)/.smollm2
 	$(BIN)/specdec demo smollm2
+
+# A server that runs, in Prometheus and Grafana.
+watch: $(VENV)/.run
+	$(BIN)/specdec watch
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest --numprocesses 2

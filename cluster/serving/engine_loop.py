@@ -59,6 +59,26 @@ class Pace:
         return min(max(ceil(count * between), 1), 60)
 
 
+class LoopObserver:
+    """Follows the requests of an engine loop, on its event loop. The hooks do nothing here."""
+
+    def submitted(self, request: Request) -> None:
+        """A request is handed to the engine."""
+
+    def refused(self) -> None:
+        """A submission found the queue full."""
+
+    def stepped(self, chunks: Sequence[Chunk]) -> None:
+        """A step added these to unfinished requests."""
+
+    def dropped(self, request_id: str) -> None:
+        """An unfinished request is given up, by its caller or because others of its submission are
+        refused."""
+
+    def failed(self, request_ids: Iterable[str]) -> None:
+        """The engine is broken, and no other one goes on with these requests."""
+
+
 class Submission:
     """Requests in the engine: an asynchronous iterator over (index of the request, chunk) that
     ends with the last request.
@@ -98,6 +118,7 @@ class EngineLoop:
         self, engine: Engine | EngineProcess, queue: int = QUEUE, cores: Sequence[int] = ()
     ) -> None:
         self.engine, self.queue = engine, queue
+        self.observer = LoopObserver()
         self._pace = Pace()
         self.failure: EngineFailed | None = None
         self.cancelled = 0  # submissions given up by their clients
@@ -162,12 +183,15 @@ class EngineLoop:
         """
         self.check()
         if self.full and not begun:
+            self.observer.refused()
             waiting = self.waiting
             raise QueueFull(waiting, self._pace.seconds(waiting - self.queue + 1))
         submission = Submission(self, requests)
         try:
             for request in requests:
                 self._chunks[request.id] = submission.chunks
+                if not begun:
+                    self.observer.submitted(request)
                 await self._take(request)
         except UserError:
             self.drop(request.id for request in requests)
@@ -185,6 +209,7 @@ class EngineLoop:
         """Take requests out of the engine; whether any of them was unfinished."""
         unfinished = [name for name in request_ids if self._chunks.pop(name, None) is not None]
         for name in unfinished:
+            self.observer.dropped(name)
             if self.engine.elsewhere:
                 self.engine.cancel(name)
             else:
@@ -231,11 +256,11 @@ class EngineLoop:
     # On the event loop.
 
     def _deliver(self, chunks: Sequence[Chunk]) -> None:
+        # Others were cancelled during the step.
+        chunks = [chunk for chunk in chunks if chunk.request_id in self._chunks]
+        self.observer.stepped(chunks)
         for chunk in chunks:
-            queue = self._chunks.get(chunk.request_id)
-            if queue is None:  # cancelled during the step
-                continue
-            queue.put_nowait(chunk)
+            self._chunks[chunk.request_id].put_nowait(chunk)
             if chunk.finished:
                 del self._chunks[chunk.request_id]
                 self._pace.finished()

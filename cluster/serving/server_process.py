@@ -83,16 +83,18 @@ def on_cores(cores: Sequence[int]) -> Iterator[None]:
 
 
 class ServerProcess:
-    """Runs `command(port)` in a process group of its own. It is ready when `/health` answers;
-    `name` is what errors call it."""
+    """Runs `command(port)` in a process group of its own. It is ready when the path `ready`
+    answers; `name` is what errors call it."""
 
     def __init__(
         self,
         name: str,
         command: Callable[[int], Sequence[str]],
         environment: Mapping[str, str],
+        ready: str = "/health",
     ) -> None:
         self.name, self.command, self.environment = name, command, environment
+        self.ready = ready
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
 
@@ -109,7 +111,7 @@ class ServerProcess:
         url = f"http://127.0.0.1:{port}"
         deadline = monotonic() + START
         with httpx.Client(base_url=url, timeout=5, trust_env=False) as http:
-            while not _answers(http):
+            while not _answers(http, self.ready):
                 if self._process.poll() is not None:
                     raise self._failure(f"its server ended: {self._last_words()}")
                 if monotonic() > deadline:
@@ -157,8 +159,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _answers(http: httpx.Client) -> bool:
+def _answers(http: httpx.Client, path: str) -> bool:
     try:
-        return http.get("/health").status_code == httpx.codes.OK
+        return http.get(path).status_code == httpx.codes.OK
     except httpx.HTTPError:
         return False

@@ -31,6 +31,7 @@ from specdec_core.studies.bench.result import (
     BenchResult,
     Row,
     over,
+    positions_frame,
     summary_frame,
     times_frame,
 )
@@ -71,6 +72,7 @@ def sections(
     """The benchmark's tables."""
     return [
         *(_speed(result, temperature) for temperature in result.temperatures),
+        *(section for t in result.temperatures for section in _positions(result, t)),
         *(section for t in result.temperatures for section in _limits(result, t)),
         *([_tasks(result, baseline)] if any(result.categories) else []),
         *_forwards(result),
@@ -197,6 +199,24 @@ def _speed_note(result: BenchResult, temperature: float) -> str:
             if dtype == "float32"
             else "near-ties can flip, because forwards of other widths round differently."
         )
+    )
+
+
+def _positions(result: BenchResult, temperature: float) -> Iterator[Section]:
+    """How far candidates are accepted, ours and others' side by side."""
+    frame = positions_frame(result, temperature)
+    if not len(frame):
+        return
+    positions = [column for column in frame.columns if isinstance(column, int)]
+    columns = {str(position): cells.number(position, ".2f") for position in positions}
+    yield Section(
+        key=f"positions_{temperature:g}",
+        title=f"Accepted by position, temperature {temperature:g}",
+        note="The share of the target's forwards that accepted at least so many candidates in a"
+        " row. transformers does not tell.",
+        frame=frame,
+        shown=cells.table(frame, {"": cells.text("contestant"), **columns}),
+        on_console=False,
     )
 
 

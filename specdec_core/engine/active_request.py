@@ -103,19 +103,18 @@ class ActiveRequest:
         tree, after = addition.tree, now - self.started
         if not self.begun:
             self.prefill_seconds = after
-        self.rounds.append(
-            Round(
-                position=len(self.origins) - len(addition.tokens),
-                drafted=len(tree) - addition.started,
-                accepted=len(addition.path) - bool(addition.started),
-                generated=len(addition.tokens),
-                draft_forwards=tree.draft_forwards,
-                depth=tree.depth - bool(addition.started),
-                draft_tokens=tree.draft_tokens,
-                arm=tree.arm,
-                **seconds,
-            )
+        round = Round(
+            position=len(self.origins) - len(addition.tokens),
+            drafted=len(tree) - addition.started,
+            accepted=len(addition.path) - bool(addition.started),
+            generated=len(addition.tokens),
+            draft_forwards=tree.draft_forwards,
+            depth=tree.depth - bool(addition.started),
+            draft_tokens=tree.draft_tokens,
+            arm=tree.arm,
+            **seconds,
         )
+        self.rounds.append(round)
         self.token_seconds += [after] * len(addition.tokens)
         finished = None if addition.reason is None else self._finished(addition.reason, after)
         return Chunk(
@@ -123,6 +122,7 @@ class ActiveRequest:
             addition.text,
             addition.tokens,
             addition.origins,
+            round,
             finished,
             addition.logprobs,
         )

@@ -43,11 +43,12 @@ from specdec_core.tokens.topology import after_text
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How an engine is doing: the requests without a slot; how often one has made room for an older
-    one in the cache; the prompts that began like a text there, and their tokens that were not read
-    again."""
+    """How an engine is doing: the requests without a slot; the share of the cache that running
+    requests take; how often one has made room for an older one there; the prompts that began like a
+    text there, and their tokens that were not read again."""
 
     waiting: int
+    cache_usage: float
     preemptions: int
     prefix_hits: int
     prefix_tokens: int
@@ -124,8 +125,10 @@ class Engine:
 
     def status(self) -> Status:
         """Counts for whoever watches."""
+        holds = self.scheduler.limits.cache_tokens or self.slots * self.max_length
         return Status(
             len(self.scheduler.waiting),
+            self.scheduler.held / holds,
             self.scheduler.preemptions,
             self.prefixes.hits,
             self.prefixes.tokens,

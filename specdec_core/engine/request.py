@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
 from specdec_core.engine.scheduler import Limits
-from specdec_core.tokens.statistics import Generation, TokenLogprobs
+from specdec_core.tokens.statistics import Generation, Round, TokenLogprobs
 from specdec_core.tokens.text_warper import TextRules
 from specdec_core.tokens.token_tree import Origin
 
@@ -97,12 +97,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The addition of one round to a request. `text` is final; it lags behind `tokens` where a
+    """The addition of one `round` to a request. `text` is final; it lags behind `tokens` where a
     character or a stop string may still be completed."""
 
     request_id: str
     text: str
     tokens: list[int]
     origins: list[Origin]
+    round: Round
     finished: Generation | None = None
     logprobs: list[TokenLogprobs] | None = None  # of each of `tokens`, where asked for

@@ -126,6 +126,11 @@ class Scheduler:
         return sum(request.blocks for request in self.running.values())
 
     @property
+    def held(self) -> int:
+        """Tokens of running requests that the target has read."""
+        return sum(request.read for request in self.running.values())
+
+    @property
     def room(self) -> int | None:
         """Tokens of the cache that nobody has reserved; None without a limit."""
         limit = self.limits.blocks

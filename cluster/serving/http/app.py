@@ -14,11 +14,12 @@ from fastapi import APIRouter, FastAPI
 from cluster.serving.http.access import EVERYBODY, OPEN, Access, Gate
 from cluster.serving.http.errors import add_error_handlers
 from cluster.serving.http.openapi import ANYWHERE, describe_bodies
-from cluster.serving.http.routes import chat, completions, deploy, health, models, tokens
+from cluster.serving.http.routes import chat, completions, deploy, health, metrics, models, tokens
 from cluster.serving.http.service import CompletionService
 
 ROUTES: tuple[Callable[[CompletionService], APIRouter], ...] = (
     health.router,
+    metrics.router,
     models.router,
     completions.router,
     chat.router,

@@ -14,6 +14,7 @@ from cluster.serving.engine_loop import QUEUE, EngineFailed, EngineLoop, QueueFu
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.http.limits import NO_LIMITS, RequestLimits
 from cluster.serving.http.prompts import Prompts
+from cluster.serving.metrics import Metrics
 from cluster.serving.protocol.errors import ApiError
 from cluster.serving.protocol.logprobs import TokenTexts
 from cluster.serving.protocol.models import Arm, Health
@@ -50,6 +51,8 @@ class CompletionService:
         )
         self.model, self.limits, self.token = model, limits, token
         self.loop = Rollout(Served(EngineLoop(engine, queue, cores), deployment))
+        self.metrics = Metrics(model, self.loop)
+        self.loop.observe(self.metrics)
         self.started = int(time.time())
 
     @property

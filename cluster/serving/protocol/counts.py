@@ -84,12 +84,15 @@ def _arms(generations: Sequence[Generation], drafter: DrafterSettings | None) ->
     """Rounds by the label of the arm that drafted, of a drafter that has arms."""
     if drafter is None or drafter.chosen(0) == drafter:
         return {}
-    labels = distinct_labels(drafter.parts)
     rounds = Counter(r.arm for generation in generations for r in generation.rounds)
-    return {
-        NOBODY if arm is None else labels[identity(drafter.chosen(arm))]: count
-        for arm, count in rounds.items()
-    }
+    return {arm_label(drafter, arm): count for arm, count in rounds.items()}
+
+
+def arm_label(drafter: DrafterSettings, arm: int | None) -> str:
+    """The label of one of a drafter's arms."""
+    if arm is None:
+        return NOBODY
+    return distinct_labels(drafter.parts)[identity(drafter.chosen(arm))]
 
 
 class SpeculativeMetrics(BaseModel):

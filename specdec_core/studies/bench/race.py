@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.drafter import Drafter
@@ -20,6 +20,15 @@ from specdec_core.tokens.statistics import Generation, Round
 
 # Fields of :class:`specdec_core.tokens.statistics.Round` in seconds; together the round's time.
 PARTS_OF_A_ROUND = ("target_forward", "draft_forward", "policy", "verify", "bookkeeping")
+
+
+class Decoded(NamedTuple):
+    """New tokens; how many each forward of the target added, where known; and the generation with
+    its rounds, where it is this engine's."""
+
+    tokens: list[int]
+    steps: list[int] | None = None
+    generation: Generation | None = None
 
 
 class Contestant(Protocol):
@@ -35,8 +44,8 @@ class Contestant(Protocol):
 
     def decode(
         self, tokens: Sequence[int], new_tokens: int, sampling: Sampling, seed: int
-    ) -> tuple[list[int], Generation | None]:
-        """The new tokens and, where it is this engine, the generation with its rounds."""
+    ) -> Decoded:
+        """Decode one prompt."""
         ...
 
 
@@ -69,14 +78,14 @@ class EngineContestant:
 
     def decode(
         self, tokens: Sequence[int], new_tokens: int, sampling: Sampling, seed: int
-    ) -> tuple[list[int], Generation | None]:
+    ) -> Decoded:
         configuration = self.configuration.model_copy(update={"sampling": sampling})
         self.engine.configure(configuration)
         if self._drafters is not None:
             self.engine.drafter = self._drafters.setdefault(configuration, self.engine.drafter)
         request = Request("bench", tuple(tokens), new_tokens, seed=seed)
         (generation,) = self.engine.generate([request])
-        return generation.tokens, generation
+        return Decoded(generation.tokens, [r.generated for r in generation.rounds], generation)
 
 
 @dataclass
@@ -102,8 +111,9 @@ class PeerContestant:
 
     def decode(
         self, tokens: Sequence[int], new_tokens: int, sampling: Sampling, seed: int
-    ) -> tuple[list[int], Generation | None]:
-        return self.peer.decode(tuple(tokens), new_tokens, sampling.temperature, seed), None
+    ) -> Decoded:
+        output = self.peer.decode(tuple(tokens), new_tokens, sampling.temperature, seed)
+        return Decoded(output, self.peer.steps)
 
 
 def race(
@@ -151,23 +161,23 @@ def take(
     seed: int,
 ) -> Take:
     """Every turn of a prompt; only the decoding is timed."""
-    seconds, outputs, generations = [], [], []
+    seconds: list[float] = []
+    turns: list[Decoded] = []
     answers: list[str] = []
     for _ in range(prompt.turns):
         tokens = prompt.tokens(answers)
         start = perf_counter()
-        output, generation = contestant.decode(tokens, new_tokens, sampling, seed)
+        turns.append(contestant.decode(tokens, new_tokens, sampling, seed))
         seconds.append(perf_counter() - start)
-        outputs.append(output)
-        answers.append(prompt.answer(output) if prompt.turns > 1 else "")
-        if generation is not None:
-            generations.append(generation)
+        answers.append(prompt.answer(turns[-1].tokens) if prompt.turns > 1 else "")
+    generations = [turn.generation for turn in turns if turn.generation is not None]
+    steps = [turn.steps for turn in turns if turn.steps is not None]
     # The first round of each is its prefill.
     rounds = [r for generation in generations for r in generation.rounds[1:]]
     return Take(
         seconds=seconds,
-        outputs=outputs,
-        steps=[[r.generated for r in g.rounds] for g in generations] or None,
+        outputs=[turn.tokens for turn in turns],
+        steps=steps or None,
         effort=_effort(generations, rounds) if generations else None,
     )
 

@@ -110,6 +110,14 @@ class Row(Contender):
         steps = [n for repeat in self.takes for take in repeat for n in take.accepted]
         return float(np.mean(steps)) if steps else None
 
+    def accepted_by_position(self) -> list[float]:
+        """The share of the target's forwards, behind each turn's first, that accepted a first, a
+        second, … candidate in a row; as far as any did. Empty where unknown."""
+        turns = [turn for repeat in self.takes for take in repeat for turn in take.steps or ()]
+        accepted = np.array([n - 1 for turn in turns for n in turn[1:]])
+        most = int(accepted.max(initial=0))
+        return [float((accepted >= position).mean()) for position in range(1, most + 1)]
+
 
 class Best(Lead):
     """Our best against another group's at a temperature."""
@@ -251,6 +259,18 @@ def times_frame(result: BenchResult) -> pd.DataFrame:
         for row in result.rows
         for repeat, takes in enumerate(row.takes)
         for id, category, take in zip(result.ids, result.categories, takes, strict=True)
+    )
+
+
+def positions_frame(result: BenchResult, temperature: float, most: int = 8) -> pd.DataFrame:
+    """One row a contestant that accepts candidates: `contestant`, `group`, and under 1 … `most` its
+    :meth:`Row.accepted_by_position`."""
+    rows = [row for row in result.rows if row.temperature == temperature]
+    shares = [(row, row.accepted_by_position()[:most]) for row in rows]
+    return pd.DataFrame(
+        {"contestant": row.name, "group": row.group, **dict(enumerate(accepted, 1))}
+        for row, accepted in shares
+        if accepted
     )
 
 

@@ -15,11 +15,13 @@ class Peer(ABC):
         name: what tables call it
         version: its own version, e.g. `transformers 5.23.0`; complete once it is open
         settings: everything that decides how it runs, as JSON; complete once it is open
+        steps: of the last request, the tokens that each forward of the target added, where known
     """
 
     name: str
     version: str
     settings: dict[str, Any]
+    steps: list[int] | None = None
 
     @abstractmethod
     def open(self) -> None:

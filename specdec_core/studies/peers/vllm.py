@@ -114,7 +114,9 @@ class VllmPeer(Peer):
             "eos": self._eos,
         }
         assert self._worker is not None  # it is open
-        return list(self._worker.ask(request, _DECODE)["tokens"])
+        answer = self._worker.ask(request, _DECODE)
+        self.steps = answer["steps"]
+        return list(answer["tokens"])
 
     def close(self) -> None:
         if self._worker is not None:

@@ -3,8 +3,9 @@
 Runs in vLLM's own virtual environment, so it imports nothing of this project. The first line in is
 {"engine": keyword arguments of vllm.LLM}, answered by {"version", "settings"} once the model is
 loaded. Each further line is {"prompt", "max_new_tokens", "temperature", "seed", "eos"}, answered by
-{"tokens"}. {"error"} instead of an answer says in one line why there is none, and ends the process;
-so does the end of the input, whatever it is doing then.
+{"tokens", "steps"}: new tokens, and how many each step of the engine added. {"error"} instead of
+an answer says in one line why there is none, and ends the process; so does the end of the input,
+whatever it is doing then.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.engine.core_client import InprocClient
 
 
 def read_lines(lines: SimpleQueue[str]) -> None:
@@ -35,6 +38,21 @@ def expanded(
     counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
     values = x.masked_fill(x == replace_from, replace_to)
     return values.repeat_interleave(counts, output_size=num_tokens)
+
+
+def counted(core: InprocClient) -> list[int]:
+    """A list that grows by the new tokens of every step in which `core` decodes. vLLM's own
+    counters of accepted tokens come with further statistics, whose making would be timed."""
+    steps: list[int] = []
+    step = core.get_output
+
+    def get_output() -> EngineCoreOutputs:
+        outputs = step()
+        steps.extend(len(o.new_token_ids) for o in outputs.outputs if o.new_token_ids)
+        return outputs
+
+    core.get_output = get_output
+    return steps
 
 
 def serve(lines: SimpleQueue[str], answers: TextIO) -> None:
@@ -60,6 +78,7 @@ def serve(lines: SimpleQueue[str], answers: TextIO) -> None:
         },
     }
     print(json.dumps(hello), file=answers)
+    steps = counted(llm.llm_engine.engine_core)
     while True:
         request = json.loads(lines.get())
         sampling = SamplingParams(
@@ -71,8 +90,10 @@ def serve(lines: SimpleQueue[str], answers: TextIO) -> None:
             detokenize=False,
         )
         prompt = TokensPrompt(prompt_token_ids=request["prompt"])
+        steps.clear()
         [output] = llm.generate([prompt], sampling, use_tqdm=False)
-        print(json.dumps({"tokens": list(output.outputs[0].token_ids)}), file=answers)
+        answer = {"tokens": list(output.outputs[0].token_ids), "steps": steps}
+        print(json.dumps(answer), file=answers)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from specdec_core.models.pair import Pair
 from specdec_core.prompts.chat import rendered
 from specdec_core.prompts.conversation import Conversation, conversations
 from specdec_core.prompts.prompt_sets import Prompt
-from specdec_core.studies.bench.race import EngineContestant, PeerContestant, race
+from specdec_core.studies.bench.race import Decoded, EngineContestant, PeerContestant, race
 from specdec_core.studies.bench.result import BenchResult
 from specdec_core.studies.peers.choose import peers_of
 from specdec_core.studies.peers.peer import Peer
@@ -83,9 +83,9 @@ def test_another_one_begins_each_time() -> None:
         def begin(self) -> None:
             pass
 
-        def decode(self, tokens: Sequence[int], *_: object) -> tuple[list[int], None]:
+        def decode(self, tokens: Sequence[int], *_: object) -> Decoded:
             order.append((self.name, tokens))
-            return [1], None
+            return Decoded([1])
 
     class Whole:
         def __call__(self, text: str) -> dict[str, list[int]]:
@@ -108,6 +108,13 @@ def test_rounds_and_forwards_add_up(bench_result: BenchResult) -> None:
     drafted = [take.effort.drafted for take in chain.takes[0]]
     assert all(drafted)
     assert chain.mean_accepted() > bench_result.rows[0].mean_accepted() == 1
+    # What was accepted is counted once at each position that it reached.
+    shares = chain.accepted_by_position()
+    assert shares == sorted(shares, reverse=True)
+    assert len(shares) <= CHAIN.drafter.policy.max_tokens
+    behind = [n for takes in chain.takes for take in takes for n in take.accepted[1:]]
+    assert sum(shares) == pytest.approx(np.mean(behind) - 1)
+    assert bench_result.rows[0].accepted_by_position() == []
 
 
 def test_what_was_learned_is_forgotten_between_repeats(tiny_pair: Pair) -> None:

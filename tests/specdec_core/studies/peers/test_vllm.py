@@ -89,6 +89,8 @@ def test_vllm_and_transformers_write_the_same() -> None:
     for name in ("vLLM", "vLLM draft model K=3, small"):
         with peers[name] as peer:
             assert peer.decode(PROMPT, 24) == expected, name
+            assert sum(peer.steps) == 24
+            assert (max(peer.steps) > 1) == ("draft" in name)
             drawn = [peer.decode(PROMPT, 16, 1.0, seed) for seed in (1, 1, 2)]
             assert drawn[0] != drawn[2]
             if name == "vLLM":  # its draft models draw without the seed

@@ -1,0 +1,273 @@
+"""What a server counts, for Prometheus.
+
+Names are vLLM's where it counts the same, so that dashboards made for it work; ours begin with
+`specdec:`. A round adds one to a table of (arm, drafted, accepted); what is counted of rounds is
+made from it when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+from prometheus_client import (
+    CONTENT_TYPE_PLAIN_0_0_4,
+    CollectorRegistry,
+    Histogram,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from cluster.serving.engine_loop import LoopObserver
+from cluster.serving.protocol.counts import arm_label
+from cluster.serving.rollout import Rollout
+from specdec_core.config import Configuration
+from specdec_core.engine import Chunk, Request
+from specdec_core.tokens.statistics import Round
+from specdec_core.tokens.token_tree import Origin
+
+# Upper ends of the histograms' buckets, vLLM's: seconds to the first token, between tokens, and of
+# a whole request.
+_FIRST = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_BETWEEN = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+_WHOLE = (
+    *(0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0),
+    *(60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_CANDIDATES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+
+# (arm, candidates drafted, candidates accepted) of rounds, and how many were so.
+Rounds = Counter[tuple[int | None, int, int]]
+
+
+class Metrics(Collector, LoopObserver):
+    """Follows the requests of a rollout; a registry of its own has what it counts.
+
+    Times are seconds since the request was handed to an engine.
+    """
+
+    def __init__(self, model: str, loop: Rollout) -> None:
+        self._model, self._loop = model, loop
+        # Of unfinished requests: time, tokens of the prompt, by what they are decoded.
+        self._began: dict[str, tuple[float, int, Configuration]] = {}
+        self._latest: dict[str, float] = {}  # when those that have tokens got the last ones
+        self._rounds: dict[Configuration, Rounds] = {}
+        self._origins: Counter[Origin] = Counter()
+        self._seconds = dict.fromkeys(("draft", "target", "other"), 0.0)
+        self._ended: Counter[str] = Counter(stop=0, length=0, abort=0, error=0)
+        self._refused = self._prompt = self._generated = self._asked = self._cached = 0
+        self.registry = CollectorRegistry()
+        self._first = self._histogram(
+            "vllm:time_to_first_token_seconds", "Time to the first token.", _FIRST
+        )
+        self._between = self._histogram(
+            "vllm:inter_token_latency_seconds", "Time between tokens, of each round.", _BETWEEN
+        )
+        self._whole = self._histogram(
+            "vllm:e2e_request_latency_seconds", "Time of a whole request.", _WHOLE
+        )
+        self._queued = self._histogram(
+            "vllm:request_queue_time_seconds", "Time of a request until it had a slot.", _WHOLE
+        )
+        self.registry.register(self)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        histogram = Histogram(
+            name, text, ["model_name"], registry=self.registry, buckets=list(buckets)
+        )
+        return histogram.labels(self._model)
+
+    def page(self) -> tuple[bytes, str]:
+        """All metrics in Prometheus' text format, and its content type. (In OpenMetrics' the client
+        library writes `_` for the colon of names.)"""
+        return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
+
+    # What happens.
+
+    def submitted(self, request: Request) -> None:
+        configuration = self._loop.engine.configuration
+        self._began[request.id] = perf_counter(), len(request.tokens), configuration
+
+    def refused(self) -> None:
+        self._refused += 1
+
+    def stepped(self, chunks: Sequence[Chunk]) -> None:
+        now = perf_counter()
+        for chunk in chunks:
+            began, prompt, configuration = self._began[chunk.request_id]
+            if (latest := self._latest.get(chunk.request_id)) is None:
+                self._first.observe(now - began)
+                self._prompt += prompt
+            elif chunk.tokens:
+                self._between.observe((now - latest) / len(chunk.tokens))
+            self._latest[chunk.request_id] = now
+            self._generated += len(chunk.tokens)
+            self._origins.update(chunk.origins)
+            rounds = self._rounds.setdefault(configuration, Counter())
+            rounds[chunk.round.arm, chunk.round.drafted, chunk.round.accepted] += 1
+            if chunk.finished:
+                self._whole.observe(now - began)
+                self._queued.observe(max(now - began - chunk.finished.seconds, 0.0))
+                self._asked += prompt
+                self._cached += chunk.finished.cached_tokens
+                self._end(chunk.request_id, chunk.finished.finish_reason)
+        if chunks:
+            self._spend(chunks[0].round)
+
+    def dropped(self, request_id: str) -> None:
+        self._end(request_id, "abort")
+
+    def failed(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self._end(request_id, "error")
+
+    def _end(self, request_id: str, reason: str) -> None:
+        self._latest.pop(request_id, None)
+        if self._began.pop(request_id, None) is not None:
+            self._ended[reason] += 1
+
+    def _spend(self, step: Round) -> None:
+        """The requests of a step share its times."""
+        self._seconds["draft"] += step.draft_seconds
+        self._seconds["target"] += step.target_seconds
+        self._seconds["other"] += step.other_seconds
+
+    # What is asked for.
+
+    def collect(self) -> Iterator[Metric]:
+        """All but the histograms."""
+        yield from self._gauges()
+        yield from self._requests()
+        yield from self._speculation()
+
+    def _gauges(self) -> Iterator[Metric]:
+        loop, status = self._loop, self._loop.engine.status()
+        configuration = loop.engine.configuration
+        yield self._gauge("vllm:num_requests_running", "Decoded now.", loop.running - loop.waiting)
+        yield self._gauge("vllm:num_requests_waiting", "Without a slot.", loop.waiting)
+        yield self._gauge(
+            "vllm:kv_cache_usage_perc",
+            "Share of the cache that running requests take, 1 is all.",
+            status.cache_usage,
+        )
+        yield self._counter(
+            "vllm:num_preemptions", "Times a request made room for another.", status.preemptions
+        )
+        yield self._counter(
+            "specdec:configuration_switches", "Times that it was replaced.", loop.switches
+        )
+        yield self._counter(
+            "specdec:engine_restarts", "Engines that failed and were started again.", loop.restarts
+        )
+        labels = ["model_name", "configuration", "label", "lossless", "certified"]
+        info = GaugeMetricFamily("specdec:configuration_info", "What is served.", labels=labels)
+        certified = loop.current.deployment.certificate is not None
+        said = [str(value).lower() for value in (configuration.lossless, certified)]
+        info.add_metric([self._model, configuration.id, configuration.label, *said], 1)
+        yield info
+
+    def _requests(self) -> Iterator[Metric]:
+        yield self._counter("vllm:prompt_tokens", "Tokens of prompts.", self._prompt)
+        yield self._counter("vllm:generation_tokens", "Generated tokens.", self._generated)
+        yield self._counter(
+            "vllm:prefix_cache_queries", "Tokens of finished requests' prompts.", self._asked
+        )
+        yield self._counter(
+            "vllm:prefix_cache_hits", "Of these, tokens that the cache held.", self._cached
+        )
+        yield self._counters(
+            "vllm:request_success", "Requests that ended.", "finished_reason", self._ended
+        )
+        yield self._counter(
+            "specdec:requests_refused", "Submissions that found the queue full.", self._refused
+        )
+
+    def _speculation(self) -> Iterator[Metric]:
+        rounds = sum(self._rounds.values(), Rounds())
+        drafted, accepted = _sums(rounds, 1), _sums(rounds, 2)
+        yield self._counter(
+            "vllm:spec_decode_num_drafts", "Rounds that had candidates.", _above(drafted, 0)
+        )
+        yield self._counter(
+            "vllm:spec_decode_num_draft_tokens", "Candidates.", _total(drafted.items())
+        )
+        yield self._counter(
+            "vllm:spec_decode_num_accepted_tokens", "Candidates accepted.", _total(accepted.items())
+        )
+        places = {str(place): _above(accepted, place) for place in range(max(drafted, default=0))}
+        yield self._counters(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Candidates accepted at each position of a draft.",
+            "position",
+            places,
+        )
+        arms: Counter[str] = Counter()
+        for configuration, table in self._rounds.items():
+            for arm, count in _sums(table, 0).items():
+                arms[_drafted_by(configuration, arm)] += count
+        yield self._counters("specdec:rounds", "Rounds by who drafted.", "arm", arms)
+        yield self._counters("specdec:tokens", "Tokens by origin.", "origin", self._origins)
+        yield self._counters(
+            "specdec:step_seconds", "Time of the engine's steps by part.", "part", self._seconds
+        )
+        yield self._candidates(drafted)
+
+    def _candidates(self, drafted: Mapping[int, int]) -> Metric:
+        name, text = "specdec:round_candidates", "Candidates of a round."
+        family = HistogramMetricFamily(name, text, labels=["model_name"])
+        rounds = sum(drafted.values())
+        ends = [(str(float(k)), float(rounds - _above(drafted, k))) for k in _CANDIDATES]
+        buckets = [*ends, ("+Inf", float(rounds))]
+        family.add_metric([self._model], buckets, _total(drafted.items()))
+        return family
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, text, labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family
+
+    def _counters(self, name: str, text: str, label: str, values: Mapping[Any, float]) -> Metric:
+        family = CounterMetricFamily(name, text, labels=["model_name", label])
+        for key, value in values.items():
+            family.add_metric([self._model, str(key)], value)
+        return family
+
+
+def _drafted_by(configuration: Configuration, arm: int | None) -> str:
+    """The label of the arm; of the configuration where its drafter has no arms."""
+    drafter = configuration.drafter
+    if drafter is None or drafter.chosen(0) == drafter:
+        return configuration.label
+    return arm_label(drafter, arm)
+
+
+def _sums(rounds: Rounds, column: int) -> Counter:
+    """Rounds by one column of the table."""
+    sums: Counter = Counter()
+    for key, count in rounds.items():
+        sums[key[column]] += count
+    return sums
+
+
+def _above(lengths: Mapping[int, int], place: int) -> int:
+    """Rounds whose length is greater than `place`."""
+    return sum(count for length, count in lengths.items() if length > place)
+
+
+def _total(lengths: Iterable[tuple[int, int]]) -> int:
+    return sum(length * count for length, count in lengths)

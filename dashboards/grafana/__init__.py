@@ -1,0 +1,1 @@
+"""What watches a server: a Grafana dashboard, and settings for Prometheus and Grafana."""

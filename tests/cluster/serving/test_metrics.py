@@ -1,0 +1,158 @@
+"""`/metrics` counts what the answers say, under vLLM's names."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cluster.serving.http.app import build_app
+from cluster.serving.http.service import CompletionService
+from specdec_core.config import Configuration
+from specdec_core.drafting.bandit.settings import BanditSettings
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.engine import Engine
+from specdec_core.models.pair import Pair
+
+FIXED = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
+PROMPTS = ["def main(", "import", "class A:"]
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def samples(page: str) -> Samples:
+    """The values by name and labels; of all, the model's name is left out."""
+    return {
+        (s.name, frozenset(s.labels.items()) - {("model_name", "tiny")}): s.value
+        for family in text_string_to_metric_families(page)
+        for s in family.samples
+    }
+
+
+class Server:
+    """The application in this process."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self.http = http
+
+    async def complete(self, prompt: str, **body: Any) -> dict[str, Any]:
+        answer = await self.http.post("/v1/completions", json={"prompt": prompt, **body})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    async def metrics(self) -> Samples:
+        # What Prometheus says it takes; names keep their colons all the same.
+        accept = {"accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4"}
+        answer = await self.http.get("/metrics", headers=accept)
+        assert answer.headers["content-type"].startswith("text/plain; version=")
+        return samples(answer.text)
+
+
+def value(found: Samples, name: str, **labels: str) -> float:
+    return found[name, frozenset(labels.items())]
+
+
+def serve(engine: Engine, story: Any) -> None:
+    async def main() -> None:
+        app = build_app(CompletionService(engine, "tiny", queue=2))
+        transport = httpx.ASGITransport(app)
+        client = httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60)
+        async with app.router.lifespan_context(app), client as http:
+            await story(Server(http))
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def engine(tiny_pair: Pair) -> Engine:
+    return Engine(tiny_pair, FIXED, slots=2)
+
+
+def test_counts_are_those_of_the_answers(engine: Engine) -> None:
+    async def story(server: Server) -> None:
+        asked = [server.complete(p, max_tokens=20, ignore_eos=True) for p in PROMPTS]
+        answers = await asyncio.gather(*asked)
+        found = await server.metrics()
+        for key, name in {
+            "drafted": "vllm:spec_decode_num_draft_tokens_total",
+            "accepted": "vllm:spec_decode_num_accepted_tokens_total",
+        }.items():
+            assert value(found, name) == sum(a["specdec"][key] for a in answers) > 0
+        rounds = sum(a["specdec"]["rounds"] for a in answers)
+        assert value(found, "specdec:rounds_total", arm=FIXED.label) == rounds
+        # A request's first round has no candidates.
+        assert value(found, "specdec:round_candidates_bucket", le="0.0") >= len(PROMPTS)
+        drafts = rounds - value(found, "specdec:round_candidates_bucket", le="0.0")
+        assert value(found, "vllm:spec_decode_num_drafts_total") == drafts
+        for key, name in {
+            "prompt_tokens": "vllm:prompt_tokens_total",
+            "completion_tokens": "vllm:generation_tokens_total",
+        }.items():
+            assert value(found, name) == sum(a["usage"][key] for a in answers)
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+        places = [value(found, name, position=str(place)) for place in range(4)]
+        assert places == sorted(places, reverse=True)
+        assert sum(places) == value(found, "vllm:spec_decode_num_accepted_tokens_total")
+        origins = [v for (name, _), v in found.items() if name == "specdec:tokens_total"]
+        assert sum(origins) == value(found, "vllm:generation_tokens_total") == 60
+        for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time"):
+            assert value(found, f"vllm:{name}_seconds_count") == len(PROMPTS)
+        assert value(found, "vllm:request_success_total", finished_reason="length") == 3
+        parts = [value(found, "specdec:step_seconds_total", part=p) for p in ("draft", "target")]
+        assert min(parts) > 0
+
+    serve(engine, story)
+
+
+def test_the_configuration_is_named(engine: Engine) -> None:
+    async def story(server: Server) -> None:
+        found = await server.metrics()
+        labels = {"configuration": FIXED.id, "label": FIXED.label, "lossless": "true"}
+        labels["certified"] = "false"
+        assert value(found, "specdec:configuration_info", **labels) == 1
+        assert value(found, "vllm:num_requests_running") == 0
+
+    serve(engine, story)
+
+
+def test_running_waiting_refused_and_abandoned_requests_are_counted(engine: Engine) -> None:
+    async def story(server: Server) -> None:
+        async def ask() -> int:
+            body = {"prompt": "def main(", "max_tokens": 200, "ignore_eos": True}
+            return (await server.http.post("/v1/completions", json=body)).status_code
+
+        asked = [asyncio.create_task(ask()) for _ in range(5)]
+        done, left = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.result() for task in done] == [429]
+        found = await server.metrics()
+        assert value(found, "specdec:requests_refused_total") == 1
+        assert value(found, "vllm:num_requests_running") == 2
+        assert value(found, "vllm:num_requests_waiting") == 2
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        found = await server.metrics()
+        assert value(found, "vllm:num_requests_running") == 0
+        assert value(found, "vllm:request_success_total", finished_reason="abort") == 4
+
+    serve(engine, story)
+
+
+def test_a_bandits_rounds_are_counted_by_arm(tiny_pair: Pair) -> None:
+    configuration = Configuration(drafter=BanditSettings(arms=[1, 4]))
+
+    async def story(server: Server) -> None:
+        answer = await server.complete("def main(", max_tokens=40, ignore_eos=True)
+        found = await server.metrics()
+        arms = {
+            dict(labels)["arm"]: count
+            for (name, labels), count in found.items()
+            if name == "specdec:rounds_total"
+        }
+        assert arms == answer["specdec"]["arms"]
+
+    serve(Engine(tiny_pair, configuration), story)
