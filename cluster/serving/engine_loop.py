@@ -76,8 +76,8 @@ class LoopObserver:
         """An unfinished request is given up, by its caller or because others of its submission are
         refused."""
 
-    def lost(self, request_ids: Sequence[str]) -> None:
-        """The engine is broken; these requests were unfinished."""
+    def failed(self, request_ids: Iterable[str]) -> None:
+        """The engine is broken, and no other one goes on with these requests."""
 
 
 class Submission:
@@ -191,7 +191,8 @@ class EngineLoop:
         try:
             for request in requests:
                 self._chunks[request.id] = submission.chunks
-                self.observer.submitted(request)
+                if not begun:
+                    self.observer.submitted(request)
                 await self._take(request)
         except UserError:
             self.drop(request.id for request in requests)
@@ -269,7 +270,6 @@ class EngineLoop:
         self.failure = EngineFailed(reason)
         for queue in set(self._chunks.values()):
             queue.put_nowait(self.failure)
-        self.observer.lost(list(self._chunks))
         self._chunks.clear()
 
 

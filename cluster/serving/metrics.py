@@ -51,9 +51,9 @@ Rounds = Counter[tuple[int | None, int, int]]
 
 
 class Metrics(Collector, LoopObserver):
-    """Follows the requests of a server's engines; a registry of its own has what it counts.
+    """Follows the requests of a rollout; a registry of its own has what it counts.
 
-    Times are seconds since the request was handed to the engine.
+    Times are seconds since the request was handed to an engine.
     """
 
     def __init__(self, model: str, loop: Rollout) -> None:
@@ -125,7 +125,7 @@ class Metrics(Collector, LoopObserver):
     def dropped(self, request_id: str) -> None:
         self._end(request_id, "abort")
 
-    def lost(self, request_ids: Sequence[str]) -> None:
+    def failed(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
             self._end(request_id, "error")
 
@@ -162,20 +162,16 @@ class Metrics(Collector, LoopObserver):
             "vllm:num_preemptions", "Times a request made room for another.", status.preemptions
         )
         yield self._counter(
-            "specdec:switches", "Times the configuration was replaced.", loop.switches
+            "specdec:configuration_switches", "Times that it was replaced.", loop.switches
         )
         yield self._counter(
             "specdec:engine_restarts", "Engines that failed and were started again.", loop.restarts
         )
-        facts = {
-            "model_name": self._model,
-            "configuration": configuration.id,
-            "label": configuration.label,
-            "lossless": str(configuration.lossless).lower(),
-            "certified": str(loop.current.deployment.certificate is not None).lower(),
-        }
-        info = GaugeMetricFamily("specdec:configuration_info", "What is served.", labels=[*facts])
-        info.add_metric([*facts.values()], 1)
+        labels = ["model_name", "configuration", "label", "lossless", "certified"]
+        info = GaugeMetricFamily("specdec:configuration_info", "What is served.", labels=labels)
+        certified = loop.current.deployment.certificate is not None
+        said = [str(value).lower() for value in (configuration.lossless, certified)]
+        info.add_metric([self._model, configuration.id, configuration.label, *said], 1)
         yield info
 
     def _requests(self) -> Iterator[Metric]:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from cluster.placed_engine import check_models
-from cluster.serving.engine_loop import EngineFailed
+from cluster.serving.engine_loop import EngineFailed, LoopObserver
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.served import Deployment, Served
 from cluster.serving.stream import Stream
@@ -41,6 +41,11 @@ class Rollout:
         self._cancelled = 0  # of engines that are gone
         self._changing = asyncio.Lock()
         self._broken: EngineFailed | None = None  # no engine works, and none could be started
+        self.observer = LoopObserver()
+
+    def observe(self, observer: LoopObserver) -> None:
+        """Have `observer` follow the requests of this engine and all that come."""
+        self.observer = self.current.loop.observer = observer
 
     async def __aenter__(self) -> Rollout:
         self.current.loop.open()
@@ -105,12 +110,16 @@ class Rollout:
             QueueFull: too many are waiting.
             EngineFailed: the engine is broken, and so is another one.
         """
-        served = await self.working()
         try:
-            submission = await served.loop.submit(requests)
-        except EngineFailed:  # just now
-            served = await self.instead_of(served)
-            submission = await served.loop.submit(requests)
+            served = await self.working()
+            try:
+                submission = await served.loop.submit(requests)
+            except EngineFailed:  # just now
+                served = await self.instead_of(served)
+                submission = await served.loop.submit(requests)
+        except EngineFailed:
+            self.observer.failed([request.id for request in requests])
+            raise
         return Stream(self, served, requests, submission)
 
     async def between_steps(self, call: Callable[[], T]) -> T:
@@ -137,7 +146,7 @@ class Rollout:
                 raise self._broken or EngineFailed(str(failed.loop.failure))
             logger.warning("the engine has failed and is started again")
             try:
-                self.current = await failed.beside(failed.deployment)
+                self._switch(await failed.beside(failed.deployment))
             except (UserError, RuntimeError) as error:
                 self._broken = EngineFailed(f"the engine failed, and cannot be started: {error}")
                 raise self._broken from None
@@ -153,7 +162,7 @@ class Rollout:
         async with self._changing:
             old = self.current
             try:
-                self.current = await old.beside(deployment)
+                self._switch(await old.beside(deployment))
             except RuntimeError as error:
                 raise UserError(f"the new engine did not start: {error}") from None
             self.previous, self._broken = old.deployment, None
@@ -186,6 +195,10 @@ class Rollout:
     def _all(self) -> Iterator[Served]:
         yield self.current
         yield from self._draining
+
+    def _switch(self, served: Served) -> None:
+        served.loop.observer = self.observer
+        self.current = served
 
     def _retire(self, served: Served) -> None:
         self._draining[served] = asyncio.create_task(self._drain(served))

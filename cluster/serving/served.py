@@ -84,9 +84,7 @@ class Served:
                         f"its models hold {other.max_length} tokens, but clients were promised"
                         f" {engine.max_length}"
                     )
-                loop = EngineLoop(other, self.loop.queue)
-                loop.observer = self.loop.observer
-                return Served(loop, deployment)
+                return Served(EngineLoop(other, self.loop.queue), deployment)
             except BaseException:
                 other.close()
                 raise

@@ -48,9 +48,9 @@ class CompletionService:
             pair=engine.pair.spec, configuration=engine.configuration, learned=learned
         )
         self.model, self.access, self.token = model, access, token
-        loop = EngineLoop(engine, queue, cores)
-        self.loop = Rollout(Served(loop, deployment))
-        self.metrics = loop.observer = Metrics(model, self.loop)
+        self.loop = Rollout(Served(EngineLoop(engine, queue, cores), deployment))
+        self.metrics = Metrics(model, self.loop)
+        self.loop.observe(self.metrics)
         self.started = int(time.time())
 
     @property

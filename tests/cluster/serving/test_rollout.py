@@ -54,7 +54,9 @@ async def text(stream: Stream) -> str:
         sent += chunk.text
         if chunk.finished:
             whole = chunk.finished.text
-            assert len(chunk.finished.tokens) == len(chunk.finished.origins)
+            generation = chunk.finished
+            assert len(generation.tokens) == len(generation.origins)
+            assert sum(r.generated for r in generation.rounds) == len(generation.tokens)
     assert sent == whole
     return sent
 
