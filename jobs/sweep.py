@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +30,7 @@ from specdec_core.prompts.chat import AUTO
 from specdec_core.search.plan import load_plan
 
 if TYPE_CHECKING:
+    from specdec_core.search.observer import SweepObserver
     from specdec_core.search.plan import ResolvedPlan
     from specdec_core.search.results import ReplaySummary, SweepResult
 
@@ -64,6 +67,10 @@ def main(
         list[str] | None,
         Option(help="Lossy method that may become champion; repeatable."),
     ] = None,
+    live: Annotated[
+        int | None,
+        Option(min=1, max=65535, help="Port of a page that follows the sweep."),
+    ] = None,
     name: Name = None,
     fresh: Fresh = False,
 ) -> None:
@@ -90,7 +97,7 @@ def main(
     )
     plan = load_plan(config, **overrides)
     with interruptible():
-        result, version, report = sweep(plan, name, fresh)
+        result, version, report = sweep(plan, name, fresh, live)
     served = result.served
     best = f"{result.labels[served.id]} ({served.id})"
     if result.hardware is None:
@@ -123,10 +130,10 @@ def _record(config: Path, plan: ResolvedPlan) -> str:
 
 
 def sweep(
-    plan: ResolvedPlan, name: str | None, fresh: bool
+    plan: ResolvedPlan, name: str | None, fresh: bool, live: int | None = None
 ) -> tuple[SweepResult, int | None, Path]:
     """Run the sweep and show, write and log its report: the result, the registered version and the
-    report's page."""
+    report's page. A page at the port `live` follows it."""
     # Ray, torch and MLflow take seconds to import.
     from cluster.sweep.run import run_sweep
     from dashboards.outputs.console import show
@@ -139,8 +146,9 @@ def sweep(
 
     progress = SweepProgress(console)
     with SweepRun(progress) as tracking:
-        with progress:
-            result, folder = run_sweep(plan, workspace(), name, fresh, [tracking, progress])
+        with _followed(live) as followers, progress:
+            observers = [tracking, progress, *followers]
+            result, folder = run_sweep(plan, workspace(), name, fresh, observers)
         page = write_page(of_folder(result, folder.path), folder.path)
         sections = [standings(result), timed_sentences(result)]
         if result.under_load is not None:
@@ -154,6 +162,23 @@ def sweep(
             version = tracking.finish(result, folder.path, page)
         folder.finish()
     return result, version, page
+
+
+@contextmanager
+def _followed(port: int | None) -> Iterator[list[SweepObserver]]:
+    """The observer behind a page at `port`, which is there while the block runs."""
+    if port is None:
+        yield []
+        return
+    from cluster.page_server import page_server
+    from cluster.serving.http.pages import Page
+    from dashboards.live import LiveSweep
+    from dashboards.pages import LIVE
+
+    sweep = LiveSweep()
+    with page_server(Page(*LIVE), sweep.state, port) as url:
+        point("live", url)
+        yield [sweep]
 
 
 def replay_line(replay: ReplaySummary) -> str:

@@ -61,7 +61,8 @@ class Metrics(Collector, LoopObserver):
         self._began: dict[str, tuple[float, int]] = {}  # of unfinished requests: time, prompt
         self._latest: dict[str, float] = {}  # when those that have tokens got the last ones
         self._rounds: dict[Configuration, Rounds] = {}
-        self._origins: Counter[Origin] = Counter()
+        # Zero from the beginning: of a counter that appears late, Prometheus misses the first rise.
+        self._origins: Counter[Origin] = Counter(dict.fromkeys(Origin, 0))
         self._seconds = dict.fromkeys(("draft", "target", "other"), 0.0)
         self._ended: Counter[str] = Counter(stop=0, length=0, abort=0, error=0)
         self._refused = self._prompt = self._generated = self._asked = self._cached = 0
@@ -202,14 +203,14 @@ class Metrics(Collector, LoopObserver):
         yield self._counter(
             "vllm:spec_decode_num_accepted_tokens", "Candidates accepted.", _total(accepted.items())
         )
-        places = {str(place): _above(accepted, place) for place in range(max(drafted, default=0))}
+        places = {place: _above(accepted, place) for place in range(max([*drafted, 1]))}
         yield self._counters(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
             "Candidates accepted at each position of a draft.",
             "position",
             places,
         )
-        arms: Counter[str] = Counter()
+        arms = Counter({_drafted_by(self._loop.engine.configuration, None): 0})
         for configuration, table in self._rounds.items():
             for arm, count in _sums(table, 0).items():
                 arms[_drafted_by(configuration, arm)] += count

@@ -9,8 +9,6 @@ from fastapi.staticfiles import StaticFiles
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from cluster.serving.http.access import PAGES
-
 # Nothing from elsewhere is loaded, asked or shown, and no other site shows the page.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self';"
@@ -37,11 +35,11 @@ class _Files(StaticFiles):
 
 
 def add_page(app: FastAPI, page: Page) -> None:
-    """Show the page at `/`; its other files are below `/playground/`."""
+    """Show the page at `/`; its other files are below its folder's name."""
     files = _Files(packages=[page])
 
     @app.get("/", include_in_schema=False)
     async def index(request: HttpRequest) -> Response:
         return await files.get_response("index.html", request.scope)
 
-    app.mount(PAGES, files)
+    app.mount(f"/{page.folder}", files)
