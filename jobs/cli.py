@@ -30,6 +30,7 @@ COMMANDS = {
     "capacity": "Simulate load: how many replicas a rate of requests needs.",
     "schedule": "Choose a configuration for each range of load, and time the best.",
     "sweep": "Find the fastest configuration for a pair and its prompts.",
+    "export": "Write a configuration as the settings of the server that you run.",
     "report": "Write a sweep's HTML report again.",
     "promote": "Make another configuration of a sweep the champion.",
     "serve": "Serve the champion over HTTP, OpenAI-compatible.",

@@ -1,0 +1,135 @@
+"""Write a configuration as the settings of another server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from rich.markup import escape
+from typer import Option
+
+from jobs.choice import PairConfiguration, choose
+from jobs.console import console, point, print_configuration, run
+from jobs.options import Config, Hardware, ProfileFile, check_times
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
+from specdec_core.config import DrafterSettings
+
+if TYPE_CHECKING:
+    from specdec_core.export.nearest import Nearest
+    from specdec_core.export.server import Models, Server
+
+
+def main(
+    to: Annotated[str, Option(help="vllm, sglang, trtllm, llamacpp or transformers.")],
+    config: Config = None,
+    version: Annotated[
+        str | None, Option(help="The server's version; unset, the one whose settings are known.")
+    ] = None,
+    traces: Annotated[
+        str | None,
+        Option(
+            help="Recording, a folder or a name, on which to find what comes nearest to a"
+            " configuration that the server has no counterpart of; unset, the latest of the pair."
+        ),
+    ] = None,
+    hardware: Hardware = None,
+    profile: ProfileFile = None,
+    out: Annotated[
+        Path | None, Option(help="Folder to write to; unset, one in the workspace.")
+    ] = None,
+) -> None:
+    """Write the champion, or another configuration, as the settings of the server that you run, and
+    say how to start it. What the server cannot be told is replaced by what comes nearest by replay,
+    with the speed that this is expected to cost."""
+    check_times(hardware, profile)
+    from specdec_core.export.servers import server_of
+
+    server = server_of(to, version)
+    choice, source = choose(config)
+    configuration = choice.configuration
+    if not configuration.lossless:
+        raise UserError(
+            f"{configuration.label} is lossy: {server.title} verifies every token, so it has no"
+            " counterpart"
+        )
+    models = _models(choice, server)
+    drafter, nearest = configuration.drafter, None
+    if server.counterpart(drafter, models) is None:
+        nearest = _nearest(choice, server, models, traces, hardware, profile)
+        drafter = nearest.drafter
+    counterpart = server.counterpart(drafter, models)
+    assert counterpart is not None  # what is nearest has one
+    written = server.written(counterpart, models)
+    print_configuration(configuration, source)
+    folder = out or workspace() / "export" / f"{choice.pair.name}-{server.name}"
+    _write(folder, {**written.files, "usage.txt": written.usage + "\n"})
+    if nearest is not None:
+        _say_nearest(server, configuration.drafter, nearest)
+    for remark in counterpart.remarks:
+        console.print(f"{server.title} {escape(remark)}", soft_wrap=True)
+    for name in written.files:
+        point("written", folder / name)
+    point("for", f"{server.title} {version or server.version}")
+    console.print(f"\n{escape(written.usage)}", soft_wrap=True)
+
+
+def _models(choice: PairConfiguration, server: Server) -> Models:
+    """Where the pair's models are for another program. Raises :class:`UserError` for a pair that
+    is not there."""
+    with console.status("looking the models up"):
+        from specdec_core.export.places import models_of  # torch takes a second
+
+        return models_of(choice.pair, server.name == "vllm")
+
+
+def _nearest(
+    choice: PairConfiguration,
+    server: Server,
+    models: Models,
+    traces: str | None,
+    hardware: Path | None,
+    profile: Path | None,
+) -> Nearest:
+    from dashboards.progress import ConsoleProgress
+    from specdec_core.export.nearest import find_nearest
+    from specdec_core.export.places import latest_recording
+    from specdec_core.recordings.replay import Replay
+    from specdec_core.search.replaying import find_named
+    from specdec_core.studies.forward_times import forward_times
+
+    home, configuration = workspace(), choice.configuration
+    recording = (
+        find_named(traces, home) if traces is not None else latest_recording(choice.pair, home)
+    )
+    if recording is None:
+        raise UserError(
+            f"{server.title} has no counterpart of {configuration.label}, and no recording of"
+            f" {choice.pair.name} tells what comes nearest: make one with `specdec record`"
+        )
+    with ConsoleProgress(console) as progress:
+        times = forward_times(choice.pair, [], hardware, profile, progress)
+        replay = Replay(recording, hidden=False, profile=times)
+        return find_nearest(server, models, configuration, replay, times, progress)
+
+
+def _say_nearest(server: Server, asked: DrafterSettings | None, nearest: Nearest) -> None:
+    told = nearest.drafter.label if nearest.drafter is not None else "no speculation"
+    what = asked.label if asked is not None else "autoregressive"
+    share = f", {nearest.share:.2f} of its speed by replay" if nearest.share is not None else ""
+    console.print(
+        f"{server.title} has no counterpart of {escape(what)}; nearest of {nearest.tried}:"
+        f" {escape(told)}{share}",
+        soft_wrap=True,
+    )
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    from specdec_core.base.files import write_atomically
+
+    for name, text in files.items():
+        write_atomically(folder / name, text)
+
+
+if __name__ == "__main__":
+    run(main)

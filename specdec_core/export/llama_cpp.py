@@ -1,0 +1,61 @@
+"""llama.cpp: options of `llama-server`."""
+
+from __future__ import annotations
+
+import shlex
+
+from specdec_core.config import DrafterSettings
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.confidence import ConfidenceSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.export.server import Counterpart, Models, Server, Written, fixed_chain
+
+GGUF = "reads models in GGUF: convert them first, and name the files instead"
+
+
+class LlamaCpp(Server):
+    name = "llamacpp"
+    title = "llama.cpp"
+    version = "b10872"
+    known = ("b10872",)
+
+    def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
+        if drafter is None:
+            return Counterpart({}, (GGUF,))
+        chain = fixed_chain(drafter)
+        if chain is not None and not chain.scheduled:
+            return _model(models, chain.draft, chain.most, 0.0)
+        if type(drafter) is DraftModelSettings and isinstance(drafter.policy, ConfidenceSettings):
+            policy = drafter.policy
+            return _model(models, drafter.draft, policy.max_tokens, policy.threshold)
+        if isinstance(drafter, PromptLookupSettings) and drafter.min_ngram == drafter.max_ngram:
+            settings = {
+                "spec-type": "ngram-simple",
+                "spec-ngram-simple-size-n": drafter.max_ngram,
+                "spec-ngram-simple-size-m": drafter.max_tokens,
+                "spec-draft-n-max": drafter.max_tokens,
+            }
+            return Counterpart(settings, (GGUF,))
+        return None
+
+    def written(self, counterpart: Counterpart, models: Models) -> Written:
+        words = ["llama-server", "--model", models.target]
+        for name, value in counterpart.settings.items():
+            words += [f"--{name}", str(value)]
+        return Written({}, shlex.join(words))
+
+
+def _model(models: Models, draft: str | None, tokens: int, threshold: float) -> Counterpart | None:
+    place, kind = models.draft(draft)
+    if kind != "model":
+        return None
+    settings = {
+        "spec-draft-model": place,
+        "spec-draft-n-max": tokens,
+        "spec-draft-n-min": 0,
+        "spec-draft-p-min": threshold,
+    }
+    remarks: tuple[str, ...] = (GGUF,)
+    if threshold:
+        remarks += ("leaves out the token below the threshold, which ours still drafts",)
+    return Counterpart(settings, remarks)

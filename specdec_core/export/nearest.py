@@ -1,0 +1,135 @@
+"""What comes nearest to a configuration that a server cannot be told: found by replay, not guessed.
+
+All drafters of a grid that the server has a counterpart of are replayed on a recording; the fastest
+by estimate is what the server is told, with the share of the asked configuration's speed that is
+left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
+from specdec_core.config import Configuration, DrafterSettings
+from specdec_core.cost import Profile
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.dynamic_tree.settings import DynamicTreeSettings
+from specdec_core.drafting.hybrid import HybridSettings
+from specdec_core.drafting.policies.by_batch import ByBatchSettings
+from specdec_core.drafting.policies.confidence import ConfidenceSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.heuristic import HeuristicSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.drafting.schedule.settings import ScheduleSettings
+from specdec_core.drafting.suffix import SuffixSettings
+from specdec_core.export.server import Models, Server, fixed_chain
+from specdec_core.recordings.replay import Replay
+from specdec_core.search.results import METRIC, Trial, by_estimate
+
+LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
+THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """What a server is told instead, the `share` of the speed of what was asked for that this has
+    by replay (None where that cannot be replayed), and how many drafters were `tried`."""
+
+    drafter: DrafterSettings | None
+    share: float | None
+    tried: int
+
+
+def expressible(server: Server, models: Models) -> Iterator[DrafterSettings | None]:
+    """The drafters of the grid that a server has a counterpart of; None drafts nothing."""
+    for drafter in _grid(models):
+        if server.counterpart(drafter, models) is not None:
+            yield drafter
+
+
+def find_nearest(
+    server: Server,
+    models: Models,
+    configuration: Configuration,
+    replay: Replay,
+    profile: Profile,
+    observer: Observer | None = None,
+) -> Nearest:
+    """The fastest of :func:`expressible` on a recording. Of a schedule, what comes nearest to its
+    drafter for one request; it rests where the schedule drafts nothing.
+
+    Raises:
+        UserError: the recording tells none of them.
+    """
+    observer, context = observer or Observer(), replay.recording.prompts.context
+    drafter, sampling = configuration.drafter, replay.header.sampling
+    wanted = drafter.at(1) if isinstance(drafter, ScheduleSettings) else drafter
+    options = [Configuration(drafter=d, sampling=sampling) for d in expressible(server, models)]
+    options = [option for option in options if replay.can(option)]
+    if not options:
+        raise UserError(
+            f"{replay.recording.folder}: tells nothing of what {server.title} can be told"
+        )
+
+    def estimated(option: Configuration) -> Trial:
+        counts = replay.run(option).counts
+        return Trial.of(option, counts, profile, context, replayed=True)
+
+    observer.stage(f"replaying what {server.title} can be told", len(options))
+    trials = []
+    for option in options:
+        trials.append(estimated(option))
+        observer.step()
+    best = by_estimate(trials)[0]
+    asked, share = Configuration(drafter=wanted, sampling=sampling), None
+    if replay.can(asked):
+        share = best.metrics[METRIC] / estimated(asked).metrics[METRIC]
+    found = best.configuration.drafter
+    if isinstance(drafter, ScheduleSettings):
+        found = _resting(server, models, found, drafter)
+    return Nearest(found, share, len(options))
+
+
+def _resting(
+    server: Server, models: Models, found: DrafterSettings | None, schedule: ScheduleSettings
+) -> DrafterSettings | None:
+    """`found` where the schedule drafts at all, and nothing elsewhere, as far as a server has a
+    counterpart of that; else `found` at every load."""
+    chain = fixed_chain(found)
+    if chain is None or None not in schedule.ranges.values():
+        return found
+    tokens = {least: chain.most if d else 0 for least, d in schedule.ranges.items()}
+    by_load = DraftModelSettings(draft=chain.draft, policy=ByBatchSettings(tokens=tokens))
+    return by_load if server.counterpart(by_load, models) is not None else found
+
+
+def _grid(models: Models) -> Iterator[DrafterSettings | None]:
+    yield None
+    for size, tokens in product((2, 3, 4), (3, 5, 8, 10)):
+        yield PromptLookupSettings(max_ngram=size, max_tokens=tokens)
+        yield PromptLookupSettings(max_ngram=size, min_ngram=size, max_tokens=tokens)
+    suffixes = [SuffixSettings(max_tokens=tokens) for tokens in (4, 6, 8, 10)]
+    yield from suffixes
+    for draft in models.drafts:
+        chains = [
+            DraftModelSettings(draft=draft, policy=FixedSettings(max_tokens=k)) for k in LENGTHS
+        ]
+        yield from chains
+        for threshold, most in product(THRESHOLDS, (6, 12)):
+            policy = ConfidenceSettings(threshold=threshold, max_tokens=most)
+            yield DraftModelSettings(draft=draft, policy=policy)
+        for start in (3, 5):
+            yield DraftModelSettings(draft=draft, policy=HeuristicSettings(start=start))
+        for depth, width, keep in product((3, 5), (2, 4), (8, 16)):
+            yield DynamicTreeSettings(
+                draft=draft,
+                policy=FixedSettings(max_tokens=depth),
+                expand=width,
+                children=width,
+                keep=keep,
+            )
+        for suffix, match, chain in product(suffixes[-1:], (2, 3, 4), chains[:6]):
+            yield HybridSettings(lookup=suffix, min_match=match, otherwise=chain)

@@ -1,0 +1,72 @@
+"""Where another program finds a pair's models, and what was recorded of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, PretrainedConfig
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import PairSpec
+from specdec_core.export.server import DraftFile, Models
+from specdec_core.models.eagle.exported import exported_head
+from specdec_core.models.eagle.loading import names_head
+from specdec_core.models.fingerprints import fingerprints
+from specdec_core.models.location import located
+from specdec_core.models.pair import check_pair
+from specdec_core.models.reduced_draft.model import ReducedDraftConfig
+from specdec_core.recordings.find import finished
+from specdec_core.recordings.schema import HEADER, Recording
+
+_BUNDLED = "bundled:"
+
+
+def models_of(pair: PairSpec, speculators: bool) -> Models:
+    """The models' folders or hub ids. A head that only this library reads as it is stored, and with
+    `speculators` every one, is written in that format, in bfloat16, and kept in the workspace.
+
+    Raises:
+        UserError: a model is not there.
+    """
+    check_pair(pair)
+    target = AutoConfig.from_pretrained(located(pair.target))
+    drafts = {
+        name: _draft(pair, name, model, target, speculators) for name, model in pair.drafts.items()
+    }
+    return Models(_place(pair.target), drafts)
+
+
+def _draft(
+    pair: PairSpec, name: str, model: str, target: PretrainedConfig, speculators: bool
+) -> DraftFile:
+    if not names_head(model):
+        reduced = isinstance(AutoConfig.from_pretrained(located(model)), ReducedDraftConfig)
+        return DraftFile(_place(model), "other" if reduced else "model")
+    if not (speculators or model.startswith(_BUNDLED)):
+        return DraftFile(_place(model), "eagle3")
+    try:
+        folder = exported_head(model, fingerprints(pair)[name], target, torch.bfloat16)
+    except UserError:  # of EAGLE-1, which is another program's in no format
+        return DraftFile(_place(model), "other")
+    return DraftFile(str(folder), "eagle3")
+
+
+def _place(model: str) -> str:
+    place = located(model)
+    return str(Path(place).resolve()) if Path(place).exists() else place
+
+
+def latest_recording(pair: PairSpec, home: Path) -> Recording | None:
+    """The latest finished recording of a pair's models that can be replayed; None without one."""
+    files = sorted((home / "traces").glob(f"*/{HEADER}"), key=lambda file: -file.stat().st_mtime)
+    for file in files:
+        try:
+            recording = Recording.open(file.parent)
+        except UserError:  # of another version
+            continue
+        recorded = recording.header.pair
+        same = recorded.target == pair.target and pair.drafts.items() <= recorded.drafts.items()
+        if same and finished(file.parent) and recording.header.replayable:
+            return recording
+    return None

@@ -1,0 +1,135 @@
+"""What every server has: a version, whose settings are known, and counterparts of our drafters."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from specdec_core.config import DrafterSettings
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.by_batch import ByBatchSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.schedule.settings import ScheduleSettings
+
+DraftKind = Literal["model", "eagle3", "other"]
+
+
+class DraftFile(NamedTuple):
+    """A draft as another program finds it: a folder or hub id, and what it is. `other` is what no
+    other program reads: EAGLE-1 heads, drafts with a reduced vocabulary."""
+
+    place: str
+    kind: DraftKind
+
+
+@dataclass(frozen=True)
+class Models:
+    """A pair's models as another program finds them; the first draft is the default."""
+
+    target: str
+    drafts: Mapping[str, DraftFile]
+
+    def draft(self, name: str | None) -> DraftFile:
+        """The draft of this name, or the first one."""
+        return self.drafts[name if name is not None else next(iter(self.drafts))]
+
+
+@dataclass(frozen=True)
+class Counterpart:
+    """How a server is told of a drafter: its settings, and in sentences how what it does with them
+    differs from ours."""
+
+    settings: Mapping[str, Any]
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Written:
+    """Files by their names, and the lines that use them from their folder."""
+
+    files: Mapping[str, str]
+    usage: str
+
+
+class Span(NamedTuple):
+    """K candidates with `low` to `high` requests decoded together; without end for None."""
+
+    low: int
+    high: int | None
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A draft model's chain of a fixed length, or of one for each range of load."""
+
+    draft: str | None
+    spans: tuple[Span, ...]
+
+    @property
+    def most(self) -> int:
+        """The longest."""
+        return max(span.tokens for span in self.spans)
+
+    @property
+    def scheduled(self) -> bool:
+        return len(self.spans) > 1
+
+
+class Server(ABC):
+    """A program that decodes speculatively."""
+
+    name: ClassVar[str]  # as --to takes it
+    title: ClassVar[str]
+    version: ClassVar[str]  # whose settings these are
+    known: ClassVar[tuple[str, ...]]  # versions with the same settings
+    verified: ClassVar[bool] = False  # whether tests run the settings in the program itself
+
+    @abstractmethod
+    def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
+        """Its settings for a drafter; None for what it has no counterpart of."""
+
+    @abstractmethod
+    def written(self, counterpart: Counterpart, models: Models) -> Written:
+        """The counterpart as the program reads it."""
+
+
+def fixed_chain(drafter: DrafterSettings | None) -> Chain | None:
+    """The chain that a drafter is: of a fixed length, by batch size, or a schedule of such with
+    one draft. None for other drafters."""
+    if isinstance(drafter, ScheduleSettings):
+        return _scheduled(drafter)
+    if type(drafter) is not DraftModelSettings:
+        return None
+    policy = drafter.policy
+    if isinstance(policy, FixedSettings):
+        return Chain(drafter.draft, (Span(1, None, policy.max_tokens),))
+    if isinstance(policy, ByBatchSettings):
+        return Chain(drafter.draft, spans(policy.tokens))
+    return None
+
+
+def spans(tokens: Mapping[int, int]) -> tuple[Span, ...]:
+    """K by the least number of requests, as ranges; neighbours with the same K are one."""
+    starts = [n for n, (least, k) in enumerate(tokens.items()) if not n or k != _before(tokens, n)]
+    lows = list(tokens)
+    ends = [*(lows[n] - 1 for n in starts[1:]), None]
+    return tuple(Span(lows[n], end, tokens[lows[n]]) for n, end in zip(starts, ends, strict=True))
+
+
+def _before(tokens: Mapping[int, int], number: int) -> int:
+    return list(tokens.values())[number - 1]
+
+
+def _scheduled(schedule: ScheduleSettings) -> Chain | None:
+    tokens: dict[int, int] = {}
+    drafts = set()
+    for least, drafter in schedule.ranges.items():
+        chain = fixed_chain(drafter) if drafter is not None else None
+        if drafter is not None and (chain is None or chain.scheduled):
+            return None
+        tokens[least] = chain.most if chain else 0
+        drafts |= {chain.draft} if chain else set()
+    return Chain(drafts.pop(), spans(tokens)) if len(drafts) == 1 else None

@@ -1,0 +1,105 @@
+"""TensorRT-LLM: `speculative_config` of its YAML file."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import yaml
+
+from specdec_core.config import DrafterSettings
+from specdec_core.drafting.dynamic_tree.settings import DynamicTreeSettings
+from specdec_core.drafting.hybrid import HybridSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.drafting.suffix import SuffixSettings
+from specdec_core.export.server import Chain, Counterpart, Models, Server, Written, fixed_chain
+
+FILE = "trtllm.yaml"
+MOST_REQUESTS = 4096  # of a schedule's last range; beyond it nothing is drafted
+_TYPES = {"model": "DraftTarget", "eagle3": "Eagle3"}
+
+
+class TensorRtLlm(Server):
+    name = "trtllm"
+    title = "TensorRT-LLM"
+    version = "1.3.0rc29"
+    known = ("1.3.0rc29",)
+
+    def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
+        if drafter is None:
+            return Counterpart({})
+        if (chain := fixed_chain(drafter)) is not None:
+            return _chain(chain, models)
+        if isinstance(drafter, DynamicTreeSettings) and isinstance(drafter.policy, FixedSettings):
+            place, kind = models.draft(drafter.draft)
+            if kind != "eagle3" or drafter.expand != drafter.children or drafter.least:
+                return None
+            return Counterpart(
+                {
+                    "decoding_type": "Eagle3",
+                    "speculative_model": place,
+                    "max_draft_len": drafter.policy.max_tokens,
+                    "use_dynamic_tree": True,
+                    "dynamic_tree_max_topK": drafter.children,
+                    "max_total_draft_tokens": drafter.keep,
+                }
+            )
+        if isinstance(drafter, PromptLookupSettings):
+            return Counterpart(
+                {
+                    "decoding_type": "NGram",
+                    "max_draft_len": drafter.max_tokens,
+                    "max_matching_ngram_size": drafter.max_ngram,
+                    "is_public_pool": False,
+                }
+            )
+        if isinstance(drafter, SuffixSettings) and not drafter.tree and drafter.memory != "all":
+            return Counterpart({"decoding_type": "SA", "max_draft_len": drafter.max_tokens})
+        if isinstance(drafter, HybridSettings):
+            return _hybrid(drafter, models)
+        return None
+
+    def written(self, counterpart: Counterpart, models: Models) -> Written:
+        command = f"trtllm-serve {shlex.quote(models.target)}"
+        if not counterpart.settings:
+            return Written({}, command)
+        content = {"speculative_config": dict(counterpart.settings)}
+        text = yaml.safe_dump(content, sort_keys=False)
+        return Written({FILE: text}, f"{command} --config {FILE}")
+
+
+def _chain(chain: Chain, models: Models) -> Counterpart | None:
+    place, kind = models.draft(chain.draft)
+    if kind not in _TYPES:
+        return None
+    settings: dict[str, Any] = {
+        "decoding_type": _TYPES[kind],
+        "speculative_model": place,
+        "max_draft_len": chain.most,
+    }
+    if chain.scheduled:
+        # By the most requests of each range; with more than the last nothing is drafted.
+        drafting = [span for span in chain.spans if span.tokens]
+        idle = [span for span in chain.spans[:-1] if not span.tokens]
+        if idle:
+            return None
+        settings["draft_len_schedule"] = {
+            span.high if span.high is not None else max(MOST_REQUESTS, span.low): span.tokens
+            for span in drafting
+        }
+    return Counterpart(settings)
+
+
+def _hybrid(drafter: HybridSettings, models: Models) -> Counterpart | None:
+    """A suffix automaton beside an EAGLE head."""
+    chain = fixed_chain(drafter.otherwise)
+    plain = isinstance(drafter.lookup, SuffixSettings) and not drafter.lookup.tree
+    if chain is None or chain.scheduled or not plain or drafter.merge or drafter.extend:
+        return None
+    inner = _chain(chain, models)
+    if inner is None or inner.settings["decoding_type"] != "Eagle3":
+        return None
+    length = chain.most
+    settings = {**inner.settings, "use_sa_spec": True, "sa_spec_threshold": drafter.min_match}
+    return Counterpart(settings, (f"what is looked up has {length} tokens at most, too",))

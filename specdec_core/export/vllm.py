@@ -1,0 +1,83 @@
+"""vLLM: one JSON object, `--speculative-config`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from specdec_core.config import DrafterSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.drafting.suffix import SuffixSettings
+from specdec_core.export.server import (
+    Counterpart,
+    Models,
+    Server,
+    Span,
+    Written,
+    fixed_chain,
+)
+
+MOST_REQUESTS = 1024  # of a schedule's last range: vLLM carries its K on
+FILE = "speculative_config.json"
+_METHODS = {"model": "draft_model", "eagle3": "eagle3"}
+
+
+class Vllm(Server):
+    name = "vllm"
+    title = "vLLM"
+    version = "0.32"
+    known = ("0.32",)
+    verified = True
+
+    def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
+        if drafter is None:
+            return Counterpart({})
+        if (chain := fixed_chain(drafter)) is not None:
+            place, kind = models.draft(chain.draft)
+            if kind not in _METHODS:
+                return None
+            settings = {
+                "method": _METHODS[kind],
+                "model": place,
+                "num_speculative_tokens": chain.most,
+            }
+            if kind == "model":
+                # More is accepted of tokens drawn from the draft's distribution than of its argmax.
+                settings["draft_sample_method"] = "probabilistic"
+            if chain.scheduled:
+                by_load = [_inclusive(span) for span in chain.spans]
+                settings["num_speculative_tokens_per_batch_size"] = by_load
+            return Counterpart(settings)
+        if isinstance(drafter, PromptLookupSettings):
+            return Counterpart(
+                {
+                    "method": "ngram",
+                    "num_speculative_tokens": drafter.max_tokens,
+                    "prompt_lookup_min": drafter.min_ngram,
+                    "prompt_lookup_max": drafter.max_ngram,
+                }
+            )
+        if isinstance(drafter, SuffixSettings) and not drafter.tree:
+            shared = drafter.memory == "all"
+            return Counterpart(
+                {
+                    "method": "suffix",
+                    "num_speculative_tokens": drafter.max_tokens,
+                    "suffix_decoding_max_spec_factor": drafter.per_match or drafter.max_tokens,
+                    "suffix_decoding_max_cached_requests": 10_000 if shared else 0,
+                },
+                ("needs the package arctic-inference in vLLM's environment",),
+            )
+        return None
+
+    def written(self, counterpart: Counterpart, models: Models) -> Written:
+        command = f"vllm serve {shlex.quote(models.target)}"
+        if not counterpart.settings:
+            return Written({}, command)
+        text = json.dumps(dict(counterpart.settings), indent=1) + "\n"
+        return Written({FILE: text}, f'{command} --speculative-config "$(cat {FILE})"')
+
+
+def _inclusive(span: Span) -> list[int]:
+    high = span.high if span.high is not None else max(MOST_REQUESTS, span.low)
+    return [span.low, high, span.tokens]

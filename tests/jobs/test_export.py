@@ -1,0 +1,140 @@
+"""`specdec export` writes what other programs read, and finds what comes nearest by replay."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from jobs import export
+from specdec_core.export.servers import SERVERS
+from specdec_core.models.pair import Pair
+from specdec_core.studies.peers.vllm import VENV, inherited_environment
+from tests.jobs.conftest import Command, record_prompts
+
+installed = pytest.mark.skipif(
+    not (VENV / "bin" / "python").exists(), reason="vLLM is not installed; `make bench-peers` does"
+)
+CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 3}}
+SVIP = {"kind": "draft_model", "policy": {"kind": "svip", "threshold": 1.5}}
+LOSSY = {"kind": "target_tree", "branching": [2, 1]}
+
+
+@pytest.fixture(scope="module")
+def home(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with a recording of the tiny pair."""
+    home = tmp_path_factory.mktemp("home")
+    prompts = home / "sums.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": f"x{i} = {i} + "}) for i in range(4)))
+    (home / "h.yaml").write_text(json.dumps({"name": "far", "target": 0.1, "drafts": {"*": 0.001}}))
+    record_prompts(tiny_pair, prompts, home / "traces" / "sums", 24)
+    return home
+
+
+def config(pair: Pair, drafter: object, folder: Path) -> Path:
+    file = folder / "config.yaml"
+    content = {"pair": pair.spec.model_dump(mode="json"), "configuration": {"drafter": drafter}}
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_chain_is_written_with_how_to_start_it(
+    command: Command, tiny_pair: Pair, tmp_path: Path, server: str
+) -> None:
+    options = ("--to", server, "--config", config(tiny_pair, CHAIN, tmp_path))
+    done = command(export.main, tmp_path, *options, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    usage = (tmp_path / "out" / "usage.txt").read_text().strip()
+    assert usage.replace("\n", "") in done.stdout.replace("\n", "")
+    assert tiny_pair.spec.target in usage
+    assert "nearest" not in done.stdout
+
+
+def test_transformers_decodes_with_what_is_written(
+    command: Command, tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--to", "transformers", "--config", config(tiny_pair, CHAIN, tmp_path))
+    done = command(export.main, tmp_path, *options, "--out", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    monkeypatch.chdir(tmp_path)
+    *before, last = (tmp_path / "usage.txt").read_text().strip().split("\n")
+    ids = torch.tensor([tiny_pair.tokenizer("x1 = 1 + ")["input_ids"]])
+    plain = {"inputs": ids, "max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+    names: dict[str, object] = {"inputs": plain}
+    exec("\n".join([*before, f"output = {last}"]), names)
+    assert names["assistant"].generation_config.num_assistant_tokens == 3
+    expected = tiny_pair.target.generate(**plain)
+    assert names["output"].tolist() == expected.tolist()
+
+
+def test_what_has_no_counterpart_is_replaced_by_the_nearest_of_a_recording(
+    command: Command, tiny_pair: Pair, home: Path, tmp_path: Path
+) -> None:
+    options = ("--config", config(tiny_pair, SVIP, tmp_path), "--hardware", home / "h.yaml")
+    done = command(export.main, home, "--to", "vllm", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "vLLM has no counterpart of" in done.stdout
+    assert "of its speed by replay" in done.stdout
+    [folder] = (home / "export").iterdir()
+    written = json.loads((folder / "speculative_config.json").read_text())
+    # A draft that costs a hundredth of the target and is mostly right beats any lookup.
+    assert written["method"] == "draft_model"
+    assert written["num_speculative_tokens"] > 3
+
+
+@installed
+def test_vllm_reads_what_is_written(command: Command, tmp_path: Path) -> None:
+    from specdec_core.config import PairSpec
+    from specdec_core.models.pair import load_pair
+
+    pair = load_pair(PairSpec(drafts={"small": "bundled:draft-small"}))
+    by_load = CHAIN | {"policy": {"kind": "by_batch", "tokens": {1: 5, 4: 2, 8: 0}}}
+    options = ("--to", "vllm", "--config", config(pair, by_load, tmp_path))
+    done = command(export.main, tmp_path, *options, "--out", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    read = (
+        "import json; from vllm.engine.arg_utils import EngineArgs;"
+        "told = json.load(open('speculative_config.json'));"
+        f"args = EngineArgs(model={pair.target.name_or_path!r}, speculative_config=told);"
+        "read = args.create_engine_config().speculative_config;"
+        "print(read.method, read.num_speculative_tokens_per_batch_size)"
+    )
+    done = subprocess.run(
+        [str(VENV / "bin" / "python"), "-c", read],
+        cwd=tmp_path,
+        env=inherited_environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert "draft_model [(1, 3, 5), (4, 7, 2), (8, 1024, 0)]" in done.stdout, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "options", "message"),
+    [
+        (CHAIN, ("--to", "tgi"), "expected one of vllm"),
+        (CHAIN, ("--to", "vllm", "--version", "0.9"), "the settings of 0.32 are known"),
+        (LOSSY, ("--to", "vllm"), "is lossy"),
+        (SVIP, ("--to", "vllm"), "no recording of"),
+        (SVIP, ("--to", "vllm", "--traces", "none"), "none: "),
+    ],
+)
+def test_what_cannot_be_exported_is_one_line_and_nothing_is_written(
+    command: Command,
+    tiny_pair: Pair,
+    tmp_path: Path,
+    drafter: object,
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    chosen = config(tiny_pair, drafter, tmp_path)
+    done = command(export.main, tmp_path, "--config", chosen, *options)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "export").exists()

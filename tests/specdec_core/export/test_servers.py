@@ -1,0 +1,128 @@
+"""Settings of other servers are the keys that these have, and say what was asked for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import AnyDrafter, DrafterSettings, parse
+from specdec_core.export.server import DraftFile, Models, fixed_chain, spans
+from specdec_core.export.servers import SERVERS, server_of
+
+MODELS = Models(
+    "org/target",
+    {
+        "small": DraftFile("org/small", "model"),
+        "head": DraftFile("org/head", "eagle3"),
+        "tiny": DraftFile("org/tiny", "other"),
+    },
+)
+CHAIN = {"kind": "draft_model", "draft": "small", "policy": {"kind": "fixed", "max_tokens": 4}}
+EAGLE = CHAIN | {"draft": "head"}
+BY_LOAD = CHAIN | {"policy": {"kind": "by_batch", "tokens": {1: 5, 4: 5, 8: 2, 16: 0}}}
+LOOKUP = {"kind": "prompt_lookup", "max_ngram": 3, "max_tokens": 8}
+SUFFIX = {"kind": "suffix", "max_tokens": 6}
+TREE = {
+    "kind": "dynamic_tree",
+    "draft": "head",
+    "expand": 3,
+    "children": 3,
+    "keep": 8,
+    "policy": {"kind": "fixed", "max_tokens": 4},
+}
+HYBRID = {"kind": "hybrid", "lookup": SUFFIX, "min_match": 3, "otherwise": EAGLE}
+SVIP = CHAIN | {"policy": {"kind": "svip", "threshold": 0.9}}
+CONFIDENCE = CHAIN | {"policy": {"kind": "confidence", "threshold": 0.5, "max_tokens": 8}}
+
+
+def settings(server: str, drafter: dict[str, Any] | None) -> dict[str, Any] | None:
+    asked = None if drafter is None else read(drafter)
+    counterpart = SERVERS[server].counterpart(asked, MODELS)
+    return None if counterpart is None else dict(counterpart.settings)
+
+
+def read(drafter: dict[str, Any]) -> DrafterSettings:
+    return parse(AnyDrafter, drafter, "drafter")
+
+
+def test_vllm_is_told_of_chains_heads_lookups_and_lengths_by_load() -> None:
+    assert settings("vllm", CHAIN) == {
+        "method": "draft_model",
+        "model": "org/small",
+        "num_speculative_tokens": 4,
+        "draft_sample_method": "probabilistic",
+    }
+    assert settings("vllm", EAGLE) == {
+        "method": "eagle3",
+        "model": "org/head",
+        "num_speculative_tokens": 4,
+    }
+    assert settings("vllm", BY_LOAD)["num_speculative_tokens_per_batch_size"] == [
+        [1, 7, 5],
+        [8, 15, 2],
+        [16, 1024, 0],
+    ]
+    assert settings("vllm", LOOKUP)["prompt_lookup_max"] == 3
+    assert settings("vllm", SUFFIX)["suffix_decoding_max_cached_requests"] == 0
+    assert settings("vllm", CHAIN | {"draft": "tiny"}) is None
+    assert settings("vllm", TREE) is None
+
+
+def test_the_others_are_told_of_what_they_have() -> None:
+    assert settings("sglang", EAGLE)["speculative-num-draft-tokens"] == 5
+    assert settings("sglang", TREE)["speculative-eagle-topk"] == 3
+    assert settings("sglang", EAGLE | {"policy": BY_LOAD["policy"]})["candidate_steps"] == [2, 5]
+    assert settings("trtllm", BY_LOAD)["draft_len_schedule"] == {7: 5, 15: 2}
+    assert settings("trtllm", HYBRID)["sa_spec_threshold"] == 3
+    assert settings("trtllm", TREE)["max_total_draft_tokens"] == 8
+    assert settings("llamacpp", CONFIDENCE)["spec-draft-p-min"] == 0.5
+    assert settings("llamacpp", EAGLE) is None
+    assert settings("transformers", CONFIDENCE)["assistant_confidence_threshold"] == 0.5
+    heuristic = CHAIN | {"policy": {"kind": "heuristic", "start": 5}}
+    told = settings("transformers", heuristic)
+    assert told["num_assistant_tokens_schedule"] == "heuristic_transient"
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_no_server_is_told_of_an_entropy_stop(server: str) -> None:
+    assert settings(server, SVIP) is None
+    assert settings(server, None) == {}
+
+
+@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("drafter", [None, CHAIN, EAGLE, BY_LOAD, LOOKUP, SUFFIX, TREE, HYBRID])
+def test_what_is_written_names_the_models_and_reads_back(
+    server: str, drafter: dict[str, Any] | None
+) -> None:
+    told = SERVERS[server].counterpart(None if drafter is None else read(drafter), MODELS)
+    if told is None:
+        return
+    written = SERVERS[server].written(told, MODELS)
+    assert "org/target" in written.usage
+    for name, text in written.files.items():
+        assert name in written.usage
+        assert json.loads(text) if name.endswith(".json") else yaml.safe_load(text)
+    if drafter and drafter.get("draft"):
+        everything = "".join([written.usage, *written.files.values()])
+        assert MODELS.draft(drafter["draft"]).place in everything
+
+
+def test_a_schedule_of_chains_with_one_draft_is_a_chain_by_load() -> None:
+    schedule = {"kind": "schedule", "ranges": {1: CHAIN, 4: None}}
+    chain = fixed_chain(read(schedule))
+    assert chain.spans == ((1, 3, 4), (4, None, 0))
+    mixed = {"kind": "schedule", "ranges": {1: CHAIN, 4: EAGLE}}
+    assert fixed_chain(read(mixed)) is None
+    assert spans({1: 3, 2: 3, 5: 3}) == ((1, None, 3),)
+
+
+def test_an_unknown_server_or_version_is_refused() -> None:
+    with pytest.raises(UserError, match="expected one of vllm"):
+        server_of("tgi")
+    with pytest.raises(UserError, match=r"of vLLM the settings of 0\.32 are known"):
+        server_of("vllm", "0.10")
+    assert server_of("vllm", "0.32.1").name == "vllm"
