@@ -25,6 +25,7 @@ from cluster.serving.protocol.fields import (
     Unit,
     needs,
 )
+from cluster.serving.protocol.formats import ResponseFormat
 from specdec_core.config import Sampling, Temperature
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -47,10 +48,6 @@ def parse_body(model: type[Body], body: bytes) -> Body:
         return model.model_validate_json(body)
     except ValidationError as error:
         raise refusal(error, model) from None
-
-
-class TextFormat(Part):
-    type: Literal["text"]
 
 
 class GenerationRequest(Part):
@@ -82,14 +79,12 @@ class GenerationRequest(Part):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
     min_tokens: LeastTokens | None = None
     ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None
     # What is done, and what is answered.
     speculative: Speculation | None = None
     return_token_ids: bool | None = None
     user: str | None = None
     # Clients send the neutral values of these.
-    response_format: TextFormat | None = Field(
-        default=None, description='{"type": "text"}; others are not supported'
-    )
     best_of: One | None = Field(default=None, description="1; more is not supported")
     use_beam_search: Literal[False] | None = Field(
         default=None, description="false; true is not supported"
