@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
@@ -15,6 +15,7 @@ from cluster.serving.protocol.fields import (
     Bias,
     LeastTokens,
     ModelName,
+    No,
     One,
     Part,
     Penalty,
@@ -23,6 +24,7 @@ from cluster.serving.protocol.fields import (
     Text,
     TokenId,
     Unit,
+    Yes,
     needs,
 )
 from cluster.serving.protocol.formats import ResponseFormat
@@ -86,17 +88,15 @@ class GenerationRequest(Part):
     user: str | None = None
     # Clients send the neutral values of these.
     best_of: One | None = Field(default=None, description="1; more is not supported")
-    use_beam_search: Literal[False] | None = Field(
-        default=None, description="false; true is not supported"
-    )
+    use_beam_search: No | None = Field(default=None, description="false; true is not supported")
     length_penalty: Unit | None = Field(default=None, description="1; others are not supported")
-    skip_special_tokens: Literal[True] | None = Field(
+    skip_special_tokens: Yes | None = Field(
         default=None, description="true; false is not supported"
     )
-    spaces_between_special_tokens: Literal[True] | None = Field(
+    spaces_between_special_tokens: Yes | None = Field(
         default=None, description="true; false is not supported"
     )
-    include_stop_str_in_output: Literal[False] | None = Field(
+    include_stop_str_in_output: No | None = Field(
         default=None, description="false; true is not supported"
     )
 
