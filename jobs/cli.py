@@ -35,6 +35,7 @@ COMMANDS = {
     "promote": "Make another configuration of a sweep the champion.",
     "serve": "Serve the champion over HTTP, OpenAI-compatible.",
     "make-key": "Make an API key for a server's file of keys.",
+    "conformance": "Check a server with the clients of the field.",
     "watch": "Watch a server with Prometheus and Grafana.",
     "generate": "Complete a prompt and show where the tokens came from.",
     "bench": "Time this engine against transformers and vLLM.",
