@@ -89,6 +89,7 @@ async function follow() {
       state = await (await fetch(`state?known=${trials.length}`)).json();
     } catch {
       $("#time").textContent = "the sweep's command has ended";
+      $("#progress").value = $("#progress").max;
       return;
     }
     trials.push(...state.trials);

@@ -1,7 +1,7 @@
 // The rates of all configurations: a dot for each.
 
 const SVG = "http://www.w3.org/2000/svg";
-const [WIDTH, HEIGHT, LEFT, BOTTOM] = [720, 380, 46, 40];
+const [WIDTH, HEIGHT, LEFT, BOTTOM] = [720, 380, 58, 40];
 
 export function element(name, attributes = {}, text = "") {
   const made = document.createElementNS(SVG, name);
