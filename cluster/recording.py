@@ -39,6 +39,7 @@ from specdec_core.recordings.schema import (
     HEADER,
     PROMPTS,
     Header,
+    RecordedSampling,
     Recording,
     Shard,
     read_table,
@@ -71,7 +72,7 @@ class RecordingPlan(Value):
     pair: PairSpec = PairSpec()
     prompts: PromptSource = PromptSource(source="bundled:train")
     max_new_tokens: PositiveInt = 128
-    sampling: Sampling = Sampling()
+    sampling: RecordedSampling = Sampling()
     max_draft: PositiveInt = Header.model_fields["max_draft"].default
     continuations: bool = True
     top_k: PositiveInt = Header.model_fields["top_k"].default

@@ -37,6 +37,7 @@ COMMANDS = {
     "serve": "Serve the champion over HTTP, OpenAI-compatible.",
     "deploy": "Have a running server serve another configuration, without a pause.",
     "rollback": "Have a running server serve what it served before.",
+    "make-key": "Make an API key for a server's file of keys.",
     "watch": "Watch a server with Prometheus and Grafana.",
     "generate": "Complete a prompt and show where the tokens came from.",
     "bench": "Time this engine against transformers and vLLM.",

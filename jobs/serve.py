@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from rich.markup import escape
 from typer import Option
 
@@ -20,6 +20,8 @@ from specdec_core.config import Placement, Value, parse
 if TYPE_CHECKING:
     from ray.serve import Application
 
+    from cluster.serving.http.access import Access
+
 
 class Arguments(Value):
     """The application's `args` in a Serve config file; each is the command's option."""
@@ -31,6 +33,11 @@ class Arguments(Value):
     cache_tokens: PositiveInt | None = None
     share_prefixes: bool = True
     cluster: Path | None = None
+    api_key_file: Path | None = None
+    requests_per_minute: PositiveInt | None = None
+    tokens_per_minute: PositiveInt | None = None
+    max_tokens_per_request: PositiveInt | None = None
+    request_timeout: PositiveFloat | None = None
 
 
 def application(args: dict[str, Any]) -> Application:
@@ -43,7 +50,26 @@ def application(args: dict[str, Any]) -> Application:
 
     placement = None if given.cluster is None else Placement.load(given.cluster)
     limits = Limits(given.slots, given.step_tokens, given.cache_tokens, given.share_prefixes)
-    return build(choice.pair, choice.configuration, limits, placement=placement, queue=given.queue)
+    return build(
+        choice.pair,
+        choice.configuration,
+        limits,
+        placement=placement,
+        queue=given.queue,
+        access=_access(given),
+    )
+
+
+def _access(given: Arguments) -> Access:
+    """Who may ask for how much. Raises :class:`UserError` for a file without keys."""
+    from cluster.serving.http.access import Access, read_keys
+    from cluster.serving.http.limits import Allowance, RequestLimits
+
+    return Access(
+        None if given.api_key_file is None else read_keys(given.api_key_file),
+        Allowance(given.requests_per_minute, given.tokens_per_minute),
+        RequestLimits(given.max_tokens_per_request, given.request_timeout),
+    )
 
 
 def main(
@@ -77,6 +103,24 @@ def main(
         bool, Option("--fresh", help="Neither use nor keep what is learned while serving.")
     ] = False,
     cluster: Placed = None,
+    api_key_file: Annotated[
+        Path | None, Option(help="Hashes of the API keys that are let in; see `make-key`.")
+    ] = None,
+    no_auth: Annotated[
+        bool, Option("--no-auth", help="Let everybody in, also from other machines.")
+    ] = False,
+    requests_per_minute: Annotated[
+        int | None, Option(min=1, help="Requests of each key; more get status 429.")
+    ] = None,
+    tokens_per_minute: Annotated[
+        int | None, Option(min=1, help="Tokens of prompts and answers of each key.")
+    ] = None,
+    max_tokens_per_request: Annotated[
+        int | None, Option(min=1, help="New tokens that a request may ask for.")
+    ] = None,
+    request_timeout: Annotated[
+        float | None, Option(min=0.001, help="Seconds until an answer must be complete.")
+    ] = None,
     follow: Annotated[
         float | None,
         Option(
@@ -84,13 +128,24 @@ def main(
         ),
     ] = None,
 ) -> None:
-    """Serve completions over HTTP (OpenAI's protocol) with Ray Serve until Ctrl-C."""
+    """Serve chats and completions over HTTP (OpenAI's protocol) with Ray Serve until Ctrl-C."""
     choice, source, version = choose_version(config)
     placement = None if cluster is None else Placement.load(cluster)
     bound = numbers(cores, "--cores", int) if cores is not None else ()
     from cluster.serving.deployment import serving  # Ray takes seconds to import
+    from cluster.serving.http.access import check_exposed
     from specdec_core.engine.scheduler import Limits
 
+    access = _access(
+        Arguments(
+            api_key_file=api_key_file,
+            requests_per_minute=requests_per_minute,
+            tokens_per_minute=tokens_per_minute,
+            max_tokens_per_request=max_tokens_per_request,
+            request_timeout=request_timeout,
+        )
+    )
+    check_exposed(host, access.keys, no_auth)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as Ctrl-C
     try:
         with console.status("starting Ray Serve and loading the models") as status:
@@ -104,12 +159,13 @@ def main(
                 placement=placement,
                 cores=bound,
                 fresh=fresh,
+                access=access,
                 source=source,
                 version=version,
             )
             with server as url:
                 status.stop()
-                _announce(url, choice, source)
+                _announce(url, choice, source, access.keys is not None)
                 signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray replaced it
                 if follow is not None:
                     follow_champion(url, version, follow)
@@ -118,15 +174,25 @@ def main(
         console.print("stopped")
 
 
-def _announce(url: str, choice: PairConfiguration, source: str) -> None:
+def _announce(url: str, choice: PairConfiguration, source: str, keys: bool) -> None:
+    """Say that requests are answered, with one to try: a chat where the model has a template."""
     from cluster.serving.deployment import certified
+    from specdec_core.models.pair import load_tokenizer
+    from specdec_core.prompts.chat import template_of
 
-    body = {"model": choice.pair.name, "prompt": "def main(", "max_tokens": 64, "stream": True}
+    body: dict[str, Any] = {"model": choice.pair.name, "max_tokens": 64, "stream": True}
+    path = "/v1/completions"
+    if template_of(load_tokenizer(choice.pair.target)) is None:
+        body["prompt"] = "def main("
+    else:
+        path = "/v1/chat/completions"
+        body["messages"] = [{"role": "user", "content": "What is speculative decoding?"}]
+    key = ' -H "Authorization: Bearer $KEY"' if keys else ""
     print_configuration(choice.configuration, source, f"[green]ready[/green]  {url}  ")
     sentence = certified(choice.pair, choice.configuration)
     console.print(sentence or "[yellow]not certified[/yellow]: `specdec certify` checks it")
     console.print(
-        f"\n  curl -N {url}/v1/completions -H 'Content-Type: application/json' \\\n"
+        f"\n  curl -N {url}{path} -H 'Content-Type: application/json'{key} \\\n"
         f"    -d '{escape(json.dumps(body))}'\n\nCtrl-C stops the server.",
         soft_wrap=True,
     )

@@ -17,6 +17,7 @@ from cluster.placed_engine import check_models, placed_engine
 from cluster.serving.control import TOKEN, announced, new_token
 from cluster.serving.engine_loop import QUEUE
 from cluster.serving.engine_process import EngineProcess
+from cluster.serving.http.access import EVERYBODY, Access
 from cluster.serving.http.app import build_app
 from cluster.serving.http.service import CompletionService
 from cluster.serving.served import Deployment
@@ -71,6 +72,7 @@ class CompletionServer:
         version: int | None = None,
         certificate: str | None = None,
         token: str | None = None,
+        access: Access = EVERYBODY,
     ) -> None:
         engine: Engine | EngineProcess
         if placement is None:
@@ -89,7 +91,7 @@ class CompletionServer:
             learned=learned,
         )
         self._service = CompletionService(
-            engine, model, learned, queue, cores, deployment=deployment, token=token
+            engine, model, learned, queue, cores, access, deployment, token
         )
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -163,10 +165,12 @@ def application(
     model: str | None = None,
     placement: Placement | None = None,
     queue: int = QUEUE,
+    access: Access = EVERYBODY,
 ) -> serve.Application:
     """The Ray Serve application, for the cluster that this process is connected to. `limits` are
     those of a replica, where `queue` more requests may wait; `model` is the name that clients give,
-    the pair's when unset; `placement` sets the models' devices, otherwise the replica has them.
+    the pair's when unset; `placement` sets the models' devices, otherwise the replica has them;
+    `access` says who may ask for how much.
 
     Raises :class:`UserError` where the pair or the configuration cannot be used.
     """
@@ -180,6 +184,7 @@ def application(
         learned,
         placement,
         queue,
+        access=access,
         certificate=certified(spec, configuration),
         token=os.environ.get(TOKEN),
     )
@@ -224,6 +229,7 @@ def serving(
     fresh: bool = False,
     source: str = "",
     version: int | None = None,
+    access: Access = EVERYBODY,
 ) -> Iterator[str]:
     """Serve while the block runs; yields the base URL once requests are answered. A bandit over
     drafters keeps learning, from its state when it was served last.
@@ -235,6 +241,7 @@ def serving(
         queue: requests that may wait; others are refused.
         cores: the CPU cores that the engine's threads run on; unset, any.
         fresh: neither use nor keep what is learned while serving.
+        access: who may ask for how much.
         model: the name that clients give; the pair's name when unset.
         placement: the devices that the models are on; unset, every replica has them.
         source: where the configuration comes from, in words; and its `version`, if registered.
@@ -259,6 +266,7 @@ def serving(
             placement,
             queue,
             cores,
+            access=access,
             source=source,
             version=version,
             certificate=certified(spec, configuration),

@@ -81,12 +81,15 @@ class ActiveRequest:
         ends = (i for i, token in enumerate(tokens) if token in final)
         if (end := next(ends, None)) is not None:
             tokens, reason = tokens[: end + 1], "stop"
+            warper, output = self.state.warper, self.state.tokens[len(request.tokens) :] + tokens
+            if warper is not None and warper.matcher and warper.matcher.cut_short(output):
+                reason = "length"
         if reason is None and len(tokens) == self.remaining:
             reason = "length"
         if reason is None and not texts and not request.stop:
             return tokens, "", None
         unread = len(request.tokens) + decoder.used
-        shown = tokens if reason != "stop" else tokens[:-1]  # a final token has no text
+        shown = tokens if end is None else tokens[:-1]  # a final token has no text
         text = decoder.push([*self.state.tokens[unread:], *shown])
         if decoder.stopped:
             return tokens[: decoder.used - len(self.origins)], text, "stop"

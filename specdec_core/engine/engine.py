@@ -35,6 +35,7 @@ from specdec_core.engine.scheduler import Limits, Scheduler, Step
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch
 from specdec_core.tokens.detokenising import StreamDecoder
+from specdec_core.tokens.grammar import Grammars
 from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.statistics import Generation
 from specdec_core.tokens.token_tree import Origin, TokenTree
@@ -79,6 +80,7 @@ class Engine:
         self.target = pair.open_runner(None, slots)
         self.drafts = DraftRunners(pair, slots, self.target)
         self._clock = RoundClock()
+        self._grammars = Grammars(pair.tokenizer, self.target.vocab_size, pair.eos_token_ids)
         self.scheduler = Scheduler(limits, self._place if limits.share_prefixes else None)
         self.prefixes = Prefixes(slots)
         self._begun: dict[int, tuple[int, int]] = {}  # by slot: whose tokens it takes, how many
@@ -138,10 +140,13 @@ class Engine:
         """Queue a request; it enters a free slot at a next step.
 
         Raises:
-            UserError: the prompt is empty, has unknown tokens or does not fit with its output.
+            UserError: the prompt is empty, has unknown tokens or does not fit with its output; or
+                something is asked for that cannot be met.
             ValueError: a request of this id is unfinished.
         """
         request.check(self.max_length, self.vocab_size, self.scheduler.limits)
+        if request.grammar is not None:
+            self._grammars.matcher(request.grammar)  # compiles it, once
         if request.id in self._waiting or self._running(request.id):
             raise ValueError(f"request {request.id!r} is unfinished")
         self._waiting[request.id] = request
@@ -238,7 +243,7 @@ class Engine:
                 list(request.text),
                 sampling,
                 RandomStream(request.seed, self.target.vocab_size, len(request.written)),
-                warper=request.rules(sampling, self.pair.eos_token_ids).warper(),
+                warper=request.rules(sampling, self.pair.eos_token_ids).warper(self._grammars),
                 room=request.max_new_tokens - len(request.written) - 1,
             )
             decoder = StreamDecoder(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
 from specdec_core.engine.scheduler import Limits
+from specdec_core.tokens.grammar import Grammar
 from specdec_core.tokens.statistics import Generation, Round, TokenLogprobs
 from specdec_core.tokens.text_warper import TextRules
 from specdec_core.tokens.token_tree import Origin
@@ -25,6 +26,7 @@ class Request:
             in them.
         logprobs: the number of most likely tokens to return for each new one, beside its own
             log-probability; None: neither.
+        grammar: what the output must be; a text that ends by itself follows it.
         speculate: the most consecutive candidates a round; 0: no speculation.
         written: output that there is already, each token with its origin, because another engine
             has begun the text: it goes on from there. A text that is fixed by the seed (greedy,
@@ -43,6 +45,7 @@ class Request:
     min_tokens: int = 0
     logprobs: int | None = None
     speculate: int | None = None
+    grammar: Grammar | None = None
     written: tuple[tuple[int, Origin], ...] = ()
 
     @property
@@ -84,6 +87,12 @@ class Request:
         for name, tokens in (("stop_tokens", self.stop_tokens), ("logit_bias", bias)):
             if outside := [token for token in tokens if not 0 <= token < vocab_size]:
                 raise UserError(f"{name}: {outside[0]} is no token, they are 0…{vocab_size - 1}")
+        if self.min_tokens and len(self.stop_tokens) == vocab_size:
+            raise UserError("min_tokens: every token would end the text")
+        if self.grammar is not None and (self.min_tokens or self.ignore_eos):
+            raise UserError(
+                "a grammar takes neither min_tokens nor ignore_eos: what is complete has to end"
+            )
 
     def final(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
         """The tokens that end its text, for a model whose texts end with `eos_token_ids`."""
@@ -92,7 +101,7 @@ class Request:
     def rules(self, sampling: Sampling, eos_token_ids: frozenset[int]) -> TextRules:
         """What its text decides about its next token."""
         final = self.stop_tokens | eos_token_ids
-        return TextRules(sampling, len(self.tokens), self.min_tokens, final)
+        return TextRules(sampling, len(self.tokens), self.min_tokens, final, self.grammar)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_path, write_atomically
@@ -70,6 +70,18 @@ EXAMPLE = {
 }  # and hidden, the state of Z_t: what the output layer reads once Z_0 … Z_t were fed
 
 
+def _recordable(sampling: Sampling) -> Sampling:
+    if sampling.edits_logits:
+        raise ValueError(
+            "penalties and logit_bias cannot be recorded: what a draft would do depends on the text"
+            " before it; configurations with them are run live"
+        )
+    return sampling
+
+
+RecordedSampling = Annotated[Sampling, AfterValidator(_recordable)]
+
+
 class Header(Value):
     """What was recorded, and from which weights."""
 
@@ -78,7 +90,7 @@ class Header(Value):
     fingerprints: dict[str, str]  # of the target's and the drafts' weights
     eos_token_ids: tuple[int, ...]
     prompts: PromptSet
-    sampling: Sampling = Sampling()
+    sampling: RecordedSampling = Sampling()
     max_new_tokens: int = Field(ge=1)
     max_draft: int = Field(default=20, ge=1, description="the longest draft that can be replayed")
     continuations: bool = Field(default=True, description="what is drafted after disagreements")

@@ -1,4 +1,4 @@
-"""Warpers that depend on a request's text: logit bias, penalties, tokens that cannot come yet.
+"""Warpers that depend on a request's text: bias, penalties, a least length, a grammar.
 
 They change logits before temperature, top-k and top-p (:func:`specdec_core.tokens.sampling.warp`),
 and under greedy decoding, too. At a node of a draft tree the text is the request's and then the
@@ -13,33 +13,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from specdec_core.config import Sampling
+from specdec_core.tokens.grammar import Grammar, Grammars, Matcher
 
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
     """What a request's text decides about its next token: the bias and the penalties of `sampling`,
-    with a prompt of `prompt` tokens; none of `final` before `min_tokens` tokens of output."""
+    with a prompt of `prompt` tokens; none of `final` before `min_tokens` tokens of output; and what
+    the `grammar` of the output allows."""
 
     sampling: Sampling
     prompt: int
     min_tokens: int = 0
     final: frozenset[int] = frozenset()
+    grammar: Grammar | None = None
 
-    def warper(self) -> TextWarper | None:
+    def warper(self, grammars: Grammars) -> TextWarper | None:
         """Its warper; None where nothing depends on the text."""
+        matcher = None if self.grammar is None else grammars.matcher(self.grammar)
         needed = self.sampling.edits_logits or (self.min_tokens > 0 and self.final)
-        return TextWarper(self) if needed else None
+        return TextWarper(self, matcher) if needed or matcher is not None else None
 
 
 class TextWarper:
     """The warper of one request. It follows the request's text, which only grows."""
 
-    def __init__(self, rules: TextRules) -> None:
-        self.rules = rules
+    def __init__(self, rules: TextRules, matcher: Matcher | None = None) -> None:
+        self.rules, self.matcher = rules, matcher
         self._counts: dict[int, int] = {}  # of the text's tokens in the output; 0: in the prompt
         self._read = 0  # tokens of the text that are counted
         self._final = sorted(rules.final)
@@ -59,38 +64,44 @@ class TextWarper:
             scores[torch.tensor(early)[:, None], torch.tensor(final, dtype=torch.long)] = -torch.inf
         if sampling.penalises:
             self._penalise(scores, text, paths)
+        if self.matcher is not None:
+            allowed = torch.from_numpy(self.matcher.allowed(text[rules.prompt :], paths)[:, :size])
+            masked = scores.masked_fill(~allowed.to(scores.device), -torch.inf)
+            # A reduced draft may have none of the tokens; what it proposes then is rejected.
+            some = (masked > -torch.inf).any(dim=-1, keepdim=True)
+            scores = torch.where(some, masked, scores)
         return scores
 
     def _penalise(
         self, scores: Tensor, text: Sequence[int], paths: Sequence[Sequence[int]]
     ) -> None:
         """Apply the penalties to `scores` (n, vocabulary)."""
-        sampling = self.rules.sampling
+        sampling, size = self.rules.sampling, scores.shape[-1]
         self._count(text)
-        # A column for each token of the text or a path; beyond the prompt's they count occurrences.
+        # A column for each token of the text, and then of the paths.
         columns = {token: column for column, token in enumerate(self._counts)}
+        known = len(columns)
         for path in paths:
             for token in path:
                 columns.setdefault(token, len(columns))
-        known, extra = len(self._counts), len(columns) - len(self._counts)
-        counts = torch.tensor([*self._counts.values(), *[0] * extra]).repeat(len(paths), 1)
-        seen = torch.arange(len(columns)).expand(len(paths), -1) < known
-        places = [(n, columns[token]) for n, path in enumerate(paths) for token in path]
-        if places:
-            rows, cells = map(list, zip(*places, strict=True))
-            counts.index_put_((torch.tensor(rows), torch.tensor(cells)), torch.tensor(1), True)
-            seen = seen.clone()
-            seen[rows, cells] = True
-        tokens = torch.tensor(list(columns))
-        inside = tokens < scores.shape[-1]
-        tokens = tokens[inside].to(scores.device)
-        counts, seen = (part[:, inside].to(scores.device) for part in (counts, seen))
-        chosen, factor = scores[:, tokens], sampling.repetition_penalty
-        repeated = torch.where(chosen < 0, chosen * factor, chosen / factor)
-        chosen = torch.where(seen, repeated, chosen)
-        chosen -= sampling.frequency_penalty * counts
-        chosen -= sampling.presence_penalty * (counts > 0)
-        scores[:, tokens] = chosen
+        counts = np.zeros((len(paths), len(columns)), dtype=np.float32)  # in the output
+        counts[:, :known] = list(self._counts.values())
+        for n, path in enumerate(paths):
+            for token in path:
+                counts[n, columns[token]] += 1
+        factor = np.where(counts > 0, np.float32(sampling.repetition_penalty), np.float32(1))
+        factor[:, :known] = sampling.repetition_penalty
+        subtracted = sampling.frequency_penalty * counts
+        subtracted[counts > 0] += sampling.presence_penalty
+        tokens = np.array(list(columns))
+        if tokens.max() >= size:
+            inside = tokens < size
+            tokens, subtracted, factor = tokens[inside], subtracted[:, inside], factor[:, inside]
+        place, less, times = (
+            torch.from_numpy(part).to(scores.device) for part in (tokens, subtracted, factor)
+        )
+        chosen = scores[:, place]
+        scores[:, place] = torch.where(chosen < 0, chosen * times, chosen / times) - less
 
     def _count(self, text: Sequence[int]) -> None:
         for position in range(self._read, len(text)):

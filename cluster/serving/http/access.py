@@ -13,7 +13,7 @@ from pathlib import Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cluster.serving.http.errors import answer
-from cluster.serving.http.limits import NO_ALLOWANCE, Account, Allowance
+from cluster.serving.http.limits import NO_ALLOWANCE, NO_LIMITS, Account, Allowance, RequestLimits
 from cluster.serving.protocol.errors import ApiError
 from specdec_core.base.errors import UserError
 
@@ -25,11 +25,18 @@ _LINE = re.compile(r"([0-9a-fA-F]{64})(\s.*)?")
 
 @dataclass(frozen=True)
 class Access:
-    """The SHA-256 hashes of the keys that are let in (None: everybody is), and the allowance of
-    each key, or of all who ask without one together. Every replica counts for itself."""
+    """Who may ask for how much.
+
+    Args:
+        keys: the SHA-256 hashes of the keys that are let in; None: everybody is.
+        allowance: of each key, or of all who ask without one together. Every replica counts for
+            itself.
+        limits: of each request.
+    """
 
     keys: tuple[bytes, ...] | None = None
     allowance: Allowance = NO_ALLOWANCE
+    limits: RequestLimits = NO_LIMITS
 
 
 EVERYBODY = Access()

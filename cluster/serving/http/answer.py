@@ -38,7 +38,7 @@ class Answer(ABC, Generic[Body]):
 
     def __init__(self, service: CompletionService, body: Body, requests: Sequence[Request]) -> None:
         self.service, self.body, self.requests = service, body, requests
-        self.configuration = service.engine.configuration
+        self.configuration, self.prompts = service.engine.configuration, service.prompts
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self.created = int(time.time())
 
@@ -85,7 +85,7 @@ class Answer(ABC, Generic[Body]):
 
     async def _chunks(self, submission: Stream, taken: Taken) -> AsyncIterator[tuple[int, Chunk]]:
         """What the engine adds, with the choice that it adds to. Raises :class:`ApiError` (408)."""
-        async for index, chunk in within(submission, self.service.limits.seconds):
+        async for index, chunk in within(submission, self.service.access.limits.seconds):
             taken.used += len(chunk.tokens)
             yield index, chunk
 

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
 
-from cluster.serving.http.access import EVERYBODY, OPEN, Access, Gate
+from cluster.serving.http.access import OPEN, Gate
 from cluster.serving.http.errors import add_error_handlers
 from cluster.serving.http.openapi import ANYWHERE, describe_bodies
 from cluster.serving.http.routes import chat, completions, deploy, health, metrics, models, tokens
@@ -28,8 +28,8 @@ ROUTES: tuple[Callable[[CompletionService], APIRouter], ...] = (
 )
 
 
-def build_app(service: CompletionService, access: Access = EVERYBODY) -> FastAPI:
-    """Routes and error shapes, for those with `access`; the application's lifespan runs the
+def build_app(service: CompletionService) -> FastAPI:
+    """Routes and error shapes, for those who have access; the application's lifespan runs the
     engine."""
 
     @asynccontextmanager
@@ -47,6 +47,6 @@ def build_app(service: CompletionService, access: Access = EVERYBODY) -> FastAPI
     add_error_handlers(app)
     for router in ROUTES:
         app.include_router(router(service))
-    describe_bodies(app, service.schema_limits(), OPEN, keys=access.keys is not None)
-    app.add_middleware(Gate, access=access)
+    describe_bodies(app, service.schema_limits(), OPEN, keys=service.access.keys is not None)
+    app.add_middleware(Gate, access=service.access)
     return app

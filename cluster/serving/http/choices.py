@@ -67,10 +67,10 @@ def _new_tokens(
     service: CompletionService, body: GenerationRequest, length: int, default: int | None
 ) -> int:
     """The most new tokens for a prompt of `length` tokens. Raises :class:`ApiError`."""
-    most = service.engine.max_length
+    most, allowed = service.engine.max_length, service.access.limits.tokens
     room = max(most - length, 1)
     asked = body.most_tokens
-    new_tokens = asked or min(default or room, room, service.limits.tokens or room)
+    new_tokens = asked or min(default or room, room, allowed or room)
     if length + new_tokens > most:
         raise ApiError(
             f"this model's context holds {most} tokens, but the prompt has {length} and"
@@ -78,10 +78,9 @@ def _new_tokens(
             param="prompt" if length >= most else "max_tokens",
             code="context_length_exceeded",
         )
-    if new_tokens > (service.limits.tokens or new_tokens):
+    if allowed is not None and new_tokens > allowed:
         raise ApiError(
-            f"max_tokens: {new_tokens} is more than the {service.limits.tokens} that a request may"
-            " ask for here",
+            f"max_tokens: {new_tokens} is more than the {allowed} that a request may ask for here",
             param="max_tokens",
             code="too_many_tokens",
         )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from cluster.serving.protocol.chat import Rendered
 from cluster.serving.protocol.errors import ApiError
+from cluster.serving.protocol.logprobs import TokenTexts
 from specdec_core.base.errors import UserError
 from specdec_core.prompts.chat import render, template_of
 from specdec_core.prompts.prompt import Message
@@ -26,6 +27,7 @@ class Prompts:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.template = template_of(tokenizer)
+        self.texts = TokenTexts(tokenizer)
 
     def of_text(self, text: str, special: bool | None = None) -> tuple[int, ...]:
         """With the special tokens that the tokenizer puts first, unless `special` is False."""
@@ -87,3 +89,9 @@ class Prompts:
         added = self.tokenizer.added_tokens_decoder
         special = {*self.tokenizer.all_special_ids, *(t for t, a in added.items() if a.special)}
         return frozenset(tokens[:1]) & special
+
+
+@lru_cache(maxsize=2)  # of the model that is served, and of one that takes its place
+def prompts_of(tokenizer: Any) -> Prompts:
+    """Made once for each tokenizer."""
+    return Prompts(tokenizer)

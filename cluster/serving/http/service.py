@@ -6,17 +6,15 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from cluster.serving.engine_loop import QUEUE, EngineFailed, EngineLoop, QueueFull
 from cluster.serving.engine_process import EngineProcess
-from cluster.serving.http.limits import NO_LIMITS, RequestLimits
-from cluster.serving.http.prompts import Prompts
+from cluster.serving.http.access import EVERYBODY, Access
+from cluster.serving.http.prompts import Prompts, prompts_of
 from cluster.serving.metrics import Metrics
 from cluster.serving.protocol.errors import ApiError
-from cluster.serving.protocol.logprobs import TokenTexts
 from cluster.serving.protocol.models import Arm, Health
 from cluster.serving.rollout import Rollout
 from cluster.serving.served import Deployment, Served
@@ -32,7 +30,7 @@ class CompletionService:
 
     A bandit with memory of all requests learns from them. With `learned`, it starts from that file,
     if it exists, and saves its state there. While `queue` requests wait, others are refused. The
-    engine's threads run on the CPU cores `cores`, if given. `limits` are those of a request.
+    engine's threads run on the CPU cores `cores`, if given. `access` says who may ask for how much.
     """
 
     def __init__(
@@ -42,14 +40,14 @@ class CompletionService:
         learned: Path | None = None,
         queue: int = QUEUE,
         cores: Sequence[int] = (),
-        limits: RequestLimits = NO_LIMITS,
+        access: Access = EVERYBODY,
         deployment: Deployment | None = None,
         token: str | None = None,
     ) -> None:
         deployment = deployment or Deployment(
             pair=engine.pair.spec, configuration=engine.configuration, learned=learned
         )
-        self.model, self.limits, self.token = model, limits, token
+        self.model, self.access, self.token = model, access, token
         self.loop = Rollout(Served(EngineLoop(engine, queue, cores), deployment))
         self.metrics = Metrics(model, self.loop)
         self.loop.observe(self.metrics)
@@ -114,15 +112,10 @@ class CompletionService:
                 health.arms = [Arm(**arm) for arm in arms]
         return health
 
-    @cached_property
+    @property
     def prompts(self) -> Prompts:
         """Texts and chats as the model's tokens."""
-        return Prompts(self.engine.pair.tokenizer)
-
-    @cached_property
-    def token_texts(self) -> TokenTexts:
-        """The model's tokens as texts."""
-        return TokenTexts(self.engine.pair.tokenizer)
+        return prompts_of(self.engine.pair.tokenizer)
 
     @property
     def ready(self) -> bool:
@@ -136,7 +129,7 @@ class CompletionService:
         most = self.engine.max_length - 1
         return {
             "ModelName": {"enum": [self.model]},
-            "NewTokens": {"maximum": min(most, self.limits.tokens or most)},
+            "NewTokens": {"maximum": min(most, self.access.limits.tokens or most)},
             "LeastTokens": {"maximum": most},
             "TokenId": {"minimum": 0, "maximum": self.engine.vocab_size - 1},
             "TokenIds": {"maxItems": most},

@@ -43,6 +43,7 @@ from specdec_core.drafting.pearl.messages import (
 from specdec_core.drafting.pearl.windows import Windows
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import ModelRunner
+from specdec_core.tokens.grammar import Grammars
 from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
 
@@ -78,6 +79,7 @@ class AsynchronousDraft:
         self._settings: Configure
         self._runner: ModelRunner
         self._windows: Windows
+        self._grammars: Grammars
         self._lookup: Lookup | None = None
         self._configured = False  # the last Configure succeeded
 
@@ -258,6 +260,7 @@ class AsynchronousDraft:
             lambda: self._pair.tokenizer_digest,
             slots=message.slots,
         )
+        self._grammars = Grammars(self._pair.tokenizer, message.vocab_size, message.eos_token_ids)
         policy = resources.policy(settings.draft, settings.policy)
         self._windows = Windows(policy, message.eos_token_ids)
         self._runner, self._settings = self._runners[key], message
@@ -272,7 +275,7 @@ class AsynchronousDraft:
         # Independent of the target's own uniform numbers; coupled noise must be the same.
         stream.uniform = random.Random(f"{message.seed} {message.root} {self._salt}").random
         tree = DraftTree(Node(message.root, text[-1], len(text) - 1, None, sent=True))
-        warper = message.rules and message.rules.warper()
+        warper = None if message.rules is None else message.rules.warper(self._grammars)
         state = SlotState(number, list(text), message.sampling, stream, warper=warper)
         self._slots[number] = _Slot(state, tree, message.end)
         self._windows.begin(number, tree.root)

@@ -269,7 +269,7 @@ class PearlDrafter(Drafter):
         slot.restart(root, len(tokens))
         slot.draft, slot.outdated = self.link.number, self._verifying
         seed = state.random.noise.seed
-        rules = state.warper and state.warper.rules
+        rules = None if state.warper is None else state.warper.rules
         self.link.send(Begin(state.slot, root, tokens, slot.end, state.sampling, seed, rules))
 
     # Receiving

@@ -28,7 +28,7 @@ from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.studies.certificate.certificate import Favour, SampledDistribution
 from specdec_core.tokens.sampling import warp
-from specdec_core.tokens.text_warper import TextRules
+from specdec_core.tokens.text_warper import TextRules, TextWarper
 
 LEVEL = 1e-3  # false alarms of all sets together
 _POWER = 0.99
@@ -171,10 +171,9 @@ def _edited(
     logits: Tensor, sampling: Sampling, prompt: Sequence[int], output: Sequence[int]
 ) -> Tensor:
     """`logits` (positions, vocabulary) with the penalties and biases of the text before each."""
-    warper = TextRules(sampling, len(prompt)).warper()
-    if warper is None:
+    if not sampling.edits_logits:
         return logits
-    return warper.warp(logits, prompt, [output[:n] for n in range(1, len(output))])
+    return TextWarper(TextRules(sampling, len(prompt))).warp(logits, prompt, [output[:n] for n in range(1, len(output))])
 
 
 def _looser(sampling: Sampling) -> Sampling:

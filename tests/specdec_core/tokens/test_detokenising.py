@@ -184,3 +184,16 @@ def test_nothing_comes_after_a_stop_string(tokenizer):
 def test_empty_stop_string_is_refused(tokenizer):
     with pytest.raises(UserError, match="stop"):
         StreamDecoder(tokenizer, stop=("a", ""))
+
+
+@pytest.mark.parametrize("size", [1, 3, 50])
+def test_stop_strings_are_not_looked_for_in_the_first_tokens(
+    tokenizer: PreTrainedTokenizerFast, size: int
+) -> None:
+    tokens = tokenizer("def main(n): def main(n): def main(n):", add_special_tokens=False)[
+        "input_ids"
+    ]
+    decoder = StreamDecoder(tokenizer, ["main"], free=len(tokens) // 3 + 1)
+    parts = [decoder.push(tokens[at : at + size]) for at in range(0, len(tokens), size)]
+    assert decoder.stopped
+    assert "".join(parts).split() == ["def", "main(n):", "def"]

@@ -64,7 +64,8 @@ class ChatAnswer(Answer[ChatRequest]):
         )
 
     def opening(self, index: int) -> DeltaChoice:
-        return DeltaChoice(index=index, delta=Delta(role="assistant", content=""))
+        told: list[int] | None = [] if self.body.return_token_ids else None
+        return DeltaChoice(index=index, delta=Delta(role="assistant", content=""), token_ids=told)
 
     def part(self, index: int, chunk: Chunk) -> DeltaChoice:
         return DeltaChoice(
@@ -94,4 +95,4 @@ class ChatAnswer(Answer[ChatRequest]):
         return list(self.requests[0].tokens) if self.body.return_token_ids else None
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs] | None) -> ChatLogprobs | None:
-        return None if tokens is None else self.service.token_texts.chat(tokens)
+        return None if tokens is None else self.prompts.texts.chat(tokens)

@@ -89,7 +89,8 @@ class CompletionAnswer(Answer[CompletionRequest]):
         text, tokens = self._echoed(index), self._prompt_tokens(index)
         if not text and tokens is None:
             return None
-        return CompletionChoice(index=index, text=text, prompt_token_ids=tokens)
+        told: list[int] | None = None if tokens is None else []
+        return CompletionChoice(index=index, text=text, prompt_token_ids=tokens, token_ids=told)
 
     def part(self, index: int, chunk: Chunk) -> CompletionChoice:
         return CompletionChoice(
@@ -112,7 +113,7 @@ class CompletionAnswer(Answer[CompletionRequest]):
         prompt = self.body.prompts[index // self.body.choices]
         if isinstance(prompt, str):
             return prompt
-        return str(self.service.prompts.tokenizer.decode(prompt))
+        return str(self.prompts.tokenizer.decode(prompt))
 
     def _prompt_tokens(self, index: int) -> list[int] | None:
         return list(self.requests[index].tokens) if self.body.return_token_ids else None
@@ -122,6 +123,6 @@ class CompletionAnswer(Answer[CompletionRequest]):
     ) -> CompletionLogprobs | None:
         if tokens is None:
             return None
-        logprobs = self.service.token_texts.completion(tokens, self._offsets[index])
+        logprobs = self.prompts.texts.completion(tokens, self._offsets[index])
         self._offsets[index] += sum(map(len, logprobs.tokens))
         return logprobs

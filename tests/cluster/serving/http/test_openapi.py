@@ -14,7 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from cluster.serving.http.access import Access
 from cluster.serving.http.app import build_app
+from cluster.serving.http.limits import RequestLimits
 from cluster.serving.http.service import CompletionService
 from cluster.serving.protocol.fields import MAX_BODY_BYTES
 from specdec_core.config import Configuration, PairSpec
@@ -24,7 +26,7 @@ from specdec_core.models.pair import load_pair
 
 SERVED = Configuration(drafter=BanditSettings(arms=[1, 4]))
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-# More than a schema can say: how long a prompt is with its new tokens, and which values go together.
+# What no schema says: how long a prompt is with its new tokens, and which values go together.
 BEYOND = {"context_length_exceeded", "conflicting_parameters", "too_many_choices", "unknown_token"}
 JUNK = (
     st.none()
@@ -41,7 +43,9 @@ class Api:
 
     def __init__(self, engine: Engine, runner: asyncio.Runner, stack: AsyncExitStack) -> None:
         self.engine, self.run = engine, runner.run
-        app = build_app(CompletionService(engine, "tiny"))
+        app = build_app(
+            CompletionService(engine, "tiny", access=Access(limits=RequestLimits(tokens=8)))
+        )
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60)
         self.run(stack.enter_async_context(app.router.lifespan_context(app)))
@@ -168,7 +172,7 @@ def test_the_schema_allows_what_is_accepted_and_nothing_else(
     wrong = st.dictionaries(st.sampled_from([*known, "other"]), JUNK, max_size=1)
     seen = set()
 
-    @settings(deadline=None, max_examples=60)
+    @settings(deadline=None, max_examples=50)
     @example(least, {})
     @example({**least, "stream": True}, {})
     @example(least, {"other": 1})

@@ -1,0 +1,144 @@
+"""Output that follows a grammar: JSON, JSON of a schema, or a regular expression (llguidance).
+
+At every place a mask says which tokens may come. It is one of the warpers of a request's text
+(:mod:`specdec_core.tokens.text_warper`): applied alike to target and draft at every node of a tree,
+after the tokens on the way to the node. So candidates follow the grammar, and speculation keeps the
+distribution of the masked target.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import takewhile
+from os.path import commonprefix
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from specdec_core.base.errors import UserError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_KEPT = 64  # grammars of an engine that need not be compiled again
+_SHOWN = 200  # characters of a complaint
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the output must be: any JSON object, JSON of the schema `source` (itself JSON), or text
+    that the regular expression `source` matches as a whole. JSON is written without whitespace
+    between its parts."""
+
+    kind: Literal["json_object", "json_schema", "regex"]
+    source: str = ""
+
+    def compiled(self) -> str:
+        """The same in llguidance's form. Raises :class:`UserError` for a schema that is not
+        JSON."""
+        from llguidance import LLMatcher
+
+        if self.kind == "regex":
+            return str(LLMatcher.grammar_from_regex(self.source))
+        schema: Any = {"type": "object"}
+        if self.kind == "json_schema":
+            try:
+                schema = json.loads(self.source)
+            except ValueError as error:
+                raise UserError(f"json_schema: not JSON: {error}") from None
+        compact = {"whitespace_flexible": False}
+        return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=compact))
+
+
+class Grammars:
+    """Compiles grammars for a tokenizer, a model with `vocab_size` logits, and the tokens `final`
+    that end its texts."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, vocab_size: int, final: frozenset[int]
+    ) -> None:
+        self._hugging, self._size, self._final = tokenizer, vocab_size, final
+        self._compiled = lru_cache(_KEPT)(self._compile)
+
+    def matcher(self, grammar: Grammar) -> Matcher:
+        """A matcher for one request. Raises :class:`UserError`, in one line, for what is no
+        grammar, and for a tokenizer that cannot be used."""
+        return Matcher(self._compiled(grammar).deep_copy(), self._size, self._final)
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        from llguidance.hf import from_tokenizer
+
+        if not isinstance(self._hugging, PreTrainedTokenizerFast) or not self._final:
+            raise UserError(
+                "a grammar takes a fast tokenizer, and a model that knows the end of a text"
+            )
+        return from_tokenizer(self._hugging, n_vocab=self._size, eos_token=sorted(self._final))
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(self._tokenizer, grammar.compiled(), log_level=0)
+        if matcher.is_error():
+            complaint = " ".join(matcher.get_error().split())
+            raise UserError(f"{grammar.kind}: {complaint[:_SHOWN]}")
+        return matcher
+
+
+class Matcher:
+    """Follows the output of one request, and candidates after it."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int, final: frozenset[int]) -> None:
+        self._matcher, self._size = matcher, vocab_size
+        self._final = sorted(final)
+        self._read = 0  # tokens of the output that the matcher has consumed
+        self._lost = False  # the output has left the grammar, or this was too much for the matcher
+
+    def cut_short(self, output: Sequence[int]) -> bool:
+        """Whether a final token ends `output` before all is there that the grammar asks for."""
+        if output[-1] not in self._final:
+            return False
+        self._follow(output[:-1])
+        return self._lost or not self._matcher.is_accepting()
+
+    def allowed(self, output: Sequence[int], paths: Sequence[Sequence[int]]) -> np.ndarray:
+        """Which tokens (n, vocabulary) may come after `output` and each of the n `paths`. After a
+        path that the grammar does not allow, all: nothing there is ever accepted."""
+        self._follow(output)
+        masks = np.ones((len(paths), self._size), dtype=bool)
+        ahead: list[int] = []  # consumed beyond the output
+        for n, path in enumerate(paths):
+            if not self._lost:
+                common = len(commonprefix([ahead, list(path)]))  # noqa: RUF071 (not paths)
+                self._matcher.rollback(len(ahead) - common)
+                consumed = common + self._consume(path[common:])
+                ahead = list(path[:consumed])
+                if consumed == len(path):
+                    masks[n] = self._mask()
+        if ahead and not self._lost:
+            self._matcher.rollback(len(ahead))
+        if self._lost:
+            masks[:] = False
+            masks[:, self._final] = True
+        return masks
+
+    def _follow(self, output: Sequence[int]) -> None:
+        if not self._lost:
+            new = output[self._read :]
+            self._lost = self._consume(new) < len(new)
+            self._read = len(output)
+
+    def _consume(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens`, from the first on, the grammar allows; these are consumed. A final
+        token is not: nothing comes after it."""
+        known = list(takewhile(lambda token: token not in self._final, tokens))
+        return int(self._matcher.try_consume_tokens(known)) if known else 0
+
+    def _mask(self) -> np.ndarray:
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        self._lost = bool(self._matcher.is_error())
+        return np.unpackbits(bits, count=self._size, bitorder="little").astype(bool)

@@ -1,0 +1,34 @@
+"""One server of a chat pair for all tests that are clients of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from cluster.serving.server_process import running
+from specdec_core.config import Configuration
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.engine import Engine
+from specdec_core.models.pair import Pair
+from tests.local_server import engine_server
+
+SERVED = Configuration(drafter=DraftModelSettings())
+
+
+@pytest.fixture(scope="session")
+def chat_url(chat_pair: Pair) -> Iterator[str]:
+    with running(engine_server(chat_pair, SERVED, slots=4)) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def client(chat_url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{chat_url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="session")
+def alone(chat_pair: Pair) -> Engine:
+    """The target by itself: what the served configuration, which is lossless, has to say, too."""
+    return Engine(chat_pair)

@@ -1,0 +1,185 @@
+"""Who may ask, and for how much."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.serving.http.access import Access, check_exposed, read_keys
+from cluster.serving.http.app import build_app
+from cluster.serving.http.limits import Account, Allowance, RequestLimits, Taken, Window
+from cluster.serving.http.service import CompletionService
+from cluster.serving.protocol.errors import ApiError
+from specdec_core.base.errors import UserError
+from specdec_core.engine import Engine
+from specdec_core.models.pair import Pair
+
+ANNE, BEN = "sk-anne", "sk-ben"
+KEYS = tuple(hashlib.sha256(key.encode()).digest() for key in (ANNE, BEN))
+BODY = {"prompt": "def main(", "max_tokens": 4}
+
+
+def with_access(
+    pair: Pair,
+    access: Access,
+    story: Callable[[httpx.AsyncClient], Coroutine[Any, Any, None]],
+) -> None:
+    async def main() -> None:
+        app = build_app(CompletionService(Engine(pair), "tiny", access=access))
+        transport = httpx.ASGITransport(app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as http,
+        ):
+            await story(http)
+
+    asyncio.run(main())
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def test_all_routes_but_health_and_ready_need_a_key(chat_pair: Pair) -> None:
+    async def story(http: httpx.AsyncClient) -> None:
+        for path in ("/health", "/ready"):
+            assert (await http.get(path)).status_code == 200
+        document = (await http.get("/openapi.json", headers=bearer(BEN))).json()
+        for path, operations in document["paths"].items():
+            for method, operation in operations.items():
+                if path in ("/health", "/ready"):
+                    assert "security" not in operation
+                    continue
+                assert operation["security"] == [{"key": []}]
+                assert "401" in operation["responses"]
+                for headers in ({}, bearer("sk-other"), {"Authorization": f"Basic {ANNE}"}):
+                    answer = await http.request(method, path, headers=headers)
+                    assert answer.status_code == 401
+                    assert answer.headers["www-authenticate"] == "Bearer"
+                    error = answer.json()["error"]
+                    assert error["code"] == "invalid_api_key"
+                    assert "sk-" not in error["message"]
+        assert (await http.get("/nothing")).status_code == 401
+        assert (await http.get("/openapi.json")).status_code == 401
+        for key in (ANNE, BEN):
+            answer = await http.post("/v1/completions", json=BODY, headers=bearer(key))
+            assert answer.status_code == 200
+
+    with_access(chat_pair, Access(KEYS), story)
+
+
+def test_each_key_has_an_allowance_of_its_own(chat_pair: Pair) -> None:
+    async def story(http: httpx.AsyncClient) -> None:
+        async def ask(key: str) -> httpx.Response:
+            return await http.post("/v1/completions", json=BODY, headers=bearer(key))
+
+        answers = [await ask(ANNE) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+        assert answers[2].json()["error"]["type"] == "rate_limit_error"
+        assert 1 <= int(answers[2].headers["retry-after"]) <= 60
+        assert (await ask(BEN)).status_code == 200
+
+    with_access(chat_pair, Access(KEYS, Allowance(requests=2)), story)
+
+
+def test_tokens_are_counted_as_they_were_used(chat_pair: Pair) -> None:
+    prompt = len(chat_pair.tokenizer(BODY["prompt"])["input_ids"])
+    allowance = Allowance(tokens=2 * (prompt + 4))
+    end = {"logit_bias": {"0": 100}}  # its one token ends the text
+
+    async def story(http: httpx.AsyncClient) -> None:
+        async def ask(**more: Any) -> httpx.Response:
+            return await http.post("/v1/completions", json={**BODY, **more})
+
+        large = await ask(max_tokens=prompt + 9)
+        assert (large.status_code, large.json()["error"]["code"]) == (400, "too_many_tokens")
+        assert (await ask(**end)).status_code == 200  # leaves 3 of its tokens
+        assert (await ask(max_tokens=7, stream=True)).status_code == 200
+        answer = await ask(max_tokens=1)
+        assert answer.status_code == 429
+        assert "tokens a minute" in answer.json()["error"]["message"]
+
+    with_access(chat_pair, Access(allowance=allowance), story)
+
+
+def test_a_request_is_limited_in_tokens_and_time(
+    chat_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = RequestLimits(tokens=100, seconds=0.05)
+    long = {**BODY, "max_tokens": 100, "ignore_eos": True, "n": 8}
+
+    async def story(http: httpx.AsyncClient) -> None:
+        answer = await http.post("/v1/completions", json={**BODY, "max_tokens": 101})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "too_many_tokens")
+        answer = await http.post("/v1/completions", json=long)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (408, "request_timeout")
+        answer = await http.post("/v1/completions", json={**long, "stream": True})
+        assert "request_timeout" in answer.text.strip().splitlines()[-1]
+        health = (await http.get("/health")).json()
+        assert (health["running"], health["cancelled"]) == (0, 2)
+
+    with_access(chat_pair, Access(limits=limits), story)
+
+
+def test_nothing_of_a_request_is_logged(chat_pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(http: httpx.AsyncClient) -> None:
+        for body in ({**BODY, "prompt": "secret!"}, {**BODY, "prompt": "secret!", "n": 0}):
+            await http.post("/v1/completions", json=body, headers=bearer(ANNE))
+
+    with caplog.at_level(logging.DEBUG):
+        with_access(chat_pair, Access(KEYS), story)
+    assert "secret" not in caplog.text
+    assert ANNE not in caplog.text
+
+
+def test_a_window_has_room_again_a_minute_later() -> None:
+    window = Window(10)
+    first = window.take(6, now=0.0)
+    assert isinstance(first, Taken)
+    assert isinstance(window.take(4, now=20.0), Taken)
+    assert window.take(5, now=30.0) == 30
+    assert window.take(7, now=30.0) == 50
+    first.used = 2
+    first.close()
+    assert isinstance(window.take(4, now=30.0), Taken)
+    assert isinstance(window.take(6, now=90.0), Taken)
+    assert isinstance(Window(None).take(10**9, now=0.0), Taken)
+
+
+def test_an_account_names_what_is_used_up() -> None:
+    account = Account(Allowance(requests=1))
+    account.request()
+    with pytest.raises(ApiError, match="1 requests a minute"):
+        account.request()
+
+
+def test_a_file_of_keys_has_hashes(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"# ours\n\n{KEYS[0].hex()} anne\n{KEYS[1].hex().upper()}  -\n")
+    assert read_keys(path) == KEYS
+    path.write_text("sk-a-key-in-plain\n")
+    with pytest.raises(UserError, match="keys:1: expected") as refused:
+        read_keys(path)
+    assert "sk-" not in str(refused.value)
+    path.write_text("# none\n")
+    with pytest.raises(UserError, match="no keys"):
+        read_keys(path)
+    with pytest.raises(UserError, match="make-key"):
+        read_keys(tmp_path / "missing")
+
+
+def test_other_machines_need_a_key_unless_it_is_said_that_they_do_not() -> None:
+    for host in ("127.0.0.1", "::1", "localhost"):
+        check_exposed(host, None, no_auth=False)
+    for host in ("0.0.0.0", "::", "10.0.0.7", "my-host"):
+        check_exposed(host, KEYS, no_auth=False)
+        check_exposed(host, None, no_auth=True)
+        with pytest.raises(UserError, match="--no-auth"):
+            check_exposed(host, None, no_auth=False)

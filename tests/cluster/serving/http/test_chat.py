@@ -1,0 +1,129 @@
+"""Chats by the openai client: the template's prompt, answered with the engine's text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from cluster.serving.http.prompts import Prompts
+from cluster.serving.protocol.chat import ChatRequest
+from cluster.serving.protocol.errors import ApiError
+from specdec_core.engine import Engine, Request
+from tests.conftest import chat_tokenizer, tiny_tokenizer
+
+MESSAGES = [
+    {"role": "system", "content": "short"},
+    {"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "text", "text": "you"}]},
+]
+RENDERED = "<|endoftext|>[system]short\n[user]hi\nyou\n[assistant]"
+
+
+def text(alone: Engine, prompt: str, **options: Any) -> str:
+    tokens = tuple(alone.pair.tokenizer(prompt, add_special_tokens=False)["input_ids"])
+    return alone.generate([Request("", tokens, **options)])[0].text
+
+
+def test_the_answer_is_the_engines_text_after_the_templates_prompt(
+    client: openai.OpenAI, alone: Engine
+) -> None:
+    answer = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_completion_tokens=24
+    )
+    (choice,) = answer.choices
+    assert choice.message.role == "assistant"
+    assert choice.message.content == text(alone, RENDERED, max_new_tokens=24)
+    assert (choice.finish_reason, choice.logprobs) == ("length", None)
+    assert (answer.object, answer.model) == ("chat.completion", "tiny")
+    assert answer.usage.completion_tokens == 24
+    assert answer.specdec["accepted"] > 0
+
+
+def test_a_stream_begins_with_the_role_and_ends_with_the_counts_and_the_usage(
+    client: openai.OpenAI,
+) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 24, "n": 2}
+    whole = client.chat.completions.create(**asked)
+    *parts, last = client.chat.completions.create(
+        **asked, stream=True, stream_options={"include_usage": True}
+    )
+    assert (last.choices, last.usage) == ([], whole.usage)
+    for index, choice in enumerate(whole.choices):
+        own = [part.choices[0] for part in parts if part.choices[0].index == index]
+        assert [part.delta.role for part in own] == ["assistant", *[None] * (len(own) - 1)]
+        assert "".join(part.delta.content or "" for part in own) == choice.message.content
+        assert [part.finish_reason for part in own] == [None] * (len(own) - 1) + ["length"]
+    assert parts[-1].specdec == whole.specdec
+    assert parts[-1].metrics == whole.metrics
+    assert {part.object for part in parts} == {"chat.completion.chunk"}
+
+
+def test_a_final_message_is_continued(client: openai.OpenAI, alone: Engine) -> None:
+    begun = [*MESSAGES, {"role": "assistant", "content": "def f("}]
+    answer = client.chat.completions.create(
+        model="tiny", messages=begun, max_tokens=12, extra_body={"continue_final_message": True}
+    )
+    expected = text(alone, RENDERED + "def f(", max_new_tokens=12)
+    assert answer.choices[0].message.content == expected
+
+
+def test_without_a_number_an_answer_has_all_the_room(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, extra_body={"ignore_eos": True}
+    )
+    assert answer.usage.total_tokens == 256
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "role"),
+        ({"messages": [{"role": "user"}]}, "messages", "content: required"),
+        ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+        ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "tokenize"),
+        (
+            {"add_generation_prompt": True, "continue_final_message": True},
+            "add_generation_prompt",
+            "together",
+        ),
+        ({"max_tokens": 999}, "max_tokens", "context holds 256"),
+        ({"functions": []}, "functions", "unknown key"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(
+    client: openai.OpenAI, body: dict[str, Any], param: str, message: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="tiny", messages=MESSAGES, extra_body=body)
+    assert refused.value.param == param
+    assert message in refused.value.message
+
+
+def asked(**more: Any) -> ChatRequest:
+    return ChatRequest(messages=[{"role": "user", "content": "hi"}], **more)
+
+
+def test_templates_have_variables_and_may_refuse() -> None:
+    template = "{{ mood }}{% if mood == 'bad' %}{{ raise_exception('no!') }}{% endif %}"
+    tokenizer = chat_tokenizer(template)
+    tokens = Prompts(tokenizer).of_chat(asked(chat_template_kwargs={"mood": "import"}))
+    assert tokenizer.decode(tokens) == "import"
+    with pytest.raises(ApiError, match="no!") as refused:
+        Prompts(tokenizer).of_chat(asked(chat_template_kwargs={"mood": "bad"}))
+    assert refused.value.body.error.param == "messages"
+    with pytest.raises(ApiError, match="no chat template"):
+        Prompts(tiny_tokenizer()).of_chat(asked())
+
+
+def test_the_templates_end_of_a_turn_ends_answers() -> None:
+    turns = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>\n{% endfor %}"
+    tokenizer = chat_tokenizer(turns)
+    assert Prompts(tokenizer).end_of_turn == frozenset()  # no token of its own, but text
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
+    (end,) = Prompts(tokenizer).end_of_turn
+    assert tokenizer.decode([end]) == "<|end|>"
+    refusing = chat_tokenizer("{{ raise_exception('never') }}")
+    assert Prompts(refusing).end_of_turn == frozenset()

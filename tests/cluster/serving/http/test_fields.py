@@ -1,0 +1,224 @@
+"""Every field of a request does what it says, by the openai client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import torch
+
+from cluster.serving.protocol.logprobs import TokenTexts
+from specdec_core.config import Sampling
+from specdec_core.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from tests.conftest import tiny_tokenizer
+
+PROMPT = "def main("
+
+
+def ask(client: openai.OpenAI, max_tokens: int = 16, **body: Any) -> Any:
+    """A completion of PROMPT with these fields; whole, and the same from a stream's parts."""
+    asked: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": max_tokens}
+    whole = client.completions.create(**asked, extra_body=body)
+    texts = [""] * len(whole.choices)
+    for part in client.completions.create(**asked, extra_body=body, stream=True):
+        texts[part.choices[0].index] += part.choices[0].text
+    seeded = "temperature" not in body or "seed" in body
+    assert not seeded or texts == [choice.text for choice in whole.choices]
+    return whole
+
+
+def tokens_of(client: openai.OpenAI, **body: Any) -> list[int]:
+    return list(ask(client, return_token_ids=True, **body).choices[0].token_ids)
+
+
+def test_n_choices_are_those_of_as_many_prompts(client: openai.OpenAI) -> None:
+    drawn = {"temperature": 1.5, "seed": 3}
+    answer = ask(client, n=3, **drawn)
+    texts = [choice.text for choice in answer.choices]
+    assert len(set(texts)) == 3
+    many = client.completions.create(
+        model="tiny", prompt=[PROMPT] * 3, max_tokens=16, temperature=1.5, seed=3
+    )
+    assert texts == [choice.text for choice in many.choices]
+    assert answer.usage.prompt_tokens * 3 == many.usage.prompt_tokens
+    assert answer.usage.completion_tokens == many.usage.completion_tokens
+    two = client.completions.create(model="tiny", prompt=["a", "b"], n=2, echo=True, max_tokens=1)
+    assert [choice.text[0] for choice in two.choices] == ["a", "a", "b", "b"]
+
+
+def test_logprobs_are_the_targets(client: openai.OpenAI, chat_pair: Pair) -> None:
+    body = {"logprobs": 2, "return_token_ids": True, "temperature": 1.0, "seed": 5}
+    (choice,) = ask(client, **body).choices
+    said, ids = choice.logprobs, choice.token_ids
+    text = torch.tensor([[*choice.prompt_token_ids, *ids]])
+    with torch.inference_mode():
+        rows = chat_pair.target(text).logits[0, -len(ids) - 1 : -1].log_softmax(-1)
+    expected = [float(row[token]) for row, token in zip(rows, ids, strict=True)]
+    assert said.token_logprobs == pytest.approx(expected, abs=1e-4)
+    for name, own, tops, row in zip(
+        said.tokens, said.token_logprobs, said.top_logprobs, rows, strict=True
+    ):
+        assert tops[name] == own
+        best = row.topk(2).values.tolist()
+        assert sorted(tops.values(), reverse=True)[:2] == pytest.approx(best, abs=1e-4)
+    lengths = [len(name) for name in said.tokens]
+    assert said.text_offset == [sum(lengths[:place]) for place in range(len(lengths))]
+    parts = client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=16, extra_body=body, stream=True
+    )
+    streamed = [part.choices[0] for part in parts]
+    assert [t for part in streamed for t in part.token_ids or ()] == ids
+    told = [part.logprobs for part in streamed if part.logprobs]
+    assert [v for part in told for v in part.token_logprobs] == said.token_logprobs
+    assert [v for part in told for v in part.text_offset] == said.text_offset
+
+
+def test_logprobs_of_chats_have_bytes(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "hi"}],
+        max_tokens=12,
+        logprobs=True,
+        top_logprobs=3,
+    )
+    content = answer.choices[0].logprobs.content
+    assert len(content) == 12
+    said = b"".join(bytes(entry.bytes) for entry in content)
+    assert said.decode(errors="replace") == answer.choices[0].message.content
+    for entry in content:
+        assert len(entry.top_logprobs) == 3
+        assert entry.logprob == entry.top_logprobs[0].logprob  # it is greedy
+
+
+def test_tokens_that_are_no_text_are_called_after_their_bytes() -> None:
+    tokenizer = tiny_tokenizer()
+    texts = TokenTexts(tokenizer)
+    ids = tokenizer("é")["input_ids"]
+    assert [texts.named(token) for token in ids] == [
+        ("bytes:\\xc3", [0xC3]),
+        ("bytes:\\xa9", [0xA9]),
+    ]
+    assert texts.named(tokenizer("x")["input_ids"][0]) == ("x", [0x78])
+
+
+def test_a_text_ends_at_a_stop_token_also_past_the_end_of_a_text(client: openai.OpenAI) -> None:
+    tokens = tokens_of(client)
+    stop = tokens[5]
+    place = tokens.index(stop)
+    for ignore_eos in (False, True):
+        answer = ask(client, stop_token_ids=[stop], ignore_eos=ignore_eos, return_token_ids=True)
+        assert answer.choices[0].finish_reason == "stop"
+        assert answer.choices[0].token_ids == tokens[: place + 1]
+
+
+def test_no_end_comes_before_min_tokens(client: openai.OpenAI, chat_pair: Pair) -> None:
+    (end,) = chat_pair.eos_token_ids
+    likely = {str(end): 100}
+    assert tokens_of(client, logit_bias=likely) == [end]
+    tokens = tokens_of(client, logit_bias=likely, min_tokens=5)
+    assert end not in tokens[:-1]
+    assert (len(tokens), tokens[-1]) == (6, end)
+    assert tokens_of(client, logit_bias=likely, ignore_eos=True) == [end] * 16
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"frequency_penalty": 1.5},
+        {"presence_penalty": 2.0},
+        {"repetition_penalty": 1.8},
+        {"logit_bias": {"70": 3.5, "80": -100}},
+        {"temperature": 0.9, "min_p": 0.1, "seed": 4},
+        {"temperature": 0.9, "top_k": 3, "seed": 4},
+    ],
+)
+def test_the_way_tokens_are_drawn_is_the_engines(
+    client: openai.OpenAI, alone: Engine, field: dict[str, Any]
+) -> None:
+    given = {key: value for key, value in field.items() if key != "seed"}
+    if "logit_bias" in given:
+        given["logit_bias"] = {int(token): value for token, value in given["logit_bias"].items()}
+    sampling = Sampling(**given)
+    request = Request("", alone.encode(PROMPT), 16, sampling, seed=field.get("seed", 0))
+    answer = ask(client, **field).choices[0].text
+    if sampling.greedy:
+        assert answer == alone.generate([request])[0].text
+        assert answer != ask(client).choices[0].text
+    else:  # the same distribution, from other random numbers
+        assert answer == ask(client, **field).choices[0].text
+        assert len({ask(client, **{**field, "seed": n}).choices[0].text for n in range(5)}) > 1
+
+
+def test_neutral_values_change_nothing(client: openai.OpenAI) -> None:
+    neutral = {
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "logit_bias": {},
+        "stop": [],
+        "stop_token_ids": [],
+        "length_penalty": 1.0,
+        "best_of": 1,
+        "use_beam_search": False,
+        "response_format": {"type": "text"},
+        "skip_special_tokens": True,
+        "logprobs": None,
+    }
+    assert ask(client, **neutral).choices == ask(client).choices
+
+
+def test_speculation_is_chosen_for_each_request(client: openai.OpenAI) -> None:
+    usual = ask(client, 32)
+    assert usual.metrics["speculative_decoding"]["num_spec_tokens"] > 1
+    off = ask(client, 32, speculative={"enabled": False})
+    assert (off.specdec["drafted"], off.specdec["rounds"]) == (0, 32)
+    assert off.metrics["speculative_decoding"]["num_spec_steps"] == 0
+    one = ask(client, 32, speculative={"max_tokens": 1})
+    assert one.metrics["speculative_decoding"]["num_spec_tokens"] == 1
+    assert usual.choices == off.choices == one.choices
+
+
+def test_the_counts_have_vllms_names_too(client: openai.OpenAI) -> None:
+    answer = ask(client, 32)
+    ours, theirs = answer.specdec, answer.metrics["speculative_decoding"]
+    histogram = theirs["acceptance_histogram"]
+    assert len(histogram) == theirs["num_spec_tokens"] + 1
+    assert sum(histogram) == theirs["num_spec_steps"]
+    accepted = sum(count * kept for count, kept in enumerate(histogram))
+    assert ours["accepted"] == theirs["num_accepted_draft_tokens"] == accepted
+    assert ours["drafted"] == theirs["num_draft_tokens"]
+    assert theirs["draft_acceptance_rate"] == pytest.approx(accepted / ours["drafted"])
+
+
+def test_usage_may_come_with_every_part(client: openai.OpenAI) -> None:
+    *parts, last = client.completions.create(
+        model="tiny",
+        prompt=PROMPT,
+        max_tokens=16,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    )
+    counts = [part.usage.completion_tokens for part in parts]
+    assert counts == sorted(counts)
+    assert counts[-1] == last.usage.completion_tokens == 16
+    assert parts[0].usage.prompt_tokens == last.usage.prompt_tokens
+
+
+def test_texts_become_tokens_and_back(chat_url: str, chat_pair: Pair) -> None:
+    def post(path: str, **body: Any) -> Any:
+        return httpx.post(f"{chat_url}{path}", json=body, timeout=60).json()
+
+    cut = post("/tokenize", prompt=PROMPT, return_token_strs=True)
+    assert cut["tokens"] == chat_pair.tokenizer(PROMPT)["input_ids"]
+    assert (cut["count"], cut["max_model_len"]) == (len(cut["tokens"]), 256)
+    assert len(cut["token_strs"]) == cut["count"]
+    plain = post("/tokenize", prompt=PROMPT, add_special_tokens=False)["tokens"]
+    assert plain == cut["tokens"][1:]
+    assert post("/detokenize", tokens=plain) == {"prompt": PROMPT}
+    chat = post("/tokenize", messages=[{"role": "user", "content": "x"}])["tokens"]
+    assert chat_pair.tokenizer.decode(chat) == "<|endoftext|>[user]x\n[assistant]"

@@ -1,0 +1,217 @@
+"""Output follows its grammar, and speculation leaves it what it was: the mask is applied at every
+node of a tree, alike at target and draft."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling, parse
+from specdec_core.drafting.pearl.settings import PearlSettings
+from specdec_core.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.tokens.grammar import Grammar, Matcher
+from tests.specdec_core.drafting.pearl.in_turns import InTurns
+from tests.specdec_core.engine.test_text_warpers import DRAFTERS, PROMPTS
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["draft", "tree"]},
+        "sizes": {"type": "array", "items": {"type": "integer"}, "maxItems": 3},
+    },
+    "required": ["kind", "sizes"],
+    "additionalProperties": False,
+}
+GRAMMARS = {
+    "schema": Grammar("json_schema", json.dumps(SCHEMA)),
+    "object": Grammar("json_object"),
+    "regex": Grammar("regex", "(de|re)f[a-f0-9]{3,9}(,[a-z]+){2}"),
+}
+NEW = 40
+
+
+def under(drafter: str | None, sampling: Sampling) -> Configuration:
+    value = {"drafter": drafter and DRAFTERS[drafter], "sampling": sampling.model_dump()}
+    return parse(Configuration, value, "test")
+
+
+def requests() -> list[Request]:
+    return [
+        Request(f"{name} {n}", prompt, NEW, seed=n, grammar=grammar)
+        for name, grammar in GRAMMARS.items()
+        for n, prompt in enumerate(PROMPTS)
+    ]
+
+
+@torch.inference_mode()
+def masked(pair: Pair, request: Request) -> list[int]:
+    """One token at a time, each the most likely of those after which the text can go on."""
+    from llguidance import LLMatcher
+    from llguidance.hf import from_tokenizer
+
+    assert request.grammar is not None
+    matcher = LLMatcher(from_tokenizer(pair.tokenizer), request.grammar.compiled())
+    output: list[int] = []
+    while len(output) < NEW and output[-1:] != [0]:
+        logits = pair.target(torch.tensor([[*request.tokens, *output]])).logits[0, -1]
+        allowed = np.frombuffer(matcher.compute_logit_bias(), np.uint8)[: len(logits)] > 0
+        logits[~torch.from_numpy(allowed)] = -torch.inf
+        output.append(int(logits.argmax()))
+        matcher.consume_token(output[-1])
+    return output
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_pair: Pair) -> list[list[int]]:
+    return [masked(tiny_pair, request) for request in requests()]
+
+
+@pytest.mark.parametrize("drafter", [None, "chain", "tree", "target tree", "lookup", "cascade"])
+def test_greedy_output_is_that_of_masked_decoding(
+    tiny_pair: Pair, expected: list[list[int]], drafter: str | None
+) -> None:
+    generations = Engine(tiny_pair, under(drafter, Sampling()), 4).generate(requests())
+    assert [g.tokens for g in generations] == expected
+    assert {g.finish_reason for g in generations} == {"stop", "length"}
+
+
+def test_an_asynchronous_draft_follows_the_grammar(
+    tiny_pair: Pair, expected: list[list[int]]
+) -> None:
+    link = InTurns(tiny_pair, seed=1)
+    configuration = under(None, Sampling()).model_copy(update={"drafter": PearlSettings()})
+    engine = Engine(tiny_pair, configuration, 2, open_link=lambda: link)
+    generations = engine.generate(requests()[:4])
+    assert [g.tokens for g in generations] == expected[:4]
+    assert sum(r.accepted for g in generations for r in g.rounds) > 3
+
+
+@pytest.mark.parametrize("drafter", ["tree", "hybrid"])
+def test_what_ends_by_itself_parses(tiny_pair: Pair, drafter: str) -> None:
+    engine = Engine(tiny_pair, under(drafter, Sampling(temperature=1.5)), 4)
+    ended = 0
+    asked = [replace(r, id=f"{r.id}/{n}", seed=n) for n in range(3) for r in requests()]
+    for request, generation in zip(asked, engine.generate(asked), strict=True):
+        if generation.finish_reason == "length":
+            assert len(generation.tokens) == NEW
+            continue
+        ended += 1
+        if request.grammar == GRAMMARS["regex"]:
+            assert re.fullmatch(GRAMMARS["regex"].source, generation.text)
+        else:
+            value = json.loads(generation.text)
+            assert not re.search(r"\s", re.sub(r'"(\\.|[^"])*"', "", generation.text))
+            if request.grammar == GRAMMARS["schema"]:
+                assert value.keys() == {"kind", "sizes"}
+    assert ended > 5
+
+
+def test_a_draft_like_its_target_is_always_right(tiny_pair: Pair) -> None:
+    twins = replace(tiny_pair, drafts={"draft": tiny_pair.target})
+    engine = Engine(twins, under("chain", Sampling(temperature=1.2)), 4)
+    rounds = [r for g in engine.generate(requests()) for r in g.rounds]
+    assert sum(r.drafted for r in rounds) > 40
+    # A candidate that ends the text is accepted, and what was drafted behind it is not counted.
+    assert sum(r.drafted - r.accepted for r in rounds) <= 2
+
+
+# Texts of at most four tokens, whose masked probabilities are known one by one.
+
+SHORT = Grammar("regex", "[ab]{1,3}(c[ab])?")
+
+
+@torch.inference_mode()
+def exact(pair: Pair) -> dict[tuple[int, ...], float]:
+    """The probability of each text, by its tokens."""
+    texts: dict[tuple[int, ...], float] = {(): 1.0}
+    ended: dict[tuple[int, ...], float] = {}
+    single = {
+        token
+        for token in range(1, len(pair.tokenizer))
+        if re.fullmatch("[abc]+", pair.tokenizer.decode([token]))
+    }
+    while texts:
+        longer: dict[tuple[int, ...], float] = {}
+        for text, chance in texts.items():
+            logits = pair.target(torch.tensor([[*PROMPTS[0], *text]])).logits[0, -1].double()
+            written = pair.tokenizer.decode(text)
+            likely = {t for t in single if begins(written + pair.tokenizer.decode([t]))}
+            likely |= {0} if re.fullmatch(SHORT.source, written) else set()
+            total = sum(float(logits[t].exp()) for t in likely)
+            for token in likely:
+                kept = ended if token == 0 else longer
+                kept[*text, token] = chance * float(logits[token].exp()) / total
+        texts = longer
+    return ended
+
+
+def begins(text: str) -> bool:
+    """Whether a text that SHORT matches begins like this."""
+    return any(
+        re.fullmatch(SHORT.source, text + rest) for rest in ("", "a", "ca", "aca", "aaca", "aaaca")
+    )
+
+
+def p_value(pair: Pair, drafter: str, samples: int) -> float:
+    engine = Engine(pair, under(drafter, Sampling(temperature=1.0)), 128)
+    asked = [Request(str(n), PROMPTS[0], 8, seed=n, grammar=SHORT) for n in range(samples)]
+    counts = Counter(tuple(g.tokens) for g in engine.generate(asked))
+    wanted = {text: samples * chance for text, chance in exact(pair).items()}
+    if not counts.keys() <= wanted.keys():
+        return 0.0
+    frequent = [text for text, count in wanted.items() if count >= 8]
+    observed = [counts[text] for text in frequent]
+    rest = sum(wanted.values()) - sum(wanted[text] for text in frequent)
+    return float(
+        chisquare(
+            [*observed, samples - sum(observed)], [*(wanted[text] for text in frequent), rest]
+        ).pvalue
+    )
+
+
+@pytest.mark.parametrize("drafter", ["chain", "tree"])
+def test_samples_have_the_masked_targets_distribution(tiny_pair: Pair, drafter: str) -> None:
+    assert p_value(tiny_pair, drafter, 600) > 1e-3
+
+
+@pytest.mark.parametrize("drafter", ["chain", "tree"])
+def test_that_notices_masks_of_other_nodes(
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, drafter: str
+) -> None:
+    whole = Matcher.allowed
+    monkeypatch.setattr(
+        Matcher,
+        "allowed",
+        lambda self, output, paths: whole(self, output, [()] * len(paths)),
+    )
+    assert p_value(tiny_pair, drafter, 300) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("grammar", "wrong"),
+    [
+        (Grammar("json_schema", "{"), "json_schema: not JSON"),
+        (Grammar("json_schema", '{"type": "thing"}'), "json_schema: Invalid type: thing"),
+        (Grammar("json_schema", '{"not": {}}'), "json_schema: Unimplemented keys"),
+        (Grammar("regex", "("), "regex: .*unclosed group"),
+    ],
+)
+def test_a_wrong_grammar_is_refused_in_one_line(
+    tiny_pair: Pair, grammar: Grammar, wrong: str
+) -> None:
+    engine = Engine(tiny_pair, AUTOREGRESSIVE)
+    with pytest.raises(UserError, match=wrong) as refused:
+        engine.add(Request("r", PROMPTS[0], 4, grammar=grammar))
+    assert "\n" not in str(refused.value)
+    assert engine.idle
+    with pytest.raises(UserError, match="neither min_tokens nor ignore_eos"):
+        engine.add(Request("r", PROMPTS[0], 4, grammar=SHORT, ignore_eos=True))
