@@ -112,7 +112,7 @@ def test_tokens_that_top_k_leaves_out_are_found(
     def all_kept(logits: torch.Tensor, samplings: list[Sampling]) -> torch.Tensor:
         return logits.float().softmax(dim=-1)
 
-    monkeypatch.setattr("specdec_core.engine.engine.distributions", all_kept)
+    monkeypatch.setattr("specdec_core.engine.judging.distributions", all_kept)
     configuration = CHAIN.model_copy(update={"sampling": Sampling(temperature=1.0, top_k=5)})
     found = check_distribution(tiny_pair, configuration, sampled(tiny_pair, 20), 8, Observer())
     assert found.impossible > 0
