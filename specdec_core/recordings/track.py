@@ -98,9 +98,10 @@ class Track:
     @cached_property
     def bound(self) -> np.ndarray:
         """The most candidates of a chain from each start (T,): up to an end token, and within its
-        room."""
+        room. As far as candidates agree, they are known beyond the recorded window, too."""
         ends = np.isin(self.trace.draft_token, self.header.eos_token_ids)[self.windows]
         stops = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, self.header.max_draft)
+        stops = np.maximum(stops, self.agreeing)
         return np.asarray(np.minimum(self.room, stops))
 
     @cached_property

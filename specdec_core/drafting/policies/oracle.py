@@ -12,7 +12,8 @@ from specdec_core.drafting.policies.policy import LengthPolicy, RecordedChains
 
 
 class OracleSettings(PolicySettings):
-    """Stop just before the next rejection (SpecDec++, Thm 4.1). Only a replay knows when."""
+    """Stop just before the next rejection (SpecDec++, Thm 4.1). Only a replay knows when. At its
+    default `max_tokens` is no bound: the theorem has none."""
 
     kind: Literal["oracle"] = "oracle"
     max_tokens: MaxTokens = MOST_TOKENS
@@ -56,4 +57,5 @@ class Foresight(LengthPolicy):
     """The oracle in a replay, where the future is recorded."""
 
     def lengths(self, draft: RecordedChains) -> np.ndarray:
-        return np.asarray(np.minimum(draft.agreeing, self.settings.max_tokens))
+        most = self.settings.max_tokens
+        return draft.agreeing if most == MOST_TOKENS else np.minimum(draft.agreeing, most)

@@ -378,16 +378,18 @@ def test_the_test_notices_a_wrong_threshold(recorded: Recorded, greedy: Replay) 
 def test_the_replayed_oracle_is_theorem_4_1s(recorded: Recorded, greedy: Replay) -> None:
     track = greedy.track()
     per_prompt = np.bincount(track.prompt, weights=~track.trace.agrees).astype(int)
-    configuration = recorded.configuration(OracleSettings(max_tokens=20), Sampling())
-    found = greedy.run(configuration).counts
+    rounds = greedy.run(recorded.configuration(OracleSettings(), Sampling()))
+    found = rounds.counts
     assert found.n_discarded == 0
     assert found.n == sum(track.trace.lengths)
-    # A prompt that ends in a disagreement needs no further round, and a long agreement needs more
-    # rounds than a draft without a bound would.
+    # A text that ends in a disagreement needs no further round, and one that begins with an
+    # agreement one more: the first round has no candidates.
     bound = oracle_counts(per_prompt.tolist(), track.trace.lengths.tolist())
-    ends = int((~track.trace.agrees)[np.cumsum(track.trace.lengths) - 1].sum())
-    longer = int((track.agreeing[track.position == 0] > 20).sum())
-    assert bound.n_target - ends <= found.n_target <= bound.n_target + longer + PROMPTS
+    agrees = track.trace.agrees
+    ends = int((~agrees)[np.cumsum(track.trace.lengths) - 1].sum())
+    begins = int(agrees[track.position == 0].sum())
+    assert found.n_target == bound.n_target - ends + begins
+    assert rounds.drafted.max() > 20  # without a bound
 
 
 def test_the_oracle_bounds_every_policy(recorded: Recorded, greedy: Replay) -> None:
