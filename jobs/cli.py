@@ -38,6 +38,7 @@ COMMANDS = {
     "deploy": "Have a running server serve another configuration, without a pause.",
     "rollback": "Have a running server serve what it served before.",
     "make-key": "Make an API key for a server's file of keys.",
+    "conformance": "Check a server with the clients of the field.",
     "watch": "Watch a server with Prometheus and Grafana.",
     "generate": "Complete a prompt and show where the tokens came from.",
     "bench": "Time this engine against transformers and vLLM.",

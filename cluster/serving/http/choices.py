@@ -6,11 +6,16 @@ import random
 import secrets
 import uuid
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
 
+from cluster.serving.engine_process import EngineProcess
 from cluster.serving.http.service import CompletionService
 from cluster.serving.protocol.errors import ApiError
 from cluster.serving.protocol.generation import GenerationRequest, check_tokens
-from specdec_core.engine import Request
+from specdec_core.base.errors import UserError
+from specdec_core.engine import Engine, Request
+from specdec_core.tokens.grammar import Grammar, Grammars
 
 MAX_TOGETHER = 128  # choices of a request
 
@@ -40,6 +45,7 @@ def choices(
         )
     stops = frozenset(body.stop_token_ids or ())
     check_tokens(stops, engine.vocab_size, "stop_token_ids")
+    grammar = _grammar(engine, body)
     sampling = body.sampling(engine.configuration.sampling, engine.vocab_size)
     requests, random_seeds = [], seeds(body.seed)
     for prompt in prompts:
@@ -56,11 +62,40 @@ def choices(
                 stop_tokens=stops if body.ignore_eos else stops | end,
                 min_tokens=body.min_tokens or 0,
                 logprobs=body.tops,
+                grammar=grammar,
                 speculate=body.speculative.most if body.speculative else None,
             )
             for _ in range(body.choices)
         ]
     return requests
+
+
+def _grammar(engine: Engine | EngineProcess, body: GenerationRequest) -> Grammar | None:
+    """What the text must be. It is compiled here already, so that what is no grammar is refused
+    before it comes to the engine. Raises :class:`ApiError`."""
+    grammar = body.response_format.grammar if body.response_format else None
+    if grammar is None:
+        return None
+    for name in ("min_tokens", "ignore_eos"):
+        if getattr(body, name):
+            raise ApiError(
+                f"{name}: does not go together with response_format: what is complete has to end",
+                param=name,
+                code="conflicting_parameters",
+            )
+    known = _grammars(engine.pair.tokenizer, engine.vocab_size, engine.pair.eos_token_ids)
+    try:
+        known.matcher(grammar)
+    except UserError as error:
+        raise ApiError(
+            f"response_format: {error}", param="response_format", code="invalid_grammar"
+        ) from None
+    return grammar
+
+
+@lru_cache(maxsize=2)  # of the model that is served, and of one that takes its place
+def _grammars(tokenizer: Any, vocab_size: int, final: frozenset[int]) -> Grammars:
+    return Grammars(tokenizer, vocab_size, final)
 
 
 def _new_tokens(

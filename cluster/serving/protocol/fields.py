@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from typing_extensions import TypeAliasType
 
 MAX_BODY_BYTES = 8 * 2**20
@@ -13,6 +13,21 @@ MAX_STOP_STRINGS = 4
 MAX_STOP_TOKENS = 64
 MAX_LOGPROBS = 20
 MAX_CHOICES = 32  # of a prompt
+
+
+def _only(wanted: bool) -> AfterValidator:
+    """Accepts this one value; a `Literal` would accept 0 for False."""
+
+    def check(value: bool) -> bool:
+        if value is not wanted:
+            raise ValueError("not supported")
+        return value
+
+    return AfterValidator(check)
+
+
+No = Annotated[bool, _only(False), Field(json_schema_extra={"const": False})]
+Yes = Annotated[bool, _only(True), Field(json_schema_extra={"const": True})]
 
 
 def _whole(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
@@ -15,6 +15,7 @@ from cluster.serving.protocol.fields import (
     Bias,
     LeastTokens,
     ModelName,
+    No,
     One,
     Part,
     Penalty,
@@ -23,8 +24,10 @@ from cluster.serving.protocol.fields import (
     Text,
     TokenId,
     Unit,
+    Yes,
     needs,
 )
+from cluster.serving.protocol.formats import ResponseFormat
 from specdec_core.config import Sampling, Temperature
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -47,10 +50,6 @@ def parse_body(model: type[Body], body: bytes) -> Body:
         return model.model_validate_json(body)
     except ValidationError as error:
         raise refusal(error, model) from None
-
-
-class TextFormat(Part):
-    type: Literal["text"]
 
 
 class GenerationRequest(Part):
@@ -82,26 +81,22 @@ class GenerationRequest(Part):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
     min_tokens: LeastTokens | None = None
     ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None
     # What is done, and what is answered.
     speculative: Speculation | None = None
     return_token_ids: bool | None = None
     user: str | None = None
     # Clients send the neutral values of these.
-    response_format: TextFormat | None = Field(
-        default=None, description='{"type": "text"}; others are not supported'
-    )
     best_of: One | None = Field(default=None, description="1; more is not supported")
-    use_beam_search: Literal[False] | None = Field(
-        default=None, description="false; true is not supported"
-    )
+    use_beam_search: No | None = Field(default=None, description="false; true is not supported")
     length_penalty: Unit | None = Field(default=None, description="1; others are not supported")
-    skip_special_tokens: Literal[True] | None = Field(
+    skip_special_tokens: Yes | None = Field(
         default=None, description="true; false is not supported"
     )
-    spaces_between_special_tokens: Literal[True] | None = Field(
+    spaces_between_special_tokens: Yes | None = Field(
         default=None, description="true; false is not supported"
     )
-    include_stop_str_in_output: Literal[False] | None = Field(
+    include_stop_str_in_output: No | None = Field(
         default=None, description="false; true is not supported"
     )
 

@@ -1,6 +1,7 @@
 """A real Ray Serve application answers the openai client, and refuses bad input in its terms."""
 
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -212,6 +213,22 @@ def test_bad_input_is_refused_by_name(url, body, param, message):
     assert error["param"] == param
     assert message in error["message"]
     assert param in error["message"] or param == "prompt"
+
+
+def test_chats_need_a_template(url):
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    answer = http.post(f"{url}/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert "no chat template" in answer.json()["error"]["message"]
+
+
+def test_a_bad_grammar_ends_neither_the_server_nor_its_engine(url):
+    wanted = {"type": "json_schema", "json_schema": {"schema": {"type": "thing"}}}
+    assert "json_schema" in refused(url, prompt=PROMPT, response_format=wanted)["message"]
+    wanted = {"type": "regex", "regex": "[ab]{3}"}
+    body = {"prompt": PROMPT, "response_format": wanted}
+    text = http.post(f"{url}/v1/completions", json=body).json()["choices"][0]["text"]
+    assert re.fullmatch(wanted["regex"], text)
 
 
 def test_unknown_model_is_not_found(url):

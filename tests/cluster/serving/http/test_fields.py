@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import httpx
 import openai
 import pytest
 import torch
+from jsonschema import Draft202012Validator
 
 from cluster.serving.protocol.logprobs import TokenTexts
 from specdec_core.config import Sampling
@@ -150,6 +153,46 @@ def test_the_way_tokens_are_drawn_is_the_engines(
     else:  # the same distribution, from other random numbers
         assert answer == ask(client, **field).choices[0].text
         assert len({ask(client, **{**field, "seed": n}).choices[0].text for n in range(5)}) > 1
+
+
+@pytest.mark.parametrize("drawn", [{}, {"temperature": 1.0, "seed": 2}])
+def test_an_answer_has_the_format_that_was_asked_for(
+    client: openai.OpenAI, drawn: dict[str, Any]
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"kind": {"enum": ["def", "class"]}, "lines": {"enum": [1, 22]}},
+        "required": ["kind", "lines"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "piece", "schema": schema}}
+    answer = ask(client, 64, response_format=wanted, **drawn)
+    assert answer.choices[0].finish_reason == "stop"
+    Draft202012Validator(schema).validate(json.loads(answer.choices[0].text))
+    slow = ask(client, 64, response_format=wanted, speculative={"enabled": False}, **drawn)
+    if not drawn:
+        assert slow.choices == answer.choices
+    wanted = {"type": "regex", "regex": "(ab|cd){2,3}x"}
+    text = ask(client, response_format=wanted, **drawn).choices[0].text
+    assert re.fullmatch(wanted["regex"], text)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"type": "regex", "regex": "(("}, "regex"),
+        ({"type": "json_schema", "json_schema": {"schema": {"type": "thing"}}}, "json_schema"),
+        ({"type": "yaml"}, "type"),
+    ],
+)
+def test_what_is_no_format_is_refused(
+    client: openai.OpenAI, wanted: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(client, response_format=wanted)
+    assert refused.value.param == "response_format"
+    assert message in refused.value.message
+    assert "\n" not in refused.value.message
 
 
 def test_neutral_values_change_nothing(client: openai.OpenAI) -> None:

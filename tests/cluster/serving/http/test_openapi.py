@@ -27,7 +27,13 @@ from specdec_core.models.pair import load_pair
 SERVED = Configuration(drafter=BanditSettings(arms=[1, 4]))
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 # What no schema says: how long a prompt is with its new tokens, and which values go together.
-BEYOND = {"context_length_exceeded", "conflicting_parameters", "too_many_choices", "unknown_token"}
+BEYOND = {
+    "context_length_exceeded",
+    "conflicting_parameters",
+    "invalid_grammar",
+    "too_many_choices",
+    "unknown_token",
+}
 JUNK = (
     st.none()
     | st.booleans()
@@ -80,7 +86,7 @@ class Api:
         match schema:
             case {"$ref": reference}:
                 return st.deferred(lambda: self.values(resolved(self.document, reference)))
-            case {"anyOf": schemas}:
+            case {"anyOf": schemas} | {"oneOf": schemas}:
                 return st.one_of(map(self.values, schemas))
             case {"enum": values}:
                 return st.sampled_from(values)
