@@ -55,6 +55,8 @@ def main(
         checks = check_all(pair, configuration, loaded, Extent(**options), progress)
     show(console, [checked(checks)])
     if checks.failures:
+        if checks.greedy.first:
+            console.print(checks.greedy.first, soft_wrap=True, markup=False)
         console.print(f"[red]not certified:[/red] {', '.join(checks.failures)}")
         sys.exit(1)
     certificate = Certificate(

@@ -69,12 +69,12 @@ class CompletionServer:
         placement: Placement | None = None,
         queue: int = QUEUE,
         cores: Sequence[int] = (),
-        access: Access = EVERYBODY,
-        page: Page | None = None,
         source: str = "",
         version: int | None = None,
         certificate: str | None = None,
         token: str | None = None,
+        access: Access = EVERYBODY,
+        page: Page | None = None,
     ) -> None:
         engine: Engine | EngineProcess
         if placement is None:
@@ -232,10 +232,10 @@ def serving(
     queue: int = QUEUE,
     cores: Sequence[int] = (),
     fresh: bool = False,
-    access: Access = EVERYBODY,
-    page: Page | None = None,
     source: str = "",
     version: int | None = None,
+    access: Access = EVERYBODY,
+    page: Page | None = None,
 ) -> Iterator[str]:
     """Serve while the block runs; yields the base URL once requests are answered. A bandit over
     drafters keeps learning, from its state when it was served last.

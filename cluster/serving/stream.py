@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from cluster.serving.engine_loop import EngineFailed, Submission
+from cluster.serving.engine_loop import EngineFailed, LoopObserver, Submission
+from cluster.serving.served import Served
 from specdec_core.config import Configuration
 from specdec_core.engine import Chunk, Request
 from specdec_core.tokens.statistics import Generation, Round, TokenLogprobs
 from specdec_core.tokens.token_tree import Origin
 
-if TYPE_CHECKING:
-    from cluster.serving.rollout import Rollout
-    from cluster.serving.served import Served
-
 ATTEMPTS = 2  # engines that may fail one after the other without a new token
+
+
+class Engines(Protocol):
+    """Those that answer."""
+
+    observer: LoopObserver
+
+    async def instead_of(self, failed: Served) -> Served:
+        """Who goes on where an engine has failed. Raises :class:`EngineFailed`."""
 
 
 @dataclass
@@ -69,12 +75,12 @@ class Stream:
 
     def __init__(
         self,
-        rollout: Rollout,
+        engines: Engines,
         served: Served,
         requests: Sequence[Request],
         submission: Submission,
     ) -> None:
-        self._rollout, self._served, self._submission = rollout, served, submission
+        self._engines, self._served, self._submission = engines, served, submission
         self._answers = [_Answer(request) for request in requests]
 
     @property
@@ -96,12 +102,12 @@ class Stream:
                 failed += 1
                 indices = [n for n in indices if not self._answers[n].finished]
                 if failed > ATTEMPTS:
-                    self._rollout.observer.failed([self._answers[n].request.id for n in indices])
+                    self._engines.observer.failed([self._answers[n].request.id for n in indices])
                     raise
 
     async def _go_on(self, requests: Sequence[Request]) -> None:
         """Hand what is left to an engine that works."""
-        self._served = await self._rollout.instead_of(self._served)
+        self._served = await self._engines.instead_of(self._served)
         self._submission = await self._served.loop.submit(requests, begun=True)
 
     def close(self) -> None:
@@ -109,4 +115,4 @@ class Stream:
         self._submission.close()
         for answer in self._answers:
             if not answer.finished:  # also by an engine that has failed
-                self._rollout.observer.dropped(answer.request.id)
+                self._engines.observer.dropped(answer.request.id)

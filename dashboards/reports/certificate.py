@@ -18,7 +18,6 @@ def checked(checks: Checks) -> Section:
         key="certificate",
         shown=cells.table(pd.DataFrame(rows), columns),
         marked=failures,
-        lines=[checks.greedy.first] if checks.greedy.first else [],
         legend=f"shifts: how much more often than by the target's probabilities; all of them"
         f" together are false alarms with probability {checks.sampled.level:g}",
     )

@@ -173,8 +173,9 @@ def _edited(
     """`logits` (positions, vocabulary) with the penalties and biases of the text before each."""
     if not sampling.edits_logits:
         return logits
-    warper = TextWarper(TextRules(sampling, len(prompt)))
-    return warper.warp(logits, prompt, [output[:n] for n in range(1, len(output))])
+    return TextWarper(TextRules(sampling, len(prompt))).warp(
+        logits, prompt, [output[:n] for n in range(1, len(output))]
+    )
 
 
 def _looser(sampling: Sampling) -> Sampling:

@@ -4,6 +4,7 @@ comes back as it was registered."""
 from __future__ import annotations
 
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 import mlflow
@@ -13,10 +14,18 @@ from mlflow.entities import Run
 
 from dashboards.store import tracking_uri
 from dashboards.tracking import registry
-from dashboards.tracking.registry import load_champion, register
+from dashboards.tracking.certificates import attach
+from dashboards.tracking.registry import (
+    CHALLENGER,
+    PREVIOUS,
+    appoint,
+    load_champion,
+    load_registered,
+    register,
+)
 from dashboards.tracking.sweep_run import SweepRun
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration
+from specdec_core.config import Configuration, PairSpec, Sampling
 from specdec_core.drafting.bandit.drafter import build_bandit
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -26,9 +35,18 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.retrieval import RetrievalSettings
 from specdec_core.drafting.states import save_state
 from specdec_core.drafting.suffix import SuffixSettings
-from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.models.fingerprints import fingerprints
+from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.results import SweepResult
+from specdec_core.studies.certificate.certificate import (
+    Certificate,
+    Checks,
+    GreedyIdentity,
+    LiveSpeed,
+    SampledDistribution,
+    find_certificate,
+)
 
 PROMPTS = [Prompt("a", "def f(x):"), Prompt("b", "import os")]
 
@@ -237,6 +255,71 @@ def test_promoting_moves_the_alias_and_promoting_again_makes_no_new_version(
     assert result.champion is not None
     assert register(result, result.champion) == 1
     assert load_champion()[1:] == (result.champion_trial.configuration, 1)
+
+
+def test_a_version_says_whether_it_is_certified_and_its_certificate_comes_with_it(
+    home: Path, result: SweepResult, folder: Path
+) -> None:
+    log(result, folder)
+    name, configuration = result.pair.name, result.champion_trial.configuration
+    client = MlflowClient(tracking_uri())
+    assert client.get_model_version(name, "1").tags["certified"] == "false"
+    certificate = certificate_of(result.pair, configuration)
+    path = certificate.save()
+    assert attach(certificate) == [1]
+    tags = client.get_model_version(name, "1").tags
+    assert (tags["certified"], tags["certificate"]) == ("true", certificate.id)
+    path.unlink()
+    load_champion()
+    assert find_certificate(result.pair, configuration) == certificate
+
+
+def test_the_champion_before_is_kept_as_previous_and_a_challenger_beside_it(
+    home: Path, result: SweepResult, folder: Path
+) -> None:
+    log(result, folder)
+    name = result.pair.name
+    other = next(t for t in result.trials if t.id != result.champion)
+    assert register(result, other.id, alias=CHALLENGER) == 2
+    assert load_champion().version == 1
+    assert load_registered(name, CHALLENGER).configuration == other.configuration
+    with pytest.raises(UserError, match="no previous of"):
+        load_registered(name, PREVIOUS)
+    appoint(name, 2)
+    assert load_champion().version == 2
+    assert load_registered(name, PREVIOUS).version == 1
+    assert load_registered(name, 1).configuration == result.champion_trial.configuration
+    with pytest.raises(UserError, match="no version 9 of"):
+        load_registered(name, 9)
+
+
+def certificate_of(pair: PairSpec, configuration: Configuration) -> Certificate:
+    """One that says little of the pair's weights."""
+    return Certificate(
+        pair=pair,
+        fingerprints=fingerprints(pair),
+        configuration=configuration,
+        prompts=PromptSet.of("here", PROMPTS),
+        max_new_tokens=4,
+        checks=Checks(
+            greedy=GreedyIdentity(prompts=2, tokens=8, slots=4, differing=0),
+            sampled=SampledDistribution(
+                sampling=Sampling(temperature=1.0), texts=2, tokens=6, level=1e-3, favours=()
+            ),
+            speed=LiveSpeed(
+                prompts=2,
+                repeats=1,
+                ratio=1.5,
+                low=1.2,
+                high=1.8,
+                tokens_per_second=100.0,
+                target_dtype="float32",
+                draft_dtype="float32",
+            ),
+        ),
+        issued=datetime(2026, 1, 2, tzinfo=UTC),
+        environment={},
+    )
 
 
 def test_without_a_name_the_pair_promoted_last_is_loaded(

@@ -80,9 +80,17 @@ def sampled(pair: Pair, texts: int) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("coupling", ["rejection", "gumbel"])
-def test_warped_samples_of_a_lossless_configuration_pass(tiny_pair: Pair, coupling: str) -> None:
-    sampling = Sampling(temperature=0.8, top_k=40, top_p=0.95, coupling=coupling)
+WARPED = {
+    "rejection": Sampling(temperature=0.8, top_k=40, top_p=0.95),
+    "gumbel": Sampling(temperature=0.8, top_k=40, top_p=0.95, coupling="gumbel"),
+    "penalties": Sampling(temperature=1.0, frequency_penalty=1.0, min_p=0.01),
+}
+
+
+@pytest.mark.parametrize("sampling", WARPED.values(), ids=WARPED)
+def test_warped_samples_of_a_lossless_configuration_pass(
+    tiny_pair: Pair, sampling: Sampling
+) -> None:
     configuration = CHAIN.model_copy(update={"sampling": sampling})
     found = check_distribution(tiny_pair, configuration, sampled(tiny_pair, 40), 8, Observer())
     assert found.passed, found
@@ -104,7 +112,7 @@ def test_tokens_that_top_k_leaves_out_are_found(
     def all_kept(logits: torch.Tensor, samplings: list[Sampling]) -> torch.Tensor:
         return logits.float().softmax(dim=-1)
 
-    monkeypatch.setattr("specdec_core.engine.engine.distributions", all_kept)
+    monkeypatch.setattr("specdec_core.engine.judging.distributions", all_kept)
     configuration = CHAIN.model_copy(update={"sampling": Sampling(temperature=1.0, top_k=5)})
     found = check_distribution(tiny_pair, configuration, sampled(tiny_pair, 20), 8, Observer())
     assert found.impossible > 0

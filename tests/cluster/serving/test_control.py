@@ -1,0 +1,80 @@
+"""Who has a server's token may replace what it serves, and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cluster.serving.control import announced, find_server, new_token
+from cluster.serving.http.app import build_app
+from cluster.serving.http.service import CompletionService
+from cluster.serving.served import Deployment
+from cluster.serving.server_process import free_port
+from specdec_core.base.errors import UserError
+from specdec_core.config import AUTOREGRESSIVE, PairSpec
+from specdec_core.engine import Engine
+from specdec_core.models.pair import Pair
+from tests.local_server import LocalServer
+
+TOKEN = new_token()
+
+
+@pytest.fixture
+def url(tiny_pair: Pair) -> Iterator[str]:
+    service = CompletionService(Engine(tiny_pair, AUTOREGRESSIVE), "tiny", token=TOKEN)
+    server = LocalServer(lambda: build_app(service))
+    yield server.start(free_port())
+    server.stop()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_a_running_server_is_found_by_its_user_alone(home: Path, tiny_spec: PairSpec) -> None:
+    with pytest.raises(UserError, match="no server of this workspace"):
+        find_server()
+    with announced("http://0.0.0.0:8123", tiny_spec, TOKEN):
+        [file] = (home / "servers").iterdir()
+        assert file.stat().st_mode & 0o077 == 0
+        server = find_server()
+        assert (server.url, server.token) == ("http://127.0.0.1:8123", TOKEN)
+        assert server.name == tiny_spec.name
+        with pytest.raises(UserError, match="no server answers there"):
+            server.health()
+        with announced("http://127.0.0.1:8124", tiny_spec, TOKEN):
+            with pytest.raises(UserError, match="several servers"):
+                find_server()
+            assert find_server("http://127.0.0.1:8124/").url.endswith("8124")
+    assert not list((home / "servers").iterdir())
+
+
+def test_it_takes_orders_with_its_token_and_says_why_it_refuses_one(
+    home: Path, url: str, tiny_spec: PairSpec
+) -> None:
+    deployment = Deployment(pair=tiny_spec, configuration=AUTOREGRESSIVE)
+    with announced(url, tiny_spec, TOKEN):
+        with pytest.raises(UserError, match="nothing else was served before"):
+            find_server().roll_back()
+        with pytest.raises(UserError, match="is not replaced while it serves"):
+            find_server().deploy(deployment)
+        assert find_server().health()["switches"] == 0
+    for token in ("", "wrong"):
+        for path in ("deploy", "rollback"):
+            headers = {"x-specdec-token": token}
+            answer = httpx.post(f"{url}/v1/specdec/{path}", headers=headers, content="{}")
+            assert answer.status_code == 403
+    headers = {"x-specdec-token": TOKEN}
+    answer = httpx.post(f"{url}/v1/specdec/deploy", headers=headers, content='{"pear": {}}')
+    assert answer.status_code == 400
+    assert "pear: unknown key" in answer.json()["error"]["message"]
+
+
+def test_a_server_without_a_token_takes_no_orders(tiny_pair: Pair) -> None:
+    app = build_app(CompletionService(Engine(tiny_pair, AUTOREGRESSIVE), "tiny"))
+    assert not [route for route in app.routes if "specdec/deploy" in getattr(route, "path", "")]

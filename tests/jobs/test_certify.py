@@ -1,0 +1,73 @@
+"""`specdec certify` writes a certificate or says which check failed; `promote` asks for one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from jobs import certify, promote
+from specdec_core.config import Configuration, PairSpec
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.target_tree.settings import TargetTreeSettings
+from specdec_core.studies.certificate import certify as study
+from specdec_core.studies.certificate.certificate import LiveSpeed, find_certificate
+from tests.jobs.conftest import Command
+from tests.test_workspace_written_before import BANDIT, home, inside
+
+__all__ = ["home", "inside"]
+
+CHAIN = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
+LOSSY = Configuration(drafter=TargetTreeSettings(branching=(2, 2, 1)))
+
+
+def written(folder: Path, spec: PairSpec, configuration: Configuration) -> tuple[Path, Path]:
+    """Files of a configuration, and of prompts."""
+    config, prompts = folder / "config.yaml", folder / "prompts.jsonl"
+    content = {"pair": spec, "configuration": configuration}
+    dumped = {key: value.model_dump(mode="json") for key, value in content.items()}
+    config.write_text(yaml.safe_dump(dumped))
+    prompts.write_text('{"prompt": "def main("}\n{"prompt": "class A:"}\n{"prompt": "import os"}\n')
+    return config, prompts
+
+
+@pytest.fixture(autouse=True)
+def never_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is faster says how busy this machine is."""
+    monkeypatch.setattr(LiveSpeed, "passed", True)
+
+
+def test_a_certificate_is_written(command: Command, tmp_path: Path, tiny_spec: PairSpec) -> None:
+    config, prompts = written(tmp_path, tiny_spec, CHAIN)
+    done = command(certify.main, tmp_path, "--config", config, "--prompts", prompts, "--quick")
+    assert done.returncode == 0, done
+    assert "0 differ" in done.stdout
+    certificate = find_certificate(tiny_spec, CHAIN)
+    assert certificate is not None
+    assert certificate.prompts.count == 3
+    assert certificate.checks.speed.ratio > 0
+    assert not (tmp_path / "mlflow.db").exists()  # nothing is registered there
+
+
+def test_a_lossy_configuration_gets_none(
+    command: Command, tmp_path: Path, tiny_spec: PairSpec
+) -> None:
+    config, prompts = written(tmp_path, tiny_spec, LOSSY)
+    done = command(certify.main, tmp_path, "--config", config, "--prompts", prompts, "--quick")
+    assert done.returncode == 1
+    assert "not certified: greedy identity" in done.stdout
+    assert "in place of" in done.stdout
+    assert not (tmp_path / "certificates").exists()
+
+
+def test_promoting_asks_for_a_certificate(command: Command, inside: Path) -> None:
+    done = command(promote.main, inside, BANDIT)
+    assert done.returncode == 2
+    assert f"{BANDIT} has no certificate" in done.stderr
+    assert "--uncertified" in done.stderr
+
+
+def test_float32_is_loaded_once_where_it_is_served(tiny_pair: object) -> None:
+    assert study.in_float32(tiny_pair) is tiny_pair
