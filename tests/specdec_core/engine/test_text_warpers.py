@@ -252,7 +252,7 @@ def p_value(case: str, drafter: str, samples: int) -> float:
 @pytest.mark.parametrize("drafter", TOY_DRAFTERS)
 @pytest.mark.parametrize("case", SAMPLED)
 def test_samples_have_the_targets_warped_distribution(case: str, drafter: str) -> None:
-    assert p_value(case, drafter, 1_000) > 1e-3
+    assert p_value(case, drafter, 800) > 1e-3
 
 
 def none_at_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,4 +287,4 @@ def test_the_test_notices_wrong_warping(
     monkeypatch: pytest.MonkeyPatch, drafter: str, bug: Any
 ) -> None:
     bug(monkeypatch)
-    assert p_value("counts", drafter, 1_500) < 1e-9
+    assert p_value("counts", drafter, 800) < 1e-9
