@@ -15,7 +15,7 @@ from typing import TypeVar
 from cluster.placed_engine import check_models
 from cluster.serving.engine_loop import EngineFailed, LoopObserver
 from cluster.serving.engine_process import EngineProcess
-from cluster.serving.served import Deployment, Served
+from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
 from cluster.serving.stream import Stream
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Engine, Request
@@ -32,8 +32,8 @@ T = TypeVar("T")
 class Rollout:
     """Answers requests with the deployment that is `current`. Use as `async with`."""
 
-    def __init__(self, served: Served) -> None:
-        self.current = served
+    def __init__(self, served: Served, operation: Operation = NOT_OPERATED) -> None:
+        self.current, self.operation = served, operation
         self.previous: Deployment | None = None  # to which a rollback returns
         self.restarts = 0
         self.switches = 0
@@ -168,6 +168,7 @@ class Rollout:
             self.previous, self._broken = old.deployment, None
             self.switches += 1
             self._retire(old)
+            await asyncio.to_thread(self.operation.keep, deployment)
             return self.current
 
     async def roll_back(self) -> Served:

@@ -6,13 +6,14 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
 from cluster.serving.engine_loop import EngineFailed
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.http.service import CompletionService
-from cluster.serving.served import Deployment
+from cluster.serving.served import NOT_OPERATED, Deployment, Operation
 from cluster.serving.stream import Stream
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, Sampling
@@ -61,9 +62,14 @@ async def text(stream: Stream) -> str:
     return sent
 
 
-def told(spec: PairSpec, story: Callable[[CompletionService], Awaitable[None]]) -> None:
+def told(
+    spec: PairSpec,
+    story: Callable[[CompletionService], Awaitable[None]],
+    operation: Operation = NOT_OPERATED,
+) -> None:
     """Serve while a story is told."""
-    service = CompletionService(EngineProcess(spec, CHAIN, LIMITS), "tiny")
+    engine = EngineProcess(spec, CHAIN, LIMITS)
+    service = CompletionService(engine, "tiny", operation=operation)
 
     async def main() -> None:
         async with service.loop:
@@ -149,9 +155,14 @@ async def broken(service: CompletionService, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_streams_outlive_a_killed_engine_and_a_new_configuration(
-    tiny_spec: PairSpec, tiny_pair: Pair, expected: list[str], monkeypatch: pytest.MonkeyPatch
+    tiny_spec: PairSpec,
+    tiny_pair: Pair,
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """One story, because an engine's start takes seconds."""
+    operation = Operation(None, tmp_path / "deployed")
 
     async def story(service: CompletionService) -> None:
         await survived(service, tiny_pair, expected)
@@ -164,9 +175,12 @@ def test_streams_outlive_a_killed_engine_and_a_new_configuration(
         await refused(service, tiny_spec)
         health = await service.health()
         assert (health.configuration, health.switches) == (LOOKUP.id, 1)
+        kept = operation.last()  # what a replica that is started again serves
+        assert kept is not None
+        assert kept.configuration == LOOKUP
         await broken(service, monkeypatch)
 
-    told(tiny_spec, story)
+    told(tiny_spec, story, operation)
 
 
 @pytest.mark.long

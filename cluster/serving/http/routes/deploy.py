@@ -22,9 +22,9 @@ DEPLOY, ROLL_BACK = OPERATE
 def router(service: CompletionService) -> APIRouter:
     """`/v1/specdec/deploy` and `/v1/specdec/rollback`; none for a server without a token."""
     routes = APIRouter(include_in_schema=False)
-    if service.token is None:
+    if service.loop.operation.token is None:
         return routes
-    token = service.token.encode()
+    token = service.loop.operation.token.encode()
 
     def check(request: HttpRequest) -> None:
         given = request.headers.get(TOKEN_HEADER, "").encode()
