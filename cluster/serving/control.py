@@ -40,10 +40,11 @@ class RunningServer(Value):
             raise UserError(f"{self.url}: its pair is not known here; name a file with --config")
         return self.pair.name
 
-    def deploy(self, deployment: Deployment) -> Deployment:
-        """Have it serve this from now on. Raises :class:`UserError` where it refuses; then it goes
-        on as before."""
-        return self._post(DEPLOY, deployment.model_dump_json())
+    def deploy(self, deployment: Deployment, canary: float | None = None) -> Deployment:
+        """Have it serve this from now on, or give it the share `canary` of the traffic. Raises
+        :class:`UserError` where it refuses; then it goes on as before."""
+        path = DEPLOY if canary is None else f"{DEPLOY}?canary={canary}"
+        return self._post(path, deployment.model_dump_json())
 
     def roll_back(self) -> Deployment:
         """Have it serve what it served before. Raises :class:`UserError`."""

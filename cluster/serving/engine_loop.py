@@ -20,6 +20,7 @@ import torch
 
 from cluster.serving.engine_process import EngineProcess
 from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration
 from specdec_core.engine import Chunk, Engine, Request
 
 logger = logging.getLogger(__name__)
@@ -62,8 +63,8 @@ class Pace:
 class LoopObserver:
     """Follows the requests of an engine loop, on its event loop. The hooks do nothing here."""
 
-    def submitted(self, request: Request) -> None:
-        """A request is handed to the engine."""
+    def submitted(self, request: Request, configuration: Configuration) -> None:
+        """A request is handed to an engine with this configuration."""
 
     def refused(self) -> None:
         """A submission found the queue full."""
@@ -172,6 +173,15 @@ class EngineLoop:
         if self.failure:
             raise self.failure
 
+    @property
+    def works(self) -> bool:
+        """Whether :meth:`check` raises nothing."""
+        try:
+            self.check()
+        except EngineFailed:
+            return False
+        return True
+
     async def submit(self, requests: Sequence[Request], begun: bool = False) -> Submission:
         """Hand all requests to the engine, or none. Those that were `begun` elsewhere do not queue
         again.
@@ -191,7 +201,7 @@ class EngineLoop:
             for request in requests:
                 self._chunks[request.id] = submission.chunks
                 if not begun:
-                    self.observer.submitted(request)
+                    self.observer.submitted(request, self.engine.configuration)
                 await self._take(request)
         except UserError:
             self.drop(request.id for request in requests)

@@ -94,8 +94,7 @@ class Metrics(Collector, LoopObserver):
 
     # What happens.
 
-    def submitted(self, request: Request) -> None:
-        configuration = self._loop.engine.configuration
+    def submitted(self, request: Request, configuration: Configuration) -> None:
         self._began[request.id] = perf_counter(), len(request.tokens), configuration
 
     def refused(self) -> None:

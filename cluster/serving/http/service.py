@@ -105,6 +105,8 @@ class CompletionService:
             switches=self.loop.switches,
             restarts=self.loop.restarts,
         )
+        if self.loop.canary is not None:
+            health.canary = self.loop.canary.said()
         drafter = served.loop.engine.drafter
         if drafter is not None and health.ready and not served.loop.failure:
             arms = await served.loop.between_steps(drafter.learned)

@@ -138,6 +138,29 @@ async def refused(service: CompletionService, spec: PairSpec) -> None:
     assert service.loop.current is before
 
 
+async def tried_out(service: CompletionService, pair: Pair, expected: list[str]) -> None:
+    """A challenger gets half of the traffic, and is promoted."""
+    spec = service.loop.current.deployment.pair
+    champion = service.loop.current
+    challenger = await service.loop.try_out(Deployment(pair=spec, configuration=CHAIN), 0.5)
+    served = set()
+    for number in range(20):
+        stream = await service.submit([requests(pair, f"canary {number}")[number % 8]])
+        served.add(stream._served)
+        assert await text(stream) == expected[number % 8]
+    assert served == {champion, challenger}
+    canary = service.loop.canary
+    assert canary is not None
+    state = (await service.health()).canary
+    assert state is not None
+    assert (state.state, state.pairs) == ("running", 2)
+    canary.end("promoted", "the test says so")
+    (last,) = requests(pair, "promoted")[:1]
+    assert await text(await service.submit([last])) == expected[0]
+    assert service.loop.current is challenger
+    assert (await service.health()).configuration == CHAIN.id
+
+
 async def broken(service: CompletionService, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine dies, and cannot be started again."""
 
@@ -192,6 +215,7 @@ def test_twenty_switches_under_load_change_no_text(
         assert service.loop.switches == 20
         assert answered > 20
         assert (await service.loop.roll_back()).deployment.configuration == LOOKUP
+        await tried_out(service, tiny_pair, expected)
         kill(service.engine)  # while nobody waits for it
         while service.loop.restarts < 1:
             await asyncio.sleep(0.05)

@@ -32,10 +32,12 @@ def router(service: CompletionService) -> APIRouter:
             raise ApiError(f"{TOKEN_HEADER}: not this server's token", status=403)
 
     @routes.post(DEPLOY)
-    async def deploy(request: HttpRequest) -> Deployment:
+    async def deploy(request: HttpRequest, canary: float | None = None) -> Deployment:
         check(request)
         try:
             wanted = parse_json(Deployment, await read_body(request), "the body")
+            if canary is not None:
+                return (await service.loop.try_out(wanted, canary)).deployment
             return (await service.loop.deploy(wanted)).deployment
         except UserError as error:
             raise ApiError(str(error)) from None
