@@ -47,8 +47,8 @@ class _Draft:
 class GuessedChain(Drafter):
     """Drafts chains from a draft model; `guess` predicts its tokens without a model.
 
-    The length policy is asked about one token after the other, as if each had taken a forward. The
-    tokens after the one where it stops are dropped.
+    The length policy is asked about one token after the other, and knows which of them took a
+    forward. The tokens after the one where it stops are dropped.
     """
 
     def __init__(self, draft: str | None, policy: PolicySettings, resources: Resources) -> None:
@@ -104,7 +104,8 @@ class GuessedChain(Drafter):
         """Report to the policy the outcome of the chain, the first `length` nodes of the tree."""
         if length:
             accepted = sum(node < length for node in outcome.path)
-            result = PolicyOutcome(length, accepted, outcome.tree.draft_forwards)
+            reused = len(outcome.path) - accepted
+            result = PolicyOutcome(length, accepted, outcome.tree.draft_forwards, reused)
             self.policy.observe(sequence.slot, result)
 
     def _forward(self, active: list[_Draft]) -> Signals:
@@ -145,7 +146,7 @@ class GuessedChain(Drafter):
     def _signals(self, active: list[_Draft], output: Output, probs: Tensor | None) -> Signals:
         """The signals of all new tokens, given the forward's output and distributions
         (n, vocabulary)."""
-        slots, positions, places = [], [], []
+        slots, positions, places, calls = [], [], [], []
         tokens: list[int] = []
         first = 0
         for draft, count in zip(active, output.counts, strict=True):
@@ -155,8 +156,11 @@ class GuessedChain(Drafter):
                 tokens.append(token)
                 positions.append(position)
                 places.append(first + place)
+                calls.append(draft.tree.draft_forwards)
             first += count
-        signals = Signals(slots, tokens, positions, output.logits, probs, output.hidden, places)
+        signals = Signals(
+            slots, tokens, positions, output.logits, probs, output.hidden, places, calls
+        )
         signals.fetch(self.policy.reads)
         return signals
 
@@ -200,6 +204,7 @@ class GuessedChain(Drafter):
             if shown:
                 asking = perf_counter()
                 current = signals.only([active[n].before + step for n in shown])
+                current.free = [open_ended[n] and step + 1 < len(active[n].new) for n in shown]
                 for n, answer in zip(shown, self.policy.go_on(current), strict=True):
                     answers[n] = answer and open_ended[n]
                 self.clock.asked(asking)
@@ -242,18 +247,23 @@ class RecordedGuesses(GuessedChain):
         return [self._draft(sequence) for sequence in sequences]
 
     def _draft(self, sequence: SlotState) -> TokenTree:
-        tokens, length, limit = self.chains.draft(sequence)
-        chain = TokenTree.chain(tokens[:length], Origin.DRAFT)
-        drafted = 0
-        while drafted < length:
+        tokens, goes_on, limit = self.chains.asked(sequence)
+        calls = draft_tokens = drafted = 0
+        more = bool(tokens)
+        while more:
             room = limit - drafted - 1
             guess = TokenTree()
             if room > 0:
                 guess = self.guess(sequence, tokens[:drafted], room)
-            chain.draft_forwards += 1
-            chain.draft_tokens += 1 + len(guess)
-            drafted += len(guess.follow(tokens[drafted:])) + 1
-        self._lengths[sequence.slot] = length
+            calls += 1
+            draft_tokens += 1 + len(guess)
+            end = min(drafted + len(guess.follow(tokens[drafted:])) + 1, len(tokens))
+            while more and drafted < end:
+                drafted += 1
+                more = goes_on(drafted, calls, drafted < end)
+        self._lengths[sequence.slot] = drafted
+        chain = TokenTree.chain(tokens[:drafted], Origin.DRAFT)
+        chain.draft_forwards, chain.draft_tokens = calls, draft_tokens
         return chain
 
     def observe(self, sequence: SlotState, outcome: Outcome) -> None:

@@ -57,6 +57,12 @@ class RecordedDraft(RecordedChains, Protocol):
         """How many candidates, at most `most`, a policy drafts from a start when it is asked after
         each of them."""
 
+    def answer(
+        self, policy: LengthPolicy, start: int, drafted: int, calls: int, free: bool
+    ) -> bool:
+        """Whether a policy goes on after `drafted` candidates from a start, which took `calls`
+        forwards of the draft model; `free`: the next one takes none."""
+
     def chains(self, drafted: np.ndarray) -> Drafts:
         """Chains of `drafted` candidates (T,), or as many as they can have."""
 
@@ -102,13 +108,35 @@ class PolicyChains:
     def draft(self, sequence: SlotState) -> tuple[list[int], int, int]:
         """The draft model's tokens in the coming round up to its limit; how many of them are
         drafted; and the policy's limit within the room."""
-        start, limit = self.start(sequence), min(self.policy.limit(sequence.slot), sequence.room)
-        most = max(min(limit, self.track.bounds[start]), 0)
+        start, most, limit = self._round(sequence)
         if self._lengths is not None:
             length = min(most, self._lengths[start])
         else:
             length = self.track.drafted_by(self.policy, start, most)
         return self.track.chain(start, most), length, limit
+
+    def asked(self, sequence: SlotState) -> tuple[list[int], Callable[[int, int, bool], bool], int]:
+        """For chains of which a forward may bring several tokens: the draft model's tokens in the
+        coming round, as many as there can be; whether another is drafted after so many, which took
+        so many forwards, the next one being free or not; and the policy's limit in the room."""
+        start, most, limit = self._round(sequence)
+        asks = self._lengths is None
+        if self._lengths is not None:
+            most = min(most, self._lengths[start])
+
+        def goes_on(drafted: int, calls: int, free: bool) -> bool:
+            last = drafted == most
+            if not asks or (last and not self.policy.learns):
+                return not last
+            return self.track.answer(self.policy, start, drafted, calls, free) and not last
+
+        return self.track.chain(start, most), goes_on, limit
+
+    def _round(self, sequence: SlotState) -> tuple[int, int, int]:
+        """Where the coming round begins, the most candidates that are known there, and the policy's
+        limit within the room."""
+        start, limit = self.start(sequence), min(self.policy.limit(sequence.slot), sequence.room)
+        return start, max(min(limit, self.track.bounds[start]), 0), limit
 
     @cached_property
     def _lengths(self) -> list[int] | None:

@@ -162,15 +162,20 @@ class Track:
         of them, as in the engine."""
         if type(policy).go_on is LengthPolicy.go_on:
             return most
-        candidates = self._candidates
-        rows = self.window(start)
         # A policy that learns is shown the last possible candidate too.
         for drafted in range(1, most + policy.learns):
-            signals = candidates[rows[drafted - 1]]
-            signals.positions = (drafted,)
-            if not policy.go_on(signals)[0]:
+            if not self.answer(policy, start, drafted, drafted, False):
                 return drafted
         return most
+
+    def answer(
+        self, policy: LengthPolicy, start: int, drafted: int, calls: int, free: bool
+    ) -> bool:
+        """Whether a policy goes on after `drafted` candidates from a start, which took `calls`
+        forwards of the draft model; `free`: the next one takes none."""
+        signals = self._candidates[self.window(start)[drafted - 1]]
+        signals.positions, signals.calls, signals.free = (drafted,), (calls,), (free,)
+        return bool(policy.go_on(signals)[0])
 
     def window(self, start: int) -> list[int]:
         """The rows of the candidates from a start."""
@@ -274,6 +279,7 @@ class Candidate(Signals):
 
     def __init__(self, token: int, top: float, probability: float, entropy: float) -> None:
         self.slots, self.tokens, self.positions = (0,), (token,), (1,)
+        self.calls, self.free = (1,), (False,)
         self.top_probability, self.probability = [top], [probability]
         self.entropy = [entropy]
 

@@ -44,6 +44,7 @@ class PolicyOutcome:
     drafted: int
     accepted: int  # the first ones
     draft_calls: int  # forwards of the draft model that the round took
+    reused: int = 0  # accepted tokens behind the chain's that took no draft, such as cached phrases
 
 
 class LengthPolicy:

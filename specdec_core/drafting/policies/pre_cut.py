@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 _BINS_PER_HALVING = 2
 
 
-def reward(drafted: int, accepted: float, target_cost: float) -> float:
+def reward(calls: int, accepted: float, target_cost: float) -> float:
     """r = η − 1 of a round, η = useful tokens / cost (§5.2): the accepted candidates and the
-    target's own token for `drafted` draft calls and a target call worth `target_cost` of them."""
-    return (accepted + 1) / (drafted + target_cost) - 1
+    target's own token for `calls` of the draft model and a target call worth `target_cost` of
+    them."""
+    return (accepted + 1) / (calls + target_cost) - 1
 
 
 class QTable(BaseModel, extra="forbid"):
@@ -104,9 +105,9 @@ class QTable(BaseModel, extra="forbid"):
         column = int(min(_BINS_PER_HALVING * halvings, self.bins - 1))
         return (cost - 1) * self.bins + column
 
-    def value(self, state: int) -> float:
-        """max Q(state, a) over the possible actions; only STOP after the last candidate."""
-        if state >= (self.max_tokens - 1) * self.bins:
+    def value(self, state: int, last: bool = False) -> float:
+        """max Q(state, a) over the possible actions: only STOP after the `last` candidate."""
+        if last or state >= (self.max_tokens - 1) * self.bins:
             return self.stop[state]
         return max(self.go[state], self.stop[state])
 
@@ -134,6 +135,14 @@ class QTable(BaseModel, extra="forbid"):
         return pd.DataFrame(rows)
 
 
+class _Decision(NamedTuple):
+    """What the table was asked in a round: its state, after so many candidates and draft calls."""
+
+    state: int
+    drafted: int
+    calls: int
+
+
 @dataclass(slots=True)
 class _Round:
     """A slot's round in progress."""
@@ -141,7 +150,7 @@ class _Round:
     exploration: float
     uniform: random.Random
     expected: float = 1.0
-    states: list[int] = field(default_factory=list)
+    decisions: list[_Decision] = field(default_factory=list)
 
 
 class PreCutSettings(PolicySettings):
@@ -188,9 +197,14 @@ class PreCutPolicy(LengthPolicy):
     """CONTINUE or STOP, whichever the Q-table values higher in the state (cost, expected).
 
     STOP after k candidates ends the episode with the reward r = η − 1 (:func:`reward`); CONTINUE
-    earns nothing by itself and leads to the next state. Every position of a verified round is a
+    earns nothing by itself and leads to the next state. Every decision of a verified round is a
     trial of both (appendix D.4.3): with `accepted` known, so is η of having stopped there. Updates
-    are Eq. 5, from the last position to the first. Two readings of the paper that matter:
+    are Eq. 5, from the last decision to the first.
+
+    Cost is what draft calls cost, not candidates: one that a cached phrase or another guess brought
+    along is free, and nothing is decided before it (Alg. 1, lines 8–10). What the target accepts
+    of cached phrases behind the chain is useful, too (lines 26–30), and earned by the round's last
+    decision, without which it would not have been seen. Two readings of the paper that matter:
 
     - The target's own token is useful, though Eq. 7 taken literally leaves it out: else a round
       with nothing accepted has η = 0 at every length and the table cannot learn to give up at
@@ -244,15 +258,23 @@ class PreCutPolicy(LengthPolicy):
 
     def go_on(self, signals: Signals) -> Sequence[bool]:
         table, answers = self.table, []
-        for slot, position, probability in zip(
-            signals.slots, signals.positions, signals.probability, strict=True
+        for slot, position, probability, calls, free in zip(
+            signals.slots,
+            signals.positions,
+            signals.probability,
+            signals.calls,
+            signals.free,
+            strict=True,
         ):
             if position == 1:
                 self._rounds[slot] = self._begin()
             current = self._rounds[slot]
             current.expected *= probability
-            state = table.state(position, current.expected)
-            current.states.append(state)
+            if free:
+                answers.append(True)
+                continue
+            state = table.state(calls, current.expected)
+            current.decisions.append(_Decision(state, position, calls))
             u = current.uniform.random()
             if u < current.exploration:
                 answers.append(u < current.exploration / 2)
@@ -270,16 +292,19 @@ class PreCutPolicy(LengthPolicy):
 
     def observe(self, slot: int, outcome: PolicyOutcome) -> None:
         settings, table = self.settings, self.table
-        states = self._rounds.pop(slot).states if slot in self._rounds else []
-        following: int | None = None
-        for k in range(len(states), 0, -1):
-            state = states[k - 1]
-            earned = reward(k, min(k, outcome.accepted), settings.target_cost)
-            self._learn(table.stop, table.stopped, state, earned)
+        decisions = self._rounds.pop(slot).decisions if slot in self._rounds else []
+        following: _Decision | None = None
+        for decision in reversed(decisions):
+            accepted = min(decision.drafted, outcome.accepted)
+            if following is None:
+                accepted += outcome.reused
+            earned = reward(decision.calls, accepted, settings.target_cost)
+            self._learn(table.stop, table.stopped, decision.state, earned)
             if following is not None:
-                later = settings.discount * (table.value(following) + 1) - 1
-                self._learn(table.go, table.gone, state, later)
-            following = state
+                last = following.drafted >= settings.max_tokens
+                later = settings.discount * (table.value(following.state, last) + 1) - 1
+                self._learn(table.go, table.gone, decision.state, later)
+            following = decision
 
     def _learn(self, values: list[float], trials: list[int], state: int, value: float) -> None:
         trials[state] += 1

@@ -20,6 +20,7 @@ from specdec_core.drafting.policies.confidence_product import ConfidenceProductS
 from specdec_core.drafting.policies.dynamic_confidence import DynamicConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.heuristic import HeuristicSettings
+from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.pre_cut import PreCutSettings
 from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
 from specdec_core.drafting.policies.svip import SvipSettings
@@ -51,7 +52,6 @@ POLICIES = {
     "product": ConfidenceProductSettings(threshold=1e-4),
     "heuristic": HeuristicSettings(start=3),
     "dynamic-confidence": DynamicConfidenceSettings(),
-    "pre-cut": PreCutSettings(),
 }
 
 
@@ -216,3 +216,26 @@ def test_a_perfect_guess_takes_one_forward_and_leaves_the_cache_in_step(tiny_pai
     assert [tree.tokens for tree in trees] == [tree.tokens for tree in plain]
     assert [tree.draft_forwards for tree in trees] == [1, 1]
     assert runner.lengths == [4 + 6, 2 + 6]
+
+
+@torch.inference_mode()
+def test_pre_cut_pays_for_forwards_not_for_candidates(tiny_pair: Pair) -> None:
+    """Eight candidates that one forward brings are one decision, at the cost of one call."""
+    runner = tiny_pair.open_runner("draft", 1)
+    sequence = SlotState(0, [9, 8, 7, 6], GREEDY, RandomStream(0, 320), room=8)
+    resources = Resources(lambda name: runner, print, 320, frozenset())
+    plain = Engine(
+        tiny_pair,
+        Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=8))),
+    ).drafter.propose([sequence])[0]
+    policy = PreCutSettings(max_tokens=8, exploration=0.0, target_cost=4)
+    drafter = Foreseeing(None, policy, resources)
+    drafter.guesses = {0: plain.tokens}
+    drafter.open([sequence])
+    [tree] = drafter.propose([sequence])
+    assert (tree.tokens, tree.draft_forwards) == (plain.tokens, 1)
+    drafter.policy.observe(0, PolicyOutcome(8, 8, 1))
+    table = drafter.policy.table
+    [state] = [state for state, trials in enumerate(table.stopped) if trials]
+    assert state < policy.bins  # cost 1
+    assert table.stop[state] == pytest.approx(9 / 5 - 1)

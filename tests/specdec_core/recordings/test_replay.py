@@ -127,6 +127,8 @@ DRAFTERS: dict[str, DrafterSettings] = {
 LASTING_DRAFTERS: dict[str, DrafterSettings] = {
     "suffix of all": SuffixSettings(memory="all"),
     "token cache of all": CACHE.model_copy(update={"memory": "all"}),
+    "cascade by its calls": CascadeSettings(proposer=SuffixSettings(), policy=PreCutSettings()),
+    "reuse by its calls": PostUseSettings(cache=CACHE, policy=PreCutSettings()),
     "ucb": BanditSettings(arms=(2, 4, chain(HeuristicSettings(transient=False)), UNEVEN)),
     "exp3": BanditSettings(
         rule="exp3", arms=(3, HybridSettings(otherwise=chain(SVIP)), CACHE, chain(PreCutSettings()))

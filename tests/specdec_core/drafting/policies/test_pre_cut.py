@@ -30,7 +30,13 @@ def draft_round(
     """Draft along `probabilities` as long as the policy likes, and tell it how many of the
     candidates the target would accept. Returns the candidates drafted."""
     for position, probability in enumerate(probabilities, start=1):
-        signals = SimpleNamespace(slots=[slot], positions=[position], probability=[probability])
+        signals = SimpleNamespace(
+            slots=[slot],
+            positions=[position],
+            probability=[probability],
+            calls=[position],
+            free=[False],
+        )
         [go] = policy.go_on(signals)
         if not go:
             break
@@ -174,10 +180,31 @@ def test_one_table_serves_all_slots_and_outlives_requests() -> None:
 
 def test_a_round_that_was_never_verified_teaches_nothing() -> None:
     policy = PreCutPolicy(PreCutSettings(max_tokens=4, **SURE))
-    policy.go_on(SimpleNamespace(slots=[0], positions=[1], probability=[0.9]))
+    policy.go_on(
+        SimpleNamespace(slots=[0], positions=[1], probability=[0.9], calls=[1], free=[False])
+    )
     policy.reset(0)
     policy.observe(0, PolicyOutcome(1, 1, 1))
     assert policy.frame()["stop_trials"].sum() == 0
+
+
+def test_candidates_that_a_guess_brought_are_free_and_cached_phrases_are_earned() -> None:
+    policy = PreCutPolicy(PreCutSettings(max_tokens=6, bins=4, target_cost=3, **SURE))
+    # Two calls: the first brings three candidates, the second two.
+    for position, (calls, free) in enumerate(
+        [(1, True), (1, True), (1, False), (2, True), (2, False)], start=1
+    ):
+        policy.go_on(
+            SimpleNamespace(
+                slots=[0], positions=[position], probability=[1.0], calls=[calls], free=[free]
+            )
+        )
+    policy.observe(0, PolicyOutcome(5, 5, 2, reused=2))
+    table = policy.table
+    assert [state for state, trials in enumerate(table.stopped) if trials] == [0, 4]
+    assert table.stop[0] == pytest.approx(4 / 4 - 1)  # three candidates for one call
+    assert table.stop[4] == pytest.approx(8 / 5 - 1)  # and the phrases, for what came of it all
+    assert table.go[0] == pytest.approx(0.99 * 8 / 5 - 1)
 
 
 def test_the_table_can_be_read() -> None:
