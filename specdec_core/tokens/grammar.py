@@ -38,20 +38,21 @@ class Grammar:
     source: str = ""
 
     def compiled(self) -> str:
-        """The same in llguidance's form. Raises :class:`UserError` for a schema that is not
-        JSON."""
+        """The same in llguidance's form. Raises :class:`UserError` for a schema that is not a
+        JSON object."""
         from llguidance import LLMatcher
 
         if self.kind == "regex":
             return str(LLMatcher.grammar_from_regex(self.source))
         schema: Any = {"type": "object"}
-        if self.kind == "json_schema":
-            try:
+        compact: Any = {"whitespace_flexible": False}
+        try:
+            if self.kind == "json_schema":
                 schema = json.loads(self.source)
-            except ValueError as error:
-                raise UserError(f"json_schema: not JSON: {error}") from None
-        compact = {"whitespace_flexible": False}
-        return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=compact))
+            compiled = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=compact)
+        except ValueError as error:
+            raise UserError(f"{self.kind}: not a JSON schema: {error}") from None
+        return str(compiled)
 
 
 class Grammars:

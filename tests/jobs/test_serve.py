@@ -22,7 +22,7 @@ from ray.serve._private.build_app import build_app
 from jobs import serve
 from jobs.console import run
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairSpec
+from specdec_core.config import AUTOREGRESSIVE, PairSpec
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 
@@ -212,6 +212,29 @@ def test_a_port_in_use_is_one_line(config, refused):
         port = server.getsockname()[1]
         line = refused("--config", config, "--port", port)
     assert line == f"error: cannot listen on 127.0.0.1:{port}: address already in use"
+
+
+def test_an_address_that_others_reach_needs_keys(config, refused, tmp_path):
+    line = refused("--config", config, "--host", "0.0.0.0")
+    assert "--api-key-file" in line
+    assert "--no-auth" in line
+    missing = tmp_path / "keys"
+    line = refused("--config", config, "--api-key-file", missing)
+    assert line.startswith(f"error: {missing}: no such file")
+
+
+def test_the_request_to_try_is_a_chat_where_there_is_a_template(
+    chat_spec: PairSpec, tiny_spec: PairSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = "http://127.0.0.1:8000"
+    for spec, keys, path in (
+        (chat_spec, True, "/v1/chat/completions"),
+        (tiny_spec, False, "/v1/completions"),
+    ):
+        serve._announce(url, spec, AUTOREGRESSIVE, "a file", keys)
+        printed = capsys.readouterr().out
+        assert f"curl -N {url}{path} " in printed
+        assert ("Authorization: Bearer $KEY" in printed) == keys
 
 
 def test_no_champion_yet_is_one_line(refused, monkeypatch, tmp_path):

@@ -49,6 +49,7 @@ class Prompts:
                 raise ApiError(
                     f"chat_template_kwargs.{name}: not a variable of a template",
                     param="chat_template_kwargs",
+                    code="chat_template_failed",
                 )
         going_on = bool(asked.continue_final_message)
         begun = not going_on if asked.add_generation_prompt is None else asked.add_generation_prompt
@@ -64,7 +65,7 @@ class Prompts:
                 **extra,
             )
         except UserError as error:
-            raise ApiError(str(error), param="messages") from None
+            raise ApiError(str(error), param="messages", code="chat_template_failed") from None
         return self.of_text(text, special=False)
 
     @cached_property

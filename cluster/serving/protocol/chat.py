@@ -7,12 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from cluster.serving.protocol.counts import Metrics, SpecDec, Usage, optional
-from cluster.serving.protocol.fields import NewTokens, Part, Tops, needs, schema_rules
+from cluster.serving.protocol.fields import NewTokens, No, Part, Tops, needs, schema_rules
 from cluster.serving.protocol.generation import STREAM_RULE, GenerationRequest
 from cluster.serving.protocol.logprobs import ChatLogprobs
 from specdec_core.prompts.prompt import Message
 
 MAX_MESSAGES = 1024
+
+Empty = Annotated[list[Any], Field(max_length=0)]
 
 NOT_BOTH = {
     "not": {
@@ -36,6 +38,12 @@ class ChatMessage(Part):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
+    # Clients send back what they were answered, which has these.
+    refusal: None = None
+    annotations: Empty | None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: Empty | None = None
 
     @property
     def message(self) -> Message:
@@ -73,11 +81,17 @@ class ChatRequest(Rendered, GenerationRequest):
     max_tokens: NewTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Tops | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] | None = Field(
-        default=None, description="[]; tools are not supported"
-    )
+    tools: Empty | None = Field(default=None, description="[]; tools are not supported")
     tool_choice: Literal["none"] | None = Field(
         default=None, description='"none"; tools are not supported'
+    )
+    parallel_tool_calls: bool | None = None  # of no tools
+    store: No | None = Field(default=None, description="false; true is not supported")
+    service_tier: Literal["auto", "default"] | None = Field(
+        default=None, description='"auto" or "default"; others are not supported'
+    )
+    metadata: dict[str, str] | None = Field(
+        default=None, max_length=0, description="{}; others are not supported"
     )
 
     @field_validator("top_logprobs")

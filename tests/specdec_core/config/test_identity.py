@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from specdec_core.config import Configuration, identity
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, Sampling, identity, parse
 from specdec_core.config.kinds import DRAFTERS, POLICIES
 
 # As they were written by the versions before.
@@ -139,3 +140,30 @@ def test_an_arms_id_depends_on_what_it_says_alone() -> None:
     ).drafter.arms
     assert identity(one) == identity(type(one).model_validate(one.model_dump()))
     assert identity(one) != identity(other)
+
+
+def test_later_ways_to_sample_are_written_only_where_they_are_used() -> None:
+    assert Sampling().model_dump().keys() == {"temperature", "top_k", "top_p", "coupling"}
+    given = {"repetition_penalty": 1.1, "min_p": 0.1, "logit_bias": {"7": -100, "3": 2}}
+    sampling = parse(Sampling, given, "test")
+    assert sampling.logit_bias == ((3, 2.0), (7, -100.0))
+    configuration = Configuration(sampling=sampling)
+    assert Configuration.model_validate_json(configuration.model_dump_json()) == configuration
+    assert configuration.id != Configuration().id
+    assert hash(configuration) != hash(Configuration())
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong"),
+    [
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {5: 101}}, "less than or equal to 100"),
+        ({"logit_bias": {5: 1, "5": 2}}, "a token is given twice"),
+        ({"presence_penalty": 2.5}, "less than or equal to 2"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"min_p": float("nan")}, "min_p"),
+    ],
+)
+def test_sampling_that_makes_no_sense_is_refused(given: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(UserError, match=wrong):
+        parse(Sampling, given, "test")

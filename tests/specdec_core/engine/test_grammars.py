@@ -199,7 +199,8 @@ def test_that_notices_masks_of_other_nodes(
 @pytest.mark.parametrize(
     ("grammar", "wrong"),
     [
-        (Grammar("json_schema", "{"), "json_schema: not JSON"),
+        (Grammar("json_schema", "{"), "json_schema: not a JSON schema"),
+        (Grammar("json_schema", "[1]"), "json_schema: not a JSON schema"),
         (Grammar("json_schema", '{"type": "thing"}'), "json_schema: Invalid type: thing"),
         (Grammar("json_schema", '{"not": {}}'), "json_schema: Unimplemented keys"),
         (Grammar("regex", "("), "regex: .*unclosed group"),

@@ -233,3 +233,9 @@ def test_what_was_not_recorded_is_one_line(recording: Recording) -> None:
     bare = replace(recording, header=recording.header.model_copy(update={"mixing": 0}))
     with pytest.raises(UserError, match="recorded without examples"):
         bare.examples()
+
+
+def test_what_depends_on_the_text_cannot_be_recorded(tiny_pair: Pair, tmp_path: Path) -> None:
+    for sampling in (Sampling(frequency_penalty=0.5), Sampling(logit_bias={3: 1})):
+        with pytest.raises(ValueError, match=r"cannot be recorded.*are run live"):
+            record(tiny_pair, tmp_path, sampling=sampling)

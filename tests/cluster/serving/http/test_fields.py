@@ -214,6 +214,23 @@ def test_neutral_values_change_nothing(client: openai.OpenAI) -> None:
     assert ask(client, **neutral).choices == ask(client).choices
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"top_k": 2**70},
+        {"speculative": {"max_tokens": 2**70}},
+        {"temperature": 1e38, "seed": -(2**63)},
+        {"repetition_penalty": 100, "presence_penalty": -2, "frequency_penalty": 2},
+        {"repetition_penalty": 0.01, "temperature": 1e-30, "seed": 1},
+        {"top_p": 5e-324, "min_p": 1, "temperature": 1, "seed": 1},
+    ],
+)
+def test_no_number_that_is_allowed_is_too_much(
+    client: openai.OpenAI, field: dict[str, Any]
+) -> None:
+    assert len(tokens_of(client, **field)) == 16
+
+
 def test_speculation_is_chosen_for_each_request(client: openai.OpenAI) -> None:
     usual = ask(client, 32)
     assert usual.metrics["speculative_decoding"]["num_spec_tokens"] > 1

@@ -28,6 +28,7 @@ SERVED = Configuration(drafter=BanditSettings(arms=[1, 4]))
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 # What no schema says: how long a prompt is with its new tokens, and which values go together.
 BEYOND = {
+    "chat_template_failed",
     "context_length_exceeded",
     "conflicting_parameters",
     "invalid_grammar",
