@@ -13,7 +13,10 @@ from jobs.console import console, print_configuration, program, run
 from specdec_core.base.errors import UserError
 
 if TYPE_CHECKING:
+    from cluster.serving.control import RunningServer
     from cluster.serving.served import Deployment
+
+_LOOK = 2.0  # seconds between looks at how a canary stands
 
 Server = Annotated[
     str | None, Option("--url", help="The server's address; unset, this workspace's only one.")
@@ -30,6 +33,10 @@ def main(
         int | None, Option(min=1, help="Version of the registered model, instead.")
     ] = None,
     url: Server = None,
+    canary: Annotated[
+        str | None,
+        Option(help="Give it this share of the traffic, as 10%, until it is shown to be faster."),
+    ] = None,
     uncertified: Annotated[
         bool, Option("--uncertified", help="Go on without a certificate.")
     ] = False,
@@ -53,11 +60,56 @@ def main(
             f"{deployment.configuration.id} ({deployment.source}) has no certificate:"
             f" `{program('specdec')} certify` writes one, --uncertified goes on without"
         )
+    if canary is not None:
+        _try_out(server, deployment, _share(canary))
+        return
     with console.status("loading it beside the one that is served"):
         served = server.deploy(deployment)
     if served.version is not None:
         appoint(server.name, served.version, CHAMPION)
     say(server.url, served)
+
+
+def _share(text: str) -> float:
+    """A share as `10%` or `0.1`."""
+    number, percent, rest = text.partition("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = 0.0
+    if rest or not 0 < share < 1:
+        raise UserError(f"--canary {text}: expected a share of the traffic, as 10%")
+    return share
+
+
+def _try_out(server: RunningServer, deployment: Deployment, share: float) -> None:
+    """Follow a challenger until the server has decided, and log that. Left, it goes on there."""
+    from dashboards.tracking.canary_run import log_canary
+    from dashboards.tracking.registry import CHAMPION, appoint
+
+    champion = server.health()["configuration"]
+    with console.status("loading it beside the one that is served"):
+        server.deploy(deployment, share)
+    try:
+        with console.status("") as status:
+            while (state := server.health()["canary"])["state"] == "running":
+                status.update(f"{state['label']}: {share:.0%} of the traffic, {_found(state)}")
+                time.sleep(_LOOK)
+    except KeyboardInterrupt:
+        console.print("left; the server goes on, and /health says how it stands")
+        return
+    console.print(f"[bold]{state['state']}[/bold]: {state['reason']} ({_found(state)})")
+    if state["state"] == "promoted" and deployment.version is not None:
+        appoint(server.name, deployment.version, CHAMPION)
+    log_canary(server.name, champion, state)
+
+
+def _found(state: dict[str, Any]) -> str:
+    pairs = f"{state['pairs']} pairs of turns"
+    if state["ratio"] is None:
+        return pairs
+    high = "…" if state["high"] is None else f"{state['high']:.2f}"
+    return f"{pairs}, {state['ratio']:.2f}× ({state['low']:.2f}–{high})"
 
 
 def say(url: str, served: Deployment) -> None:

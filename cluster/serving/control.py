@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from cluster.serving.http.routes.deploy import DEPLOY, ROLL_BACK, TOKEN_HEADER
-from cluster.serving.served import Deployment
+from cluster.serving.served import Deployment, Operation
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_path
 from specdec_core.base.workspace import workspace
@@ -40,10 +40,11 @@ class RunningServer(Value):
             raise UserError(f"{self.url}: its pair is not known here; name a file with --config")
         return self.pair.name
 
-    def deploy(self, deployment: Deployment) -> Deployment:
-        """Have it serve this from now on. Raises :class:`UserError` where it refuses; then it goes
-        on as before."""
-        return self._post(DEPLOY, deployment.model_dump_json())
+    def deploy(self, deployment: Deployment, canary: float | None = None) -> Deployment:
+        """Have it serve this from now on, or give it the share `canary` of the traffic. Raises
+        :class:`UserError` where it refuses; then it goes on as before."""
+        path = DEPLOY if canary is None else f"{DEPLOY}?canary={canary}"
+        return self._post(path, deployment.model_dump_json())
 
     def roll_back(self) -> Deployment:
         """Have it serve what it served before. Raises :class:`UserError`."""
@@ -77,12 +78,12 @@ def _reason(answer: httpx.Response) -> str:
 
 
 @contextmanager
-def announced(url: str, pair: PairSpec, token: str) -> Iterator[None]:
-    """Others can find the server at `url` during the block."""
+def announced(url: str, pair: PairSpec, operation: Operation) -> Iterator[None]:
+    """Others can find the server at `url` during the block, and operate it."""
     address = httpx.URL(url)
     if address.host in ("0.0.0.0", "::"):  # every address of this machine
         url = str(address.copy_with(host="127.0.0.1"))
-    path = _folder() / f"{address.port}.json"
+    path, token = _folder() / f"{address.port}.json", operation.token or ""
     with atomic_path(path) as temporary:
         temporary.touch(mode=0o600)
         temporary.write_text(RunningServer(url=url, token=token, pair=pair).model_dump_json())
@@ -90,11 +91,15 @@ def announced(url: str, pair: PairSpec, token: str) -> Iterator[None]:
         yield
     finally:
         path.unlink(missing_ok=True)
+        if operation.deployed is not None:
+            operation.deployed.unlink(missing_ok=True)
 
 
-def new_token() -> str:
-    """A secret that nobody guesses."""
-    return secrets.token_urlsafe(32)
+def new_operation(port: int) -> Operation:
+    """For a server that starts at this port: a secret that nobody guesses, and nothing deployed."""
+    deployed = _folder() / f"{port}.deployed"
+    deployed.unlink(missing_ok=True)
+    return Operation(secrets.token_urlsafe(32), deployed)
 
 
 def find_server(url: str | None = None) -> RunningServer:

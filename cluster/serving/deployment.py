@@ -14,14 +14,14 @@ from fastapi import FastAPI
 from ray import serve
 
 from cluster.placed_engine import check_models, placed_engine
-from cluster.serving.control import TOKEN, announced, new_token
+from cluster.serving.control import TOKEN, announced, new_operation
 from cluster.serving.engine_loop import QUEUE
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.http.access import EVERYBODY, Access
 from cluster.serving.http.app import build_app
 from cluster.serving.http.pages import Page
 from cluster.serving.http.service import CompletionService
-from cluster.serving.served import Deployment
+from cluster.serving.served import NOT_OPERATED, Deployment, Operation
 from cluster.session import ray_session, resources
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
@@ -72,19 +72,11 @@ class CompletionServer:
         source: str = "",
         version: int | None = None,
         certificate: str | None = None,
-        token: str | None = None,
+        operation: Operation = NOT_OPERATED,
         access: Access = EVERYBODY,
         page: Page | None = None,
     ) -> None:
-        engine: Engine | EngineProcess
-        if placement is None:
-            engine = EngineProcess(spec, configuration, limits, cores)
-        else:
-            self._devices = ExitStack()  # the replica's until it ends
-            engine = self._devices.enter_context(
-                placed_engine(spec, configuration, limits, placement)
-            )
-        deployment = Deployment(
+        deployment = operation.last() or Deployment(
             pair=spec,
             configuration=configuration,
             source=source,
@@ -92,9 +84,17 @@ class CompletionServer:
             certificate=certificate,
             learned=learned,
         )
+        engine: Engine | EngineProcess
+        if placement is None:
+            engine = EngineProcess(deployment.pair, deployment.configuration, limits, cores)
+        else:
+            self._devices = ExitStack()  # the replica's until it ends
+            engine = self._devices.enter_context(
+                placed_engine(spec, configuration, limits, placement)
+            )
         self._page = page
         self._service = CompletionService(
-            engine, model, learned, queue, cores, access, deployment, token
+            engine, model, learned, queue, cores, access, deployment, operation
         )
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -191,7 +191,7 @@ def application(
         access=access,
         page=page,
         certificate=certified(spec, configuration),
-        token=os.environ.get(TOKEN),
+        operation=Operation(os.environ.get(TOKEN)),
     )
 
 
@@ -263,7 +263,7 @@ def serving(
         check_port(host, port)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     with ray_session():
-        token = new_token()
+        operation = new_operation(port)
         bound = _bound(
             spec,
             configuration,
@@ -278,7 +278,7 @@ def serving(
             source=source,
             version=version,
             certificate=certified(spec, configuration),
-            token=token,
+            operation=operation,
         )
         try:
             serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
@@ -290,7 +290,7 @@ def serving(
             except RuntimeError:
                 raise UserError(f"the server did not start: {_failure()}") from None
             url = f"http://{host}:{port}"
-            with announced(url, spec, token):
+            with announced(url, spec, operation):
                 yield url
         finally:
             serve.delete(APPLICATION)

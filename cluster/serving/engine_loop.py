@@ -64,7 +64,7 @@ class LoopObserver:
     """Follows the requests of an engine loop, on its event loop. The hooks do nothing here."""
 
     def submitted(self, request: Request) -> None:
-        """A request is handed to the engine."""
+        """A request is handed to the engine for the first time."""
 
     def refused(self) -> None:
         """A submission found the queue full."""
@@ -172,6 +172,15 @@ class EngineLoop:
             self._fail("the engine failed: its process has ended")
         if self.failure:
             raise self.failure
+
+    @property
+    def works(self) -> bool:
+        """Whether :meth:`check` raises nothing."""
+        try:
+            self.check()
+        except EngineFailed:
+            return False
+        return True
 
     async def submit(self, requests: Sequence[Request], begun: bool = False) -> Submission:
         """Hand all requests to the engine, or none. Those that were `begun` elsewhere do not queue

@@ -13,13 +13,15 @@ from contextlib import suppress
 from typing import TypeVar
 
 from cluster.placed_engine import check_models
+from cluster.serving.canary import Canary, check_comparable
 from cluster.serving.engine_loop import EngineFailed, LoopObserver
 from cluster.serving.engine_process import EngineProcess
-from cluster.serving.served import Deployment, Served
+from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
 from cluster.serving.stream import Stream
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import check_pair
+from specdec_core.tokens.statistics import Generation
 
 logger = logging.getLogger(__name__)
 
@@ -32,16 +34,18 @@ T = TypeVar("T")
 class Rollout:
     """Answers requests with the deployment that is `current`. Use as `async with`."""
 
-    def __init__(self, served: Served) -> None:
-        self.current = served
+    def __init__(self, served: Served, operation: Operation = NOT_OPERATED) -> None:
+        self.current, self.operation = served, operation
         self.previous: Deployment | None = None  # to which a rollback returns
         self.restarts = 0
         self.switches = 0
+        self._beside: list[Served] = []  # a challenger
         self._draining: dict[Served, asyncio.Task[None]] = {}
         self._cancelled = 0  # of engines that are gone
         self._changing = asyncio.Lock()
         self._broken: EngineFailed | None = None  # no engine works, and none could be started
         self.observer = LoopObserver()
+        self.canary: Canary | None = None  # the last one
 
     def observe(self, observer: LoopObserver) -> None:
         """Have `observer` follow the requests of this engine and all that come."""
@@ -56,6 +60,9 @@ class Rollout:
         self._watching.cancel()
         for served, task in [*self._draining.items()]:
             task.cancel()
+            served.loop.close()
+            served.end()
+        for served in self._beside:
             served.loop.close()
             served.end()
         self.current.loop.close()
@@ -111,7 +118,7 @@ class Rollout:
             EngineFailed: the engine is broken, and so is another one.
         """
         try:
-            served = await self.working()
+            served = await self._chosen(requests)
             try:
                 submission = await served.loop.submit(requests)
             except EngineFailed:  # just now
@@ -125,6 +132,50 @@ class Rollout:
     async def between_steps(self, call: Callable[[], T]) -> T:
         """The result of `call`, run on the current engine's thread between two steps."""
         return await self.current.loop.between_steps(call)
+
+    def finished(self, request_id: str, generation: Generation) -> None:
+        """A request has ended."""
+        if self._trying is not None:
+            self._trying.finished(request_id, generation)
+
+    def left(self, request_id: str) -> None:
+        """A request was given up."""
+        if self._trying is not None:
+            self._trying.left(request_id)
+
+    async def _chosen(self, requests: Sequence[Request]) -> Served:
+        """Who takes these requests. A challenger that is decided about is promoted or dropped."""
+        working = await self.working()
+        if (trying := self._trying) is None:
+            return working
+        chosen = trying.choose([request.id for request in requests])
+        if trying.state == "running" and chosen.loop.works:
+            return chosen
+        if trying.state == "running":
+            trying.end("dropped", "its engine has failed")
+        async with self._changing:
+            await self._decide(trying)
+        return self.current
+
+    async def _decide(self, canary: Canary) -> None:
+        """Put a promoted challenger in the champion's place, or let a dropped one end."""
+        challenger = canary.sides["challenger"]
+        if challenger not in self._beside:
+            return
+        self._beside.remove(challenger)
+        if canary.state == "promoted":
+            old = self.current
+            self._switch(challenger)
+            self._switched(old)
+            await asyncio.to_thread(self.operation.keep, challenger.deployment)
+        else:
+            self._retire(challenger)
+
+    @property
+    def _trying(self) -> Canary | None:
+        """The canary that is not decided about."""
+        running = self.canary is not None and self.canary.sides["challenger"] in self._beside
+        return self.canary if running else None
 
     async def working(self) -> Served:
         """The current deployment, whose engine is started again where it has died. Raises
@@ -151,6 +202,8 @@ class Rollout:
                 self._broken = EngineFailed(f"the engine failed, and cannot be started: {error}")
                 raise self._broken from None
             self.current.since = failed.since
+            if self._trying is not None:
+                self._trying.sides["champion"] = self.current
             self.restarts += 1
             self._retire(failed)
             return self.current
@@ -160,15 +213,37 @@ class Rollout:
         all stays as it is."""
         await asyncio.to_thread(self.check_deployable, deployment)
         async with self._changing:
+            await self._give_up_trying()
             old = self.current
             try:
                 self._switch(await old.beside(deployment))
             except RuntimeError as error:
                 raise UserError(f"the new engine did not start: {error}") from None
-            self.previous, self._broken = old.deployment, None
-            self.switches += 1
-            self._retire(old)
+            self._switched(old)
+            await asyncio.to_thread(self.operation.keep, deployment)
             return self.current
+
+    async def try_out(self, deployment: Deployment, share: float) -> Served:
+        """Give a challenger a `share` of the traffic, until it is promoted or dropped
+        (:mod:`cluster.serving.canary`). Raises :class:`UserError` where that cannot be."""
+        both = (self.engine.configuration, deployment.configuration)
+        check_comparable(both, share)
+        await asyncio.to_thread(self.check_deployable, deployment)
+        async with self._changing:
+            await self._give_up_trying()
+            try:
+                challenger = await self.current.beside(deployment)
+            except RuntimeError as error:
+                raise UserError(f"the new engine did not start: {error}") from None
+            challenger.loop.observer = self.observer
+            self._beside.append(challenger)
+            self.canary = Canary(self.current, challenger, share)
+            return challenger
+
+    async def _give_up_trying(self) -> None:
+        if self._trying is not None:
+            self._trying.end("dropped", "something else is deployed")
+            await self._decide(self._trying)
 
     async def roll_back(self) -> Served:
         """Serve again what was served before. Raises :class:`UserError` where nothing was."""
@@ -194,7 +269,14 @@ class Rollout:
 
     def _all(self) -> Iterator[Served]:
         yield self.current
+        yield from self._beside
         yield from self._draining
+
+    def _switched(self, old: Served) -> None:
+        """Another deployment has taken the place of this one."""
+        self.previous, self._broken = old.deployment, None
+        self.switches += 1
+        self._retire(old)
 
     def _switch(self, served: Served) -> None:
         served.loop.observer = self.observer

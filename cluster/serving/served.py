@@ -6,12 +6,13 @@ import asyncio
 import logging
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cluster.serving.engine_loop import EngineLoop
 from cluster.serving.engine_process import EngineProcess
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PairSpec, Value
+from specdec_core.base.files import write_atomically
+from specdec_core.config import Configuration, PairSpec, Value, parse_json
 from specdec_core.drafting.states import load_state, save_state
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,28 @@ class Deployment(Value):
     version: int | None = None
     certificate: str | None = None
     learned: Path | None = None
+
+
+class Operation(NamedTuple):
+    """How a server is operated while it runs: the token of those who may do that, and the file of
+    what was deployed last, for a replica that Ray Serve starts again."""
+
+    token: str | None = None
+    deployed: Path | None = None
+
+    def last(self) -> Deployment | None:
+        """What was deployed last, if anything was."""
+        if self.deployed is None or not self.deployed.exists():
+            return None
+        return parse_json(Deployment, self.deployed.read_bytes(), str(self.deployed))
+
+    def keep(self, deployment: Deployment) -> None:
+        """Remember what is served now."""
+        if self.deployed is not None:
+            write_atomically(self.deployed, deployment.model_dump_json())
+
+
+NOT_OPERATED = Operation()
 
 
 class Served:

@@ -24,6 +24,12 @@ class Engines(Protocol):
     async def instead_of(self, failed: Served) -> Served:
         """Who goes on where an engine has failed. Raises :class:`EngineFailed`."""
 
+    def finished(self, request_id: str, generation: Generation) -> None:
+        """A request has ended."""
+
+    def left(self, request_id: str) -> None:
+        """A request was given up."""
+
 
 @dataclass
 class _Answer:
@@ -96,7 +102,10 @@ class Stream:
                     await self._go_on([self._answers[n].rest() for n in indices])
                 async for place, chunk in self._submission:
                     failed = 0
-                    yield indices[place], self._answers[indices[place]].took(chunk)
+                    chunk = self._answers[indices[place]].took(chunk)
+                    if chunk.finished:
+                        self._engines.finished(chunk.request_id, chunk.finished)
+                    yield indices[place], chunk
                 return
             except EngineFailed:
                 failed += 1
@@ -116,3 +125,4 @@ class Stream:
         for answer in self._answers:
             if not answer.finished:  # also by an engine that has failed
                 self._engines.observer.dropped(answer.request.id)
+                self._engines.left(answer.request.id)

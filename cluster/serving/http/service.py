@@ -17,7 +17,7 @@ from cluster.serving.metrics import Metrics
 from cluster.serving.protocol.errors import ApiError
 from cluster.serving.protocol.models import Arm, Health
 from cluster.serving.rollout import Rollout
-from cluster.serving.served import Deployment, Served
+from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
 from cluster.serving.stream import Stream
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Engine, Request
@@ -42,13 +42,13 @@ class CompletionService:
         cores: Sequence[int] = (),
         access: Access = EVERYBODY,
         deployment: Deployment | None = None,
-        token: str | None = None,
+        operation: Operation = NOT_OPERATED,
     ) -> None:
         deployment = deployment or Deployment(
             pair=engine.pair.spec, configuration=engine.configuration, learned=learned
         )
-        self.model, self.access, self.token = model, access, token
-        self.loop = Rollout(Served(EngineLoop(engine, queue, cores), deployment))
+        self.model, self.access = model, access
+        self.loop = Rollout(Served(EngineLoop(engine, queue, cores), deployment), operation)
         self.metrics = Metrics(model, self.loop)
         self.loop.observe(self.metrics)
         self.started = int(time.time())
@@ -106,6 +106,8 @@ class CompletionService:
             switches=self.loop.switches,
             restarts=self.loop.restarts,
         )
+        if self.loop.canary is not None:
+            health.canary = self.loop.canary.said()
         drafter = served.loop.engine.drafter
         if drafter is not None and health.ready and not served.loop.failure:
             arms = await served.loop.between_steps(drafter.learned)

@@ -30,6 +30,21 @@ class Arm(BaseModel):
     per_millisecond: float | None  # tokens
 
 
+class CanaryState(BaseModel):
+    """How a challenger that gets a share of the traffic stands: over so many pairs of turns, how
+    many times faster than the champion it is, with an interval that holds at all times."""
+
+    configuration: str  # its id
+    label: str
+    share: float
+    state: Literal["running", "promoted", "dropped"]
+    reason: str  # why, where it is over
+    pairs: int
+    ratio: float | None
+    low: float | None
+    high: float | None
+
+
 class Health(BaseModel):
     """Whether requests are answered, and by what."""
 
@@ -55,6 +70,7 @@ class Health(BaseModel):
     certificate: str | None  # what it says
     switches: int  # times that the configuration was replaced
     restarts: int  # of an engine that had failed
+    canary: CanaryState | None = None  # the last one
     arms: list[Arm] = []  # where a bandit with memory of all requests chooses who drafts
 
 

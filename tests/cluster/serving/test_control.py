@@ -8,10 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cluster.serving.control import announced, find_server, new_token
+from cluster.serving.control import announced, find_server
 from cluster.serving.http.app import build_app
 from cluster.serving.http.service import CompletionService
-from cluster.serving.served import Deployment
+from cluster.serving.served import Deployment, Operation
 from cluster.serving.server_process import free_port
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, PairSpec
@@ -19,12 +19,13 @@ from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
 from tests.local_server import LocalServer
 
-TOKEN = new_token()
+TOKEN = "a secret"
+OPERATION = Operation(TOKEN)
 
 
 @pytest.fixture
 def url(tiny_pair: Pair) -> Iterator[str]:
-    service = CompletionService(Engine(tiny_pair, AUTOREGRESSIVE), "tiny", token=TOKEN)
+    service = CompletionService(Engine(tiny_pair, AUTOREGRESSIVE), "tiny", operation=OPERATION)
     server = LocalServer(lambda: build_app(service))
     yield server.start(free_port())
     server.stop()
@@ -39,7 +40,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_running_server_is_found_by_its_user_alone(home: Path, tiny_spec: PairSpec) -> None:
     with pytest.raises(UserError, match="no server of this workspace"):
         find_server()
-    with announced("http://0.0.0.0:8123", tiny_spec, TOKEN):
+    with announced("http://0.0.0.0:8123", tiny_spec, OPERATION):
         [file] = (home / "servers").iterdir()
         assert file.stat().st_mode & 0o077 == 0
         server = find_server()
@@ -47,7 +48,7 @@ def test_a_running_server_is_found_by_its_user_alone(home: Path, tiny_spec: Pair
         assert server.name == tiny_spec.name
         with pytest.raises(UserError, match="no server answers there"):
             server.health()
-        with announced("http://127.0.0.1:8124", tiny_spec, TOKEN):
+        with announced("http://127.0.0.1:8124", tiny_spec, OPERATION):
             with pytest.raises(UserError, match="several servers"):
                 find_server()
             assert find_server("http://127.0.0.1:8124/").url.endswith("8124")
@@ -58,7 +59,7 @@ def test_it_takes_orders_with_its_token_and_says_why_it_refuses_one(
     home: Path, url: str, tiny_spec: PairSpec
 ) -> None:
     deployment = Deployment(pair=tiny_spec, configuration=AUTOREGRESSIVE)
-    with announced(url, tiny_spec, TOKEN):
+    with announced(url, tiny_spec, OPERATION):
         with pytest.raises(UserError, match="nothing else was served before"):
             find_server().roll_back()
         with pytest.raises(UserError, match="is not replaced while it serves"):

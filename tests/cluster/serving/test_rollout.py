@@ -6,13 +6,14 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
 from cluster.serving.engine_loop import EngineFailed
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.http.service import CompletionService
-from cluster.serving.served import Deployment
+from cluster.serving.served import NOT_OPERATED, Deployment, Operation
 from cluster.serving.stream import Stream
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, Sampling
@@ -61,9 +62,14 @@ async def text(stream: Stream) -> str:
     return sent
 
 
-def told(spec: PairSpec, story: Callable[[CompletionService], Awaitable[None]]) -> None:
+def told(
+    spec: PairSpec,
+    story: Callable[[CompletionService], Awaitable[None]],
+    operation: Operation = NOT_OPERATED,
+) -> None:
     """Serve while a story is told."""
-    service = CompletionService(EngineProcess(spec, CHAIN, LIMITS), "tiny")
+    engine = EngineProcess(spec, CHAIN, LIMITS)
+    service = CompletionService(engine, "tiny", operation=operation)
 
     async def main() -> None:
         async with service.loop:
@@ -132,6 +138,29 @@ async def refused(service: CompletionService, spec: PairSpec) -> None:
     assert service.loop.current is before
 
 
+async def tried_out(service: CompletionService, pair: Pair, expected: list[str]) -> None:
+    """A challenger gets half of the traffic, and is promoted."""
+    spec = service.loop.current.deployment.pair
+    champion = service.loop.current
+    challenger = await service.loop.try_out(Deployment(pair=spec, configuration=CHAIN), 0.5)
+    served = set()
+    for number in range(20):
+        stream = await service.submit([requests(pair, f"canary {number}")[number % 8]])
+        served.add(stream._served)
+        assert await text(stream) == expected[number % 8]
+    assert served == {champion, challenger}
+    canary = service.loop.canary
+    assert canary is not None
+    state = (await service.health()).canary
+    assert state is not None
+    assert (state.state, state.pairs) == ("running", 2)
+    canary.end("promoted", "the test says so")
+    (last,) = requests(pair, "promoted")[:1]
+    assert await text(await service.submit([last])) == expected[0]
+    assert service.loop.current is challenger
+    assert (await service.health()).configuration == CHAIN.id
+
+
 async def broken(service: CompletionService, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine dies, and cannot be started again."""
 
@@ -149,9 +178,14 @@ async def broken(service: CompletionService, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_streams_outlive_a_killed_engine_and_a_new_configuration(
-    tiny_spec: PairSpec, tiny_pair: Pair, expected: list[str], monkeypatch: pytest.MonkeyPatch
+    tiny_spec: PairSpec,
+    tiny_pair: Pair,
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """One story, because an engine's start takes seconds."""
+    operation = Operation(None, tmp_path / "deployed")
 
     async def story(service: CompletionService) -> None:
         await survived(service, tiny_pair, expected)
@@ -164,9 +198,12 @@ def test_streams_outlive_a_killed_engine_and_a_new_configuration(
         await refused(service, tiny_spec)
         health = await service.health()
         assert (health.configuration, health.switches) == (LOOKUP.id, 1)
+        kept = operation.last()  # what a replica that is started again serves
+        assert kept is not None
+        assert kept.configuration == LOOKUP
         await broken(service, monkeypatch)
 
-    told(tiny_spec, story)
+    told(tiny_spec, story, operation)
 
 
 @pytest.mark.long
@@ -178,6 +215,7 @@ def test_twenty_switches_under_load_change_no_text(
         assert service.loop.switches == 20
         assert answered > 20
         assert (await service.loop.roll_back()).deployment.configuration == LOOKUP
+        await tried_out(service, tiny_pair, expected)
         kill(service.engine)  # while nobody waits for it
         while service.loop.restarts < 1:
             await asyncio.sleep(0.05)

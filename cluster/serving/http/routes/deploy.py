@@ -22,9 +22,9 @@ DEPLOY, ROLL_BACK = OPERATE
 def router(service: CompletionService) -> APIRouter:
     """`/v1/specdec/deploy` and `/v1/specdec/rollback`; none for a server without a token."""
     routes = APIRouter(include_in_schema=False)
-    if service.token is None:
+    if service.loop.operation.token is None:
         return routes
-    token = service.token.encode()
+    token = service.loop.operation.token.encode()
 
     def check(request: HttpRequest) -> None:
         given = request.headers.get(TOKEN_HEADER, "").encode()
@@ -32,10 +32,12 @@ def router(service: CompletionService) -> APIRouter:
             raise ApiError(f"{TOKEN_HEADER}: not this server's token", status=403)
 
     @routes.post(DEPLOY)
-    async def deploy(request: HttpRequest) -> Deployment:
+    async def deploy(request: HttpRequest, canary: float | None = None) -> Deployment:
         check(request)
         try:
             wanted = parse_json(Deployment, await read_body(request), "the body")
+            if canary is not None:
+                return (await service.loop.try_out(wanted, canary)).deployment
             return (await service.loop.deploy(wanted)).deployment
         except UserError as error:
             raise ApiError(str(error)) from None
