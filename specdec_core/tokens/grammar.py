@@ -142,4 +142,4 @@ class Matcher:
     def _mask(self) -> np.ndarray:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._lost = bool(self._matcher.is_error())
-        return np.unpackbits(bits, count=self._size, bitorder="little").astype(bool)
+        return np.unpackbits(bits, count=self._size, bitorder="little").view(bool)

@@ -65,11 +65,12 @@ class TextWarper:
         if sampling.penalises:
             self._penalise(scores, text, paths)
         if self.matcher is not None:
-            allowed = torch.from_numpy(self.matcher.allowed(text[rules.prompt :], paths)[:, :size])
-            masked = scores.masked_fill(~allowed.to(scores.device), -torch.inf)
+            allowed = self.matcher.allowed(text[rules.prompt :], paths)[:, :size]
+            scores.masked_fill_(torch.from_numpy(~allowed).to(scores.device), -torch.inf)
             # A reduced draft may have none of the tokens; what it proposes then is rejected.
-            some = (masked > -torch.inf).any(dim=-1, keepdim=True)
-            scores = torch.where(some, masked, scores)
+            none = scores.amax(dim=-1) == -torch.inf
+            if none.any():
+                scores[none] = logits[none].float()
         return scores
 
     def _penalise(
