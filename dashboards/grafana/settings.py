@@ -63,7 +63,7 @@ def queries(interval: str = "1m") -> Iterator[tuple[str, str]]:
 def graphs(prometheus: str, *titles: str) -> str:
     """The address of Prometheus' own page with the queries of these panels."""
     chosen = [query for title in titles for name, query in queries() if name == title]
-    fields = {}
+    fields: dict[str, str] = {}
     for n, query in enumerate(chosen):
         fields |= {f"g{n}.expr": query, f"g{n}.tab": "0", f"g{n}.range_input": "15m"}
     return f"{prometheus}/graph?{urlencode(fields)}"
