@@ -66,6 +66,7 @@ def told(
     spec: PairSpec,
     story: Callable[[CompletionService], Awaitable[None]],
     operation: Operation = NOT_OPERATED,
+    seconds: float = 300,
 ) -> None:
     """Serve while a story is told."""
     engine = EngineProcess(spec, CHAIN, LIMITS)
@@ -76,7 +77,7 @@ def told(
             await story(service)
 
     try:
-        asyncio.run(asyncio.wait_for(main(), timeout=300))
+        asyncio.run(asyncio.wait_for(main(), timeout=seconds))
     finally:
         service.close()
 
@@ -222,4 +223,4 @@ def test_twenty_switches_under_load_change_no_text(
         (first,) = requests(tiny_pair, "later")[:1]
         assert await text(await service.submit([first])) == expected[0]
 
-    told(tiny_spec, story)
+    told(tiny_spec, story, seconds=1800)
