@@ -44,7 +44,7 @@ class EngineTimer:
     def _of(self, load: Load) -> list[Request]:
         """Raises :class:`UserError` for a request that the pair cannot take."""
         if load not in self._requests:
-            requests = self.traffic.requests(load, self.engine.encode)
+            requests = self.traffic.requests(load, self.engine.pair.tokenizer)
             for number, request in enumerate(requests):
                 try:
                     request.check(

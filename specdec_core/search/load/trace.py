@@ -2,6 +2,7 @@
 
 ```json
 {"arrival": 0.00, "prompt": "def main():", "max_new_tokens": 128}
+{"arrival": 0.10, "messages": [{"role": "user", "content": "hello"}]}
 {"arrival": 0.25, "prompt_tokens": 812, "output_tokens": 64}
 ```
 """
@@ -15,6 +16,8 @@ from pydantic import Field, PositiveInt, model_validator
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Value, parse
+from specdec_core.prompts.chat import read_messages
+from specdec_core.prompts.prompt import Message
 from specdec_core.prompts.prompt_sets import file_records
 
 
@@ -25,6 +28,7 @@ class TraceRequest(Value):
         ge=0, allow_inf_nan=False, description="seconds after the trace's beginning"
     )
     prompt: str | None = Field(default=None, min_length=1, description="the prompt's text, …")
+    messages: tuple[Message, ...] = Field(default=(), description="… a chat's messages, …")
     prompt_tokens: PositiveInt | None = Field(default=None, description="… or its length alone")
     output_tokens: PositiveInt | None = Field(
         default=None, description="tokens of the answer; unset, as many as there are"
@@ -35,8 +39,9 @@ class TraceRequest(Value):
 
     @model_validator(mode="after")
     def _one_prompt(self) -> Self:
-        if (self.prompt is None) == (self.prompt_tokens is None):
-            raise ValueError("give a prompt, or prompt_tokens, its length")
+        given = (self.prompt is not None, bool(self.messages), self.prompt_tokens is not None)
+        if sum(given) != 1:
+            raise ValueError("give a prompt, messages, or prompt_tokens, the prompt's length")
         return self
 
     def most_tokens(self, otherwise: int) -> int:
@@ -50,6 +55,8 @@ def read_trace(path: str | Path) -> list[TraceRequest]:
     is malformed or comes before the one above it, and for a file without requests."""
     requests: list[TraceRequest] = []
     for where, record in file_records(Path(path)):
+        if isinstance(record, dict) and "messages" in record:
+            record = {**record, "messages": read_messages(record["messages"], where)}
         request = parse(TraceRequest, record, where)
         if requests and request.arrival < requests[-1].arrival:
             raise UserError(

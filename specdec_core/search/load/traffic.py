@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
-from typing import Self
+from typing import Any, Self
 
 from specdec_core.cost.steps import StepTimes
 from specdec_core.engine import Request
 from specdec_core.engine.scheduler import Limits
+from specdec_core.prompts.chat import AUTO, rendered
+from specdec_core.prompts.conversation import Conversation
+from specdec_core.prompts.prompt import Prompt
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.load.answers import Answers
 from specdec_core.search.load.simulator import (
@@ -24,8 +26,6 @@ from specdec_core.search.load.workload import LiveSettings, Load, Workload, arri
 
 CLIENTS = (1, 2, 4, 8, 16)
 OPEN_SLOTS = max(CLIENTS)  # of an engine that an open loop is sent to
-
-Encode = Callable[[str], Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,10 @@ class Traffic:
             return simulate_clients(answers, times, asks, load.clients, self.limits)
         return simulate_arrivals(answers, times, asks, self.arrivals(load), self.limits)
 
-    def requests(self, load: Load, encode: Encode) -> list[Request]:
-        """The requests of a load for the live engine. Texts of a trace are its own; where it tells
-        their lengths alone, recorded prompts are cut or repeated."""
+    def requests(self, load: Load, tokenizer: Any) -> list[Request]:
+        """The requests of a load for the live engine. Texts and chats of a trace are its own; where
+        it tells their lengths alone, recorded prompts are cut or repeated. Raises
+        :class:`UserError` for a chat that no template writes."""
         places = [n % len(self.prompts) for n in range(load.requests)]
         if not self.trace:
             return [
@@ -96,16 +97,18 @@ class Traffic:
         return [
             Request(
                 str(n),
-                self._prompt(asked, self.prompts[place], encode),
+                _tokens(asked, self.prompts[place], tokenizer),
                 asked.most_tokens(self.new_tokens),
                 seed=place,
             )
             for n, (asked, place) in enumerate(zip(self.trace, places, strict=False))
         ]
 
-    def _prompt(
-        self, asked: TraceRequest, recorded: tuple[int, ...], encode: Encode
-    ) -> tuple[int, ...]:
-        if asked.prompt is not None:
-            return tuple(encode(asked.prompt))
+
+def _tokens(asked: TraceRequest, recorded: tuple[int, ...], tokenizer: Any) -> tuple[int, ...]:
+    if asked.prompt_tokens is not None:
         return tuple(islice(cycle(recorded), asked.prompt_tokens))
+    text = asked.prompt if asked.prompt is not None else asked.messages[-1].content
+    plain = Prompt(f"at {asked.arrival:g} s", text, messages=asked.messages)
+    [prompt] = rendered([plain], tokenizer, AUTO, "trace")
+    return Conversation(prompt, tokenizer).tokens()

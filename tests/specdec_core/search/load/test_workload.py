@@ -11,8 +11,11 @@ import pytest
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import parse
-from specdec_core.search.load.trace import read_trace
-from specdec_core.search.load.workload import Slo, Workload, arrival_times
+from specdec_core.models.pair import Pair
+from specdec_core.prompts.prompt import Message
+from specdec_core.search.load.trace import TraceRequest, read_trace
+from specdec_core.search.load.traffic import Traffic
+from specdec_core.search.load.workload import Load, Slo, Workload, arrival_times
 from specdec_core.search.plan import Plan
 
 LOOKUP = {"drafter": {"kind": "prompt_lookup"}}
@@ -74,6 +77,32 @@ def test_a_trace_is_read(tmp_path: Path) -> None:
     assert [each.most_tokens(16) for each in (first, second, third)] == [8, 4, 16]
 
 
+def test_chats_of_a_trace_are_rendered_and_lengths_cut_or_repeat(
+    tiny_pair: Pair, chat_pair: Pair
+) -> None:
+    chat = (Message("user", "x = 1"),)
+    trace = (
+        TraceRequest(arrival=0, prompt="x = 1"),
+        TraceRequest(arrival=1, messages=chat),
+        TraceRequest(arrival=2, prompt_tokens=5),
+    )
+    traffic = Traffic(Workload(trace="t.jsonl"), ((7, 8, 9),), 16, trace)
+    load = Load(requests=3)
+    text, asked, cut = (r.tokens for r in traffic.requests(load, chat_pair.tokenizer))
+    encode = chat_pair.tokenizer
+    assert text == tuple(encode("x = 1")["input_ids"])
+    assert asked == tuple(
+        encode.apply_chat_template(
+            [{"role": "user", "content": "x = 1"}], add_generation_prompt=True, return_dict=False
+        )
+    )
+    assert cut == (7, 8, 9, 7, 8)
+    # Without a template a single message is continued as it is.
+    assert traffic.requests(load, tiny_pair.tokenizer)[1].tokens == tuple(
+        tiny_pair.tokenizer("x = 1")["input_ids"]
+    )
+
+
 @pytest.mark.parametrize(
     ("records", "message"),
     [
@@ -81,7 +110,11 @@ def test_a_trace_is_read(tmp_path: Path) -> None:
             [{"arrival": 2, "prompt": "a"}, {"arrival": 1, "prompt": "a"}],
             ":2: arrival 1 s is before that of the request above (2 s)",
         ),
-        ([{"arrival": 0}], ":1: value: give a prompt, or prompt_tokens, its length"),
+        ([{"arrival": 0}], ":1: value: give a prompt, messages, or prompt_tokens"),
+        (
+            [{"arrival": 0, "messages": [{"role": "assistant", "content": "a"}]}],
+            ":1: messages: the last is the assistant's, not the user's",
+        ),
         ([{"arrival": 0, "prompt": "a", "tokens": 3}], ":1: tokens: unknown key"),
         ([{"prompt": "a"}], ":1: arrival: Field required"),
         ([], ": a workload without requests: the file is empty"),
