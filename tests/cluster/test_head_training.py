@@ -67,6 +67,7 @@ def test_heads_are_those_of_a_training_in_this_process_and_are_not_trained_twice
     assert len(head.card.curve) == 4
 
 
+@pytest.mark.long
 def test_of_several_learning_rates_the_one_with_the_least_eval_loss_is_kept(
     tmp_path: Path,
 ) -> None:

@@ -294,6 +294,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(plan: RecordingPlan, tmp_pa
         raise full
 
 
+@pytest.mark.long
 def test_what_is_on_a_full_disk_stays_whole_and_the_recording_goes_on_with_more_room(
     plan: RecordingPlan, recorded: tuple[Recording, Heard], tmp_path: Path
 ) -> None:

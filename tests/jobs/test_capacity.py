@@ -105,6 +105,7 @@ def test_bad_input_is_one_line(
 
 
 @pytest.mark.usefixtures("home")
+@pytest.mark.long
 def test_the_check_shows_live_and_simulated_side_by_side(command: Command, home: Path) -> None:
     arguments = ["--traces", "some", "--config", home / "c.yaml", "--seconds", 1]
     done = command(

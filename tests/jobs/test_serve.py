@@ -20,6 +20,7 @@ from ray.serve import Application
 from ray.serve._private.build_app import build_app
 
 from jobs import serve
+from jobs.choice import PairConfiguration
 from jobs.console import run
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, PairSpec
@@ -193,6 +194,7 @@ def test_serves_a_draft_beside_the_target_until_ctrl_c(config: Path, tiny_pair: 
                 os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_weights_that_cannot_be_loaded_are_one_line(config, refused, tmp_path):
     """Only the replica finds out."""
     content = yaml.safe_load(config.read_text())
@@ -231,7 +233,8 @@ def test_the_request_to_try_is_a_chat_where_there_is_a_template(
         (chat_spec, True, "/v1/chat/completions"),
         (tiny_spec, False, "/v1/completions"),
     ):
-        serve._announce(url, spec, AUTOREGRESSIVE, "a file", keys)
+        choice = PairConfiguration(pair=spec, configuration=AUTOREGRESSIVE)
+        serve._announce(url, choice, "a file", keys)
         printed = capsys.readouterr().out
         assert f"curl -N {url}{path} " in printed
         assert ("Authorization: Bearer $KEY" in printed) == keys

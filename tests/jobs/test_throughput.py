@@ -45,6 +45,7 @@ def constant(seconds: float, per_row: float) -> ForwardCost:
     )
 
 
+@pytest.mark.long
 def test_it_measures_plans_writes_and_logs(
     tiny_pair_folders: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ SMALL = (
 )
 
 
+@pytest.mark.long
 def test_a_draft_is_trained_with_the_best_rate_and_not_trained_again(
     command: Command, ray_running: None, tiny_spec: PairSpec, tmp_path: Path
 ) -> None:

@@ -60,6 +60,7 @@ def test_heads_are_trained_judged_and_not_trained_again(
     assert second.returncode == 0, second.stderr
 
 
+@pytest.mark.long
 def test_heads_are_judged_on_a_recording_of_rejection_sampling(
     command: Command, ray_running: None, home: Path, tmp_path: Path
 ) -> None:

@@ -101,6 +101,7 @@ def test_a_finished_recording_is_found_and_a_lost_shard_recorded_again(
     assert (heard.turns, file.read_bytes()) == (TURNS - 1, before)
 
 
+@pytest.mark.long
 def test_a_sweep_replays_the_turns_and_finds_their_counts_live(
     recorded: tuple[Path, Recording], chat_spec: PairSpec, prompts: Path, plan: RecordingPlan
 ) -> None:

@@ -197,6 +197,7 @@ def test_the_recorded_oracle_is_the_measured_one(replayed: Swept, live: Swept) -
     assert told.verification_rate == pytest.approx(measured.verification_rate)
 
 
+@pytest.mark.long
 def test_a_replay_that_was_interrupted_goes_on(
     replayed: Swept, recorded: tuple, plan: ResolvedPlan, tmp_path: Path
 ) -> None:
@@ -214,6 +215,7 @@ def test_a_replay_that_was_interrupted_goes_on(
     assert result.replay.configurations == replayed[0].replay.configurations
 
 
+@pytest.mark.long
 def test_a_recording_of_the_other_kind_of_forwards_is_replayed_and_that_is_said(
     recorded: tuple, tiny_spec: PairSpec, prompts_file: Path, tmp_path: Path
 ) -> None:

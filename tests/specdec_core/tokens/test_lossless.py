@@ -280,6 +280,7 @@ def test_the_test_notices_siblings_with_a_wrong_distribution(
     assert tree_p_value(toy_pair, drafter, Sampling(temperature=1.0), 4_000) < 1e-9
 
 
+@pytest.mark.long
 def test_the_test_notices_a_wrong_mask(toy_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes see all nodes before them, as in a chain, in the target."""
 

@@ -251,7 +251,7 @@ def samples(
 @pytest.mark.parametrize(
     ("sampling", "dies"),
     [
-        (Sampling(temperature=0.9, top_k=4), 0.0),
+        pytest.param(Sampling(temperature=0.9, top_k=4), 0.0, marks=pytest.mark.long),
         pytest.param(Sampling(temperature=1.0), 0.02, marks=pytest.mark.long),
         (Sampling(temperature=1.0, coupling="gumbel"), 0.0),
     ],
@@ -268,7 +268,10 @@ def test_samples_have_the_targets_joint_distribution(
 
 @pytest.mark.parametrize(
     "whole",
-    [{"kind": "pearl", "window": 3, "wait": 1, "drafter": cascade(SHORT)}, wholes(2, wait=1)[1]],
+    [
+        {"kind": "pearl", "window": 3, "wait": 1, "drafter": cascade(SHORT)},
+        pytest.param(wholes(2, wait=1)[1], marks=pytest.mark.long),
+    ],
     ids=["cascade", "merge"],
 )
 def test_samples_have_it_where_lookups_take_part(toy_pair: Pair, whole: dict) -> None:
@@ -295,7 +298,10 @@ def test_the_test_notices_guesses_that_were_not_drawn(
     assert p_value(counts, joint(toy_pair, sampling)) < 1e-9
 
 
-@pytest.mark.parametrize(("bug", "count"), [("certain", 2_000), ("late", 4_000)])
+@pytest.mark.parametrize(
+    ("bug", "count"),
+    [("certain", 2_000), pytest.param("late", 4_000, marks=pytest.mark.long)],
+)
 def test_the_test_notices_wrong_probabilities(
     toy_pair: Pair, monkeypatch: pytest.MonkeyPatch, bug: str, count: int
 ) -> None:
