@@ -68,6 +68,8 @@ def main(
         _say_nearest(server, configuration.drafter, nearest)
     for remark in counterpart.remarks:
         console.print(f"{server.title} {escape(remark)}", soft_wrap=True)
+    if not server.verified:
+        console.print(f"{server.title} was not run with this: it follows the documentation")
     for name in written.files:
         point("written", folder / name)
     point("for", f"{server.title} {version or server.version}")
@@ -80,7 +82,7 @@ def _models(choice: PairConfiguration, server: Server) -> Models:
     with console.status("looking the models up"):
         from specdec_core.export.places import models_of  # torch takes a second
 
-        return models_of(choice.pair, server.name == "vllm")
+        return models_of(choice.pair, server.speculators)
 
 
 def _nearest(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from specdec_core.base.errors import UserError
 from specdec_core.config import DrafterSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.by_batch import ByBatchSettings
@@ -32,8 +33,14 @@ class Models:
     drafts: Mapping[str, DraftFile]
 
     def draft(self, name: str | None) -> DraftFile:
-        """The draft of this name, or the first one."""
-        return self.drafts[name if name is not None else next(iter(self.drafts))]
+        """The draft of this name, or the first one. Raises :class:`UserError` where there is no
+        such draft."""
+        if name is None:
+            name = next(iter(self.drafts), "")
+        if name not in self.drafts:
+            known = ", ".join(self.drafts) or "none"
+            raise UserError(f"drafter.draft: the pair has no draft {name!r} (it has: {known})")
+        return self.drafts[name]
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,7 @@ class Server(ABC):
     version: ClassVar[str]  # whose settings these are
     known: ClassVar[tuple[str, ...]]  # versions with the same settings
     verified: ClassVar[bool] = False  # whether tests run the settings in the program itself
+    speculators: ClassVar[bool] = False  # whether it reads EAGLE heads in that format alone
 
     @abstractmethod
     def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:

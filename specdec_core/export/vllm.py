@@ -28,6 +28,7 @@ class Vllm(Server):
     version = "0.32"
     known = ("0.32",)
     verified = True
+    speculators = True
 
     def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
         if drafter is None:

@@ -118,6 +118,7 @@ def test_vllm_reads_what_is_written(command: Command, tmp_path: Path) -> None:
     ("drafter", "options", "message"),
     [
         (CHAIN, ("--to", "tgi"), "expected one of vllm"),
+        (CHAIN | {"draft": "x"}, ("--to", "vllm"), "the pair has no draft 'x' (it has: draft)"),
         (CHAIN, ("--to", "vllm", "--version", "0.9"), "the settings of 0.32 are known"),
         (LOSSY, ("--to", "vllm"), "is lossy"),
         (SVIP, ("--to", "vllm"), "no recording of"),
