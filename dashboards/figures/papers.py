@@ -53,6 +53,8 @@ def paper_figure(result: PapersResult, key: str) -> go.Figure:
         meaning += ", with its 95 % interval"
     fig = base_figure(table.title, f"{heading}: {meaning}", 440)
     methods = [m for m in result.plan.methods(key) if _known(result, table, m, quantity)]
+    if table.heat and table.varied:
+        return _heat(fig, result, table, methods, quantity)
     draw = _lines if table.varied else _bars
     for method, (colour, pattern) in zip(methods, _colours(methods), strict=True):
         draw(fig, result, table, method, quantity, colour, pattern)
@@ -120,6 +122,29 @@ def _lines(
             "<extra></extra>",
         )
     fig.update_xaxes(title_text=table.varied)
+
+
+def _heat(
+    fig: go.Figure,
+    result: PapersResult,
+    table: Table,
+    methods: Sequence[Method],
+    quantity: Quantity,
+) -> go.Figure:
+    """Methods down, values of the varied parameter across, of the first prompt set."""
+    prompts = result.sets_of(table)[0]
+    values = [[result.value(prompts, c, quantity) for c in m.configurations] for m in methods]
+    fig.add_heatmap(
+        x=[str(value) for value in table.values],
+        y=[method.name for method in methods],
+        z=values,
+        colorscale="Blues",
+        texttemplate="%{z:.2f}",
+        hovertemplate=f"%{{y}}, {table.varied} = %{{x}}: %{{z:.3f}}<extra></extra>",
+        colorbar={"title": QUANTITIES[quantity].heading},
+    )
+    fig.update_xaxes(title_text=table.varied)
+    return fig
 
 
 def _intervals(

@@ -96,6 +96,9 @@ class Table(Value):
     vary: dict[str, Annotated[tuple[Scalar, ...], Field(min_length=1)]] = Field(
         default={}, max_length=1
     )
+    heat: bool = Field(
+        default=False, description="drawn as a heat map of rows by the varied parameter"
+    )
     rows: Annotated[tuple[Row, ...], Field(min_length=1)]
     notes: tuple[str, ...] = ()
 
