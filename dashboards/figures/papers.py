@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from dashboards.figures.svg import SvgBar, bars_svg
 from dashboards.look import (
     DASHED,
     OTHER_COLOURS,
@@ -63,6 +64,32 @@ def paper_figure(result: PapersResult, key: str) -> go.Figure:
     if quantity == "speedup":
         fig.add_hline(y=1, line=DASHED)
     return legend_beside(fig)
+
+
+def paper_svg(result: PapersResult, key: str) -> str:
+    """The same values as an SVG file: a bar for each method, prompt set and value."""
+    table = result.plan.tables[key]
+    quantity: Quantity = "speedup" if "speedup" in table.columns else table.columns[0]
+    heading, form, meaning = QUANTITIES[quantity]
+    sets = result.sets_of(table)
+    bars = []
+    for method in result.plan.methods(key):
+        for number, configuration in enumerate(method.configurations):
+            for prompts in sets:
+                value = result.value(prompts, configuration, quantity)
+                if configuration.drafter is None or math.isnan(value):
+                    continue
+                parts = [method.label]
+                parts += [f"{table.varied} = {table.values[number]}"] if table.varied else []
+                parts += [prompts] if len(sets) > 1 else []
+                measured = result.find(prompts, configuration)
+                timing = measured.timing if measured and quantity == "speedup" else None
+                ends = (timing.low, timing.high) if timing else (value, value)
+                label = format(value, form.removesuffix("×")) + "×" * form.endswith("×")
+                bars.append(SvgBar(", ".join(parts), prompts, value, *ends, label))
+    colours = dict(zip(sets, OTHER_COLOURS, strict=False))
+    one = quantity == "speedup"
+    return bars_svg(table.title, f"{heading}: {meaning}", bars, colours, one)
 
 
 def _known(result: PapersResult, table: Table, method: Method, quantity: Quantity) -> bool:
