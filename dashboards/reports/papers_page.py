@@ -10,7 +10,7 @@ import pandas as pd
 from dashboards import cells
 from dashboards.figures.papers import QUANTITIES, paper_svg
 from dashboards.outputs.markdown import part
-from dashboards.reports.papers import LEGEND, notes, tables
+from dashboards.reports.papers import notes, tables
 from dashboards.sections import Section
 from specdec_core.studies.papers.methods import Ours, Paper, measured_range
 from specdec_core.studies.papers.result import PapersResult
@@ -18,7 +18,8 @@ from specdec_core.studies.papers.result import PapersResult
 TITLE = "The papers, method by method"
 ABOUT = (
     "Each table names a method or result of a paper, where the code has it, the test that guards"
-    " it, the paper's number, and the one measured here: the range over the prompt sets below."
+    " it, the paper's number, and the one measured here: the range over the prompt sets,"
+    " drafts and temperatures of its row in a table below. A dash was not measured."
 )
 
 
@@ -27,7 +28,7 @@ def papers_page(
 ) -> tuple[str, dict[str, str]]:
     """The page in Markdown, and the SVG files that it shows, by name."""
     measured = {section.key: section for section in tables(result)}
-    parts = [f"# {TITLE}", ABOUT, _origin(result, made_by), *notes(result), LEGEND]
+    parts = [f"# {TITLE}", ABOUT, _origin(result, made_by), *notes(result)]
     figures: dict[str, str] = {}
     for paper in papers:
         parts += [f"## {paper.title}", part(_methods(result, paper))]
