@@ -66,6 +66,9 @@ class LoopObserver:
     def submitted(self, request: Request) -> None:
         """A request is handed to the engine for the first time."""
 
+    def resumed(self, request: Request) -> None:
+        """A request that another server has begun is handed to the engine."""
+
     def refused(self) -> None:
         """A submission found the queue full."""
 
@@ -88,7 +91,7 @@ class Submission:
     """
 
     def __init__(self, loop: EngineLoop, requests: Sequence[Request]) -> None:
-        self._loop = loop
+        self._loop, self.configuration = loop, loop.engine.configuration
         self._indices = {request.id: index for index, request in enumerate(requests)}
         self.chunks: asyncio.Queue[Chunk | EngineFailed] = asyncio.Queue()
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from cluster.placed_engine import check_models
 from cluster.serving.canary import Canary, check_comparable
-from cluster.serving.engine_loop import EngineFailed, LoopObserver
+from cluster.serving.engine_loop import EngineFailed, LoopObserver, Submission
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
 from cluster.serving.stream import Stream
@@ -109,21 +109,24 @@ class Rollout:
         if self._broken:
             raise self._broken
 
-    async def submit(self, requests: Sequence[Request]) -> Stream:
-        """Hand all requests to the engine, or none.
+    async def submit(self, requests: Sequence[Request], begun: bool = False) -> Stream[Served]:
+        """Hand all requests to the engine, or none. Those that were `begun` by another server do
+        not queue again.
 
         Raises:
             UserError: what the engine finds wrong with a request.
             QueueFull: too many are waiting.
             EngineFailed: the engine is broken, and so is another one.
         """
+        for request in requests if begun else ():
+            self.observer.resumed(request)
         try:
             served = await self._chosen(requests)
             try:
-                submission = await served.loop.submit(requests)
+                submission = await served.loop.submit(requests, begun)
             except EngineFailed:  # just now
                 served = await self.instead_of(served)
-                submission = await served.loop.submit(requests)
+                submission = await served.loop.submit(requests, begun)
         except EngineFailed:
             self.observer.failed([request.id for request in requests])
             raise
@@ -186,6 +189,12 @@ class Rollout:
         except EngineFailed:
             return await self.instead_of(served)
         return served
+
+    async def go_on(self, failed: Served, requests: Sequence[Request]) -> tuple[Served, Submission]:
+        """Hand requests that were begun to the engine that is instead of one that has failed.
+        Raises :class:`EngineFailed`."""
+        served = await self.instead_of(failed)
+        return served, await served.loop.submit(requests, begun=True)
 
     async def instead_of(self, failed: Served) -> Served:
         """Who goes on for a deployment whose engine has failed: the current one, whose engine is
