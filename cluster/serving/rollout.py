@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from cluster.placed_engine import check_models
-from cluster.serving.canary import Canary, check_comparable
+from cluster.serving.canary import CONFIDENCE, Canary, check_comparable
 from cluster.serving.engine_loop import EngineFailed, LoopObserver, Submission
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
@@ -232,9 +232,26 @@ class Rollout:
             await asyncio.to_thread(self.operation.keep, deployment)
             return self.current
 
-    async def try_out(self, deployment: Deployment, share: float) -> Served:
-        """Give a challenger a `share` of the traffic, until it is promoted or dropped
-        (:mod:`cluster.serving.canary`). Raises :class:`UserError` where that cannot be."""
+    async def settle(self, deployment: Deployment) -> None:
+        """Serve this and nothing beside it, as others have decided. Raises :class:`UserError` where
+        that cannot be."""
+        trying = self._trying
+        if trying is not None and trying.sides["challenger"].deployment == deployment:
+            trying.end("promoted", "it is faster elsewhere")
+            async with self._changing:
+                await self._decide(trying)
+        elif self.current.deployment == deployment:
+            async with self._changing:
+                await self._give_up_trying()
+        else:
+            await self.deploy(deployment)
+
+    async def try_out(
+        self, deployment: Deployment, share: float, confidence: float = CONFIDENCE
+    ) -> Served:
+        """Give a challenger a `share` of the traffic, until it is promoted or dropped with this
+        confidence (:mod:`cluster.serving.canary`). Raises :class:`UserError` where that cannot
+        be."""
         both = (self.engine.configuration, deployment.configuration)
         check_comparable(both, share)
         await asyncio.to_thread(self.check_deployable, deployment)
@@ -246,7 +263,7 @@ class Rollout:
                 raise UserError(f"the new engine did not start: {error}") from None
             challenger.loop.observer = self.observer
             self._beside.append(challenger)
-            self.canary = Canary(self.current, challenger, share)
+            self.canary = Canary(self.current, challenger, share, confidence)
             return challenger
 
     async def _give_up_trying(self) -> None:
