@@ -87,7 +87,7 @@ class CompletionServer:
 class Ingress:
     """The HTTP application before several replicas with engines."""
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
         self, engines: DeploymentHandle[Any], start: Start, page: Page | None = None
     ) -> None:
         fleet = Fleet(engines, start.deployment(), start.operation)
@@ -221,7 +221,8 @@ def _bound(start: Start, replicas: Replicas, page: Page | None) -> serve.Applica
         ray_actor_options=own,
         max_ongoing_requests=requests + REFUSALS,
         request_router_config=RequestRouterConfig(
-            request_router_class=PrefixRouter, request_router_kwargs={"slots": limits.slots}
+            request_router_class=PrefixRouter,  # type: ignore[arg-type]  # pydantic's plugin errs
+            request_router_kwargs={"slots": limits.slots},
         ),
         **replicas.options(limits.slots),
     )

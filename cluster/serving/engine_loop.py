@@ -40,7 +40,7 @@ class QueueFull(Exception):
 
     def __init__(self, waiting: int, seconds: int) -> None:
         super().__init__(f"{waiting} requests are waiting already; try again in {seconds} s")
-        self.seconds = seconds
+        self.waiting, self.seconds = waiting, seconds
 
 
 class Pace:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from grpc.aio import AioRpcError
+from grpc.aio import AioRpcError  # type: ignore[import-untyped]
 from ray.exceptions import RayError
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
@@ -168,6 +168,7 @@ class Fleet:
         avoided, full, failure = [*avoid], 0, "no replica answers"
         for _ in range(2 + ATTEMPTS):
             answer = call.remote([*requests], begun, avoided)
+            assert isinstance(answer, DeploymentResponseGenerator)  # of a call that streams
             try:
                 first = await anext(answer)
             except (*_GONE, StopAsyncIteration) as error:

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from cluster.serving.replicas.routing import ROUTED
+from cluster.serving.replicas.prefixes import ROUTED
 
 _SWITCHES = "specdec:configuration_switches"  # counted by the ingress: for all replicas together
 

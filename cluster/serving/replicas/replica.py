@@ -25,7 +25,9 @@ class EngineReplica:
     """One engine in a process of its own. `replicas` is the most that there will be: each has its
     part of the cores."""
 
-    async def __init__(self, start: Start, replicas: int) -> None:
+    async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
+        self, start: Start, replicas: int
+    ) -> None:
         context = serve.get_replica_context()
         self._name = context.replica_id.unique_id
         deployment = start.deployment()

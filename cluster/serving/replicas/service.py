@@ -19,8 +19,10 @@ from specdec_core.config import Configuration
 from specdec_core.engine import Request
 from specdec_core.models.pair import Pair, load_skeleton, load_tokenizer
 
-_SUMS = ("slots", "queue", "running", "waiting", "preemptions", "prefix_hits", "prefix_tokens")
-_SUMS += ("cancelled", "restarts")
+_SUMS = (
+    *("slots", "queue", "running", "waiting", "cancelled", "restarts"),
+    *("preemptions", "prefix_hits", "prefix_tokens"),
+)
 
 
 class Engines(NamedTuple):

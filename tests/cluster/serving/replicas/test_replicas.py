@@ -172,7 +172,8 @@ def test_a_client_that_leaves_frees_its_slot_at_the_replica(url):
     cancelled = health(url)["cancelled"]
     body = {**BODIES[0], "prompt": ["x"] * 64, "stream": True}
     with http.stream("POST", url + PATH, json=body) as stream:
-        next(stream.iter_lines())
+        lines = stream.iter_lines()  # httpx leaves when it is collected
+        next(lines)
         assert health(url)["running"] > 0
     wait(lambda: health(url)["running"] == 0)
     assert health(url)["cancelled"] > cancelled
@@ -204,6 +205,10 @@ def test_a_killed_replica_changes_no_text(url, expected):
         wait(lambda: all(replica["running"] >= 2 for replica in health(url)["replicas"]))
         for process in (victim, *engine):
             os.kill(process, signal.SIGKILL)
-        assert [each.result() for each in running] == expected
+        for each, wanted in zip(running, expected, strict=True):
+            for got, whole in zip(each.result(), wanted, strict=True):
+                # Another forward reads the tokens again, and adds in another order.
+                assert got.pop("logprobs") == pytest.approx(whole["logprobs"], abs=1e-4)
+                assert got == {key: value for key, value in whole.items() if key != "logprobs"}
     assert counted(url, "specdec:requests_resumed_total") > 0
     assert http.get(f"{url}/ready").json() == {"ready": True}
