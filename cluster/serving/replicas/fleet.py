@@ -22,7 +22,15 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from cluster.serving.canary import CONFIDENCE, check_comparable
 from cluster.serving.engine_loop import EngineFailed, LoopObserver, QueueFull
 from cluster.serving.protocol.models import CanaryState
-from cluster.serving.replicas.messages import Facts, Failed, Refused, Status, Taken, Told
+from cluster.serving.replicas.messages import (
+    Facts,
+    Failed,
+    Gain,
+    Refused,
+    Status,
+    Taken,
+    Told,
+)
 from cluster.serving.served import Deployment, Operation
 from cluster.serving.stream import ATTEMPTS, Stream
 from specdec_core.base.errors import UserError
@@ -33,6 +41,7 @@ from specdec_core.tokens.statistics import Generation
 logger = logging.getLogger(__name__)
 
 _WATCH = 1.0  # seconds between looks at what the replicas serve
+_SHARE = 30.0  # and between exchanges of what their bandits have learned
 _ANSWER = 10.0  # seconds in which a replica says how it is
 _LOAD = 1800.0  # seconds in which it loads another engine
 _GONE = (RayError, RayServeException, AioRpcError)  # what a replica's death looks like
@@ -87,11 +96,12 @@ class Fleet:
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
         """Replicas that start late serve what all serve, during the block."""
-        watching = asyncio.create_task(self._watch())
+        tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._share())]
         try:
             yield
         finally:
-            watching.cancel()
+            for task in tasks:
+                task.cancel()
 
     async def facts(self) -> Facts:
         """What the engines can do, once one of them works."""
@@ -157,6 +167,7 @@ class Fleet:
             confidence = 1 - (1 - CONFIDENCE) / count
             await self._tell("try_out", deployment, share, confidence)
             self._trying = deployment
+            await self._decide(await self.ask("status"))
             return deployment
 
     async def _hand(
@@ -212,6 +223,17 @@ class Fleet:
                 statuses: list[Status] = await self.ask("status")
                 await self._decide(statuses)
                 await self._tell_strays(statuses)
+
+    async def _share(self) -> None:
+        """Have every replica learn what the others have learned."""
+        while True:
+            await asyncio.sleep(_SHARE)
+            drafter = self.deployment.configuration.drafter
+            if drafter is None or not drafter.keeps_state:
+                continue
+            gains: list[Gain] = await self.ask("gained")
+            if len(gains) > 1:
+                await self.ask("absorb", gains)
 
     async def _decide(self, statuses: Sequence[Status]) -> None:
         """Follow the first replica that has decided about the challenger."""

@@ -56,3 +56,12 @@ class Status(NamedTuple):
     deployment: Deployment
     takes: bool  # requests that come now
     canary: CanaryState | None
+
+
+class Gain(NamedTuple):
+    """What a replica's bandit has learned by itself under a configuration since it said so last;
+    None where nothing is learned."""
+
+    replica: str
+    configuration: Configuration
+    sums: dict[str, list[float]] | None

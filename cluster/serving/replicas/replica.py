@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from prometheus_client.metrics_core import Metric
@@ -13,10 +14,19 @@ from ray import serve
 
 from cluster.serving.engine_loop import EngineFailed, QueueFull
 from cluster.serving.protocol.models import Health
-from cluster.serving.replicas.messages import Facts, Failed, Refused, Status, Taken, Told
+from cluster.serving.replicas.messages import (
+    Facts,
+    Failed,
+    Gain,
+    Refused,
+    Status,
+    Taken,
+    Told,
+)
 from cluster.serving.served import NOT_OPERATED, Deployment
 from cluster.serving.start import Start
 from specdec_core.base.errors import UserError
+from specdec_core.drafting.bandit.gains import added
 from specdec_core.engine import Request
 
 
@@ -117,3 +127,22 @@ class EngineReplica:
         except UserError as error:
             return Told(self._name, str(error))
         return Told(self._name)
+
+    async def gained(self) -> Gain:
+        """What its bandit has learned since this was asked last."""
+        served = self._service.loop.current
+        sums = await served.loop.between_steps(served.gained)
+        return Gain(self._name, served.deployment.configuration, sums)
+
+    async def absorb(self, gains: Sequence[Gain]) -> None:
+        """Learn what the others' bandits have learned."""
+        served = self._service.loop.current
+        sums = [
+            gain.sums
+            for gain in gains
+            if gain.sums is not None
+            and gain.replica != self._name
+            and gain.configuration == served.deployment.configuration
+        ]
+        if sums:
+            await served.loop.between_steps(partial(served.absorb, added(sums)))

@@ -55,6 +55,8 @@ BODIES: list[dict[str, Any]] = [
     },
 ]
 
+pytestmark = pytest.mark.long
+
 http = httpx.Client(timeout=120)  # nothing here is about speed
 
 
