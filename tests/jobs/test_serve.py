@@ -219,6 +219,15 @@ def test_a_port_in_use_is_one_line(config, refused):
     assert line == f"error: cannot listen on 127.0.0.1:{port}: address already in use"
 
 
+def test_replicas_that_cannot_be_are_one_line(config, refused):
+    line = refused("--config", config, "--replicas", 3, "--max-replicas", 2)
+    assert line == "error: --max-replicas 2: fewer than the 3 of --replicas"
+    line = refused("--config", config, "--replicas", 1000, "--port", free_port())
+    assert line.startswith("error: --replicas 1000: the cluster has room for ")
+    line = refused("--config", config, "--replicas", 2, "--cores", "0")
+    assert "not the same number for each of 2 replicas" in line
+
+
 def test_an_address_that_others_reach_needs_keys(config, refused, tmp_path):
     line = refused("--config", config, "--host", "0.0.0.0")
     assert "--api-key-file" in line
