@@ -32,12 +32,13 @@ class PrefixRouter(RequestRouter):
         if pending_request is None or not pending_request.args:
             return [[*known.values()]]
         pending_request.routing_context.should_backoff = True  # where none has room
-        requests, _, avoid = pending_request.args
+        requests, begun, avoid = pending_request.args
         choice = self._prefixes.choose(requests[0].text, [*known])
         wanted = [name for name in choice.replicas if name not in avoid] or choice.replicas
         key = pending_request.metadata.internal_request_id
         self._prefixes.reserve(key, wanted[0], len(requests))
-        self._reasons[key] = choice.reason if wanted[0] == choice.replicas[0] else "busy"
+        if not begun:  # else it was counted when it was
+            self._reasons[key] = choice.reason if wanted[0] == choice.replicas[0] else "busy"
         return [[known[name]] for name in wanted]
 
     def on_request_routed(
