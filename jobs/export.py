@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 from rich.markup import escape
 from typer import Option
 
-from jobs.choice import PairConfiguration, choose
+from jobs.choice import choose
 from jobs.console import console, point, print_configuration, run
 from jobs.options import Config, Hardware, ProfileFile, check_times
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import DrafterSettings
+from specdec_core.config import DrafterSettings, PairConfiguration
 
 if TYPE_CHECKING:
     from specdec_core.export.nearest import Nearest
