@@ -127,9 +127,7 @@ class Candidates(CandidateGenerator):
         if self.read is not None:
             self.read.took()
 
-    def get_candidates(
-        self, input_ids: torch.LongTensor, **_: Any
-    ) -> tuple[torch.LongTensor, Tensor | None]:
+    def get_candidates(self, input_ids: torch.LongTensor, **_: Any) -> Any:
         """Candidates behind the text (1, length + candidates), and when sampling the logarithms of
         the distributions (1, candidates, vocabulary) that they were drawn from. None before the
         target has read the text."""
@@ -140,11 +138,11 @@ class Candidates(CandidateGenerator):
         tree = self.drafter.propose({0: room})[0]
         if not tree.tokens:
             return input_ids, None  # transformers takes no distributions of no candidates
-        new: Any = torch.cat([input_ids, input_ids.new_tensor([tree.tokens])], dim=1)
+        new = torch.cat([input_ids, input_ids.new_tensor([tree.tokens])], dim=1)
         return new, None if self._sampling.greedy else self._logits(tree)
 
     def update_candidate_strategy(
-        self, input_ids: torch.LongTensor, scores: torch.FloatTensor, num_matches: int
+        self, input_ids: torch.LongTensor, scores: Tensor, num_matches: int
     ) -> None:
         """The target has added to the text `input_ids`; `scores` (1, candidates + 1, vocabulary)
         are its own."""
