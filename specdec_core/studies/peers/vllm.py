@@ -10,7 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import specdec_core
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairConfiguration, PairSpec
@@ -232,7 +231,7 @@ def inherited_environment() -> dict[str, str]:
 def library_environment(folder: Path) -> dict[str, str]:
     """Variables for a process of vLLM that imports this library: alone, by way of `folder`, without
     what is installed beside it."""
-    library = Path(specdec_core.__file__).parent
+    library = Path(__file__).parents[2]
     (folder / library.name).symlink_to(library, target_is_directory=True)
     return {"PYTHONPATH": str(folder)}
 
