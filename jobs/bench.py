@@ -304,7 +304,7 @@ def _race(
 
     with (
         RaceProgress(console) as progress,
-        open_peers(pair, plan.peers, explicit, progress) as others,
+        open_peers(pair, plan.peers, explicit, progress, plan.plugged_in()) as others,
     ):
         return run_bench(plan, prompts, pair, others, name, _command(), progress)
 

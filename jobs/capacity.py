@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from jobs.choice import PairConfiguration, choose
+from jobs.choice import choose
 from jobs.console import console, deliver, run
 from jobs.options import Config, Name, check_name, sizes
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
+from specdec_core.config import PairConfiguration
 from specdec_core.search.load.trace import read_trace
 from specdec_core.search.load.workload import Slo
 

@@ -5,26 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import yaml
-
 from specdec_core.base.errors import UserError
-from specdec_core.base.files import write_atomically
 from specdec_core.base.workspace import workspace
-from specdec_core.config import Configuration, PairSpec, Value, load_yaml, parse
+from specdec_core.config import PairConfiguration
 from specdec_core.search.folder import find_trial
 
 ID = re.compile("[0-9a-f]{2,10}")  # an id or its beginning
-
-
-class PairConfiguration(Value):
-    """A pair and the configuration to decode with, as in a YAML file for `--config`."""
-
-    pair: PairSpec = PairSpec()
-    configuration: Configuration
-
-    def save(self, path: Path) -> Path:
-        content = self.model_dump(mode="json")
-        return write_atomically(path, yaml.safe_dump(content, sort_keys=False))
 
 
 def choose(config: Path | None) -> tuple[PairConfiguration, str]:
@@ -58,7 +44,7 @@ def read_config(config: Path) -> tuple[PairConfiguration, str]:
         UserError: the file is missing or wrong, or not exactly one id begins like that.
     """
     if config.exists() or not ID.fullmatch(str(config)):
-        return parse(PairConfiguration, load_yaml(config), str(config)), str(config)
+        return PairConfiguration.load(config), str(config)
     try:
         result, trial = find_trial(workspace() / "sweeps", str(config))
     except UserError as error:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 from rich.markup import escape
 from typer import Option
 
-from jobs.choice import PairConfiguration, choose
+from jobs.choice import choose
 from jobs.console import console, point, print_configuration, run
 from jobs.options import Config, Hardware, ProfileFile, check_times
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import DrafterSettings
+from specdec_core.config import DrafterSettings, PairConfiguration
 
 if TYPE_CHECKING:
     from specdec_core.export.nearest import Nearest
-    from specdec_core.export.server import Models, Server
+    from specdec_core.export.server import Models, Server, Written
 
 
 def main(
@@ -26,6 +26,14 @@ def main(
     version: Annotated[
         str | None, Option(help="The server's version; unset, the one whose settings are known.")
     ] = None,
+    plugin: Annotated[
+        bool,
+        Option(
+            "--plugin",
+            help="For vllm and transformers: have this library draft there, by the configuration"
+            " as it is.",
+        ),
+    ] = False,
     traces: Annotated[
         str | None,
         Option(
@@ -54,6 +62,11 @@ def main(
             " counterpart"
         )
     models = _models(choice, server)
+    if plugin:
+        written = server.plugged_in(configuration, models, choice.pair.runner)
+        print_configuration(configuration, source)
+        _deliver(server, written, version, _folder(out, choice, server))
+        return
     drafter, nearest = configuration.drafter, None
     if server.counterpart(drafter, models) is None:
         nearest = _nearest(choice, server, models, traces, hardware, profile)
@@ -62,14 +75,22 @@ def main(
     assert counterpart is not None  # what is nearest has one
     written = server.written(counterpart, models)
     print_configuration(configuration, source)
-    folder = out or workspace() / "export" / f"{choice.pair.name}-{server.name}"
-    _write(folder, {**written.files, "usage.txt": written.usage + "\n"})
     if nearest is not None:
         _say_nearest(server, configuration.drafter, nearest)
     for remark in counterpart.remarks:
         console.print(f"{server.title} {escape(remark)}", soft_wrap=True)
     if not server.verified:
         console.print(f"{server.title} was not run with this: it follows the documentation")
+    _deliver(server, written, version, _folder(out, choice, server))
+
+
+def _folder(out: Path | None, choice: PairConfiguration, server: Server) -> Path:
+    return out or workspace() / "export" / f"{choice.pair.name}-{server.name}"
+
+
+def _deliver(server: Server, written: Written, version: str | None, folder: Path) -> None:
+    """Write the files, and say how they are used."""
+    _write(folder, {**written.files, "usage.txt": written.usage + "\n"})
     for name in written.files:
         point("written", folder / name)
     point("for", f"{server.title} {version or server.version}")

@@ -14,11 +14,18 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
-from jobs.choice import PairConfiguration, choose
+from jobs.choice import choose
 from jobs.console import console, print_configuration, run
 from jobs.options import Config, Drafts, MaxLength, Placed, Target, Tokens, chosen_pair
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PairSpec, Placement, Temperature, parse
+from specdec_core.config import (
+    Configuration,
+    PairConfiguration,
+    PairSpec,
+    Placement,
+    Temperature,
+    parse,
+)
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.prompts.chat import ALWAYS, rendered, template_of

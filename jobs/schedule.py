@@ -8,11 +8,11 @@ from typing import Annotated
 
 from typer import Option
 
-from jobs.choice import PairConfiguration
 from jobs.console import console, deliver, point, program, run
 from jobs.options import Name, check_name, sizes
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
+from specdec_core.config import PairConfiguration
 from specdec_core.search.load.workload import Slo, Workload
 from specdec_core.search.plan import load_plan
 

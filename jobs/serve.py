@@ -12,11 +12,11 @@ from rich.markup import escape
 from typer import Option
 
 from dashboards.pages import PLAYGROUND
-from jobs.choice import PairConfiguration, choose, choose_version
+from jobs.choice import choose, choose_version
 from jobs.console import console, print_configuration, run
 from jobs.deploy import follow_champion
 from jobs.options import Config, Placed, numbers
-from specdec_core.config import Placement, Value, parse
+from specdec_core.config import PairConfiguration, Placement, Value, parse
 
 if TYPE_CHECKING:
     from ray.serve import Application

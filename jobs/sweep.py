@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from jobs.choice import PairConfiguration
 from jobs.console import console, interruptible, point, print_runs_page, program, run
 from jobs.options import (
     Drafts,
@@ -26,6 +25,7 @@ from jobs.options import (
 )
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
+from specdec_core.config import PairConfiguration
 from specdec_core.prompts.chat import AUTO
 from specdec_core.search.plan import load_plan
 

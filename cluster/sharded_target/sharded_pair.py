@@ -13,6 +13,7 @@ from cluster.placement import Placed, place
 from cluster.sharded_target.sharded_runner import ShardedRunner
 from cluster.sharded_target.target_group import TargetGroup
 from specdec_core.config import PairSpec, Placement
+from specdec_core.models.eagle.runner import ReadRows
 from specdec_core.models.location import located
 from specdec_core.models.pair import (
     Draft,
@@ -32,7 +33,7 @@ class ShardedPair(Pair):
     group: TargetGroup = field(init=False)
 
     def open_runner(
-        self, draft: str | None, slots: int, target: ModelRunner | None = None
+        self, draft: str | None, slots: int, target: ModelRunner | ReadRows | None = None
     ) -> ModelRunner:
         if draft is not None:
             return super().open_runner(draft, slots, target)

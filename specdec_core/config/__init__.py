@@ -14,6 +14,7 @@ from specdec_core.config.base import (
     parse,
     parse_json,
 )
+from specdec_core.config.chosen import PairConfiguration
 from specdec_core.config.configuration import AUTOREGRESSIVE, Configuration
 from specdec_core.config.drafters import (
     MOST_NODES,
@@ -63,6 +64,7 @@ __all__ = [
     "MaxTokens",
     "Memory",
     "ModelSettings",
+    "PairConfiguration",
     "PairSpec",
     "Placement",
     "PolicyDrafterSettings",

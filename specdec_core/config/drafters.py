@@ -61,6 +61,16 @@ class DrafterSettings(KindSettings):
         return self.depth
 
     @property
+    def chain(self) -> bool:
+        """Whether every round's tree is a chain."""
+        return self.nodes <= self.depth
+
+    @property
+    def reads_rejected(self) -> bool:
+        """Whether it learns from the target's tokens after candidates that it rejects."""
+        return any(part.reads_rejected for part in self.parts)
+
+    @property
     def family(self) -> str:
         """Drafters that differ only in their numbers share a family."""
         return self.kind

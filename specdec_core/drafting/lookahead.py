@@ -50,6 +50,10 @@ class LookaheadSettings(DrafterSettings):
         # The window's first guess is the text's last token.
         return (self.window + self.guesses) * (self.ngram - 1) - 1
 
+    @property
+    def reads_rejected(self) -> bool:
+        return True
+
     def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         return "the target's tokens after the window's guesses are not recorded"
 

@@ -67,6 +67,10 @@ class RetrievalSettings(LookupSettings):
     def datastores(self) -> tuple[str, ...]:
         return (self.datastore,)
 
+    @property
+    def chain(self) -> bool:
+        return False
+
     def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         return None
 

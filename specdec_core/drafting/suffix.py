@@ -64,6 +64,10 @@ class SuffixSettings(LookupSettings):
     def depth(self) -> int:
         return self.max_tokens
 
+    @property
+    def chain(self) -> bool:
+        return not self.tree
+
     def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         return None
 

@@ -59,6 +59,10 @@ class TokenCacheSettings(LookupSettings):
     def nodes(self) -> int:
         return self.phrases * self.phrase_length
 
+    @property
+    def reads_rejected(self) -> bool:
+        return self.learn_from == "useful"
+
     def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         if self.learn_from == "output":
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from specdec_core.models.eagle.runner import ReadRows
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import ModelRunner
 
@@ -12,7 +13,7 @@ class DraftRunners:
     """Runners with `slots` rows each, opened when first needed; heads draft from the rows of
     `target`."""
 
-    def __init__(self, pair: Pair, slots: int, target: ModelRunner) -> None:
+    def __init__(self, pair: Pair, slots: int, target: ModelRunner | ReadRows | None) -> None:
         self._pair, self._slots, self._target = pair, slots, target
         self._runners: dict[str, ModelRunner] = {}
         self._used: set[str] = set()  # by the drafter

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import DrafterSettings
+from specdec_core.config import (
+    Configuration,
+    DrafterSettings,
+    PairConfiguration,
+    PairSpec,
+    RunnerSettings,
+)
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.by_batch import ByBatchSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
@@ -85,6 +91,19 @@ class Chain:
         return len(self.spans) > 1
 
 
+PLUG_IN_FILE = "specdec.yaml"
+
+
+def plug_in_file(
+    configuration: Configuration, models: Models, runner: RunnerSettings
+) -> dict[str, str]:
+    """The file that plug-ins read, by its name; it names the models by where they are."""
+    drafts = {name: draft.place for name, draft in models.drafts.items()}
+    drafts = drafts if configuration.drafts else {}
+    pair = PairSpec(target=models.target, drafts=drafts, runner=runner)
+    return {PLUG_IN_FILE: PairConfiguration(pair=pair, configuration=configuration).to_yaml()}
+
+
 class Server(ABC):
     """A program that decodes speculatively."""
 
@@ -102,6 +121,17 @@ class Server(ABC):
     @abstractmethod
     def written(self, counterpart: Counterpart, models: Models) -> Written:
         """The counterpart as the program reads it."""
+
+    def plugged_in(
+        self, configuration: Configuration, models: Models, runner: RunnerSettings
+    ) -> Written:
+        """The configuration for this library's plug-in in the program; `runner` says how its
+        draft models run.
+
+        Raises:
+            UserError: there is no plug-in for the program, or it cannot draft by the configuration.
+        """
+        raise UserError(f"--plugin: there is none for {self.title}, but for vllm and transformers")
 
 
 def fixed_chain(drafter: DrafterSettings | None) -> Chain | None:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 
-from specdec_core.config import DrafterSettings
+from specdec_core.config import Configuration, DrafterSettings, RunnerSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.heuristic import HeuristicSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
-from specdec_core.export.server import Counterpart, Models, Server, Written
+from specdec_core.export.server import (
+    PLUG_IN_FILE,
+    Counterpart,
+    Models,
+    Server,
+    Written,
+    plug_in_file,
+)
 
 FILE = "generation.json"
 ASSISTANT = "assistant_model"  # an argument of `generate`, not a setting
@@ -86,3 +93,18 @@ class Transformers(Server):
                 "model.generate(**inputs, assistant_model=assistant)",
             ]
         return Written({FILE: json.dumps(settings, indent=1) + "\n"}, "\n".join(lines))
+
+    def plugged_in(
+        self, configuration: Configuration, models: Models, runner: RunnerSettings
+    ) -> Written:
+        from specdec_core.plugins.text_drafter import check_chains  # torch takes a second
+
+        check_chains(configuration, self.title)
+        lines = [
+            "from transformers import AutoModelForCausalLM",
+            "from specdec_core.plugins.transformers import speculative",
+            f"model = AutoModelForCausalLM.from_pretrained({models.target!r})",
+            f'generate = speculative(model, "{PLUG_IN_FILE}")',
+            "generate(**inputs)",
+        ]
+        return Written(plug_in_file(configuration, models, runner), "\n".join(lines))

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import shlex
 
-from specdec_core.config import DrafterSettings
+from specdec_core.config import Configuration, DrafterSettings, RunnerSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.export.server import (
+    PLUG_IN_FILE,
     Counterpart,
     Models,
     Server,
     Span,
     Written,
     fixed_chain,
+    plug_in_file,
 )
 
 MOST_REQUESTS = 1024  # of a schedule's last range: vLLM carries its K on
@@ -77,6 +79,26 @@ class Vllm(Server):
             return Written({}, command)
         text = json.dumps(dict(counterpart.settings), indent=1) + "\n"
         return Written({FILE: text}, f'{command} --speculative-config "$(cat {FILE})"')
+
+    def plugged_in(
+        self, configuration: Configuration, models: Models, runner: RunnerSettings
+    ) -> Written:
+        from specdec_core.plugins import vllm as plug_in  # torch takes a second
+
+        drafts = models.drafts.values() if configuration.drafts else ()
+        plug_in.check(configuration, [draft.place for draft in drafts])
+        assert configuration.drafter is not None
+        settings = {
+            "method": "custom_class",
+            "model": plug_in.CLASS,
+            "num_speculative_tokens": configuration.drafter.depth,
+        }
+        text = json.dumps(settings, indent=1) + "\n"
+        return Written(
+            {FILE: text, **plug_in_file(configuration, models, runner)},
+            f"{plug_in.VARIABLE}={PLUG_IN_FILE} vllm serve {shlex.quote(models.target)}"
+            f' --speculative-config "$(cat {FILE})"',
+        )
 
 
 def _inclusive(span: Span) -> list[int]:

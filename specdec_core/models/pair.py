@@ -28,7 +28,7 @@ from specdec_core.config import PairSpec, RunnerSettings
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.eagle.any_head import AnyHead
 from specdec_core.models.eagle.loading import load_head, names_head
-from specdec_core.models.eagle.runner import EagleRunner
+from specdec_core.models.eagle.runner import EagleRunner, ReadRows
 from specdec_core.models.fingerprints import (
     TARGET,
     fingerprint,
@@ -36,7 +36,6 @@ from specdec_core.models.fingerprints import (
     tokenizer_digest,
 )
 from specdec_core.models.generation_settings import read_generation_settings, warn_of_unsupported
-from specdec_core.models.local_runner import LocalRunner
 from specdec_core.models.location import located
 from specdec_core.models.packing import pack_linear_layers
 from specdec_core.models.reduced_draft import ReducedDraftConfig
@@ -93,10 +92,10 @@ class Pair:
         return tokenizer_digest(self.tokenizer)
 
     def open_runner(
-        self, draft: str | None, slots: int, target: ModelRunner | None = None
+        self, draft: str | None, slots: int, target: ModelRunner | ReadRows | None = None
     ) -> ModelRunner:
         """A runner with its own cache, for the draft of that name, or the target for None. A head
-        drafts from the rows of the runner `target`.
+        drafts from the rows of `target`.
 
         Raises:
             UserError: a head without a target in this process.
@@ -106,7 +105,7 @@ class Pair:
         weights = self.fingerprints[TARGET if draft is None else draft] if compiled else None
         model = self.target if draft is None else self.drafts[draft]
         if isinstance(model, AnyHead):
-            if not isinstance(target, LocalRunner):
+            if not isinstance(target, ReadRows):
                 raise UserError(f"draft {draft}: {_APART}")
             return EagleRunner(model, target, slots, self.max_length, weights)
         features = self.feature_layers if draft is None else ()

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import pandas as pd
 
 from specdec_core.tokens.token_tree import Origin
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(slots=True)
@@ -137,6 +139,8 @@ class Counts:
 
 def rounds_frame(generations: Sequence[Generation], **columns: str) -> pd.DataFrame:
     """One row a round: `columns` (the same for all rows), request_id, round, and Round's fields."""
+    import pandas as pd  # who only decodes needs none
+
     rows = [
         {**columns, "request_id": g.request_id, "round": i, **asdict(r)}
         for g in generations

@@ -121,6 +121,8 @@ def test_vllm_reads_what_is_written(command: Command, tmp_path: Path) -> None:
         (CHAIN | {"draft": "x"}, ("--to", "vllm"), "the pair has no draft 'x' (it has: draft)"),
         (CHAIN, ("--to", "vllm", "--version", "0.9"), "the settings of 0.32 are known"),
         (LOSSY, ("--to", "vllm"), "is lossy"),
+        (CHAIN, ("--to", "sglang", "--plugin"), "there is none for SGLang"),
+        ({"kind": "tree"}, ("--to", "vllm", "--plugin"), "drafts trees"),
         (SVIP, ("--to", "vllm"), "no recording of"),
         (SVIP, ("--to", "vllm", "--traces", "none"), "none: "),
     ],
@@ -139,3 +141,19 @@ def test_what_cannot_be_exported_is_one_line_and_nothing_is_written(
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "export").exists()
+
+
+def test_a_plug_in_gets_the_configuration_as_it_is(
+    command: Command, tiny_pair: Pair, tmp_path: Path
+) -> None:
+    from specdec_core.config import PairConfiguration
+
+    file = config(tiny_pair, SVIP, tmp_path)
+    options = ("--config", file, "--plugin")
+    done = command(export.main, tmp_path, "--to", "vllm", *options, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = PairConfiguration.load(tmp_path / "out" / "specdec.yaml")
+    assert written == PairConfiguration.load(file)
+    told = json.loads((tmp_path / "out" / "speculative_config.json").read_text())
+    assert told["model"] == "specdec_core.plugins.vllm.Proposer"
+    assert "SPECDEC_CONFIGURATION=specdec.yaml vllm serve" in done.stdout

@@ -20,10 +20,9 @@ from ray.serve import Application
 from ray.serve._private.build_app import build_app
 
 from jobs import serve
-from jobs.choice import PairConfiguration
 from jobs.console import run
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, PairSpec
+from specdec_core.config import AUTOREGRESSIVE, PairConfiguration, PairSpec
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 

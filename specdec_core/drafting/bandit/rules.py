@@ -11,14 +11,16 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import pandas as pd
 from pydantic import BaseModel, Field, ValidationError
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import describe
 from specdec_core.drafting.bandit.gains import SUMS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Reward = Literal["tokens", "time"]
 
@@ -116,6 +118,8 @@ class Bandit(ABC):
     def frame(self) -> pd.DataFrame:
         """One row an arm: `arm`, `rounds`, their `share`, mean `tokens` of a round, tokens
         `per_millisecond`, and the rule's `preference`. NaN where nothing is known."""
+        import pandas as pd  # who only decodes needs none
+
         total = max(sum(self.rounds), 1)
         return pd.DataFrame(
             {

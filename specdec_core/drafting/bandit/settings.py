@@ -97,6 +97,10 @@ class BanditSettings(DrafterSettings):
     def chosen(self, arm: int | None) -> DrafterSettings:
         return self if arm is None else self.arms[arm]
 
+    @property
+    def chain(self) -> bool:
+        return all(part.chain for part in self.parts)
+
     def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         if self.reward == "time" and not recording.timed:
             return "a bandit that is rewarded in time needs a profile"

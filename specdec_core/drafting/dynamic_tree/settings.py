@@ -53,5 +53,9 @@ class DynamicTreeSettings(PolicyDrafterSettings):
     def nodes(self) -> int:
         return self.keep
 
+    @property
+    def chain(self) -> bool:
+        return False
+
     def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         return "the draft's tokens after those that the target rejects are not recorded"

@@ -48,5 +48,9 @@ class OuroborosSettings(ModelSettings):
     def nodes(self) -> int:
         return self.max_tokens + self.phrases * self.phrase_length
 
+    @property
+    def reads_rejected(self) -> bool:
+        return True
+
     def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         return "the draft's tokens after phrases that it rejects are not recorded"

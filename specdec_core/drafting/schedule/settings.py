@@ -83,5 +83,9 @@ class ScheduleSettings(DrafterSettings):
     def chosen(self, arm: int | None) -> DrafterSettings:
         return self if arm is None else self.parts[arm]
 
+    @property
+    def chain(self) -> bool:
+        return all(part.chain for part in self.parts)
+
     def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         return self.unknown_part(recording, whole)

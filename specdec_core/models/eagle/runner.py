@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ from specdec_core.tokens.topology import Topologies
 _PADDING = 160  # see EagerRunner
 
 
+@runtime_checkable
 class ReadRows(Protocol):
     """What a target has read in each row, and its features of that."""
 

@@ -31,6 +31,7 @@ from specdec_core.config import (
 )
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
+from specdec_core.plugins.text_drafter import check_chains
 from specdec_core.prompts.conversation import Conversation, conversations
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 from specdec_core.search.plan import Plan, PromptSource
@@ -54,7 +55,8 @@ class BenchPlan(Value):
 
     `rows` are configurations of this engine, in the grammar of a sweep's `search`: a list of values
     means a row for each, and an entry that names no draft a row for each of the pair's. `chosen`
-    are further, whole configurations, such as a champion. `peers` are other libraries.
+    are further, whole configurations, such as a champion. `peers` are other libraries, which also
+    run this library's plug-in with each of `plug_ins`, written like `rows`.
     """
 
     pair: PairSpec = PairSpec()
@@ -64,6 +66,7 @@ class BenchPlan(Value):
     temperatures: tuple[Temperature, ...] = Field(default=(0.0,), min_length=1)
     peers: tuple[str, ...] = NAMES
     rows: tuple[dict[str, Any], ...] = ()
+    plug_ins: tuple[dict[str, Any], ...] = ()
     chosen: tuple[Configuration, ...] = ()
 
     def configurations(self, source: str = "bench") -> list[Configuration]:
@@ -73,6 +76,20 @@ class BenchPlan(Value):
         if self.rows:
             plan = Plan(pair=self.pair, search=self.rows).resolve(source)
             configurations += plan.configurations or ()
+        return self._checked(configurations, source)
+
+    def plugged_in(self, source: str = "bench") -> list[Configuration]:
+        """The configurations of the plug-ins, each once; errors as above, also for those that the
+        plug-ins cannot draft by."""
+        if not self.plug_ins:
+            return []
+        plan = Plan(pair=self.pair, search=self.plug_ins).resolve(source)
+        chosen = self._checked(plan.configurations or (), source)
+        for configuration in chosen:
+            check_chains(configuration, f"{source}: a plug-in")
+        return chosen
+
+    def _checked(self, configurations: Sequence[Configuration], source: str) -> list[Configuration]:
         greedy = {c.model_copy(update={"sampling": Sampling()}): None for c in configurations}
         for configuration in greedy:
             if not configuration.lossless:
@@ -105,6 +122,7 @@ def read_bench_plan(kind: type[AnyPlan], path: Path, **overrides: Any) -> AnyPla
         raise UserError(f"{path}: expected a mapping with rows in it")
     plan = parse(kind, overridden(content, overrides), str(path))
     plan.configurations(str(path))
+    plan.plugged_in(str(path))
     return plan
 
 
@@ -194,9 +212,14 @@ def profiled(
 
 @contextmanager
 def open_peers(
-    pair: Pair, names: Sequence[str], explicit: bool, observer: Observer | None = None
+    pair: Pair,
+    names: Sequence[str],
+    explicit: bool,
+    observer: Observer | None = None,
+    plug_ins: Sequence[Configuration] = (),
 ) -> Iterator[list[PeerContestant]]:
-    """Every mode of the libraries `names`, loaded; closed at the end.
+    """Every mode of the libraries `names`, and their plug-ins of this library, loaded; closed at
+    the end.
 
     A library that cannot be used here is left out with a warning, or, if the user named it
     (`explicit`), a :class:`UserError`.
@@ -205,7 +228,7 @@ def open_peers(
     with ExitStack() as all_groups:
         contestants: list[PeerContestant] = []
         for group in names:
-            peers = peers_of(pair, [group])
+            peers = peers_of(pair, [group], plug_ins=plug_ins)
             observer.stage(f"loading {group}", len(peers))
             with ExitStack() as one_group:
                 opened = []

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
+from typing import Self
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from specdec_core.base.errors import UserError
 from specdec_core.models.pair import Pair
@@ -44,6 +45,12 @@ class LoadPlan(BenchPlan):
     arrivals: PositiveInt = 64
     slots: PositiveInt | None = None
     only: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _of_servers_alone(self) -> Self:
+        if self.plug_ins:
+            raise ValueError("plug_ins: are timed with one request at a time, not under load")
+        return self
 
     @property
     def loads(self) -> list[Load]:

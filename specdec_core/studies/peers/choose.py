@@ -7,33 +7,42 @@ from functools import cache
 from pathlib import Path
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairSpec
+from specdec_core.config import Configuration, PairSpec, distinct_labels
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.studies.peers.peer import Peer
-from specdec_core.studies.peers.transformers import transformers_peers
-from specdec_core.studies.peers.vllm import vllm_peers
+from specdec_core.studies.peers.transformers import TransformersPlugIn, transformers_peers
+from specdec_core.studies.peers.vllm import VllmPeer, plug_in, vllm_peers
 
 NAMES = ("transformers", "vllm")
 
 
-def peers_of(pair: Pair, names: Sequence[str], vllm_venv: Path | None = None) -> list[Peer]:
+def peers_of(
+    pair: Pair,
+    names: Sequence[str],
+    vllm_venv: Path | None = None,
+    plug_ins: Sequence[Configuration] = (),
+) -> list[Peer]:
     """Every mode in which the libraries `names` can complete prompts with this pair, not yet open.
 
     They use the pair's model names, data types, lengths and threads, and load the models
-    themselves. vLLM runs from the virtual environment `vllm_venv`, by default the one of
+    themselves. Behind a library's own modes it runs this library's plug-in with each of
+    `plug_ins`. vLLM runs from the virtual environment `vllm_venv`, by default the one of
     `make bench-peers`.
 
     Raises:
         UserError: a name that is not in `NAMES`.
     """
     peers: list[Peer] = []
+    labels = distinct_labels(plug_ins)
     for name in names:
         if name == "transformers":
-            peers += transformers_peers(
-                list(pair.draft_models), cache(lambda: _plain_pair(pair.spec))
-            )
+            load = cache(lambda: _plain_pair(pair.spec))
+            peers += transformers_peers(list(pair.draft_models), load)
+            peers += [TransformersPlugIn(load, pair, c, labels[c.id]) for c in plug_ins]
         elif name == "vllm":
             peers += vllm_peers(pair, vllm_venv)
+            modes = (plug_in(c, labels[c.id]) for c in plug_ins)
+            peers += [VllmPeer(pair, mode, venv=vllm_venv) for mode in modes]
         else:
             raise UserError(f"unknown peer {name!r}; known: {', '.join(NAMES)}")
     return peers

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 import transformers
 from transformers import GenerationConfig
 
+from specdec_core.config import Configuration
 from specdec_core.models.pair import Pair
+from specdec_core.plugins.transformers import of_pair
 from specdec_core.studies.peers.peer import Peer
 
 
@@ -63,14 +66,28 @@ def transformers_generate(
         options["assistant_model"] = assistant
     if mode.lookup_tokens is not None:
         options["prompt_lookup_num_tokens"] = mode.lookup_tokens
+    target: Any = pair.target  # causal models generate, which their base class does not say
+    generate = partial(target.generate, **options)
+    return new_tokens(generate, pair, tokens, max_new_tokens, temperature, seed)
+
+
+def new_tokens(
+    generate: Callable[..., Any],
+    pair: Pair,
+    tokens: tuple[int, ...],
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+) -> list[int]:
+    """The same of any function that takes the arguments of `generate`."""
+    options: dict[str, Any] = {}
     if temperature > 0:
         torch.manual_seed(seed)
         options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
     eos = sorted(pair.eos_token_ids)
     ids = torch.tensor([tokens], device=pair.target.device)
-    target: Any = pair.target  # causal models generate, which their base class does not say
-    output = target.generate(
-        ids,
+    output = generate(
+        inputs=ids,
         attention_mask=torch.ones_like(ids),
         do_sample=temperature > 0,
         max_new_tokens=max_new_tokens,
@@ -124,6 +141,47 @@ class TransformersPeer(Peer):
 
     def close(self) -> None:
         self._pair = None
+
+
+class TransformersPlugIn(TransformersPeer):
+    """`generate` with this library's plug-in, whose drafts are those of `pair` as its engine runs
+    them."""
+
+    def __init__(
+        self, load: Callable[[], Pair], pair: Pair, configuration: Configuration, label: str
+    ) -> None:
+        super().__init__(load, TransformersMode(f"transformers plug-in {label}"))
+        self.settings = {"configuration": configuration.model_dump(mode="json")}
+        self._engine_pair, self._configuration = pair, configuration
+        self._generate: Callable[..., Any] | None = None
+
+    def open(self) -> None:
+        super().open()
+        assert self._pair is not None
+        pair = replace(self._engine_pair, target=self._pair.target)
+        self._generate = of_pair(pair, self._configuration)
+        self.settings |= {
+            "draft_dtype": pair.spec.runner.draft_dtype,
+            "compiled_drafts": pair.spec.runner.compile,
+        }
+
+    @torch.inference_mode()
+    def decode(
+        self,
+        prompt_tokens: tuple[int, ...],
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        seed: int = 0,
+    ) -> list[int]:
+        assert self._pair is not None  # it is open
+        assert self._generate is not None
+        return new_tokens(
+            self._generate, self._pair, prompt_tokens, max_new_tokens, temperature, seed
+        )
+
+    def close(self) -> None:
+        super().close()
+        self._generate = None
 
 
 def transformers_peers(drafts: list[str], load: Callable[[], Pair]) -> Iterator[TransformersPeer]:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
+from specdec_core.config import Configuration, PairConfiguration, PairSpec
 from specdec_core.models.eagle import EagleHead, EagleOneHead
 from specdec_core.models.eagle.exported import exported_head
+from specdec_core.models.eagle.loading import names_head
 from specdec_core.models.location import located
 from specdec_core.models.pair import Pair
 from specdec_core.models.reduced_draft import ReducedDraft
+from specdec_core.plugins import vllm as vllm_plug_in
 from specdec_core.studies.peers.peer import Peer
 from specdec_core.studies.peers.worker import Worker
 
@@ -30,6 +35,7 @@ class VllmMode:
 
     label: str
     speculative: dict[str, Any] | None = None
+    plug_in: Configuration | None = None  # what the plug-in drafts by
 
     @property
     def tokens(self) -> int | None:
@@ -68,6 +74,20 @@ NGRAM = tuple(
 )
 
 
+def plug_in(configuration: Configuration, label: str) -> VllmMode:
+    """vLLM with this library's plug-in."""
+    assert configuration.drafter is not None
+    return VllmMode(
+        f"vLLM plug-in {label}",
+        {
+            "method": "custom_class",
+            "model": vllm_plug_in.CLASS,
+            "num_speculative_tokens": configuration.drafter.depth,
+        },
+        configuration,
+    )
+
+
 class VllmPeer(Peer):
     """vLLM in one mode: a long-lived process, for the speculative settings are fixed at start."""
 
@@ -78,6 +98,7 @@ class VllmPeer(Peer):
         self.version = "vllm"
         self._venv = venv or environment_folder()
         self._worker: Worker | None = None
+        self._mode, self._spec, self._folder = mode, pair.spec, ExitStack()
         self._eos = sorted(pair.eos_token_ids)
         self._engine = engine_settings(pair, mode, draft)
         self._environment = {
@@ -89,6 +110,10 @@ class VllmPeer(Peer):
     def open(self) -> None:
         python = python_of(self._venv, self.name)
         environment = inherited_environment() | self._environment
+        folder = Path(self._folder.enter_context(TemporaryDirectory()))
+        environment |= library_environment(folder)
+        if self._mode.plug_in is not None:
+            environment |= plug_in_environment(self._mode.plug_in, self._spec, folder)
         # -P: the script's folder has modules named like the libraries it needs
         self._worker = Worker(self.name, [str(python), "-P", str(_WORKER)], environment)
         try:
@@ -122,6 +147,7 @@ class VllmPeer(Peer):
         if self._worker is not None:
             self._worker.close()
             self._worker = None
+        self._folder.close()
 
 
 def environment_folder() -> Path:
@@ -200,6 +226,25 @@ def inherited_environment() -> dict[str, str]:
     """This process's variables for a process of vLLM: this environment's modules are not for that
     one."""
     return {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+
+
+def library_environment(folder: Path) -> dict[str, str]:
+    """Variables for a process of vLLM that imports this library: alone, by way of `folder`, without
+    what is installed beside it."""
+    library = Path(__file__).parents[2]
+    (folder / library.name).symlink_to(library, target_is_directory=True)
+    return {"PYTHONPATH": str(folder)}
+
+
+def plug_in_environment(
+    configuration: Configuration, spec: PairSpec, folder: Path
+) -> dict[str, str]:
+    """Variables for such a process in which the plug-in drafts by a configuration, which is written
+    to `folder`."""
+    drafts = {name: located(model) for name, model in spec.drafts.items() if not names_head(model)}
+    pair = spec.model_copy(update={"target": located(spec.target), "drafts": drafts})
+    chosen = PairConfiguration(pair=pair, configuration=configuration)
+    return {vllm_plug_in.VARIABLE: str(chosen.save(folder / "specdec.yaml"))}
 
 
 def _kv_cache_bytes(pair: Pair, requests: int) -> int:

@@ -1,11 +1,11 @@
 """Completes prompts with vLLM: one JSON line in, one JSON line out.
 
-Runs in vLLM's own virtual environment, so it imports nothing of this project. The first line in is
-{"engine": keyword arguments of vllm.LLM}, answered by {"version", "settings"} once the model is
-loaded. Each further line is {"prompt", "max_new_tokens", "temperature", "seed", "eos"}, answered by
-{"tokens", "steps"}: new tokens, and how many each step of the engine added. {"error"} instead of
-an answer says in one line why there is none, and ends the process; so does the end of the input,
-whatever it is doing then.
+Runs in vLLM's own virtual environment, so it imports of this project only what needs torch alone.
+The first line in is {"engine": keyword arguments of vllm.LLM}, answered by {"version", "settings"}
+once the model is loaded. Each further line is {"prompt", "max_new_tokens", "temperature", "seed",
+"eos"}, answered by {"tokens", "steps"}: new tokens, and how many each step of the engine added.
+{"error"} instead of an answer says in one line why there is none, and ends the process; so does the
+end of the input, whatever it is doing then.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from threading import Thread
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.engine.core_client import InprocClient
 
@@ -28,16 +27,6 @@ def read_lines(lines: SimpleQueue[str]) -> None:
     for line in sys.stdin:
         lines.put(line)
     os._exit(0)
-
-
-def expanded(
-    x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
-) -> Tensor:
-    """Each value of `x` for each of its request's tokens, (num_tokens,), with another in the place
-    of `replace_from`; `cu_num_tokens` are the requests' tokens, summed up."""
-    counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
-    values = x.masked_fill(x == replace_from, replace_to)
-    return values.repeat_interleave(counts, output_size=num_tokens)
 
 
 def counted(core: InprocClient) -> list[int]:
@@ -62,10 +51,10 @@ def serve(lines: SimpleQueue[str], answers: TextIO) -> None:
     import vllm
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
-    from vllm.v1.sample import rejection_sampler
 
-    # On a CPU its own writes into a copy: speculation draws at temperatures that were never set.
-    rejection_sampler.expand_batch_to_tokens = expanded
+    from specdec_core.plugins.vllm_sampling import repair
+
+    repair()
     llm = LLM(**engine_settings)
     config = llm.llm_engine.vllm_config
     hello = {

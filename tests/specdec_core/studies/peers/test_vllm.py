@@ -13,9 +13,9 @@ from specdec_core.config import PairSpec, RunnerSettings
 from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.loading import load_head, save_head
 from specdec_core.models.pair import Pair, load_pair
+from specdec_core.plugins.vllm_sampling import expanded
 from specdec_core.studies.peers.choose import peers_of
 from specdec_core.studies.peers.vllm import VENV
-from specdec_core.studies.peers.vllm_worker import expanded
 from tests.specdec_core.models.eagle.pair_heads import head_of
 
 installed = pytest.mark.skipif(

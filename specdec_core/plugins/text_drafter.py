@@ -1,0 +1,118 @@
+"""Drafting after texts that another program decodes.
+
+That program says which texts there are and what was added to each; between two additions it is
+given a chain of candidates to verify. It has read a text when it adds to it, as a target does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, Sampling
+from specdec_core.drafting.drafter import Outcome, Resources, SlotState
+from specdec_core.drafting.heads.storage import load_pair_head
+from specdec_core.engine.draft_runners import DraftRunners
+from specdec_core.models.eagle.runner import ReadRows
+from specdec_core.models.pair import Pair
+from specdec_core.tokens.sampling import RandomStream
+from specdec_core.tokens.token_tree import TokenTree
+
+UNKNOWN = -1  # a token that the target would have chosen; equals no token
+
+
+def check_chains(configuration: Configuration, program: str) -> None:
+    """Raises :class:`UserError` for a configuration whose candidates `program` cannot verify."""
+    drafter, label = configuration.drafter, configuration.label
+    if not configuration.lossless:
+        raise UserError(f"{label} is lossy: {program} verifies every token")
+    if drafter is None:
+        raise UserError(f"{label} drafts nothing: {program} needs no plug-in for it")
+    if configuration.asynchronous:
+        raise UserError(f"{label} drafts on a device of its own, which {program} has no place for")
+    if any(part.target_width for part in drafter.walk()):
+        raise UserError(f"{label} begins with the target's tokens, which {program} does not give")
+    if not drafter.chain:
+        raise UserError(f"{label} drafts trees, {program} verifies chains alone")
+    if not all(policy.decodes for _, policy in configuration.policies):
+        raise UserError(f"{label} knows what the target will write; it can only be replayed")
+
+
+class TextDrafter:
+    """The drafter of a configuration, for up to `slots` texts at a time.
+
+    The target of `pair` need not have weights. What `read` has of the target's rows is for EAGLE
+    heads; the rows are the slots. A text that has outgrown the draft models' caches gets no
+    candidates any more.
+
+    Raises:
+        UserError: the configuration names a draft or a head that is not there.
+    """
+
+    def __init__(
+        self, pair: Pair, configuration: Configuration, slots: int, read: ReadRows | None = None
+    ) -> None:
+        assert configuration.drafter is not None
+        self.max_length, self.eos_token_ids = pair.max_length, pair.eos_token_ids
+        self.vocab_size = pair.target.config.get_text_config(decoder=True).vocab_size
+        self.runners = DraftRunners(pair, slots, read)
+        resources = Resources(
+            self.runners.open,
+            partial(load_pair_head, pair),
+            self.vocab_size,
+            self.eos_token_ids,
+            lambda: pair.tokenizer_digest,
+            slots=slots,
+        )
+        self.drafter = resources.build(configuration.drafter)
+        self.texts: dict[int, SlotState] = {}
+        self._trees: dict[int, TokenTree] = {}
+
+    def begin(
+        self, slot: int, tokens: Sequence[int], sampling: Sampling | None = None, seed: int = 0
+    ) -> None:
+        """A text begins, in a free slot. `sampling` is how the draft models draw."""
+        self.runners.begin(slot, slot, 0)
+        random = RandomStream(seed, self.vocab_size)
+        text = SlotState(slot, list(tokens), sampling or Sampling(), random)
+        self.texts[slot] = text
+        self.drafter.open([text])
+
+    def propose(self, rooms: Mapping[int, int]) -> dict[int, TokenTree]:
+        """Chains after the texts in these slots, each of at most so many tokens."""
+        asked = [self.texts[slot] for slot in rooms]
+        fitting = [text for text in asked if self._fits(text)]
+        for text in asked:
+            text.room, text.batch = rooms[text.slot], len(asked)
+        trees = self.drafter.propose(fitting) if fitting else []
+        self._trees |= {text.slot: tree for text, tree in zip(fitting, trees, strict=True)}
+        return {slot: self._trees.get(slot, TokenTree()) for slot in rooms}
+
+    def add(
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        choices: Sequence[int] | None = None,
+        seconds: float = 0.0,
+    ) -> None:
+        """The target has added `tokens` to a text: accepted candidates, and one of its own.
+        `choices` are its tokens after the text and after each candidate, where they are known;
+        `seconds` those of drafting and of its forward."""
+        text, tree = self.texts[slot], self._trees.pop(slot, None)
+        text.tokens += tokens
+        if tree is None:
+            self.drafter.missed(text)
+            return
+        path = tree.follow(tokens[:-1])
+        if choices is None:
+            choices = [*tokens, *[UNKNOWN] * (1 + len(tree) - len(tokens))]
+        self.drafter.observe(text, Outcome(tree, path, list(choices), seconds))
+
+    def end(self, slot: int) -> None:
+        """A text is complete, or given up."""
+        self._trees.pop(slot, None)
+        self.drafter.close(self.texts.pop(slot))
+
+    def _fits(self, text: SlotState) -> bool:
+        return len(text.tokens) <= self.max_length

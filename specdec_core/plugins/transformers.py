@@ -1,0 +1,246 @@
+"""Plug-in for transformers: `generate`, with candidates from any drafter that drafts chains.
+
+    from specdec_core.plugins.transformers import speculative
+
+    generate = speculative(model, "configuration.yaml")
+    generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=100)
+
+transformers decodes and verifies by itself: this is a `CandidateGenerator` for its assisted
+decoding, given to it as `custom_generate`. Its streamers, logits processors, stopping criteria and
+outputs are as always. Greedy output is the model's own. When sampling, candidates come with the
+distribution that they were drawn from, so that transformers' acceptance (Leviathan et al.,
+Algorithm 1) keeps the model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation import CandidateGenerator
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, PairConfiguration, PairSpec, RunnerSettings, Sampling
+from specdec_core.models.eagle.any_head import AnyHead
+from specdec_core.models.pair import Pair, check_pair, load_drafts, load_tokenizer, resolve_dtypes
+from specdec_core.plugins.features import ReadText
+from specdec_core.plugins.text_drafter import TextDrafter, check_chains
+from specdec_core.tokens.token_tree import TokenTree
+
+PROGRAM = "transformers"
+_PADDING = 160  # places of a text's last candidates
+
+
+def speculative(
+    model: PreTrainedModel,
+    configuration: Configuration | Path | str,
+    drafts: Mapping[str, str] | None = None,
+    runner: RunnerSettings | None = None,
+) -> Callable[..., Any]:
+    """`model.generate`, with candidates as `configuration` says; it takes the same arguments, for
+    one text at a time. What the drafter learns (bandits, shared suffixes) it keeps from call to
+    call.
+
+    Args:
+        model: the target, a decoder-only language model.
+        configuration: one, or a YAML file with `pair` and `configuration`, as `specdec export`
+            writes it. Its sampling is not used: `generate`'s arguments decide.
+        drafts: names or folders of the draft models, by the names that the configuration has for
+            them; unset, those of the file.
+        runner: how the draft models run. Texts longer than its `max_length` get no candidates.
+
+    Raises:
+        UserError: a configuration whose candidates transformers cannot verify (trees, PEARL), that
+            is lossy, or whose draft model is not there or has another vocabulary.
+    """
+    if not isinstance(configuration, Configuration):
+        chosen = PairConfiguration.load(configuration)
+        configuration, given = chosen.configuration, chosen.pair
+        drafts = given.drafts if drafts is None else drafts
+        runner = runner or given.runner
+    check_chains(configuration, PROGRAM)
+    wanted = drafts if configuration.drafts else None
+    return of_pair(_pair(model, wanted or {}, runner or RunnerSettings()), configuration)
+
+
+def of_pair(pair: Pair, configuration: Configuration) -> Callable[..., Any]:
+    """:func:`speculative` for models that are loaded."""
+    check_chains(configuration, PROGRAM)
+    return partial(_generate, Candidates(pair, configuration), Lock())
+
+
+def _pair(model: PreTrainedModel, drafts: Mapping[str, str], runner: RunnerSettings) -> Pair:
+    """The model with its drafts, on its device."""
+    spec = PairSpec(
+        target=model.name_or_path or "target",
+        drafts=dict(drafts),
+        runner=runner.model_copy(update={"device": str(model.device), "target_dtype": "float32"}),
+    )
+    if not drafts:
+        return Pair(spec, load_tokenizer(spec.target), model)
+    tokenizer, spec = check_pair(spec), resolve_dtypes(spec)
+    return Pair(spec, tokenizer, model, load_drafts(spec, model))
+
+
+class Candidates(CandidateGenerator):
+    """The chains of a drafter, for the one text that transformers decodes."""
+
+    def __init__(self, pair: Pair, configuration: Configuration) -> None:
+        self.model = pair.target
+        heads = any(isinstance(draft, AnyHead) for draft in pair.drafts.values())
+        self.read: ReadText | None = None
+        if heads and configuration.drafts:
+            positions = pair.max_length + _PADDING
+            self.read = ReadText(pair.target, pair.feature_layers, positions)
+        self.drafter = TextDrafter(pair, configuration, 1, self.read)
+        drafter = configuration.drafter
+        self._reads_rejected = drafter is not None and drafter.reads_rejected
+        self._sampling = Sampling()
+        self._prompt = self._held = self._last = 0
+        self._began = 0.0
+
+    def begin(self, input_ids: Tensor, settings: GenerationConfig) -> None:
+        """A text begins, which ends at `settings.max_length` tokens."""
+        text = input_ids[0].tolist()
+        self._sampling, self._last = _sampling(settings), int(settings.max_length or 0)
+        self._prompt = self._held = len(text)
+        seed = int(torch.randint(2**62, (1,))) if settings.do_sample else 0
+        if self.read is not None:
+            self.read.begin()
+        self.drafter.begin(0, text, self._sampling, seed)
+
+    def end(self) -> None:
+        """The text has ended."""
+        if self.read is not None:
+            self.read.end()
+        self.drafter.end(0)
+
+    def took(self) -> None:
+        """The target has read on."""
+        if self.read is not None:
+            self.read.took()
+
+    def get_candidates(self, input_ids: torch.LongTensor, **_: Any) -> Any:
+        """Candidates behind the text (1, length + candidates), and when sampling the logarithms of
+        the distributions (1, candidates, vocabulary) that they were drawn from. None before the
+        target has read the text."""
+        self._began = perf_counter()
+        room = self._last - self._held - 1
+        if self._held == self._prompt or room <= 0:
+            return input_ids, None
+        tree = self.drafter.propose({0: room})[0]
+        if not tree.tokens:
+            return input_ids, None  # transformers takes no distributions of no candidates
+        new = torch.cat([input_ids, input_ids.new_tensor([tree.tokens])], dim=1)
+        return new, None if self._sampling.greedy else self._logits(tree)
+
+    def update_candidate_strategy(
+        self, input_ids: torch.LongTensor, scores: Tensor, num_matches: int
+    ) -> None:
+        """The target has added to the text `input_ids`; `scores` (1, candidates + 1, vocabulary)
+        are its own."""
+        tokens = input_ids[0, self._held :].tolist()
+        self._held += len(tokens)
+        if self.read is not None:
+            self.read.cut(self._held - 1)
+        choices = scores[0].argmax(dim=-1).tolist() if self._reads_rejected else None
+        self.drafter.add(0, tokens, choices, perf_counter() - self._began)
+
+    def _logits(self, tree: TokenTree) -> Tensor:
+        shape = len(tree), self.drafter.vocab_size
+        probs = torch.zeros(shape, dtype=torch.float32, device=self.model.device)
+        for node, q in enumerate(tree.draft_probs):
+            if q is None:  # a deterministic proposal
+                probs[node, tree.tokens[node]] = 1
+            else:
+                assert isinstance(q, Tensor)
+                probs[node, : len(q)] = q
+        return probs.log()[None]
+
+
+class _Watched:
+    """A model as transformers' assisted decoding sees it: with these candidates, which are told of
+    its forwards."""
+
+    def __init__(self, model: PreTrainedModel, candidates: Candidates) -> None:
+        self._model, self._candidates = model, candidates
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, **inputs: Any) -> Any:
+        outputs = self._model(**inputs)
+        self._candidates.took()
+        return outputs
+
+    def _get_candidate_generator(self, **_: Any) -> Candidates:
+        return self._candidates
+
+
+def _generate(candidates: Candidates, lock: Lock, *args: Any, **options: Any) -> Any:
+    for name in ("assistant_model", "custom_generate", "prompt_lookup_num_tokens"):
+        if options.get(name) is not None:
+            raise UserError(f"{name}: the configuration says who drafts")
+    streamer = options.get("streamer")  # transformers hands none on to a function
+
+    def decode(
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> Any:
+        _check(input_ids, generation_config, model_kwargs)
+        kind: Any = type(model)
+        candidates.begin(input_ids, generation_config)
+        try:
+            return kind._assisted_decoding(
+                _Watched(model, candidates),
+                input_ids,
+                logits_processor=logits_processor,
+                stopping_criteria=stopping_criteria,
+                generation_config=generation_config,
+                streamer=streamer,
+                **model_kwargs,
+            )
+        finally:
+            candidates.end()
+
+    model: Any = candidates.model
+    with lock:
+        return model.generate(*args, custom_generate=decode, **options)
+
+
+def _check(input_ids: Tensor, settings: GenerationConfig, inputs: Mapping[str, Any]) -> None:
+    """Raises :class:`UserError` for what assisted decoding cannot do."""
+    if (settings.num_beams or 1) > 1:
+        raise UserError("num_beams: candidates are verified for one beam alone")
+    if len(input_ids) > 1:
+        raise UserError(
+            f"a batch of {len(input_ids)} texts: transformers verifies candidates of one at a time"
+        )
+    if settings.assistant_ensemble_weight is not None:
+        raise UserError("assistant_ensemble_weight makes decoding lossy; leave it out")
+    cache = inputs.get("past_key_values")
+    if cache is not None and cache.get_seq_length():
+        raise UserError("past_key_values: the drafter has to see a text read from its beginning")
+
+
+def _sampling(settings: GenerationConfig) -> Sampling:
+    """How the draft models draw: as nearly like the target as this library can say."""
+    if not settings.do_sample:
+        return Sampling()
+    return Sampling(
+        temperature=settings.temperature or 1.0,
+        top_k=settings.top_k or 0,
+        top_p=settings.top_p or 1.0,
+        min_p=settings.min_p or 0.0,
+    )

@@ -1,0 +1,30 @@
+"""The plug-ins need torch, transformers, pydantic and PyYAML, and nothing else of what is installed
+with this project."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+ABSENT = """
+ray mlflow pandas scipy pyarrow llguidance pydivsufsort optuna plotly httpx typer rich accelerate
+prometheus_client gguf vllm cluster dashboards jobs
+"""
+PROGRAM = f"""
+import sys
+for name in {ABSENT.split()}:
+    sys.modules[name] = None  # importing it raises ImportError
+import specdec_core.plugins.transformers, specdec_core.plugins.vllm
+import specdec_core.plugins.vllm_sampling
+from specdec_core.config.kinds import DRAFTERS, POLICIES
+from specdec_core.config.kinds import drafter_settings, policy_settings, run_time
+for kind in DRAFTERS:
+    run_time(drafter_settings(kind))
+for kind in POLICIES:
+    run_time(policy_settings(kind))
+"""
+
+
+def test_the_plug_ins_and_all_drafters_import_without_ray_and_mlflow() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

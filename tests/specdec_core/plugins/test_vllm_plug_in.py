@@ -1,0 +1,151 @@
+"""vLLM's plug-in finds requests by their texts, and proposes what the engine would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, PairConfiguration, PairSpec, RunnerSettings, parse
+from specdec_core.engine import Engine, Request
+from specdec_core.models.pair import Pair, load_pair
+from specdec_core.plugins import vllm
+from specdec_core.studies.peers.choose import peers_of
+from specdec_core.studies.peers.vllm import VENV
+
+PRODUCT = {"kind": "confidence_product", "threshold": 0.3, "max_tokens": 5}
+CHAIN = {"kind": "draft_model", "policy": PRODUCT}
+HYBRID = {"kind": "hybrid", "lookup": {"kind": "suffix", "max_tokens": 5}, "otherwise": CHAIN}
+TEXTS = [[7, 8, 9, 10, 11] * 3 + [7, 8], list(range(20, 33)), [7, 8, 9, 10, 11] * 3 + [7, 8], [5]]
+NEW, MOST = 20, 5
+
+
+def configured(drafter: dict[str, Any]) -> Configuration:
+    return parse(Configuration, {"drafter": drafter}, "test")
+
+
+def proposer(
+    pair: Pair, drafter: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> vllm.Proposer:
+    """One as vLLM makes it, for four requests at once."""
+    chosen = PairConfiguration(pair=pair.spec, configuration=configured(drafter))
+    monkeypatch.setenv(vllm.VARIABLE, str(chosen.save(folder / "specdec.yaml")))
+    monkeypatch.setattr(vllm.vllm_sampling, "repair", lambda: None)  # vLLM is not here
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(model=pair.spec.target, max_model_len=128),
+        speculative_config=SimpleNamespace(num_speculative_tokens=MOST),
+        scheduler_config=SimpleNamespace(max_num_seqs=4),
+        device_config=SimpleNamespace(device=torch.device("cpu")),
+    )
+    return vllm.Proposer(config)
+
+
+def rounds(
+    proposer: vllm.Proposer, outputs: dict[int, list[int]], orders: Iterator[list[int]]
+) -> dict[int, list[int]]:
+    """How many tokens each round of a text added, when vLLM verifies what is proposed against
+    `outputs`. `orders` has the rows of each step; texts may be absent and come again."""
+    ended = {n: 0 for n in outputs}
+    candidates: dict[int, list[int]] = {n: [] for n in outputs}
+    added: dict[int, list[int]] = {n: [] for n in outputs}
+    while any(ended[n] < NEW for n in outputs):
+        rows = [n for n in next(orders) if ended[n] < NEW]
+        new = []
+        for n in rows:
+            left = outputs[n][ended[n] :]
+            agreed = 0
+            while agreed < min(len(left) - 1, len(candidates[n])):
+                if left[agreed] != candidates[n][agreed]:
+                    break
+                agreed += 1
+            new.append(left[: agreed + 1])
+            ended[n] += agreed + 1
+            added[n].append(agreed + 1)
+        texts = [TEXTS[n] + outputs[n][: ended[n]] for n in rows]
+        ids = np.zeros((len(rows), 128), dtype=np.int32)
+        for row, text in enumerate(texts):
+            ids[row, : len(text)] = text
+        # A prompt of which only a part is read has no tokens yet.
+        ids = np.vstack([ids, np.full((1, 128), 3, dtype=np.int32)])
+        lengths = np.array([*map(len, texts), 10])
+        proposed = proposer.propose([*new, []], lengths, ids, slot_mappings=None)
+        assert proposed[-1] == []
+        assert all(len(tokens) <= MOST for tokens in proposed)
+        candidates |= dict(zip(rows, proposed[:-1], strict=True))
+    return added
+
+
+def in_turns() -> Iterator[list[int]]:
+    """Two identical texts among four, in changing rows."""
+    while True:
+        yield [0, 1, 2, 3]
+        yield [3, 2, 0, 1]
+
+
+def with_pauses() -> Iterator[list[int]]:
+    while True:
+        yield [0, 1]
+        yield [2, 3, 1]
+
+
+@pytest.mark.parametrize("drafter", [HYBRID, CHAIN], ids=["hybrid", "chain"])
+def test_requests_are_found_by_their_texts(
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drafter: dict[str, Any]
+) -> None:
+    requests = [Request(str(n), tuple(t), NEW, ignore_eos=True) for n, t in enumerate(TEXTS)]
+    generations = Engine(tiny_pair, configured(drafter), 4).generate(requests)
+    outputs = {n: generation.tokens for n, generation in enumerate(generations)}
+    expected = {n: [r.generated for r in g.rounds] for n, g in enumerate(generations)}
+    assert sum(len(own) for own in expected.values()) < 4 * NEW
+    own = proposer(tiny_pair, drafter, tmp_path, monkeypatch)
+    assert rounds(own, outputs, in_turns()) == expected
+    # The places of the first requests serve the next; those that pause are read anew.
+    assert rounds(own, outputs, with_pauses()) == expected
+
+
+@pytest.mark.parametrize(
+    ("drafter", "reason"),
+    [
+        ({"kind": "tree"}, "drafts trees, vLLM verifies chains alone"),
+        ({"kind": "token_cache", "phrases": 1}, "after rejected candidates"),
+    ],
+)
+def test_what_the_plug_in_cannot_draft_by_is_refused(
+    tiny_pair: Pair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    drafter: dict[str, Any],
+    reason: str,
+) -> None:
+    with pytest.raises(UserError, match=reason):
+        proposer(tiny_pair, drafter, tmp_path, monkeypatch)
+
+
+def test_heads_and_a_missing_file_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="EAGLE head reads the target's features"):
+        vllm.check(configured(CHAIN), ["bundled:smollm2-eagle"])
+    monkeypatch.delenv(vllm.VARIABLE, raising=False)
+    with pytest.raises(UserError, match="SPECDEC_CONFIGURATION must name the file"):
+        vllm.Proposer(None)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not (VENV / "bin" / "python").exists(), reason="vLLM is not installed")
+def test_vllm_writes_the_same_with_the_plug_in() -> None:
+    runner = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=256)
+    pair = load_pair(PairSpec(drafts={"small": "bundled:draft-small"}, runner=runner))
+    [reference, *_] = peers_of(pair, ["transformers"])
+    peer = peers_of(pair, ["vllm"], plug_ins=[configured(HYBRID)])[-1]
+    assert peer.name.startswith("vLLM plug-in")
+    texts = [tuple(text) for text in TEXTS[:2]]
+    with reference, peer:
+        for text in texts:
+            assert peer.decode(text, 32) == reference.decode(text, 32)
+            assert peer.steps is not None
+            assert max(peer.steps) > 1
