@@ -147,11 +147,29 @@ def save_reduced(
     tensors[_OFFSETS] = tokens - torch.arange(len(tokens))
     if reduced.form == "int8":
         tensors = int8.packed(tensors)
-    tensors = {key: _stored(key, tensor) for key, tensor in tensors.items()}
     config = deepcopy(model.config)
     config.architectures, config.dtype = [type(model).__name__], torch.bfloat16
     config.reduced = reduced.model_dump(mode="json")
-    (folder / WEIGHTS).write_bytes(save(tensors, metadata={"format": "pt"}))
+    _write(tensors, config, folder)
+
+
+def copy_packed(folder: Path, out: Path, config: ReducedDraftConfig) -> None:
+    """Write the draft in `folder`, which has that configuration, into `out`, which exists, its
+    matrices in eight bits.
+
+    Raises:
+        UserError: its weights or what its configuration says of it are damaged.
+    """
+    reduced, tensors = reduced_of(config, str(folder)), read_tensors(folder, str(folder))
+    if reduced.form == "plain":
+        tensors, config = int8.packed(tensors), deepcopy(config)
+        config.reduced = reduced.model_copy(update={"form": "int8"}).model_dump(mode="json")
+    _write(tensors, config, out)
+
+
+def _write(tensors: Mapping[str, Tensor], config: ReducedDraftConfig, folder: Path) -> None:
+    stored = {key: _stored(key, tensor) for key, tensor in tensors.items()}
+    (folder / WEIGHTS).write_bytes(save(stored, metadata={"format": "pt"}))
     config.save_pretrained(folder)
 
 
