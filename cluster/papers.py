@@ -32,7 +32,7 @@ from specdec_core.models.pair import check_pair
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.results import Timing
-from specdec_core.studies.papers.inputs import load_sets, with_datastores
+from specdec_core.studies.papers.inputs import load_sets, with_datastores, with_own_heads
 from specdec_core.studies.papers.plan import PaperPlan
 from specdec_core.studies.papers.result import Measured, PapersResult
 
@@ -83,7 +83,7 @@ def run_papers(
     )
     if (result := folder.papers()) is not None:
         return result, folder
-    plan = with_datastores(plan, tokenizer, observer)
+    plan = with_own_heads(with_datastores(plan, tokenizer, observer), observer)
     work = plan.work(list(sets))
     observer.stage("connecting to Ray, loading the pair")
     with ray_session():

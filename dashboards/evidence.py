@@ -19,8 +19,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PolicySettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.policies.policy import PolicyOutcome
-from specdec_core.drafting.policies.pre_cut import PreCutPolicy, PreCutSettings
+from specdec_core.drafting.policies.pre_cut import PreCutSettings
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.recordings.track import Track
@@ -129,36 +128,31 @@ def _best_of_each(result: SweepResult, replay: Replay) -> list[Trial]:
     return list(best.values())
 
 
-class _FrozenPreCut(PreCutPolicy):
-    """Pre-cut that keeps its initial Q-table."""
-
-    def observe(self, slot: int, outcome: PolicyOutcome) -> None:
-        """Nothing is learned."""
-
-
 def learning_runs(
     result: SweepResult, replay: Replay, draft: str
 ) -> tuple[dict[str, pd.DataFrame], dict[str, str]]:
-    """Rounds of three policies of `draft`, by name: fixed K, Pre-cut as it learns, and Pre-cut with
-    its initial table (Q_init); and each policy's family. Their settings are those of the sweep's
-    best of the family, where it has one."""
+    """Rounds of policies of `draft`, by name: fixed K, Pre-cut as it learns, and Pre-cut with each
+    of its initial tables (Q_init, D.4.3 and §6.4); and each policy's family. Their settings are
+    those of the sweep's best of the family, where it has one."""
     costs = result.profile
-    ratio = costs.t_target() / costs.t_draft(draft) if draft in costs.drafts else 5.0
+    ratio = costs.target_cost(draft) if draft in costs.drafts else 5.0
     fixed = _best_policy(result, "fixed", FixedSettings())
     learning = _best_policy(result, "pre_cut", PreCutSettings(target_cost=ratio))
     runs: dict[str, pd.DataFrame] = {}
     families: dict[str, str] = {}
-    policies: dict[str, PolicySettings] = {fixed.label: fixed, "pre-cut, Q updated": learning}
+    first = learning.model_copy(update={"exploration": 0.0, "updates": False})
+    policies: dict[str, PolicySettings] = {
+        fixed.label: fixed,
+        "pre-cut, Q updated": learning,
+        "pre-cut, Q_init": first.model_copy(update={"q_init": "continue"}),
+        "pre-cut, Q_init by confidence": first.model_copy(update={"q_init": "confidence"}),
+    }
     for name, policy in policies.items():
         drafter = DraftModelSettings(draft=draft, policy=policy)
         configuration = Configuration(drafter=drafter, sampling=replay.header.sampling)
         if replay.can(configuration):
             runs[name] = replay.run(configuration).frame()
             families[name] = policy.kind
-    if "pre-cut, Q updated" in runs:
-        frozen = _FrozenPreCut(learning.model_copy(update={"exploration": 0.0}))
-        runs["pre-cut, Q_init"] = replay.track(draft).walk(frozen).frame()
-        families["pre-cut, Q_init"] = learning.kind
     return runs, families
 
 

@@ -50,6 +50,7 @@ VARIANTS = {
     "by_batch": STYLES["fixed"]._replace(name="K by batch", symbol="circle-dot"),
     "fork": STYLES["tree"]._replace(name="fork", symbol="star-triangle-down"),
     "target_tree": STYLES["tree"]._replace(name="target's tree", symbol="star-diamond"),
+    "target_fork": STYLES["tree"]._replace(name="target's fork", symbol="star-diamond-open"),
     "dynamic_tree": STYLES["tree"]._replace(name="dynamic tree", symbol="star-square"),
     "suffix": STYLES["prompt_lookup"]._replace(name="suffix", symbol="circle-cross"),
     "retrieval": STYLES["prompt_lookup"]._replace(name="retrieval", symbol="square-cross"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 
 PAPERS = Path(__file__).with_name("sweeps") / "papers.yaml"
+METHODS = PAPERS.with_name("papers-methods.yaml")
 QUICK = {"limit": 3, "max_new_tokens": 32, "repeats": 1}
 
 
@@ -48,12 +50,17 @@ def main(
     ] = False,
     name: Name = None,
     fresh: Fresh = False,
+    write_page: Annotated[
+        Path | None,
+        Option("--page", help="Also write the page of methods, code, tests and numbers here."),
+    ] = None,
 ) -> None:
     """Write the papers' comparison tables, measured live for your pair and prompts.
 
     Every method is decoded in turn with the others on the same prompts. Run it on an otherwise
     idle machine. Interrupted, the same command goes on where it stopped.
     """
+    from specdec_core.studies.papers.methods import load_methods
     from specdec_core.studies.papers.plan import load_paper_plan
 
     options = given(limit=limit, max_new_tokens=max_new_tokens, repeats=repeats)
@@ -65,6 +72,7 @@ def main(
         pair=pair_changes(target, draft, max_length),
         **{**(QUICK if quick else {}), **options},
     )
+    listed = () if write_page is None else load_methods(METHODS, load_paper_plan(PAPERS))
 
     # Ray, torch and MLflow take seconds to import.
     from cluster.papers import run_papers
@@ -73,6 +81,8 @@ def main(
     from dashboards.outputs.mlflow_runs import log
     from dashboards.progress import ConsoleProgress
     from dashboards.reports.papers import report
+    from dashboards.reports.papers_page import papers_page
+    from specdec_core.base.files import write_atomically
 
     with interruptible(), ConsoleProgress(console) as progress:
         result, folder = run_papers(plan, workspace(), name, fresh, progress)
@@ -81,8 +91,16 @@ def main(
         files = write(shown, folder.path, "papers", apart=True)
         kept = [folder.path / "papers.json", folder.path / "plan.yaml"]
         log(shown, [*files, *kept], resume=folder.path)
+        if write_page is not None:
+            made_by = " ".join(["specdec papers", *sys.argv[1:]])
+            text, figures = papers_page(result, listed, made_by)
+            for file, figure in figures.items():
+                write_atomically(write_page.parent / file, figure)
+            write_atomically(write_page, text)
         folder.finish()
     show(console, shown.sections)
+    if write_page is not None:
+        point("methods", write_page)
     point("tables", folder.path / "papers.md")
     point("page", folder.path / "papers.html")
     print_runs_page(result.pair.name)

@@ -50,6 +50,10 @@ def main(
     with ConsoleProgress(console) as progress:
         configurations = [*chain.from_iterable(searches.values())]
         times = forward_times(pair, configurations, hardware, profile, progress)
+        searches = {
+            label: [configuration.priced(times.target_cost) for configuration in found]
+            for label, found in searches.items()
+        }
         started = time.perf_counter()
         sets = [
             replay_search(label, replays[label], searches[label], times, progress)

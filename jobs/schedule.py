@@ -73,10 +73,6 @@ def main(
     if header.sampling != plan.sampling:
         raise UserError(f"{recording.folder}: recorded with other sampling than {config} has")
     replay = Replay(recording, hidden=any(each.heads for each in plan.samples))
-    known, unknown = split(plan.configurations or (), replay)
-    candidates = [each for each in known if may_win(each, plan.allow_lossy)]
-    if not candidates:
-        raise UserError(f"{config}: no configuration that {recording.folder} can replay")
     traffic = Traffic.of(workload, recording)
     with ConsoleProgress(console) as progress:
         timer = None
@@ -87,6 +83,11 @@ def main(
             times = step_times(header.pair, path, traffic.limits.slots, progress)
             if live and plan.live.finalists:
                 timer = EngineTimer(load_pair(header.pair), traffic)
+        configurations = [each.priced(times.target_cost) for each in plan.configurations or ()]
+        known, unknown = split(configurations, replay)
+        candidates = [each for each in known if may_win(each, plan.allow_lossy)]
+        if not candidates:
+            raise UserError(f"{config}: no configuration that {recording.folder} can replay")
         choice, simulated = choose_for_load(
             candidates, replay, times, workload, plan.live, timer, observer=progress
         )

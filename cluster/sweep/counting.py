@@ -22,6 +22,7 @@ from cluster.sweep.starting import NOTHING, Gathering
 from cluster.sweep.trial import PROMPTS_DONE, CountTrial, Task, counted, group, grouped
 from specdec_core.base.files import needs_room, no_room
 from specdec_core.config import Configuration
+from specdec_core.cost import Profile
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import ResolvedPlan
@@ -50,7 +51,7 @@ def count_all(
     tuning = _Tuning(plan, task, trial, record)
     started, before = time.perf_counter(), _replayed(result)
     if plan.configurations is None:
-        search_alg, finished = _optuna(plan, folder)
+        search_alg, finished = _optuna(plan, task.profile, folder)
         total = plan.trials or 0
         observer.stage("counting", total, done=len(done - {plan.autoregressive.id}))
         if total > finished:
@@ -244,12 +245,14 @@ class _Suggest:
     """Optuna's proposals as the `config` of a trial."""
 
     search: Search
+    profile: Profile
 
     def __call__(self, trial: Suggester) -> dict[str, str]:
-        return {"configurations": group([self.search.suggest(trial)])}
+        drawn = self.search.suggest(trial)
+        return {"configurations": group([drawn.priced(self.profile.target_cost)])}
 
 
-def _optuna(plan: ResolvedPlan, folder: SweepFolder) -> tuple[Searcher, int]:
+def _optuna(plan: ResolvedPlan, profile: Profile, folder: SweepFolder) -> tuple[Searcher, int]:
     """The searcher, and how many trials it has finished before."""
     import optuna
     from ray.tune.search.optuna import OptunaSearch
@@ -261,7 +264,7 @@ def _optuna(plan: ResolvedPlan, folder: SweepFolder) -> tuple[Searcher, int]:
         study = optuna.load_study(study_name=None, storage=storage)
         finished = sum(trial.state.is_finished() for trial in study.trials)
     searcher = OptunaSearch(
-        _Suggest(plan.space),
+        _Suggest(plan.space, profile),
         metric=METRIC,
         mode="max",
         # Resumed with the same seed it would draw the same points again.

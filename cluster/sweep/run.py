@@ -167,6 +167,7 @@ class _Sweep:
         self.folder.save_pair(self.pair)
         self.profile = self._profile()
         self.folder.save_profile(self.profile)
+        self.plan = self.plan.priced(self.profile)
         if (timed := self.folder.timed()) is not None:
             self.result = timed
             return

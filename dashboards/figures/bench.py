@@ -1,15 +1,14 @@
-"""The benchmark's bars: on a page, and as an SVG file that needs no browser to be made."""
+"""The benchmark's bars, on a page and as an SVG file."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isnan
 from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from dashboards.look import DASHED, INK, MUTED, OTHER_COLOURS, PAPER, base_figure, intervals
-from dashboards.templating import render
+from dashboards.figures.svg import SvgBar, bars_svg
+from dashboards.look import DASHED, OTHER_COLOURS, base_figure, intervals
 from specdec_core.studies.bench.result import BenchResult, over
 from specdec_core.studies.comparison import OURS
 
@@ -72,38 +71,15 @@ def bench_figure(result: BenchResult, temperature: float) -> go.Figure:
 
 
 SUBTITLE = "times as fast as this engine's autoregressive decoding, with 95 % intervals"
-_ROW, _TOP, _BARS, _LETTER = 22, 58, 440, 7.0  # pixels
 
 
 def bench_svg(result: BenchResult, temperature: float) -> str:
     """The same as an SVG file."""
-    shown = bars(result, temperature)
-    most = max((bar.high for bar in shown if not isnan(bar.high)), default=1.0)
-    names = round(24 + _LETTER * max(len(bar.name) for bar in shown))
-    scale = _BARS / max(most, 1.0)
-    return render(
-        "bars.jinja",
-        title=f"Speed at temperature {temperature:g}",
-        subtitle=SUBTITLE,
-        width=names + _BARS + 120,
-        height=_TOP + _ROW * len(shown) + 14,
-        names=names,
-        one=names + scale,
-        top=_TOP,
-        row=_ROW,
-        ink=INK,
-        muted=MUTED,
-        paper=PAPER,
-        groups=[(group, colour(group, result.groups)) for group in result.groups],
-        bars=[
-            {
-                "name": bar.name,
-                "colour": colour(bar.group, result.groups),
-                "width": scale * bar.ratio,
-                "low": names + scale * bar.low,
-                "high": names + scale * bar.high,
-                "label": f"{bar.ratio:.2f}× · {bar.tokens_per_second:.0f}/s",
-            }
-            for bar in shown
-        ],
-    )
+    drawn = [
+        SvgBar(
+            b.name, b.group, b.ratio, b.low, b.high, f"{b.ratio:.2f}× · {b.tokens_per_second:.0f}/s"
+        )
+        for b in bars(result, temperature)
+    ]
+    colours = {group: colour(group, result.groups) for group in result.groups}
+    return bars_svg(f"Speed at temperature {temperature:g}", SUBTITLE, drawn, colours, one=True)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from dashboards.figures.svg import SvgBar, bars_svg
 from dashboards.look import (
     DASHED,
     OTHER_COLOURS,
@@ -53,6 +54,8 @@ def paper_figure(result: PapersResult, key: str) -> go.Figure:
         meaning += ", with its 95 % interval"
     fig = base_figure(table.title, f"{heading}: {meaning}", 440)
     methods = [m for m in result.plan.methods(key) if _known(result, table, m, quantity)]
+    if table.heat and table.varied:
+        return _heat(fig, result, table, methods, quantity)
     draw = _lines if table.varied else _bars
     for method, (colour, pattern) in zip(methods, _colours(methods), strict=True):
         draw(fig, result, table, method, quantity, colour, pattern)
@@ -61,6 +64,32 @@ def paper_figure(result: PapersResult, key: str) -> go.Figure:
     if quantity == "speedup":
         fig.add_hline(y=1, line=DASHED)
     return legend_beside(fig)
+
+
+def paper_svg(result: PapersResult, key: str) -> str:
+    """The same values as an SVG file: a bar for each method, prompt set and value."""
+    table = result.plan.tables[key]
+    quantity: Quantity = "speedup" if "speedup" in table.columns else table.columns[0]
+    heading, form, meaning = QUANTITIES[quantity]
+    sets = result.sets_of(table)
+    bars = []
+    for method in result.plan.methods(key):
+        for number, configuration in enumerate(method.configurations):
+            for prompts in sets:
+                value = result.value(prompts, configuration, quantity)
+                if configuration.drafter is None or math.isnan(value):
+                    continue
+                parts = [method.label]
+                parts += [f"{table.varied} = {table.values[number]}"] if table.varied else []
+                parts += [prompts] if len(sets) > 1 else []
+                measured = result.find(prompts, configuration)
+                timing = measured.timing if measured and quantity == "speedup" else None
+                ends = (timing.low, timing.high) if timing else (value, value)
+                label = format(value, form.removesuffix("×")) + "×" * form.endswith("×")
+                bars.append(SvgBar(", ".join(parts), prompts, value, *ends, label))
+    colours = dict(zip(sets, OTHER_COLOURS, strict=False))
+    one = quantity == "speedup"
+    return bars_svg(table.title, f"{heading}: {meaning}", bars, colours, one)
 
 
 def _known(result: PapersResult, table: Table, method: Method, quantity: Quantity) -> bool:
@@ -120,6 +149,29 @@ def _lines(
             "<extra></extra>",
         )
     fig.update_xaxes(title_text=table.varied)
+
+
+def _heat(
+    fig: go.Figure,
+    result: PapersResult,
+    table: Table,
+    methods: Sequence[Method],
+    quantity: Quantity,
+) -> go.Figure:
+    """Methods down, values of the varied parameter across, of the first prompt set."""
+    prompts = result.sets_of(table)[0]
+    values = [[result.value(prompts, c, quantity) for c in m.configurations] for m in methods]
+    fig.add_heatmap(
+        x=[str(value) for value in table.values],
+        y=[method.name for method in methods],
+        z=values,
+        colorscale="Blues",
+        texttemplate="%{z:.2f}",
+        hovertemplate=f"%{{y}}, {table.varied} = %{{x}}: %{{z:.3f}}<extra></extra>",
+        colorbar={"title": QUANTITIES[quantity].heading},
+    )
+    fig.update_xaxes(title_text=table.varied)
+    return fig
 
 
 def _intervals(

@@ -7,7 +7,7 @@ errors that name the key.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import yaml
@@ -99,6 +99,19 @@ class Configuration(Value):
         return tuple(name for part in self.parts for name in part.datastores)
 
     @property
+    def unpriced(self) -> tuple[str | None, ...]:
+        """The draft models whose length policies ask what a target forward costs."""
+        return tuple(dict.fromkeys(draft for draft, p in self.policies if p.asks_cost))
+
+    def priced(self, target_cost: Callable[[str | None], float]) -> Configuration:
+        """The configuration with the costs that its policies ask for: `target_cost` gives a target
+        forward in steps of a draft model."""
+        if not self.unpriced:
+            return self
+        costs = {draft: target_cost(draft) for draft in self.unpriced}
+        return self.model_copy(update={"drafter": _priced(self.drafter, None, costs)})
+
+    @property
     def states(self) -> tuple[str, ...]:
         """The names or files of the saved states that it starts from."""
         return tuple(name for part in self.parts for name in part.states)
@@ -161,6 +174,22 @@ def _runs_draft(drafter: DrafterSettings) -> bool:
     if drafter.asynchronous:
         return False
     return bool(drafter.drafts) or any(map(_runs_draft, drafter.parts))
+
+
+def _priced(part: Any, draft: str | None, costs: dict[str | None, float]) -> Any:
+    """A part of a drafter, of the draft model `draft`, with every policy at its cost."""
+    if isinstance(part, PolicySettings):
+        return part.at_cost(costs[draft]) if part.asks_cost else part
+    if isinstance(part, tuple):
+        return tuple(_priced(each, draft, costs) for each in part)
+    if isinstance(part, dict):
+        return {key: _priced(each, draft, costs) for key, each in part.items()}
+    if not isinstance(part, Value):
+        return part
+    draft = getattr(part, "draft", draft)
+    fields = {name: getattr(part, name) for name in type(part).model_fields}
+    changes = {name: _priced(field, draft, costs) for name, field in fields.items()}
+    return part.model_copy(update={n: new for n, new in changes.items() if new is not fields[n]})
 
 
 def _sampling_of_arms(drafter: Any) -> Iterator[Any]:

@@ -32,6 +32,7 @@ DRAFTERS = {
     "tree": "specdec_core.drafting.tree",
     "fork": "specdec_core.drafting.fork",
     "target_tree": "specdec_core.drafting.target_tree",
+    "target_fork": "specdec_core.drafting.target_fork",
     "dynamic_tree": "specdec_core.drafting.dynamic_tree",
     "prompt_lookup": "specdec_core.drafting.prompt_lookup",
     "suffix": "specdec_core.drafting.suffix",

@@ -51,6 +51,15 @@ class PolicySettings(KindSettings):
         """Whether it can decode, that is, without knowing what the target will write."""
         return True
 
+    @property
+    def asks_cost(self) -> bool:
+        """Whether it takes the cost of a target forward from a profile (:meth:`at_cost`)."""
+        return False
+
+    def at_cost(self, target_cost: float) -> PolicySettings:
+        """These settings where a target forward costs `target_cost` drafting steps."""
+        return self
+
     def unknown_to(self, recording: RecordingFacts) -> str | None:
         """Why a recording cannot tell what this policy would do; None where it can."""
         if not self.replayed:

@@ -81,6 +81,12 @@ class Profile(Value):
         forward = self.drafts[draft].seconds(width, context, batch)
         return forward + self.draft_overhead.get(draft, 0.0)
 
+    def target_cost(self, draft: str | None = None, context: float | None = None) -> float:
+        """A round's target forward in drafting steps (Post-use & Pre-cut, §5.2), to three digits:
+        c = t_target / t_draft, with what the engine adds to both."""
+        seconds = self.t_target(1, context) + self.round_overhead
+        return float(f"{seconds / self.t_draft(draft, context):.3g}")
+
     def estimate_seconds(
         self,
         counts: Counts | Mapping[str, int],

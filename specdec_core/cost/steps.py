@@ -23,6 +23,8 @@ from specdec_core.cost.forward import ForwardCost
 from specdec_core.cost.hardware import Hardware
 from specdec_core.cost.profile import Profile
 
+_CONTEXT = 256  # tokens in the cache, where a cost is asked for without a context
+
 # Tokens of a forward from which on arithmetic may dominate; a fit chooses one of them.
 _KNEES = (4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512)
 
@@ -178,6 +180,14 @@ class StepTimes(Value):
             there = ", ".join(self.drafts) or "none"
             raise UserError(f"no step times of draft {name or '(any)'} (there are: {there})")
         return self.drafts[chosen]
+
+    def target_cost(self, draft: str | None = None) -> float:
+        """A step's target forward in drafting steps, for one request; see
+        :meth:`specdec_core.cost.Profile.target_cost`."""
+        work, engine = Work.of([(1, _CONTEXT)]), self.engine
+        idle = engine.seconds(1, 0, 0)
+        drafting = self.draft(draft).seconds(work) + engine.seconds(1, 1, 0) - idle
+        return float(f"{(self.verifying(True).seconds(work) + idle) / drafting:.3g}")
 
     @classmethod
     def of(cls, profile: Profile) -> StepTimes:

@@ -27,6 +27,7 @@ from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.pearl.link import Link, no_link
 from specdec_core.engine.active_request import ActiveRequest, Addition
 from specdec_core.engine.draft_runners import DraftRunners
+from specdec_core.engine.forward_costs import target_cost
 from specdec_core.engine.judging import Judgement, judge
 from specdec_core.engine.logprobs import Logprobs
 from specdec_core.engine.prefixes import Prefixes
@@ -85,6 +86,7 @@ class Engine:
         self.prefixes = Prefixes(slots)
         self._begun: dict[int, tuple[int, int]] = {}  # by slot: whose tokens it takes, how many
         self.last = Step()  # the last step's plan
+        self._target_cost = cache(partial(target_cost, pair, self.target, self.drafts))
         self._waiting: dict[str, Request] = {}
         self._active: dict[int, ActiveRequest] = {}
         self.configure(configuration)
@@ -107,7 +109,9 @@ class Engine:
                 self.slots,
                 open_link=self._link,
             )
-            self.drafter = resources.build(configuration.drafter)
+            priced = configuration.priced(self._target_cost)
+            assert priced.drafter is not None
+            self.drafter = resources.build(priced.drafter)
             for shape in self.drafter.shapes:
                 self.target.expect(shape if self.drafter.target_width else after_text(1, shape))
 

@@ -2,20 +2,24 @@
 
 Rolling back rejected tokens is setting a number: what lies beyond a row's length is overwritten by
 the next forward and never attended to. The cache implements transformers' cache interface, so a
-model's own code writes to it and reads from it.
+model's own code writes to it and reads from it. On a CPU rows that begin alike hold that beginning
+once (:mod:`specdec_core.models.blocks`).
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from specdec_core.models.blocks import BLOCK, Blocks, Run
 from specdec_core.models.pages import Pages
 
 _SPARE = 256  # positions: so few that a cut row no longer holds keep their memory
+_MOST_ENTRIES = 16_384  # of the system's 65,530, by which places are led to others' memory
 
 
 class Window:
@@ -79,19 +83,44 @@ class Store:
     def __init__(self, cache: SlotCache, heads: int, size: int, like: Tensor) -> None:
         """Of the data type and on the device of `like`."""
         # Zeros: a masked position still meets its value with weight 0, and 0 · NaN is NaN.
-        shape = (cache.slots, heads, cache.positions, size)
+        self._shape = shape = (cache.slots, heads, cache.positions, size)
         self._pages = Pages(shape, like.dtype) if like.device.type == "cpu" else None
         self.tensor = self._pages.tensor if self._pages else like.new_zeros(shape)
+        self._place = size * like.dtype.itemsize  # bytes of a position
+        whole = BLOCK * self._place % mmap.PAGESIZE == 0
+        self.shares = self._pages is not None and self._pages.shares and whole
 
-    def release(self, row: int, start: int, end: int) -> None:
-        """Give back the memory of positions [start, end) of a row, on a CPU."""
+    @property
+    def heads(self) -> int:
+        """Stretches of memory of each row."""
+        return self._shape[1]
+
+    @property
+    def taken(self) -> int | None:
+        """Bytes of memory in use, on a CPU."""
+        return None if self._pages is None else self._pages.taken
+
+    def move(self, run: Run) -> None:
+        """Let a row have what is in other memory."""
+        assert self._pages is not None
+        size = run.count * BLOCK * self._place
+        for head in range(self.heads):
+            home = self._start(run.home_row, head, run.home_block)
+            self._pages.lead(self._start(run.row, head, run.block), size, home)
+
+    def release(self, run: Run) -> None:
+        """Give back the memory of a run, on a CPU: what it held is lost."""
         if self._pages is None:
             return
-        _, heads, positions, size = self.tensor.shape
-        place = size * self.tensor.itemsize
-        for head in range(row * heads, (row + 1) * heads):
-            first = head * positions
-            self._pages.release((first + start) * place, (first + end) * place)
+        size = run.count * BLOCK * self._place
+        for head in range(self.heads):
+            home = self._start(run.home_row, head, run.home_block)
+            self._pages.release(home, home + size)
+
+    def _start(self, row: int, head: int, block: int) -> int:
+        """The first byte of a block."""
+        _, heads, positions, _ = self._shape
+        return ((row * heads + head) * positions + block * BLOCK) * self._place
 
 
 class SlotLayer(CacheLayerMixin):
@@ -139,8 +168,10 @@ class SlotCache(Cache):
     def __init__(
         self, layers: int, slots: int, positions: int, dtype: torch.dtype | None = None
     ) -> None:
-        self.slots, self.positions, self.dtype = slots, positions, dtype
+        blocks = -(-positions // BLOCK)
+        self.slots, self.positions, self.dtype = slots, blocks * BLOCK, dtype
         self.lengths = [0] * slots
+        self.blocks = Blocks(slots, blocks)
         self._used = [0] * slots  # positions of each row that take memory
         self.window: Window | PackedWindow = Window([0], [0], 1)
         self.features: Store | None = None
@@ -151,19 +182,29 @@ class SlotCache(Cache):
         where a row has no room for `width` more."""
         rows = list(rows)
         window = Window(rows, [self.lengths[row] for row in rows], width)
-        self._open(window)
+        self._open(window, rows, [width] * len(rows))
         return window
 
     def open_packed(self, rows: Sequence[int], counts: Sequence[int]) -> PackedWindow:
         """The same for `counts[i]` more tokens of row `rows[i]`, packed into one sequence."""
         window = PackedWindow(rows, [self.lengths[row] for row in rows], counts)
-        self._open(window)
+        self._open(window, rows, counts)
         return window
 
-    def _open(self, window: Window | PackedWindow) -> None:
+    def _open(
+        self, window: Window | PackedWindow, rows: Sequence[int], counts: Sequence[int]
+    ) -> None:
         if window.end > self.positions:
             raise ValueError(f"{window.end} tokens do not fit in a slot of {self.positions}")
+        self.claim(rows, counts)
         self.window = window
+
+    def claim(self, rows: Iterable[int], counts: Iterable[int]) -> None:
+        """Have the memory of so many positions after each row's tokens be the row's own, before
+        something is written there."""
+        if self.blocks.saved:
+            for row, count in zip(rows, counts, strict=True):
+                self._own(row, self.lengths[row], self.lengths[row] + count)
 
     def append(self, rows: Iterable[int], counts: Iterable[int]) -> None:
         """Count tokens that have been written after those of each row."""
@@ -177,9 +218,7 @@ class SlotCache(Cache):
             raise ValueError(f"row {row} holds {self.lengths[row]} tokens, cannot keep {length}")
         self.lengths[row] = length
         if self._used[row] - length > _SPARE:
-            for store in self._stores():
-                store.release(row, length, self._used[row])
-            self._used[row] = length
+            self._release(row, length)
 
     def held(self) -> list[SlotLayer]:
         """The layers that this process runs; another process may run others."""
@@ -196,15 +235,63 @@ class SlotCache(Cache):
         stores = [store for layer in self.held() for store in layer.stores]
         return stores if self.features is None else [*stores, self.features]
 
+    @property
+    def taken(self) -> int:
+        """Bytes of memory in use, where the system says."""
+        return sum(store.taken or 0 for store in self._stores())
+
     @torch.inference_mode()
     def fork(self, row: int, rows: Sequence[int], lengths: Sequence[int]) -> None:
-        """Make `rows[i]` a copy of the first `lengths[i]` tokens of `row`."""
-        longest = max(lengths)
-        for store in self._stores():
-            store.tensor[list(rows), :, :longest] = store.tensor[row, :, :longest]
+        """Make `rows[i]` hold the first `lengths[i]` tokens of `row`: its whole blocks where memory
+        can be shared, and a copy of the rest."""
         for other, length in zip(rows, lengths, strict=True):
+            if other != row:
+                self._begin_like(row, other, length)
             self.lengths[other] = length
-            self._used[other] = max(self._used[other], longest)
+            self._used[other] = max(self._used[other], length)
+
+    def _begin_like(self, row: int, other: int, length: int) -> None:
+        stores = self._stores()
+        shared = length // BLOCK if self._shares(stores) else 0
+        moved, unused = self.blocks.share(row, other, shared)
+        for store in stores if moved else ():
+            if store.shares:
+                for run in moved:
+                    store.move(run)
+                for run in unused:
+                    store.release(run)
+        # What it held beyond, it may have shared with a third one.
+        self._own(other, shared * BLOCK, max(self._used[other], length))
+        for store in stores:
+            start = shared * BLOCK if store.shares else 0
+            store.tensor[other, :, start:length] = store.tensor[row, :, start:length]
+
+    def _shares(self, stores: Sequence[Store]) -> bool:
+        """Whether rows may share memory: a stretch of it costs entries of the system's."""
+        heads = sum(store.heads for store in stores if store.shares)
+        runs = sum(len(self.blocks.runs(row)) for row in range(self.slots))
+        return 0 < heads * 2 * (runs + 1) <= _MOST_ENTRIES
+
+    def _own(self, row: int, start: int, end: int) -> None:
+        """Have the memory of positions [start, end) of `row` be nobody else's; what the row holds
+        before `start` stays."""
+        first = start // BLOCK
+        moved = self.blocks.own(row, first, -(-end // BLOCK))
+        for store in self._stores() if moved else ():
+            if store.shares:
+                kept = store.tensor[row, :, first * BLOCK : start].clone()
+                for run in moved:
+                    store.move(run)
+                store.tensor[row, :, first * BLOCK : start] = kept
+
+    def _release(self, row: int, length: int) -> None:
+        """Give back the memory of what `row` held beyond `length`."""
+        first = -(-length // BLOCK)
+        self._own(row, first * BLOCK, self._used[row])
+        for store in self._stores():
+            for run in self.blocks.runs(row, first):
+                store.release(run)
+        self._used[row] = length
 
     @torch.inference_mode()
     def keep(self, row: int, start: int, kept: Sequence[int]) -> None:

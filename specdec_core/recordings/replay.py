@@ -97,7 +97,13 @@ class Replay:
 
     def can(self, configuration: Configuration) -> bool:
         """Whether the recording holds everything that this configuration could meet."""
-        return self._unknown(configuration) is None
+        return self._unknown(self.priced(configuration)) is None
+
+    def priced(self, configuration: Configuration) -> Configuration:
+        """The configuration at the costs of the profile, where there is one."""
+        if self.profile is None:
+            return configuration
+        return configuration.priced(self.profile.target_cost)
 
     def _unknown(self, configuration: Configuration) -> str | None:
         """Why this configuration cannot be replayed; None where it can."""
@@ -114,6 +120,7 @@ class Replay:
             UserError: the configuration cannot be replayed (see :meth:`can`), or its head is
                 unknown.
         """
+        configuration = self.priced(configuration)
         if reason := self._unknown(configuration):
             raise UserError(
                 f"{self.recording.folder}: cannot replay {configuration.label}: {reason}"
@@ -135,6 +142,7 @@ class Replay:
         Raises:
             UserError: as :meth:`run` does.
         """
+        configuration = self.priced(configuration)
         drafter = configuration.drafter
         if self._unknown(configuration) is not None:
             return self.run(configuration)  # which raises

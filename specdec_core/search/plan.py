@@ -32,6 +32,7 @@ from specdec_core.config import (
 )
 from specdec_core.config.drafters import read_arm
 from specdec_core.config.kinds import DRAFTERS, POLICIES, kinds_of
+from specdec_core.cost import Profile
 from specdec_core.cost.hardware import Hardware, load_hardware
 from specdec_core.prompts.chat import AUTO, ChatTemplate
 from specdec_core.search.load.trace import read_trace
@@ -156,6 +157,14 @@ class ResolvedPlan(SweepSettings):
     samples: tuple[Configuration, ...]
     given: dict[str, Any]
     entries: tuple[dict[str, Any], ...]
+
+    def priced(self, profile: Profile) -> ResolvedPlan:
+        """The plan with what its configurations ask about costs taken from `profile`; those that
+        Optuna draws are priced as they are drawn."""
+        if self.configurations is None:
+            return self
+        priced = tuple(each.priced(profile.target_cost) for each in self.configurations)
+        return self.model_copy(update={"configurations": priced, "samples": priced})
 
     def digest(self, prompts_digest: str) -> str:
         """A hash of everything that the results depend on."""

@@ -112,7 +112,7 @@ def test_each_family_is_shown_with_its_fastest_configuration(result: SweepResult
 
 def test_runs_have_the_counts_of_decoding(result: SweepResult, recorded: Path):
     evidence = gather(result, recorded)
-    fixed, updated, initial = evidence.runs.values()
+    fixed, updated, initial, informed = evidence.runs.values()
     k = int(next(iter(evidence.runs)).removeprefix("K="))
     trial = next(
         t
@@ -124,6 +124,7 @@ def test_runs_have_the_counts_of_decoding(result: SweepResult, recorded: Path):
     assert fixed["draft_forwards"].sum() == counts.n_draft
     assert fixed["request_id"].unique().tolist() == [r.id for r in REQUESTS]
     assert updated["drafted"].tolist() != initial["drafted"].tolist()
+    assert informed["drafted"].sum() < initial["drafted"].sum()
     assert set(evidence.families.values()) == {"fixed", "pre_cut"}
 
 

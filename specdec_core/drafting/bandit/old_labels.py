@@ -59,7 +59,8 @@ def _pre_cut(s: Any) -> str:
         if getattr(s, name) != type(s).model_fields[name].default
     )
     start = f" from {Path(s.table).stem}" if s.table else ""
-    return f"pre-cut c={s.target_cost:g}{unusual}{start}{_bound(s)}"
+    cost = s.target_cost if s.asks_cost else f"{s.target_cost:g}"
+    return f"pre-cut c={cost}{unusual}{start}{_bound(s)}"
 
 
 def _specdecpp(s: Any) -> str:

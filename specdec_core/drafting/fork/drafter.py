@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 from time import perf_counter
+from typing import Any
 
 import torch
 
 from specdec_core.drafting.context import DraftContext
-from specdec_core.drafting.drafter import Outcome, Resources, SlotState
+from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.fork.settings import ForkSettings
 from specdec_core.drafting.growing import Children, Growth, Level
 from specdec_core.drafting.policies.policy import PolicyOutcome
@@ -20,25 +21,44 @@ from specdec_core.tokens.token_tree import ROOT, TokenTree
 from specdec_core.tokens.topology import fork
 
 
-class ForkDrafter(ShapedTree):
-    """Draws the first candidates of `width` branches, then one more for every branch, until the
-    policy would stop all of them.
+class Branches(Drafter):
+    """Draws the first candidates of `settings.branches` branches, then one more for every branch,
+    until the policy would stop all of them.
 
     Each branch is a slot of its own to the policy. A policy that learns from its candidates
-    observes the outcome of each branch; one that learns from rounds, the outcome of the fork.
+    observes the outcome of each branch; one that learns from rounds, the outcome of the tree.
     """
 
-    def __init__(self, settings: ForkSettings, resources: Resources) -> None:
+    def __init__(self, settings: Any, resources: Resources) -> None:
         self.settings = settings
+        self.target_width = settings.target_width
+        self.begun = int(self.target_width > 0)  # levels of the tree that are not the draft's
         runner = resources.draft_runner(settings.draft)
         self.context = DraftContext(runner)
         self.policy = resources.policy(settings.draft, settings.policy)
         self.clock = resources.clock
         if self.policy.needs_hidden:
             runner.watch_hidden(True)
-        self.shapes = [fork(settings.width, settings.depth)]
-        runner.expect(self.shapes[0][: -settings.width])  # the last level is not read
+        self.shapes = [self.shape()]
+        runner.expect(self.shapes[0][: -settings.branches])  # the last level is not read
         self._cached: dict[int, dict[int, int]] = {}
+
+    @property
+    def first(self) -> int:
+        """The first candidates at each of the places where branches begin."""
+        raise NotImplementedError
+
+    def shape(self) -> list[int]:
+        """The parents of the whole tree."""
+        raise NotImplementedError
+
+    def roots(self, growth: Growth, i: int) -> list[int]:
+        """The places in tree i where branches begin; nodes that are not the draft's are added."""
+        raise NotImplementedError
+
+    def first_candidates(self, tree: TokenTree) -> list[int]:
+        """The branches' first candidates in the finished tree."""
+        raise NotImplementedError
 
     def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
@@ -52,10 +72,11 @@ class ForkDrafter(ShapedTree):
             min(s.room, max(self.policy.limit(branch, s.batch) for branch in self._branches(s)))
             for s in sequences
         ]
-        ends = {i: [ROOT] for i, limit in enumerate(limits) if limit > 0}
+        roots = {i: self.roots(growth, i) for i in range(len(limits))}
+        ends = {i: nodes for i, nodes in roots.items() if nodes and limits[i] > 0}
         depth = 0
         while ends:
-            counts = [1 if depth else self.settings.width for row in ends.values() for _ in row]
+            counts = [1 if depth else self.first for row in ends.values() for _ in row]
             level = growth.read(ends)
             returned = perf_counter()
             children = growth.branch(level, counts, self.settings.replacement)
@@ -104,18 +125,39 @@ class ForkDrafter(ShapedTree):
     def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         self.context.keep(sequence, outcome, self._cached[sequence.slot])
         tree, slots = outcome.tree, self._branches(sequence)
-        if not len(tree):
+        first, path = self.first_candidates(tree), outcome.path[self.begun :]
+        if not first:
             return
         if not self.policy.learns:
-            accepted = [outcome.accepted] * len(slots)
+            accepted = [len(path)] * len(slots)
         else:
-            accepted = [0] * tree.parents.count(ROOT)
-            if outcome.path:
-                accepted[outcome.path[0]] = outcome.accepted
+            accepted = [0] * len(first)
+            if path:
+                accepted[first.index(path[0])] = len(path)
         for slot, count in zip(slots, accepted, strict=False):
-            self.policy.observe(slot, PolicyOutcome(tree.depth, count, tree.draft_forwards))
+            drafted = tree.depth - self.begun
+            self.policy.observe(slot, PolicyOutcome(drafted, count, tree.draft_forwards))
 
     def _branches(self, sequence: SlotState) -> range:
         """The policy's slots of the branches of a slot."""
-        first = sequence.slot * self.settings.width
-        return range(first, first + self.settings.width)
+        count = self.settings.branches
+        return range(sequence.slot * count, (sequence.slot + 1) * count)
+
+
+class ForkDrafter(Branches, ShapedTree):
+    """Branches that part at the first token."""
+
+    settings: ForkSettings
+
+    @property
+    def first(self) -> int:
+        return self.settings.width
+
+    def shape(self) -> list[int]:
+        return fork(self.settings.width, self.settings.depth)
+
+    def roots(self, growth: Growth, i: int) -> list[int]:
+        return [ROOT]
+
+    def first_candidates(self, tree: TokenTree) -> list[int]:
+        return [node for node, parent in enumerate(tree.parents) if parent == ROOT]

@@ -38,6 +38,11 @@ class ForkSettings(PolicyDrafterSettings):
         return (self.width,), *((1,) * self.width,) * (self.depth - 1)
 
     @property
+    def branches(self) -> int:
+        """Chains side by side."""
+        return self.width
+
+    @property
     def depth(self) -> int:
         return self.policy.max_tokens
 

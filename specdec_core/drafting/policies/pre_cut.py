@@ -7,14 +7,27 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
-from specdec_core.config import MOST_TOKENS, MaxTokens, PolicySettings, describe
+from specdec_core.config import (
+    MOST_TOKENS,
+    MaxTokens,
+    PolicySettings,
+    RecordingFacts,
+    describe,
+)
 from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
 
 if TYPE_CHECKING:
@@ -23,6 +36,8 @@ if TYPE_CHECKING:
     from specdec_core.drafting.policies.signals import Signals
 
 _BINS_PER_HALVING = 2
+PROFILE = "profile"  # as a cost: measured
+_COSTING = ", a forward of the target costing {:g} of the draft model's"
 
 
 def reward(calls: int, accepted: float, target_cost: float) -> float:
@@ -60,9 +75,12 @@ class QTable(BaseModel, extra="forbid"):
 
     @classmethod
     def initial(cls, settings: PreCutSettings) -> QTable:
-        """Q_init: what STOP would be worth if the confidence product Π were the chance that all k
-        candidates are accepted, and none otherwise, (1 + k Π) / (k + target cost) − 1; CONTINUE is
-        worth `optimism` more in every state (§6.4, D.4.3)."""
+        """Q_init. Of `continue` (D.4.3): STOP is worth what it would be if the confidence product Π
+        were the chance that all k candidates are accepted, and none otherwise, (1 + k Π) / (k +
+        target cost) − 1, and CONTINUE `optimism` more in every state. Of `confidence` (§6.4, "prior
+        knowledge"): every candidate, drafted or to come, has the mean confidence q = Π^(1/k) as its
+        chance, so STOP earns (1 + q + … + q^k) / (k + target cost) − 1 and CONTINUE what Eq. 5
+        gives for the best length beyond k."""
         size = settings.max_tokens * settings.bins
         table = cls(
             max_tokens=settings.max_tokens,
@@ -72,12 +90,32 @@ class QTable(BaseModel, extra="forbid"):
             gone=[0] * size,
             stopped=[0] * size,
         )
+        if settings.q_init == "confidence":
+            table._expect(settings)
+            return table
         for state in range(size):
             cost, column = divmod(state, settings.bins)
             middle = 2 ** (-(column + 0.5) / _BINS_PER_HALVING)
-            table.stop[state] = reward(cost + 1, (cost + 1) * middle, settings.target_cost)
+            table.stop[state] = reward(cost + 1, (cost + 1) * middle, settings.cost)
             table.go[state] = table.stop[state] + settings.optimism
         return table
+
+    def _expect(self, settings: PreCutSettings) -> None:
+        """Fill in the values that the confidences promise."""
+        lengths = range(1, self.max_tokens + 1)
+        for state in range(len(self.stop)):
+            column = state % self.bins
+            cost = state // self.bins + 1
+            mean = 2 ** (-(column + 0.5) / _BINS_PER_HALVING / cost)
+            useful = list(accumulate(mean**length for length in lengths))
+            values = [reward(n, useful[n - 1], settings.cost) for n in lengths]
+            self.stop[state] = values[cost - 1]
+            # The best length beyond this one, each step discounting η and not its baseline.
+            later = [
+                settings.discount**steps * (value + 1) - 1
+                for steps, value in enumerate(values[cost:], start=1)
+            ]
+            self.go[state] = max(later, default=self.stop[state])
 
     @classmethod
     def load(cls, path: str | Path) -> QTable:
@@ -163,16 +201,34 @@ class PreCutSettings(PolicySettings):
     exploration_decay: float = Field(default=0.98, ge=0, le=1, description="factor a round")
     optimism: float = Field(default=0.01, ge=0, description="head start of CONTINUE in Q_init")
     bins: int = Field(default=8, ge=1, le=64, description="of the confidence product, 2 a halving")
-    target_cost: float = Field(default=5.0, gt=0, description="a target forward in draft calls")
+    target_cost: Annotated[float, Field(gt=0)] | Literal["profile"] = Field(
+        default="profile", description="a target forward in draft calls; profile: as measured"
+    )
     table: str | None = Field(default=None, description="a saved Q-table to start from")
     seed: int = Field(default=0, ge=0)
     max_tokens: MaxTokens = MOST_TOKENS
+    q_init: Literal["continue", "confidence"] = Field(
+        default="continue",
+        description="the first table: always continues (D.4.3), or as confidences promise (§6.4)",
+    )
+    updates: bool = Field(default=True, description="false: the table stays as it begins")
 
     replayed: ClassVar = True
 
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Later fields are left out at their defaults, so that ids and files stay as they were."""
+        written: dict[str, Any] = handler(self)
+        for name in ("q_init", "updates"):
+            if getattr(self, name) == type(self).model_fields[name].default:
+                written.pop(name, None)
+        return written
+
     @property
     def label(self) -> str:
-        return f"pre-cut {self.target_cost:g}{self.up_to}"
+        kept = "" if self.updates else ", Q_init"
+        informed = "" if self.q_init == "continue" else " by confidence"
+        return f"pre-cut{self._costing(' {:g}')}{self.up_to}{kept}{informed}"
 
     @property
     def sentence(self) -> str:
@@ -186,11 +242,36 @@ class PreCutSettings(PolicySettings):
             "seed",
         )
         start = f", starting from the table {Path(self.table).stem}" if self.table else ""
+        if self.q_init != "continue":
+            start += ", expecting at first what the confidences promise"
+        learned = "what it has learned" if self.updates else "its first Q-table"
         return (
-            "Drafts until what it has learned says stop (Pre-cut), a forward of the target costing"
-            f" {self.target_cost:g} of the draft model's{start}{self.unusual(*numbers)}"
-            f"{self.at_most}."
+            f"Drafts until {learned} says stop (Pre-cut){self._costing(_COSTING)}"
+            f"{start}{self.unusual(*numbers)}{self.at_most}."
         )
+
+    def unknown_to(self, recording: RecordingFacts) -> str | None:
+        if self.asks_cost:
+            return "what a target forward costs is not recorded: give a profile, or a target_cost"
+        return super().unknown_to(recording)
+
+    @property
+    def asks_cost(self) -> bool:
+        return self.target_cost == PROFILE
+
+    def at_cost(self, target_cost: float) -> PreCutSettings:
+        return self.model_copy(update={"target_cost": target_cost})
+
+    @property
+    def cost(self) -> float:
+        """The target's cost as a number. Raises :class:`UserError` where it is still asked for."""
+        if isinstance(self.target_cost, str):
+            raise UserError("policy.target_cost: profile: there is no profile here; give a number")
+        return self.target_cost
+
+    def _costing(self, words: str) -> str:
+        """`words` with the cost, where it is known."""
+        return "" if isinstance(self.target_cost, str) else words.format(self.target_cost)
 
 
 class PreCutPolicy(LengthPolicy):
@@ -218,8 +299,7 @@ class PreCutPolicy(LengthPolicy):
 
     With probability `exploration` · `exploration_decay`^round an action is taken at random. Each
     round has its own random stream, made from `seed` and the round's number: replayed rounds
-    explore as live ones do. One table serves all slots and all requests. `target_cost` is
-    t_target / t_draft of a profile.
+    explore as live ones do. One table serves all slots and all requests.
     """
 
     settings: PreCutSettings
@@ -294,11 +374,13 @@ class PreCutPolicy(LengthPolicy):
         settings, table = self.settings, self.table
         decisions = self._rounds.pop(slot).decisions if slot in self._rounds else []
         following: _Decision | None = None
+        if not settings.updates:
+            return
         for decision in reversed(decisions):
             accepted = min(decision.drafted, outcome.accepted)
             if following is None:
                 accepted += outcome.reused
-            earned = reward(decision.calls, accepted, settings.target_cost)
+            earned = reward(decision.calls, accepted, settings.cost)
             self._learn(table.stop, table.stopped, decision.state, earned)
             if following is not None:
                 last = following.drafted >= settings.max_tokens

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.drafting.datastores.datastore import open_datastore, resolve_datastore
-from specdec_core.models.fingerprints import tokenizer_digest
+from specdec_core.drafting.heads.storage import load_head
+from specdec_core.models.fingerprints import fingerprint, tokenizer_digest
 from specdec_core.prompts.prompt_sets import Prompt, load_prompts
 from specdec_core.studies.papers.plan import Datastore, PaperPlan, PromptsOf
 from specdec_core.training.datastores.build import write_datastore
@@ -89,6 +91,25 @@ def with_datastores(plan: PaperPlan, tokenizer: Any, observer: Observer | None =
             observer.stage(f"building the datastore {names[name]}")
             _build(plan.datastores[name], tokenizer, resolve_datastore(names[name]))
     return plan.renamed(names)
+
+
+def with_own_heads(plan: PaperPlan, observer: Observer | None = None) -> PaperPlan:
+    """`plan` without the rows whose trained heads are of another pair, or not there; each is left
+    out with a warning."""
+    observer = observer or Observer()
+    tables, prints = {}, cache(fingerprint)
+    for key, table in plan.tables.items():
+        rows = []
+        for number, row in enumerate(table.rows):
+            try:
+                for draft, head in plan.heads(key, number):
+                    load_head(head, prints(plan.pair.drafts[draft]), prints(plan.pair.target))
+                rows.append(row)
+            except UserError as error:
+                observer.warned(f"{table.title}: {row.name} is left out ({error})")
+        if rows:
+            tables[key] = table.model_copy(update={"rows": tuple(rows)})
+    return plan.model_copy(update={"tables": tables})
 
 
 def _build(datastore: Datastore, tokenizer: Any, folder: Path) -> None:

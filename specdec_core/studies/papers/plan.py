@@ -96,6 +96,9 @@ class Table(Value):
     vary: dict[str, Annotated[tuple[Scalar, ...], Field(min_length=1)]] = Field(
         default={}, max_length=1
     )
+    heat: bool = Field(
+        default=False, description="drawn as a heat map of rows by the varied parameter"
+    )
     rows: Annotated[tuple[Row, ...], Field(min_length=1)]
     notes: tuple[str, ...] = ()
 
@@ -147,7 +150,7 @@ class PaperPlan(Value):
         return [
             method
             for number in range(len(self.tables[table].rows))
-            for method in self._lines(table, number, source)
+            for method in self.lines(table, number, source)
         ]
 
     def work(self, sets: Sequence[str]) -> dict[str, dict[Configuration, int]]:
@@ -177,6 +180,18 @@ class PaperPlan(Value):
             for name in configuration.datastores
         )
         return list(dict.fromkeys(names))
+
+    def heads(self, table: str, row: int) -> list[tuple[str, str]]:
+        """The trained heads of a table's row, each after its draft."""
+        first = next(iter(self.pair.drafts), "")
+        return list(
+            dict.fromkeys(
+                (draft or first, head)
+                for method in self.lines(table, row)
+                for configuration in method.configurations
+                for draft, head in configuration.heads
+            )
+        )
 
     def renamed(self, datastores: Mapping[str, str]) -> PaperPlan:
         """The plan with other names for datastores."""
@@ -214,7 +229,8 @@ class PaperPlan(Value):
         content = [self.model_dump(mode="json"), dict(prompts)]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
-    def _lines(self, key: str, number: int, source: str) -> Iterator[Method]:
+    def lines(self, key: str, number: int, source: str = "papers") -> Iterator[Method]:
+        """The lines of a table's row: for each temperature and, where asked for, each draft."""
         table = self.tables[key]
         row = table.rows[number]
         where = f"{source}: tables.{key}.rows.{number}"

@@ -56,6 +56,15 @@ IDS: list[tuple[dict[str, Any] | None, str]] = [
     ),
     ({"kind": "fork", "width": 3, "policy": {"kind": "svip"}}, "ec352b884b"),
     ({"kind": "target_tree", "branching": [1, 2, 2]}, "21a35d5b94"),
+    (
+        {
+            "kind": "target_fork",
+            "width": 3,
+            "spread": 2,
+            "policy": {"kind": "svip", "max_tokens": 5},
+        },
+        "296000a8e7",
+    ),
     ({"kind": "dynamic_tree", "least": 0.01}, "e616cc8716"),
     ({"kind": "prompt_lookup", "max_ngram": 4}, "af923875dc"),
     ({"kind": "suffix", "tree": True, "memory": "all"}, "b9db37e62a"),

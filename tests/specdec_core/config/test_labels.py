@@ -157,7 +157,7 @@ NUMBERS = [
     if isinstance(getattr(make(kind), name), int | float)
 ]
 # Bounds that only exist beside others: what a width of 1 is worth looking at.
-BESIDE = {("pearl", "least"): {"width": 4}}
+BESIDE = {("target_fork", "spread"): {"width": 4}, ("pearl", "least"): {"width": 4}}
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ POLICIES = [
     ConfidenceProductSettings(threshold=0.2),
     DynamicConfidenceSettings(),
     SvipSettings(threshold=1.0),
-    PreCutSettings(),
+    PreCutSettings(target_cost=5),
 ]
 
 

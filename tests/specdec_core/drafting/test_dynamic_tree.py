@@ -39,7 +39,7 @@ POLICIES = {
     "product": ConfidenceProductSettings(threshold=0.002, max_tokens=6),
     "heuristic": HeuristicSettings(start=2, max_tokens=6),
     "dynamic-confidence": DynamicConfidenceSettings(start=0.05, max_tokens=6),
-    "pre-cut": PreCutSettings(max_tokens=6),
+    "pre-cut": PreCutSettings(max_tokens=6, target_cost=5),
     "specdecpp": SpecDecPlusPlusSettings(head="", threshold=0.6, max_tokens=6),
 }
 
@@ -95,7 +95,7 @@ def test_candidates_beside_the_most_likely_are_accepted(tiny_pair: Pair) -> None
             ConfidenceSettings(threshold=0.35, max_tokens=3),
             Sampling(temperature=1.3, top_p=0.8),
         ),
-        (NEAR, PreCutSettings(max_tokens=3), Sampling(temperature=0.7, top_k=3)),
+        (NEAR, PreCutSettings(max_tokens=3, target_cost=5), Sampling(temperature=0.7, top_k=3)),
         (NEAR, SvipSettings(threshold=1.2, max_tokens=3), Sampling(temperature=0.8)),
         (FAR, FixedSettings(max_tokens=2), Sampling(temperature=1.0, coupling="gumbel")),
     ],

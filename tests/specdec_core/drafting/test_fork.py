@@ -38,7 +38,7 @@ POLICIES: dict[str, PolicySettings] = {
     "svip": SvipSettings(threshold=2.25, max_tokens=8),
     "product": ConfidenceProductSettings(threshold=0.01, max_tokens=8),
     "dynamic-confidence": DynamicConfidenceSettings(start=0.05, max_tokens=8),
-    "pre-cut": PreCutSettings(max_tokens=8),
+    "pre-cut": PreCutSettings(max_tokens=8, target_cost=5),
     "specdecpp": SpecDecPlusPlusSettings(head="specdecpp", threshold=0.6, max_tokens=8),
     "t1": DecisionSettings(head="t1", threshold=0.5, max_tokens=8),
     "t2": DecisionSettings(head="t2", threshold=0.5, cumulative=True, max_tokens=8),

@@ -50,7 +50,12 @@ from specdec_core.drafting.bandit.old_labels import old_label
             {
                 "kind": "draft_model",
                 "draft": "d",
-                "policy": {"kind": "pre_cut", "learning_rate": 0.3, "table": "x/code.json"},
+                "policy": {
+                    "kind": "pre_cut",
+                    "target_cost": 5,
+                    "learning_rate": 0.3,
+                    "table": "x/code.json",
+                },
             },
             "d · pre-cut c=5 α=0.3 from code",
         ),

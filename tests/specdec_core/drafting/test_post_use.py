@@ -29,7 +29,9 @@ DRAFTERS = {
     "both": PostUseSettings(policy=SIX),
     "draft": PostUseSettings(policy=SIX, at_target=0),
     "target": PostUseSettings(policy=SIX, at_draft=0, anchors=2),
-    "pre-cut": PostUseSettings(policy=PreCutSettings(), cache=TokenCacheSettings(memory="all")),
+    "pre-cut": PostUseSettings(
+        policy=PreCutSettings(target_cost=5), cache=TokenCacheSettings(memory="all")
+    ),
     "svip": PostUseSettings(policy=SvipSettings(threshold=2.3), anchors=5),
     "output": PostUseSettings(policy=SIX, cache=TokenCacheSettings(learn_from="output")),
 }

@@ -37,7 +37,7 @@ LEARNING = {
     "schedule": {"kind": "schedule", "ranges": {1: 3, 5: {"kind": "suffix"}}},
     "heuristic": {"kind": "draft_model", "policy": {"kind": "heuristic", "start": 3}},
     "dynamic confidence": {"kind": "draft_model", "policy": {"kind": "dynamic_confidence"}},
-    "pre-cut": {"kind": "draft_model", "policy": {"kind": "pre_cut"}},
+    "pre-cut": {"kind": "draft_model", "policy": {"kind": "pre_cut", "target_cost": 5}},
 }
 LENGTHS = (9, 17)  # of the prompts
 

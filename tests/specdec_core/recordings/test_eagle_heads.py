@@ -27,7 +27,7 @@ POLICIES = [
     {"kind": "svip", "threshold": 2.0, "max_tokens": 10},
     {"kind": "confidence_product", "threshold": 0.01},
     {"kind": "heuristic"},
-    {"kind": "pre_cut"},
+    {"kind": "pre_cut", "target_cost": 5},
 ]
 SAMPLINGS = {"greedy": Sampling(), "coupled": Sampling(temperature=1.0, coupling="gumbel")}
 

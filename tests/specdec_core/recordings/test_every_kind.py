@@ -29,7 +29,7 @@ from tests.specdec_core.kinds import drafter, policy
 
 TOKENS = 32
 # What is not recorded (of a token cache: what is useful, as it comes without being asked).
-UNKNOWN = {"target_tree", "dynamic_tree", "lookahead", "ouroboros", "pearl"}
+UNKNOWN = {"target_tree", "target_fork", "dynamic_tree", "lookahead", "ouroboros", "pearl"}
 KNOWN = {"token_cache": {"learn_from": "output"}, "post_use": {"cache": {"learn_from": "output"}}}
 COLUMNS = [
     "request_id",

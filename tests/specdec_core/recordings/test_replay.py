@@ -82,7 +82,7 @@ OWN: dict[str, PolicySettings] = {
 }
 LASTING: dict[str, PolicySettings] = {
     "lasting heuristic": HeuristicSettings(transient=False),
-    "pre_cut": PreCutSettings(),
+    "pre_cut": PreCutSettings(target_cost=5),
     "by batch": ByBatchSettings(tokens={1: 4, 2: 0}),
 }
 SVIP = SvipSettings(threshold=1.1, max_tokens=12)
@@ -127,11 +127,19 @@ DRAFTERS: dict[str, DrafterSettings] = {
 LASTING_DRAFTERS: dict[str, DrafterSettings] = {
     "suffix of all": SuffixSettings(memory="all"),
     "token cache of all": CACHE.model_copy(update={"memory": "all"}),
-    "cascade by its calls": CascadeSettings(proposer=SuffixSettings(), policy=PreCutSettings()),
-    "reuse by its calls": PostUseSettings(cache=CACHE, policy=PreCutSettings()),
+    "cascade by its calls": CascadeSettings(
+        proposer=SuffixSettings(), policy=PreCutSettings(target_cost=5)
+    ),
+    "reuse by its calls": PostUseSettings(cache=CACHE, policy=PreCutSettings(target_cost=5)),
     "ucb": BanditSettings(arms=(2, 4, chain(HeuristicSettings(transient=False)), UNEVEN)),
     "exp3": BanditSettings(
-        rule="exp3", arms=(3, HybridSettings(otherwise=chain(SVIP)), CACHE, chain(PreCutSettings()))
+        rule="exp3",
+        arms=(
+            3,
+            HybridSettings(otherwise=chain(SVIP)),
+            CACHE,
+            chain(PreCutSettings(target_cost=5)),
+        ),
     ),
 }
 

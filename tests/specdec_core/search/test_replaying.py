@@ -39,7 +39,7 @@ SEARCH = [
     drafting(kind="fixed", max_tokens=[2, 5, 21]),  # 21: longer than was recorded
     drafting(kind="heuristic", transient=[True, False]),
     drafting(kind="confidence_product", threshold=[0.2, 0.5]),
-    drafting(kind="pre_cut", exploration=[0.0, 0.5]),
+    drafting(kind="pre_cut", target_cost=5, exploration=[0.0, 0.5]),
     drafting(kind="dynamic_confidence"),
     drafting(kind="oracle"),
     {"drafter": {"kind": "prompt_lookup"}},

@@ -71,7 +71,7 @@ class TestMeasurePolicies:
             FixedSettings(),
             SvipSettings(threshold=0.5),
             SvipSettings(threshold=0.9),
-            PreCutSettings(),
+            PreCutSettings(target_cost=5),
             OracleSettings(),
         ]
         drafters = [DraftModelSettings(policy=p) for p in policies]

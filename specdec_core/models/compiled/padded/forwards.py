@@ -39,6 +39,7 @@ class PaddedForwards(Forwards):
         end = max(lengths[row] for row in rows) + width
         if end >= self._cache.positions:
             raise ValueError(f"{end} tokens do not fit in a slot of {self._cache.positions}")
+        self._cache.claim(range(first, first + count), [width] * count)
         slices = self._eager.topologies.slices([len(row) for row in tokens], width, batch.parents)
         # Rows in between are fed padding, which lands after their text.
         feed = [

@@ -40,7 +40,7 @@ PER_REQUEST = [
     ConfidenceProductSettings(threshold=0.05),
     DynamicConfidenceSettings(start=0.1),
 ]
-LASTING = [HeuristicSettings(transient=False), PreCutSettings(max_tokens=8)]
+LASTING = [HeuristicSettings(transient=False), PreCutSettings(max_tokens=8, target_cost=5)]
 WITHOUT_HEAD = PER_REQUEST + LASTING
 BY_BATCH = ByBatchSettings(tokens={4: 0, 1: 6, 2: 3})
 WITH_HEAD = [SpecDecPlusPlusSettings(head="h"), DecisionSettings(head="h")]
@@ -250,7 +250,7 @@ def test_a_table_that_makes_no_sense_is_refused(tokens: dict[int, int], said: st
 def changed(name: str, value: object) -> object:
     """Another value of a setting."""
     others = {"head": "other", "table": "learned.json", "transient": False, "cumulative": True}
-    others["tokens"] = {1: 7}
+    others |= {"tokens": {1: 7}, "target_cost": 9.0, "q_init": "confidence", "updates": False}
     if name in others:
         return others[name]
     return value + 1 if isinstance(value, int) else value * 0.75

@@ -54,19 +54,69 @@ def test_reward_is_useful_tokens_per_draft_call_less_one() -> None:
     [(1.0, 0), (0.71, 0), (0.70, 1), (0.501, 1), (0.499, 2), (0.26, 3), (0.01, 5), (0.0, 5)],
 )
 def test_confidence_products_fall_into_two_bins_a_halving(expected: float, column: int) -> None:
-    table = QTable.initial(PreCutSettings(bins=6, max_tokens=3))
+    table = QTable.initial(PreCutSettings(bins=6, max_tokens=3, target_cost=5))
     assert table.state(1, expected) == column
     assert table.state(3, expected) == 12 + column
 
 
 def test_q_init_goes_on_in_every_state_until_the_last() -> None:
-    frame = PreCutPolicy(PreCutSettings(max_tokens=5, bins=4, optimism=0.02)).frame()
+    frame = PreCutPolicy(PreCutSettings(max_tokens=5, bins=4, optimism=0.02, target_cost=5)).frame()
     assert len(frame) == 20
     assert (frame["continue"] - frame["stop"]).to_numpy() == pytest.approx(0.02)
     assert set(frame["action"]) == {"continue"}
     assert (
-        draft_round(PreCutPolicy(PreCutSettings(max_tokens=5, **SURE)), [0.5] * 5, accepted=0) == 5
+        draft_round(
+            PreCutPolicy(PreCutSettings(max_tokens=5, **SURE, target_cost=5)), [0.5] * 5, accepted=0
+        )
+        == 5
     )
+
+
+INFORMED = PreCutSettings(max_tokens=8, target_cost=5, q_init="confidence", updates=False, **SURE)
+
+
+def test_q_init_by_confidence_stops_where_confidences_promise_no_more() -> None:
+    frame = PreCutPolicy(INFORMED).frame().set_index(["cost", "up_to"])
+    assert set(frame["action"]) == {"continue", "stop"}
+    sure, unsure = frame.loc[1].iloc[0], frame.loc[1].iloc[-1]
+    assert (sure["action"], unsure["action"]) == ("continue", "stop")
+    # All of one confidence q: 1 + q + … + q^k tokens for k calls and a target worth 5.
+    q = 2 ** (-0.25)
+    assert sure["stop"] == pytest.approx((1 + q) / 6 - 1)
+
+
+def test_a_table_that_is_not_updated_stays_q_init() -> None:
+    policy = PreCutPolicy(INFORMED)
+    before = policy.frame()
+    lengths = [draft_round(policy, [q] * 8, accepted=0) for q in (0.99, 0.5, 0.05)]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] > lengths[-1] == 1
+    assert policy.frame().equals(before)
+
+
+def test_a_cost_from_the_profile_is_filled_in_and_must_be() -> None:
+    """Wherever policies are: in a bandit's arm, in a part of a drafter."""
+    arms = [{"kind": "pre_cut"}, {"kind": "post_use", "draft": "b", "policy": {"kind": "pre_cut"}}]
+    asked = Configuration.model_validate({"drafter": {"kind": "bandit", "arms": arms}})
+    assert asked.unpriced == (None, "b")
+    priced = asked.priced({None: 14.0, "b": 3.5}.__getitem__)
+    assert [policy.target_cost for _, policy in priced.policies] == [14.0, 3.5]
+    assert priced.unpriced == ()
+    assert Configuration.model_validate(asked.model_dump(mode="json")) == asked
+    assert "q_init" not in asked.to_yaml()
+    with pytest.raises(UserError, match="give a number"):
+        PreCutPolicy(PreCutSettings())
+
+
+def test_an_engine_measures_the_cost_that_is_asked_for(tiny_pair: Pair) -> None:
+    configuration = Configuration(drafter=DraftModelSettings(policy=PreCutSettings()))
+    engine = Engine(tiny_pair, configuration)
+    measured = engine.drafter.policy.settings.target_cost
+    assert measured > 0
+    assert engine.configuration.id == configuration.id
+    engine.configure(configuration)
+    assert engine.drafter.policy.settings.target_cost == measured  # once for all
+    assert set(engine.target.lengths) == {0}
 
 
 def test_a_round_updates_every_position_by_the_bellman_equation() -> None:
@@ -108,7 +158,7 @@ def test_it_learns_from_accepted_counts_how_far_drafting_pays() -> None:
 
 
 def test_it_tells_sure_drafts_from_unsure_ones() -> None:
-    policy = PreCutPolicy(PreCutSettings(max_tokens=8))
+    policy = PreCutPolicy(PreCutSettings(max_tokens=8, target_cost=5))
     for _ in range(400):
         draft_round(policy, [0.99] * 8, accepted=8)
         draft_round(policy, [0.3] * 8, accepted=0)
@@ -139,7 +189,7 @@ def test_drafting_of_a_real_pair_gets_shorter_where_all_is_rejected_and_stays_lo
 
 def test_exploration_is_the_same_every_time_and_dies_out() -> None:
     def run(seed: int) -> list[int]:
-        settings = PreCutSettings(max_tokens=10, seed=seed, learning_rate=NEVER)
+        settings = PreCutSettings(max_tokens=10, seed=seed, learning_rate=NEVER, target_cost=5)
         policy = PreCutPolicy(settings)
         return [draft_round(policy, [0.9] * 10, accepted=10) for _ in range(400)]
 
@@ -151,7 +201,7 @@ def test_exploration_is_the_same_every_time_and_dies_out() -> None:
 
 
 def test_a_saved_table_goes_on_as_the_one_that_was_saved(tmp_path: Path) -> None:
-    settings = PreCutSettings(max_tokens=6)
+    settings = PreCutSettings(max_tokens=6, target_cost=5)
     policy = PreCutPolicy(settings)
     rounds = [([0.3 + 0.1 * (i % 7)] * 6, i % 5) for i in range(160)]
     for probabilities, accepted in rounds[:80]:
@@ -169,7 +219,7 @@ def test_a_saved_table_goes_on_as_the_one_that_was_saved(tmp_path: Path) -> None
 
 
 def test_one_table_serves_all_slots_and_outlives_requests() -> None:
-    policy = PreCutPolicy(PreCutSettings(max_tokens=4, **SURE))
+    policy = PreCutPolicy(PreCutSettings(max_tokens=4, **SURE, target_cost=5))
     draft_round(policy, [0.9] * 4, accepted=0, slot=0)
     learned = policy.frame()
     policy.reset(0)
@@ -179,7 +229,7 @@ def test_one_table_serves_all_slots_and_outlives_requests() -> None:
 
 
 def test_a_round_that_was_never_verified_teaches_nothing() -> None:
-    policy = PreCutPolicy(PreCutSettings(max_tokens=4, **SURE))
+    policy = PreCutPolicy(PreCutSettings(max_tokens=4, **SURE, target_cost=5))
     policy.go_on(
         SimpleNamespace(slots=[0], positions=[1], probability=[0.9], calls=[1], free=[False])
     )
@@ -208,7 +258,7 @@ def test_candidates_that_a_guess_brought_are_free_and_cached_phrases_are_earned(
 
 
 def test_the_table_can_be_read() -> None:
-    frame = PreCutPolicy(PreCutSettings(max_tokens=2, bins=3)).frame()
+    frame = PreCutPolicy(PreCutSettings(max_tokens=2, bins=3, target_cost=5)).frame()
     assert list(frame["cost"]) == [1, 1, 1, 2, 2, 2]
     assert list(frame["up_to"][:3]) == pytest.approx([1, 0.5**0.5, 0.5])
     assert list(frame["above"][:3]) == pytest.approx([0.5**0.5, 0.5, 0])
@@ -230,7 +280,7 @@ def test_a_broken_or_foreign_table_is_refused_with_one_line(
     tmp_path: Path, text: str | None, message: str
 ) -> None:
     path = tmp_path / "table.json"
-    good = QTable.initial(PreCutSettings(max_tokens=3, bins=4)).model_dump()
+    good = QTable.initial(PreCutSettings(max_tokens=3, bins=4, target_cost=5)).model_dump()
     match text:
         case None:
             pass
@@ -243,6 +293,6 @@ def test_a_broken_or_foreign_table_is_refused_with_one_line(
         case _:
             path.write_text(text)
     with pytest.raises(UserError, match=message) as caught:
-        PreCutPolicy(PreCutSettings(table=str(path)))
+        PreCutPolicy(PreCutSettings(table=str(path), target_cost=5))
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)

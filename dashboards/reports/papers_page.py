@@ -1,0 +1,76 @@
+"""The page on the papers: every method with its place in the code, its test and both numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from dashboards import cells
+from dashboards.figures.papers import QUANTITIES, paper_svg
+from dashboards.outputs.markdown import part
+from dashboards.reports.papers import notes, tables
+from dashboards.sections import Section
+from specdec_core.studies.papers.methods import Ours, Paper, measured_range
+from specdec_core.studies.papers.result import PapersResult
+
+TITLE = "The papers, method by method"
+ABOUT = (
+    "Each table names a method or result of a paper, where the code has it, the test that guards"
+    " it, the paper's number, and the one measured here: the range over the prompt sets,"
+    " drafts and temperatures of its row in a table below. A dash was not measured."
+)
+
+
+def papers_page(
+    result: PapersResult, papers: Sequence[Paper], made_by: str
+) -> tuple[str, dict[str, str]]:
+    """The page in Markdown, and the SVG files that it shows, by name."""
+    measured = {section.key: section for section in tables(result)}
+    parts = [f"# {TITLE}", ABOUT, _origin(result, made_by), *notes(result)]
+    figures: dict[str, str] = {}
+    for paper in papers:
+        parts += [f"## {paper.title}", part(_methods(result, paper))]
+        if paper.errata:
+            parts += ["Where the text is wrong or unclear:", _list(paper.errata)]
+        for key in paper.tables:
+            if key in measured:
+                figures[f"{key}.svg"] = svg = paper_svg(result, key)
+                parts.append("#" + part(replace(measured[key], svg=svg)))
+    return "\n\n".join(filter(None, parts)) + "\n", figures
+
+
+def _origin(result: PapersResult, made_by: str) -> str:
+    facts = ", ".join(f"{name} {value}" for name, value in result.environment.items())
+    return f"`{made_by}` · {result.started:%Y-%m-%d} · {facts}".rstrip(" ·")
+
+
+def _list(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _methods(result: PapersResult, paper: Paper) -> Section:
+    rows = [
+        {
+            "method": each.method,
+            "equation or algorithm": each.source,
+            "code": f"`{each.code}`",
+            "test": f"`{each.test}`",
+            "paper": each.reported or "–",
+            "here": _ours(result, each.ours),
+        }
+        for each in paper.methods
+    ]
+    return Section(key="methods", shown=pd.DataFrame(rows, dtype=object))
+
+
+def _ours(result: PapersResult, ours: Ours | None) -> str:
+    """A range with the quantity's name."""
+    ends = None if ours is None else measured_range(result, ours)
+    if ours is None or ends is None:
+        return "–"
+    look = QUANTITIES[ours.quantity]
+    low, high = (cells.as_number(value, look.form) for value in ends)
+    name = "" if ours.quantity == "speedup" else f"{look.heading} "
+    return name + (low if low == high else f"{low}–{high}")

@@ -1,0 +1,38 @@
+"""Target-initialised trees of dynamic depth: improved MCSD's framework as a whole (§3)."""
+
+from __future__ import annotations
+
+from specdec_core.drafting.fork.drafter import Branches
+from specdec_core.drafting.growing import Growth
+from specdec_core.drafting.target_fork.settings import TargetForkSettings
+from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
+from specdec_core.tokens.topology import k_configuration
+
+
+class TargetForkDrafter(Branches):
+    """The target's tokens for the next position, one of which is always accepted, each followed by
+    `spread` chains of the draft's. In a request's first round, which has no candidates, the target
+    only draws.
+
+    With one token to begin with the output is lossless: how long the chains grow depends on draft
+    tokens alone. Of several the engine takes the one with the longest accepted path, which does not
+    keep the target's distribution (see :class:`specdec_core.drafting.target_tree`).
+    """
+
+    settings: TargetForkSettings
+
+    @property
+    def first(self) -> int:
+        return self.settings.spread
+
+    def shape(self) -> list[int]:
+        settings = self.settings
+        return k_configuration([settings.width, settings.spread, *[1] * (settings.depth - 1)])
+
+    def roots(self, growth: Growth, i: int) -> list[int]:
+        tree, start = growth.trees[i], growth.sequences[i].target_start
+        return [tree.add(token, ROOT, Origin.TARGET) for token in start]
+
+    def first_candidates(self, tree: TokenTree) -> list[int]:
+        begun = {node for node, parent in enumerate(tree.parents) if parent == ROOT}
+        return [node for node, parent in enumerate(tree.parents) if parent in begun]

@@ -1,0 +1,97 @@
+"""Which memory each part of a row is in.
+
+A row of the cache is counted in blocks of :data:`BLOCK` positions. At first each block has memory
+of its own, its *home*. A row that begins like another one takes the other's whole blocks instead of
+a copy, and each such block has memory of its own again before it is written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+BLOCK = 64  # positions; a whole number of pages for most sizes of heads
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`count` blocks of `row` from `block` on are in the memory of as many homes: those of the row
+    `home_row` from `home_block` on."""
+
+    row: int
+    block: int
+    home_row: int
+    home_block: int
+    count: int
+
+
+class Blocks:
+    """The blocks of `rows` rows of `count` blocks each."""
+
+    def __init__(self, rows: int, count: int) -> None:
+        self.count = count
+        self._homes = [list(range(row * count, (row + 1) * count)) for row in range(rows)]
+        self._holders = [1] * (rows * count)
+        self._free: set[int] = set()  # homes in which there is no block
+
+    @property
+    def saved(self) -> int:
+        """Blocks that are held in another's memory."""
+        return len(self._free)
+
+    def runs(self, row: int, first: int = 0) -> list[Run]:
+        """Where the row's blocks from `first` on are."""
+        homes = enumerate(self._homes[row][first:], first)
+        return list(self._joined((row, block, home) for block, home in homes))
+
+    def share(self, row: int, other: int, count: int) -> tuple[list[Run], list[Run]]:
+        """Let the first `count` blocks of `other` be those of `row`. What moved, and where blocks
+        are now in no use: `home_row` and `home_block` of the latter alone have a meaning."""
+        moved, unused = [], []
+        for block in range(count):
+            old, new = self._homes[other][block], self._homes[row][block]
+            if old == new:
+                continue
+            self._holders[old] -= 1
+            if not self._holders[old]:
+                self._free.add(old)
+                unused.append((other, block, old))
+            self._homes[other][block] = new
+            self._holders[new] += 1
+            moved.append((other, block, new))
+        return list(self._joined(moved)), list(self._joined(unused))
+
+    def own(self, row: int, first: int, last: int) -> list[Run]:
+        """Make blocks [first, last) of `row` nobody else's. What moved."""
+        moved = []
+        for block in range(first, last):
+            old = self._homes[row][block]
+            if self._holders[old] == 1:
+                continue
+            self._holders[old] -= 1
+            home = row * self.count + block
+            # Of as many homes as blocks one is free when two blocks share one.
+            home = home if home in self._free else next(iter(self._free))
+            self._free.remove(home)
+            self._homes[row][block], self._holders[home] = home, 1
+            moved.append((row, block, home))
+        return list(self._joined(moved))
+
+    def _joined(self, places: Iterable[tuple[int, int, int]]) -> Iterable[Run]:
+        """Consecutive (row, block, home) in as few runs as there can be."""
+        run: Run | None = None
+        for row, block, home in places:
+            at = divmod(home, self.count)
+            if run is not None and (row, block, *at) == (
+                run.row,
+                run.block + run.count,
+                run.home_row,
+                run.home_block + run.count,
+            ):
+                run = Run(run.row, run.block, run.home_row, run.home_block, run.count + 1)
+                continue
+            if run is not None:
+                yield run
+            run = Run(row, block, *at, 1)
+        if run is not None:
+            yield run

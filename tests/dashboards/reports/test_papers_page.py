@@ -1,0 +1,119 @@
+"""The page on the papers names what is there, and shows what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from dashboards.figures.papers import paper_figure
+from dashboards.reports.papers_page import papers_page
+from jobs.papers import METHODS, PAPERS
+from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
+from specdec_core.studies.papers.inputs import with_own_heads
+from specdec_core.studies.papers.methods import Ours, Paper, load_methods, measured_range
+from specdec_core.studies.papers.plan import PaperPlan, load_paper_plan
+from specdec_core.studies.papers.result import PapersResult
+from tests.dashboards.reports.test_papers import result  # noqa: F401 (a fixture)
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_every_method_has_its_code_its_test_and_its_row() -> None:
+    papers = load_methods(METHODS, load_paper_plan(PAPERS))
+    assert len(papers) == 5
+    for paper in papers:
+        for each in paper.methods:
+            assert (ROOT / each.code).is_file()
+            assert (ROOT / each.test).is_file()
+    shown = [key for paper in papers for key in paper.tables]
+    assert sorted(shown) == sorted(load_paper_plan(PAPERS).tables)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("row: UCBSpec,", "row: UBCSpec,", "no row 'UBCSpec' in 'banditspec'"),
+        ("tables: [svip-1]", "tables: [svip-9]", "no table 'svip-9'"),
+        ("row: UCBSpec, quantity: mat", "row: UCBSpec, quantity: path_rate", "has no path_rate"),
+    ],
+)
+def test_a_method_of_no_table_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
+    file = tmp_path / "methods.yaml"
+    file.write_text(METHODS.read_text().replace(old, new))
+    with pytest.raises(UserError, match=said):
+        load_methods(file, load_paper_plan(PAPERS))
+
+
+PAPER = Paper.model_validate(
+    {
+        "title": "A paper",
+        "tables": ["methods", "lengths"],
+        "methods": [
+            {
+                "method": "Chains",
+                "source": "Eq. 1",
+                "code": "chain.py",
+                "test": "test_chain.py",
+                "reported": "2.0×",
+                "ours": {"table": "lengths", "row": "Chain", "quantity": "speedup"},
+            },
+            {"method": "Theory", "source": "Thm 1", "code": "theory.py", "test": "test_theory.py"},
+        ],
+        "errata": ["Eq. 1 has a wrong sign."],
+    }
+)
+
+
+def test_the_page_has_both_numbers_and_every_figure(result: PapersResult) -> None:  # noqa: F811
+    text, figures = papers_page(result, [PAPER], "specdec papers")
+    low, high = measured_range(result, PAPER.methods[0].ours)
+    assert low < high
+    row = next(line for line in text.splitlines() if line.startswith("| Chains"))
+    assert row.split(" | ")[-2:] == ["2.0×", f"{low:.2f}×–{high:.2f}× |"]
+    assert "| Theory | Thm 1 | `theory.py` | `test_theory.py` | – | – |" in text
+    assert "- Eq. 1 has a wrong sign." in text
+    assert "### Methods by task" in text
+    assert sorted(figures) == ["lengths.svg", "methods.svg"]
+    for name, svg in figures.items():
+        assert f"]({name})" in text
+        texts = [node.text for node in ElementTree.fromstring(svg).iter() if node.text]
+        assert any(text.startswith(("Chain", "chain")) for text in texts)
+
+
+def test_a_row_that_was_not_measured_has_no_number(result: PapersResult) -> None:  # noqa: F811
+    assert measured_range(result, Ours(table="gone", row="Chain", quantity="mat")) is None
+
+
+def test_a_heat_map_has_a_cell_for_each_row_and_value(result: PapersResult) -> None:  # noqa: F811
+    table = result.plan.tables["lengths"].model_copy(update={"heat": True})
+    plan = result.plan.model_copy(update={"tables": {**result.plan.tables, "lengths": table}})
+    drawn = paper_figure(result.model_copy(update={"plan": plan}), "lengths")
+    [cells] = drawn.data
+    [lines] = paper_figure(result, "lengths").data
+    assert cells.type == "heatmap"
+    assert list(cells.z[0]) == list(lines.y)
+
+
+def test_rows_with_the_head_of_another_pair_are_left_out() -> None:
+    class Watching(Observer):
+        def __init__(self) -> None:
+            self.warnings: list[str] = []
+
+        def warned(self, message: str) -> None:
+            self.warnings.append(message)
+
+    def rows(plan: PaperPlan) -> list[str]:
+        return [row.name for row in plan.tables["specdecpp-1"].rows]
+
+    watching = Watching()
+    own = load_paper_plan(PAPERS, only=["specdecpp-1"])
+    assert rows(with_own_heads(own, watching)) == rows(own)
+    assert not watching.warnings
+    # The other draft takes the first place, for which the head was not trained.
+    pair = own.pair.model_copy(update={"drafts": {"other": own.pair.drafts["medium"]}})
+    other = with_own_heads(own.model_copy(update={"pair": pair}), watching)
+    assert [name for name in rows(own) if name not in rows(other)] == ["SpecDec++, h=0.7"]
+    assert "SpecDec++, h=0.7 is left out" in watching.warnings[0]

@@ -1,0 +1,117 @@
+"""Rows of the cache that begin alike hold that beginning once, and never change one another."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import pytest
+import torch
+
+from specdec_core.models.blocks import BLOCK, Blocks, Run
+from specdec_core.models.cache import SlotCache
+
+LAYERS, SLOTS, HEADS, SIZE, POSITIONS = 2, 4, 2, 64, 8 * BLOCK
+linux = pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux alone")
+
+
+def write(cache: SlotCache, row: int, states: torch.Tensor) -> None:
+    """Append states (tokens, heads, size) to a row of every layer, as keys, and negated values."""
+    packed = states.transpose(0, 1)[None]
+    cache.open_packed([row], [len(states)])
+    for number, layer in enumerate(cache.layers):
+        layer.update(packed + number, -packed - number)
+    cache.append([row], [len(states)])
+
+
+@linux
+def test_a_common_beginning_takes_memory_once() -> None:
+    cache = SlotCache(LAYERS, SLOTS, POSITIONS, torch.float32)
+    write(cache, 0, torch.randn(6 * BLOCK, HEADS, SIZE))
+    once = cache.taken
+    cache.fork(0, [1, 2, 3], [6 * BLOCK, 5 * BLOCK + 1, 6 * BLOCK - 1])
+    # All but the last blocks of two, which are copied in part.
+    assert cache.taken <= once * (1 + 2 / 6) * 1.02
+    for row in (1, 2, 3):
+        write(cache, row, torch.randn(BLOCK, HEADS, SIZE))
+    assert cache.taken <= once * (1 + 5.5 / 6) * 1.05
+    for row in range(SLOTS):
+        cache.truncate(row, 0)
+    assert cache.taken == 0
+
+
+@linux
+def test_rows_that_share_a_beginning_never_change_one_another() -> None:
+    # Against copies, through any forks, cuts and writes.
+    chance = random.Random(0)
+    cache = SlotCache(LAYERS, SLOTS, POSITIONS, torch.float32)
+    texts = [torch.zeros(0, HEADS, SIZE) for _ in range(SLOTS)]
+    write(cache, 0, texts[0].new_zeros(1, HEADS, SIZE))
+    cache.truncate(0, 0)
+    shared = 0
+    for _ in range(400):
+        row = chance.randrange(SLOTS)
+        match chance.choice(["write", "write", "cut", "fork", "keep"]):
+            case "write" if len(texts[row]) < POSITIONS:
+                count = chance.randint(1, min(3 * BLOCK, POSITIONS - len(texts[row])))
+                new = torch.randn(count, HEADS, SIZE)
+                write(cache, row, new)
+                texts[row] = torch.cat([texts[row], new])
+            case "cut":
+                length = chance.randint(0, len(texts[row]))
+                cache.truncate(row, length)
+                texts[row] = texts[row][:length]
+            case "fork":
+                other = chance.randrange(SLOTS)
+                length = chance.randint(0, len(texts[row]))
+                cache.fork(row, [other], [length])
+                texts[other] = texts[row][:length].clone()
+            case "keep" if len(texts[row]) + 4 <= POSITIONS:
+                start, new = len(texts[row]), torch.randn(4, HEADS, SIZE)
+                write(cache, row, new)
+                cache.keep(row, start, [1, 3])
+                texts[row] = torch.cat([texts[row], new[[1, 3]]])
+        shared = max(shared, cache.blocks.saved)
+        for each, text in enumerate(texts):
+            assert cache.lengths[each] == len(text)
+            for number, layer in enumerate(cache.layers):
+                held = layer.keys[each, :, : len(text)].transpose(0, 1)
+                assert torch.equal(held, text + number)
+                assert torch.equal(layer.values[each, :, : len(text)].transpose(0, 1), -held)
+    assert shared >= 6
+
+
+@linux
+def test_a_row_that_is_cut_gives_nothing_back_that_another_reads() -> None:
+    cache = SlotCache(LAYERS, 2, POSITIONS, torch.float32)
+    text = torch.randn(6 * BLOCK, HEADS, SIZE)
+    write(cache, 0, text)
+    cache.fork(0, [1], [len(text)])
+    cache.truncate(0, 0)
+    write(cache, 0, torch.randn(6 * BLOCK, HEADS, SIZE))
+    assert torch.equal(cache.layers[0].keys[1, :, : len(text)], text.transpose(0, 1))
+
+
+def test_sizes_of_which_no_block_is_whole_pages_are_copied() -> None:
+    cache = SlotCache(1, 2, POSITIONS, torch.bfloat16)
+    text = torch.randn(3 * BLOCK, HEADS, 8).bfloat16()  # a block of 1,024 bytes
+    write(cache, 0, text)
+    cache.fork(0, [1], [2 * BLOCK])
+    cache.truncate(0, 0)
+    write(cache, 0, torch.randn(3 * BLOCK, HEADS, 8).bfloat16())
+    held = cache.layers[0].keys[1, :, : 2 * BLOCK].transpose(0, 1)
+    assert torch.equal(held, text[: 2 * BLOCK])
+
+
+def test_a_block_returns_home_once_that_is_free() -> None:
+    blocks = Blocks(rows=3, count=4)
+    moved, unused = blocks.share(0, 1, 3)
+    assert moved == [Run(1, 0, 0, 0, 3)]
+    assert unused == [Run(1, 0, 1, 0, 3)]
+    assert blocks.saved == 3
+    assert blocks.own(1, 1, 4) == [Run(1, 1, 1, 1, 2)]
+    assert blocks.saved == 1
+    # The first owner writes anew, while another reads: it has the free home.
+    assert blocks.own(0, 0, 1) == [Run(0, 0, 1, 0, 1)]
+    assert blocks.saved == 0
+    assert blocks.runs(1) == [Run(1, 0, 0, 0, 1), Run(1, 1, 1, 1, 3)]
