@@ -13,6 +13,7 @@ import torch
 from pydantic import Field
 from safetensors.torch import save
 from torch import Tensor
+from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specdec_core.base.errors import UserError
@@ -167,7 +168,7 @@ def copy_packed(folder: Path, out: Path, config: ReducedDraftConfig) -> None:
     _write(tensors, config, out)
 
 
-def _write(tensors: Mapping[str, Tensor], config: ReducedDraftConfig, folder: Path) -> None:
+def _write(tensors: Mapping[str, Tensor], config: LlamaConfig, folder: Path) -> None:
     stored = {key: _stored(key, tensor) for key, tensor in tensors.items()}
     (folder / WEIGHTS).write_bytes(save(stored, metadata={"format": "pt"}))
     config.save_pretrained(folder)

@@ -101,4 +101,5 @@ def _multiplied(model: PreTrainedModel) -> int:
     embedding: Any = model.get_input_embeddings()
     output: Any = model.get_output_embeddings()
     inner = sum(weight.numel() for weight in model.base_model.parameters())
-    return inner - embedding.weight.numel() + sum(w.numel() for w in output.parameters())
+    outer = sum(weight.numel() for weight in output.parameters())
+    return inner - int(embedding.weight.numel()) + int(outer)
