@@ -34,6 +34,8 @@ class Arguments(Value):
     cache_tokens: PositiveInt | None = None
     share_prefixes: bool = True
     cluster: Path | None = None
+    replicas: PositiveInt = 1
+    max_replicas: PositiveInt | None = None
     api_key_file: Path | None = None
     requests_per_minute: PositiveInt | None = None
     tokens_per_minute: PositiveInt | None = None
@@ -48,6 +50,7 @@ def application(args: dict[str, Any]) -> Application:
     choice, _ = choose(given.config)
     from cluster.serving.deployment import application as build  # Ray takes seconds to import
     from cluster.serving.http.pages import Page
+    from cluster.serving.replicas.number import Replicas
     from specdec_core.engine.scheduler import Limits
 
     placement = None if given.cluster is None else Placement.load(given.cluster)
@@ -60,6 +63,7 @@ def application(args: dict[str, Any]) -> Application:
         queue=given.queue,
         access=_access(given),
         page=Page(*PLAYGROUND),
+        replicas=Replicas.asked(given.replicas, given.max_replicas),
     )
 
 
@@ -106,6 +110,12 @@ def main(
         bool, Option("--fresh", help="Neither use nor keep what is learned while serving.")
     ] = False,
     cluster: Placed = None,
+    replicas: Annotated[
+        int, Option(min=1, help="Engines that share the requests, each with its own devices.")
+    ] = 1,
+    max_replicas: Annotated[
+        int | None, Option(min=1, help="As many as Ray Serve may start when requests wait.")
+    ] = None,
     api_key_file: Annotated[
         Path | None, Option(help="Hashes of the API keys that are let in; see `make-key`.")
     ] = None,
@@ -138,8 +148,10 @@ def main(
     from cluster.serving.deployment import serving  # Ray takes seconds to import
     from cluster.serving.http.access import check_exposed
     from cluster.serving.http.pages import Page
+    from cluster.serving.replicas.number import Replicas
     from specdec_core.engine.scheduler import Limits
 
+    number = Replicas.asked(replicas, max_replicas)
     access = _access(
         Arguments(
             api_key_file=api_key_file,
@@ -167,6 +179,7 @@ def main(
                 page=Page(*PLAYGROUND),
                 source=source,
                 version=version,
+                replicas=number,
             )
             with server as url:
                 status.stop()

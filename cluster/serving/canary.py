@@ -23,6 +23,7 @@ from specdec_core.tokens.statistics import Generation
 
 COUNTED = 4  # requests that end a turn
 MOST = 10 * COUNTED  # requests in a turn of the challenger's, whether they count or not
+CONFIDENCE = 0.95  # of the decision
 PAIRS = 200  # after so many a challenger that is not shown to be faster is dropped
 
 Side = Literal["champion", "challenger"]
@@ -43,12 +44,14 @@ class Canary:
     """Which of two engines takes a request, and how they compare. `share` of the requests go to the
     challenger."""
 
-    def __init__(self, champion: Served, challenger: Served, share: float) -> None:
+    def __init__(
+        self, champion: Served, challenger: Served, share: float, confidence: float = CONFIDENCE
+    ) -> None:
         self.sides: dict[Side, Served] = {"champion": champion, "challenger": challenger}
         self.share = share
         self.state: Literal["running", "promoted", "dropped"] = "running"
         self.reason = ""
-        self._race: Race[Side] = Race(tuple(self.sides))
+        self._race: Race[Side] = Race(tuple(self.sides), confidence=confidence)
         self._turn = _Turn("challenger", 0)
         self._before: _Turn | None = None  # the challenger's of this pair
         self._clean: dict[str, int] = {}  # requests that began beside an idle engine: their turn

@@ -12,22 +12,27 @@ from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
+from ray.serve.config import RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
 
-from cluster.placed_engine import check_models, placed_engine
+from cluster.placed_engine import check_models
 from cluster.serving.control import TOKEN, announced, new_operation
 from cluster.serving.engine_loop import QUEUE
-from cluster.serving.engine_process import EngineProcess
 from cluster.serving.http.access import EVERYBODY, Access
 from cluster.serving.http.app import build_app
 from cluster.serving.http.pages import Page
-from cluster.serving.http.service import CompletionService
-from cluster.serving.served import NOT_OPERATED, Deployment, Operation
-from cluster.session import ray_session, resources
+from cluster.serving.replicas.fleet import Fleet
+from cluster.serving.replicas.number import ONE, Replicas
+from cluster.serving.replicas.replica import EngineReplica
+from cluster.serving.replicas.routing import PrefixRouter
+from cluster.serving.replicas.service import ReplicatedService
+from cluster.serving.served import Operation
+from cluster.serving.start import Start
+from cluster.session import ray_session, resources, room
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec, Placement, run_time
 from specdec_core.drafting.states import STATES, find_state, load_state
-from specdec_core.engine import Engine
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import check_pair
 from specdec_core.studies.certificate.certificate import find_certificate
@@ -57,45 +62,12 @@ REFUSALS = 64  # requests that a replica may be refusing while all others wait
 )
 @serve.ingress()
 class CompletionServer:
-    """A replica: one pair, one engine, one HTTP application."""
+    """One pair, one engine, one HTTP application: nothing is between them."""
 
-    def __init__(
-        self,
-        spec: PairSpec,
-        configuration: Configuration,
-        limits: Limits,
-        model: str,
-        learned: Path | None = None,
-        placement: Placement | None = None,
-        queue: int = QUEUE,
-        cores: Sequence[int] = (),
-        source: str = "",
-        version: int | None = None,
-        certificate: str | None = None,
-        operation: Operation = NOT_OPERATED,
-        access: Access = EVERYBODY,
-        page: Page | None = None,
-    ) -> None:
-        deployment = operation.last() or Deployment(
-            pair=spec,
-            configuration=configuration,
-            source=source,
-            version=version,
-            certificate=certificate,
-            learned=learned,
-        )
-        engine: Engine | EngineProcess
-        if placement is None:
-            engine = EngineProcess(deployment.pair, deployment.configuration, limits, cores)
-        else:
-            self._devices = ExitStack()  # the replica's until it ends
-            engine = self._devices.enter_context(
-                placed_engine(spec, configuration, limits, placement)
-            )
+    def __init__(self, start: Start, page: Page | None = None) -> None:
         self._page = page
-        self._service = CompletionService(
-            engine, model, learned, queue, cores, access, deployment, operation
-        )
+        self._devices = ExitStack()  # the replica's until it ends
+        self._service = start.service(self._devices)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return build_app(self._service, self._page)
@@ -103,6 +75,28 @@ class CompletionServer:
     def check_health(self) -> None:
         """Ray Serve replaces a replica whose engine failed."""
         self._service.loop.check()
+
+
+@serve.deployment(
+    name="ingress",
+    max_constructor_retry_count=1,
+    graceful_shutdown_timeout_s=5,
+    ray_actor_options={"num_cpus": 0},
+)
+@serve.ingress()
+class Ingress:
+    """The HTTP application before several replicas with engines."""
+
+    async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
+        self, engines: DeploymentHandle[Any], start: Start, page: Page | None = None
+    ) -> None:
+        fleet = Fleet(engines, start.deployment(), start.operation)
+        self._page = page
+        facts = await fleet.facts()
+        self._service = ReplicatedService(fleet, facts, start.model, start.access)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return build_app(self._service, self._page)
 
 
 def check_servable(
@@ -133,8 +127,19 @@ def certified(spec: PairSpec, configuration: Configuration) -> str | None:
     return None if certificate is None else certificate.sentence
 
 
-def check_cores(cores: Sequence[int]) -> None:
-    """Raises :class:`UserError` for cores that this machine does not have."""
+def check_room(spec: PairSpec, replicas: Replicas) -> None:
+    """Raises :class:`UserError` where the cluster has no room for the replicas."""
+    needs = resources(spec.runner.threads, spec.runner.device)
+    if (most := room(needs)) < replicas.least:
+        each = " and ".join(f"{count:g} {kind}" for kind, count in needs.items() if count)
+        raise UserError(
+            f"--replicas {replicas.least}: the cluster has room for {most}, as each takes {each}"
+        )
+
+
+def check_cores(cores: Sequence[int], replicas: Replicas = ONE) -> None:
+    """Raises :class:`UserError` for cores that this machine does not have, or that the replicas
+    cannot share."""
     if not cores:
         return
     if not hasattr(os, "sched_setaffinity"):
@@ -143,6 +148,11 @@ def check_cores(cores: Sequence[int]) -> None:
     for core in cores:
         if core not in known:
             raise UserError(f"--cores {core}: the cores are 0 to {known[-1]}")
+    if len(cores) % replicas.most:
+        raise UserError(
+            f"--cores: {len(cores)} cores are not the same number for each of {replicas.most}"
+            " replicas"
+        )
 
 
 def check_port(host: str, port: int) -> None:
@@ -170,53 +180,56 @@ def application(
     queue: int = QUEUE,
     access: Access = EVERYBODY,
     page: Page | None = None,
+    replicas: Replicas = ONE,
 ) -> serve.Application:
     """The Ray Serve application, for the cluster that this process is connected to. `limits` are
     those of a replica, where `queue` more requests may wait; `model` is the name that clients give,
     the pair's when unset; `placement` sets the models' devices, otherwise the replica has them;
-    `access` says who may ask for how much; `page` is shown at `/`.
+    `access` says who may ask for how much; `page` is shown at `/`; there are so many `replicas`.
 
     Raises :class:`UserError` where the pair or the configuration cannot be used.
     """
     check_servable(spec, configuration, placement)
-    learned = learned_state(spec, configuration)
-    return _bound(
+    start = Start(
         spec,
         configuration,
         limits,
-        model,
-        learned,
+        model or spec.name,
+        learned_state(spec, configuration),
         placement,
         queue,
-        access=access,
-        page=page,
         certificate=certified(spec, configuration),
         operation=Operation(os.environ.get(TOKEN)),
+        access=access,
     )
+    return _bound(start, replicas, page)
 
 
-def _bound(
-    spec: PairSpec,
-    configuration: Configuration,
-    limits: Limits,
-    model: str | None,
-    learned: Path | None,
-    placement: Placement | None,
-    queue: int,
-    cores: Sequence[int] = (),
-    **facts: Any,
-) -> serve.Application:
+def _bound(start: Start, replicas: Replicas, page: Page | None) -> serve.Application:
+    spec, limits = start.pair, start.limits
     needs = {"CPU": 0.0, "GPU": 0.0}
-    if placement is None:
+    if start.placement is None:
         needs = resources(spec.runner.threads, spec.runner.device)
-    deployment = CompletionServer.options(  # type: ignore[attr-defined]  # the decorator made one
-        ray_actor_options={"num_cpus": needs["CPU"], "num_gpus": needs["GPU"]},
-        max_ongoing_requests=limits.slots + queue + REFUSALS,
+    own = {"num_cpus": needs["CPU"], "num_gpus": needs["GPU"]}
+    requests = limits.slots + start.queue  # at a replica
+    if replicas == ONE:
+        server = CompletionServer.options(  # type: ignore[attr-defined]  # the decorator made one
+            ray_actor_options=own, max_ongoing_requests=requests + REFUSALS
+        )
+        return server.bind(start, page)
+    engines = EngineReplica.options(  # type: ignore[attr-defined]
+        ray_actor_options=own,
+        max_ongoing_requests=requests + REFUSALS,
+        request_router_config=RequestRouterConfig(
+            request_router_class=PrefixRouter,  # type: ignore[arg-type]  # pydantic's plugin errs
+            request_router_kwargs={"slots": limits.slots},
+        ),
+        **replicas.options(limits.slots),
     )
-    model = model or spec.name
-    return deployment.bind(
-        spec, configuration, limits, model, learned, placement, queue, cores=cores, **facts
+    ingress = Ingress.options(  # type: ignore[attr-defined]
+        max_ongoing_requests=replicas.most * requests + REFUSALS
     )
+    return ingress.bind(engines.bind(start, replicas.most), start, page)
 
 
 @contextmanager
@@ -236,6 +249,7 @@ def serving(
     version: int | None = None,
     access: Access = EVERYBODY,
     page: Page | None = None,
+    replicas: Replicas = ONE,
 ) -> Iterator[str]:
     """Serve while the block runs; yields the base URL once requests are answered. A bandit over
     drafters keeps learning, from its state when it was served last.
@@ -249,6 +263,7 @@ def serving(
         fresh: neither use nor keep what is learned while serving.
         access: who may ask for how much.
         page: what is shown at `/`.
+        replicas: how many engines there are.
         model: the name that clients give; the pair's name when unset.
         placement: the devices that the models are on; unset, every replica has them.
         source: where the configuration comes from, in words; and its `version`, if registered.
@@ -257,29 +272,31 @@ def serving(
         UserError: the pair, the configuration or the port cannot be used, or the replica failed.
     """
     check_servable(spec, configuration, placement)
-    check_cores(cores)
+    check_cores(cores, replicas)
     learned = None if fresh else learned_state(spec, configuration)
     if not os.environ.get("RAY_ADDRESS"):
         check_port(host, port)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     with ray_session():
         operation = new_operation(port)
-        bound = _bound(
+        start = Start(
             spec,
             configuration,
             limits,
-            model,
+            model or spec.name,
             learned,
             placement,
             queue,
-            cores,
-            access=access,
-            page=page,
-            source=source,
-            version=version,
-            certificate=certified(spec, configuration),
-            operation=operation,
+            tuple(cores),
+            source,
+            version,
+            certified(spec, configuration),
+            operation,
+            access,
         )
+        bound = _bound(start, replicas, page)
+        if placement is None:
+            check_room(spec, replicas)
         try:
             serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
         except TimeoutError as error:

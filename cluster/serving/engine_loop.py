@@ -40,7 +40,7 @@ class QueueFull(Exception):
 
     def __init__(self, waiting: int, seconds: int) -> None:
         super().__init__(f"{waiting} requests are waiting already; try again in {seconds} s")
-        self.seconds = seconds
+        self.waiting, self.seconds = waiting, seconds
 
 
 class Pace:
@@ -66,6 +66,9 @@ class LoopObserver:
     def submitted(self, request: Request) -> None:
         """A request is handed to the engine for the first time."""
 
+    def resumed(self, request: Request) -> None:
+        """A request that another server has begun is handed to the engine."""
+
     def refused(self) -> None:
         """A submission found the queue full."""
 
@@ -88,7 +91,7 @@ class Submission:
     """
 
     def __init__(self, loop: EngineLoop, requests: Sequence[Request]) -> None:
-        self._loop = loop
+        self._loop, self.configuration = loop, loop.engine.configuration
         self._indices = {request.id: index for index, request in enumerate(requests)}
         self.chunks: asyncio.Queue[Chunk | EngineFailed] = asyncio.Queue()
 

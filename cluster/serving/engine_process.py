@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from threading import Lock
 from typing import Any, NamedTuple
@@ -188,6 +188,9 @@ class _Drafter:
     def load(self, state: dict[str, Any], source: str = "the state") -> None:
         if (error := self._engine.ask("load", state, source)) is not None:
             raise UserError(error)
+
+    def absorb(self, gain: Mapping[str, Any]) -> None:
+        self._engine.ask("absorb", gain)
 
     def learned(self) -> list[dict[str, Any]] | None:
         rows: list[dict[str, Any]] | None = self._engine.ask("learned")

@@ -97,6 +97,11 @@ class Metrics(Collector, LoopObserver):
     def submitted(self, request: Request) -> None:
         self._began[request.id] = perf_counter(), len(request.tokens)
 
+    def resumed(self, request: Request) -> None:
+        # Its first token and its prompt were counted where it was begun.
+        self._began[request.id] = perf_counter(), len(request.tokens)
+        self._latest[request.id] = perf_counter()
+
     def refused(self) -> None:
         self._refused += 1
 

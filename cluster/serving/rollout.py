@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import TypeVar
 
 from cluster.placed_engine import check_models
-from cluster.serving.canary import Canary, check_comparable
-from cluster.serving.engine_loop import EngineFailed, LoopObserver
+from cluster.serving.canary import CONFIDENCE, Canary, check_comparable
+from cluster.serving.engine_loop import EngineFailed, LoopObserver, Submission
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
 from cluster.serving.stream import Stream
@@ -109,21 +109,24 @@ class Rollout:
         if self._broken:
             raise self._broken
 
-    async def submit(self, requests: Sequence[Request]) -> Stream:
-        """Hand all requests to the engine, or none.
+    async def submit(self, requests: Sequence[Request], begun: bool = False) -> Stream[Served]:
+        """Hand all requests to the engine, or none. Those that were `begun` by another server do
+        not queue again.
 
         Raises:
             UserError: what the engine finds wrong with a request.
             QueueFull: too many are waiting.
             EngineFailed: the engine is broken, and so is another one.
         """
+        for request in requests if begun else ():
+            self.observer.resumed(request)
         try:
             served = await self._chosen(requests)
             try:
-                submission = await served.loop.submit(requests)
+                submission = await served.loop.submit(requests, begun)
             except EngineFailed:  # just now
                 served = await self.instead_of(served)
-                submission = await served.loop.submit(requests)
+                submission = await served.loop.submit(requests, begun)
         except EngineFailed:
             self.observer.failed([request.id for request in requests])
             raise
@@ -187,6 +190,12 @@ class Rollout:
             return await self.instead_of(served)
         return served
 
+    async def go_on(self, failed: Served, requests: Sequence[Request]) -> tuple[Served, Submission]:
+        """Hand requests that were begun to the engine that is instead of one that has failed.
+        Raises :class:`EngineFailed`."""
+        served = await self.instead_of(failed)
+        return served, await served.loop.submit(requests, begun=True)
+
     async def instead_of(self, failed: Served) -> Served:
         """Who goes on for a deployment whose engine has failed: the current one, whose engine is
         started again if it is the one. Raises :class:`EngineFailed`."""
@@ -223,9 +232,26 @@ class Rollout:
             await asyncio.to_thread(self.operation.keep, deployment)
             return self.current
 
-    async def try_out(self, deployment: Deployment, share: float) -> Served:
-        """Give a challenger a `share` of the traffic, until it is promoted or dropped
-        (:mod:`cluster.serving.canary`). Raises :class:`UserError` where that cannot be."""
+    async def settle(self, deployment: Deployment) -> None:
+        """Serve this and nothing beside it, as others have decided. Raises :class:`UserError` where
+        that cannot be."""
+        trying = self._trying
+        if trying is not None and trying.sides["challenger"].deployment == deployment:
+            trying.end("promoted", "it is faster elsewhere")
+            async with self._changing:
+                await self._decide(trying)
+        elif self.current.deployment == deployment:
+            async with self._changing:
+                await self._give_up_trying()
+        else:
+            await self.deploy(deployment)
+
+    async def try_out(
+        self, deployment: Deployment, share: float, confidence: float = CONFIDENCE
+    ) -> Served:
+        """Give a challenger a `share` of the traffic, until it is promoted or dropped with this
+        confidence (:mod:`cluster.serving.canary`). Raises :class:`UserError` where that cannot
+        be."""
         both = (self.engine.configuration, deployment.configuration)
         check_comparable(both, share)
         await asyncio.to_thread(self.check_deployable, deployment)
@@ -237,7 +263,7 @@ class Rollout:
                 raise UserError(f"the new engine did not start: {error}") from None
             challenger.loop.observer = self.observer
             self._beside.append(challenger)
-            self.canary = Canary(self.current, challenger, share)
+            self.canary = Canary(self.current, challenger, share, confidence)
             return challenger
 
     async def _give_up_trying(self) -> None:

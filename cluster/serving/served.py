@@ -13,6 +13,7 @@ from cluster.serving.engine_process import EngineProcess
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration, PairSpec, Value, parse_json
+from specdec_core.drafting.bandit.gains import added, gained
 from specdec_core.drafting.states import load_state, save_state
 
 logger = logging.getLogger(__name__)
@@ -69,11 +70,24 @@ class Served:
         if drafter is not None and path is not None and path.exists():
             drafter.load(load_state(path), str(path))
         self._kept = self.state()  # what the file has
+        self._told = self._kept  # what other replicas know, too
 
     def state(self) -> dict[str, Any] | None:
         """The drafter's state that lasts over requests."""
         drafter = self.loop.engine.drafter
         return None if drafter is None else drafter.state()
+
+    def gained(self) -> dict[str, list[float]] | None:
+        """What the drafter has learned by itself since this was asked last."""
+        before, self._told = self._told, self.state()
+        return None if before is None or self._told is None else gained(self._told, before)
+
+    def absorb(self, gain: dict[str, list[float]]) -> None:
+        """Add what the drafters of other replicas have learned."""
+        drafter = self.loop.engine.drafter
+        if drafter is not None and self._told is not None:
+            drafter.absorb(gain)
+            self._told = self._told | added([self._told, gain])
 
     def keep_learned(self) -> None:
         """Save what the drafter has learned since it was saved last."""

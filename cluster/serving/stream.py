@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
-from cluster.serving.engine_loop import EngineFailed, LoopObserver, Submission
-from cluster.serving.served import Served
+from cluster.serving.engine_loop import EngineFailed, LoopObserver
 from specdec_core.config import Configuration
 from specdec_core.engine import Chunk, Request
 from specdec_core.tokens.statistics import Generation, Round, TokenLogprobs
@@ -16,13 +15,31 @@ from specdec_core.tokens.token_tree import Origin
 ATTEMPTS = 2  # engines that may fail one after the other without a new token
 
 
-class Engines(Protocol):
+Engine = TypeVar("Engine")  # how those that answer are known
+
+
+class Submitted(Protocol):
+    """Requests that one engine has: an asynchronous iterator over (index of the request, chunk)
+    that ends with the last request. It raises :class:`EngineFailed`."""
+
+    @property
+    def configuration(self) -> Configuration:
+        """By which they are decoded."""
+
+    def __aiter__(self) -> AsyncIterator[tuple[int, Chunk]]: ...
+
+    def close(self) -> None:
+        """Cancel the requests that are not finished."""
+
+
+class Engines(Protocol[Engine]):
     """Those that answer."""
 
     observer: LoopObserver
 
-    async def instead_of(self, failed: Served) -> Served:
-        """Who goes on where an engine has failed. Raises :class:`EngineFailed`."""
+    async def go_on(self, failed: Engine, requests: Sequence[Request]) -> tuple[Engine, Submitted]:
+        """Hand what is left to one that works, where another has failed. Raises
+        :class:`EngineFailed`."""
 
     def finished(self, request_id: str, generation: Generation) -> None:
         """A request has ended."""
@@ -43,6 +60,11 @@ class _Answer:
     sent: int = 0  # characters
     known: int = 0  # of them, those that the engine that has gone on with it will send again
     finished: bool = False
+
+    def __post_init__(self) -> None:
+        for token, origin in self.request.written:  # where others have begun it
+            self.tokens.append(token)
+            self.origins.append(origin)
 
     def took(self, chunk: Chunk) -> Chunk:
         """The chunk, without what was sent before."""
@@ -72,7 +94,7 @@ class _Answer:
         return self.request
 
 
-class Stream:
+class Stream(Generic[Engine]):
     """Requests in an engine: an asynchronous iterator over (index of the request, chunk) that ends
     with the last request. Where the engine fails, another one goes on with what is written so far.
 
@@ -81,10 +103,10 @@ class Stream:
 
     def __init__(
         self,
-        engines: Engines,
-        served: Served,
+        engines: Engines[Engine],
+        served: Engine,
         requests: Sequence[Request],
-        submission: Submission,
+        submission: Submitted,
     ) -> None:
         self._engines, self._served, self._submission = engines, served, submission
         self._answers = [_Answer(request) for request in requests]
@@ -92,7 +114,7 @@ class Stream:
     @property
     def configuration(self) -> Configuration:
         """By which it is decoded."""
-        return self._served.deployment.configuration
+        return self._submission.configuration
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk]]:
         indices, failed = [*range(len(self._answers))], 0
@@ -116,8 +138,7 @@ class Stream:
 
     async def _go_on(self, requests: Sequence[Request]) -> None:
         """Hand what is left to an engine that works."""
-        self._served = await self._engines.instead_of(self._served)
-        self._submission = await self._served.loop.submit(requests, begun=True)
+        self._served, self._submission = await self._engines.go_on(self._served, requests)
 
     def close(self) -> None:
         """Cancel the requests that are not finished; together they count as one."""

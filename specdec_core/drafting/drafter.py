@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -117,6 +117,9 @@ class Drafter:
     def load(self, state: dict[str, Any], source: str = "the state") -> None:
         """Continue from a :meth:`state`. Raises :class:`UserError`, naming `source`, for the state
         of another drafter."""
+
+    def absorb(self, gain: Mapping[str, Any]) -> None:
+        """Add what others like it have learned meanwhile."""
 
     def learned(self) -> list[dict[str, Any]] | None:
         """A readable table of its state, a row for each drafter that it chooses among; None where

@@ -123,12 +123,15 @@ def test_the_rayservices_application_is_built_from_its_arguments(
 ) -> None:
     described, built = rayservice(served_beside(config))
     application = build_app(built, name=described["name"])
-    (deployment,) = application.deployments
-    assert deployment.name == described["deployments"][0]["name"]
-    spec, configuration, limits, _, _, placement, queue = deployment.init_args
-    assert (spec, limits.slots, queue) == (tiny_spec, described["args"]["slots"], 128)
-    assert configuration.asynchronous
-    assert (placement.draft.devices, placement.target.devices) == (1, 1)
+    engines, ingress = application.deployments
+    start, most = engines.init_args
+    arguments = described["args"]
+    assert (start.pair, start.limits.slots, start.queue) == (tiny_spec, arguments["slots"], 128)
+    assert start.configuration.asynchronous
+    assert (start.placement.draft.devices, start.placement.target.devices) == (1, 1)
+    scaling = engines._deployment_config.autoscaling_config
+    assert (scaling.min_replicas, scaling.max_replicas, most) == (2, 8, 8)
+    assert ingress.init_args[1] == start
     with pytest.raises(UserError, match="args: slot: "):
         serve.application({"slot": 4})
 
@@ -214,6 +217,15 @@ def test_a_port_in_use_is_one_line(config, refused):
         port = server.getsockname()[1]
         line = refused("--config", config, "--port", port)
     assert line == f"error: cannot listen on 127.0.0.1:{port}: address already in use"
+
+
+def test_replicas_that_cannot_be_are_one_line(config, refused):
+    line = refused("--config", config, "--replicas", 3, "--max-replicas", 2)
+    assert line == "error: --max-replicas 2: fewer than the 3 of --replicas"
+    line = refused("--config", config, "--replicas", 1000, "--port", free_port())
+    assert line.startswith("error: --replicas 1000: the cluster has room for ")
+    line = refused("--config", config, "--replicas", 2, "--cores", "0")
+    assert "not the same number for each of 2 replicas" in line
 
 
 def test_an_address_that_others_reach_needs_keys(config, refused, tmp_path):

@@ -30,8 +30,7 @@ class Access:
 
     Args:
         keys: the SHA-256 hashes of the keys that are let in; None: everybody is.
-        allowance: of each key, or of all who ask without one together. Every replica counts for
-            itself.
+        allowance: of each key, or of all who ask without one together.
         limits: of each request.
     """
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from cluster.serving.engine_loop import EngineFailed
 from cluster.serving.http.limits import Account, Taken, within
 from cluster.serving.http.rounds import Rounds
-from cluster.serving.http.service import CompletionService
+from cluster.serving.http.service import Service
 from cluster.serving.protocol.counts import Metrics, SpecDec, Usage
 from cluster.serving.protocol.errors import SERVER_ERROR, ApiError
 from cluster.serving.protocol.fields import StreamOptions
@@ -37,7 +37,7 @@ class Answer(ABC, Generic[Body]):
 
     prefix: str  # of ids
 
-    def __init__(self, service: CompletionService, body: Body, requests: Sequence[Request]) -> None:
+    def __init__(self, service: Service, body: Body, requests: Sequence[Request]) -> None:
         self.service, self.body, self.requests = service, body, requests
         self.configuration, self.prompts = service.engine.configuration, service.prompts
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"

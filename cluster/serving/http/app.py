@@ -1,11 +1,10 @@
 """The FastAPI application of a service.
 
-It needs an :class:`EngineLoop` and nothing of Ray, so it runs under any ASGI server.
+It needs a :class:`Service` and nothing of Ray, so it runs under any ASGI server.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -24,9 +23,9 @@ from cluster.serving.http.routes import (
     models,
     tokens,
 )
-from cluster.serving.http.service import CompletionService
+from cluster.serving.http.service import Service
 
-ROUTES: tuple[Callable[[CompletionService], APIRouter], ...] = (
+ROUTES: tuple[Callable[[Service], APIRouter], ...] = (
     health.router,
     metrics.router,
     models.router,
@@ -37,20 +36,14 @@ ROUTES: tuple[Callable[[CompletionService], APIRouter], ...] = (
 )
 
 
-def build_app(service: CompletionService, page: Page | None = None) -> FastAPI:
-    """Routes and error shapes, for those who have access; the application's lifespan runs the
-    engine."""
+def build_app(service: Service, page: Page | None = None) -> FastAPI:
+    """Routes and error shapes, for those who have access; the application's lifespan is
+    the service's."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with service.loop:
-            keeping = asyncio.create_task(service.keep_learning())
-            try:
-                yield
-            finally:
-                keeping.cancel()
-        service.keep_learned()
-        service.close()
+        async with service.running():
+            yield
 
     app = FastAPI(title="specdec", lifespan=lifespan, responses=ANYWHERE, redirect_slashes=False)
     add_error_handlers(app)

@@ -9,19 +9,18 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-from cluster.serving.engine_process import EngineProcess
-from cluster.serving.http.service import CompletionService
+from cluster.serving.http.service import Described, Service
 from cluster.serving.protocol.errors import ApiError
 from cluster.serving.protocol.generation import GenerationRequest, check_tokens
 from specdec_core.base.errors import UserError
-from specdec_core.engine import Engine, Request
+from specdec_core.engine import Request
 from specdec_core.tokens.grammar import Grammar, Grammars
 
 MAX_TOGETHER = 128  # choices of a request
 
 
 def choices(
-    service: CompletionService,
+    service: Service,
     body: GenerationRequest,
     prompts: Sequence[tuple[int, ...]],
     default_tokens: int | None,
@@ -71,7 +70,7 @@ def choices(
     return requests
 
 
-def _grammar(engine: Engine | EngineProcess, body: GenerationRequest) -> Grammar | None:
+def _grammar(engine: Described, body: GenerationRequest) -> Grammar | None:
     """What the text must be. It is compiled here already, so that what is no grammar is refused
     before it comes to the engine. Raises :class:`ApiError`."""
     grammar = body.response_format.grammar if body.response_format else None
@@ -99,9 +98,7 @@ def _grammars(tokenizer: Any, vocab_size: int, final: frozenset[int]) -> Grammar
     return Grammars(tokenizer, vocab_size, final)
 
 
-def _new_tokens(
-    service: CompletionService, body: GenerationRequest, length: int, default: int | None
-) -> int:
+def _new_tokens(service: Service, body: GenerationRequest, length: int, default: int | None) -> int:
     """The most new tokens for a prompt of `length` tokens. Raises :class:`ApiError`."""
     most, allowed = service.engine.max_length, service.access.limits.tokens
     room = max(most - length, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import exp
 
-from cluster.serving.http.service import CompletionService
+from cluster.serving.http.service import Service
 from cluster.serving.protocol.counts import arm_label
 from cluster.serving.protocol.rounds import Candidate, RoundToken, StreamedRound
 from specdec_core.config import Configuration
@@ -18,7 +18,7 @@ class Rounds:
     text is decoded here; joined, these texts are the choice's."""
 
     def __init__(
-        self, service: CompletionService, configuration: Configuration, requests: Sequence[Request]
+        self, service: Service, configuration: Configuration, requests: Sequence[Request]
     ) -> None:
         self._drafter = configuration.drafter
         self._name = service.prompts.texts.named

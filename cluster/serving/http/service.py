@@ -1,13 +1,14 @@
-"""What the routes share: an engine in its loop, under one model name."""
+"""What the routes share: what answers, under one model name; and that where it is an engine."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from cluster.serving.engine_loop import QUEUE, EngineFailed, EngineLoop, QueueFull
 from cluster.serving.engine_process import EngineProcess
@@ -20,13 +21,116 @@ from cluster.serving.rollout import Rollout
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
 from cluster.serving.stream import Stream
 from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration
 from specdec_core.engine import Engine, Request
+from specdec_core.models.pair import Pair
 
 KEEP_SECONDS = 60  # between copies of what was learned while serving
 
 
-class CompletionService:
-    """Answers requests under one model name.
+class Described(Protocol):
+    """What is known of an engine without asking it."""
+
+    @property
+    def configuration(self) -> Configuration: ...
+
+    @property
+    def pair(self) -> Pair: ...
+
+    @property
+    def max_length(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+
+class Service(ABC):
+    """Answers requests under one model name. `access` says who may ask for how much, `operation`
+    how it is operated."""
+
+    def __init__(self, model: str, access: Access, operation: Operation) -> None:
+        self.model, self.access, self.operation = model, access, operation
+        self.started = int(time.time())
+
+    @property
+    @abstractmethod
+    def engine(self) -> Described:
+        """The one that new requests go to."""
+
+    @abstractmethod
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """It answers during the block."""
+
+    @abstractmethod
+    async def health(self) -> Health:
+        """Whether requests are answered, and by what."""
+
+    @abstractmethod
+    async def ready(self) -> bool:
+        """Whether a request that came now would be answered."""
+
+    @abstractmethod
+    async def page(self) -> tuple[bytes, str]:
+        """What it counts, in Prometheus' text format, and the content type."""
+
+    @abstractmethod
+    async def begin(self, requests: Sequence[Request]) -> Stream:
+        """Put requests into the engine. Raises :class:`UserError`, :class:`QueueFull` and
+        :class:`EngineFailed`."""
+
+    @abstractmethod
+    async def deploy(self, deployment: Deployment, canary: float | None = None) -> Deployment:
+        """Serve this from now on, or give it the share `canary` of the traffic. Raises
+        :class:`UserError`."""
+
+    @abstractmethod
+    async def roll_back(self) -> Deployment:
+        """Serve again what was served before. Raises :class:`UserError`."""
+
+    @property
+    def prompts(self) -> Prompts:
+        """Texts and chats as the model's tokens."""
+        return prompts_of(self.engine.pair.tokenizer)
+
+    def schema_limits(self) -> dict[str, dict[str, Any]]:
+        """The limits in the schemas of a request's parts, for the served pair."""
+        most = self.engine.max_length - 1
+        return {
+            "ModelName": {"enum": [self.model]},
+            "NewTokens": {"maximum": min(most, self.access.limits.tokens or most)},
+            "LeastTokens": {"maximum": most},
+            "TokenId": {"minimum": 0, "maximum": self.engine.vocab_size - 1},
+            "TokenIds": {"maxItems": most},
+        }
+
+    def check_model(self, name: str | None) -> None:
+        """Raises :class:`ApiError` (404) for a model that is not served here."""
+        if name not in (None, self.model):
+            raise ApiError(
+                f"the model {name!r} does not exist; {self.model!r} is served here",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+
+    async def submit(self, requests: Sequence[Request]) -> Stream:
+        """Put requests into the engine. Raises :class:`ApiError`."""
+        try:
+            return await self.begin(requests)
+        except UserError as error:
+            raise ApiError(str(error)) from None
+        except QueueFull as full:
+            raise ApiError(
+                str(full),
+                status=429,
+                code="rate_limit_exceeded",
+                type="rate_limit_error",
+                headers={"Retry-After": str(full.seconds)},
+            ) from None
+
+
+class CompletionService(Service):
+    """Answers requests by an engine.
 
     A bandit with memory of all requests learns from them. With `learned`, it starts from that file,
     if it exists, and saves its state there. While `queue` requests wait, others are refused. The
@@ -47,15 +151,13 @@ class CompletionService:
         deployment = deployment or Deployment(
             pair=engine.pair.spec, configuration=engine.configuration, learned=learned
         )
-        self.model, self.access = model, access
+        super().__init__(model, access, operation)
         self.loop = Rollout(Served(EngineLoop(engine, queue, cores), deployment), operation)
         self.metrics = Metrics(model, self.loop)
         self.loop.observe(self.metrics)
-        self.started = int(time.time())
 
     @property
     def engine(self) -> Engine | EngineProcess:
-        """The one that new requests go to."""
         return self.loop.engine
 
     def state(self) -> dict[str, Any] | None:
@@ -76,8 +178,18 @@ class CompletionService:
             await asyncio.sleep(KEEP_SECONDS)
             await self.loop.between_steps(self.keep_learned)
 
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with self.loop:
+            keeping = asyncio.create_task(self.keep_learning())
+            try:
+                yield
+            finally:
+                keeping.cancel()
+        self.keep_learned()
+        self.close()
+
     async def health(self) -> Health:
-        """Whether requests are answered, and by what."""
         with suppress(EngineFailed):
             self.loop.check()
         served = self.loop.current
@@ -115,50 +227,21 @@ class CompletionService:
                 health.arms = [Arm(**arm) for arm in arms]
         return health
 
-    @property
-    def prompts(self) -> Prompts:
-        """Texts and chats as the model's tokens."""
-        return prompts_of(self.engine.pair.tokenizer)
-
-    @property
-    def ready(self) -> bool:
-        """Whether a request that came now would be answered."""
+    async def ready(self) -> bool:
         with suppress(EngineFailed):
             self.loop.check()
         return self.loop.failure is None and not self.loop.full
 
-    def schema_limits(self) -> dict[str, dict[str, Any]]:
-        """The limits in the schemas of a request's parts, for the served pair."""
-        most = self.engine.max_length - 1
-        return {
-            "ModelName": {"enum": [self.model]},
-            "NewTokens": {"maximum": min(most, self.access.limits.tokens or most)},
-            "LeastTokens": {"maximum": most},
-            "TokenId": {"minimum": 0, "maximum": self.engine.vocab_size - 1},
-            "TokenIds": {"maxItems": most},
-        }
+    async def page(self) -> tuple[bytes, str]:
+        return self.metrics.page()
 
-    def check_model(self, name: str | None) -> None:
-        """Raises :class:`ApiError` (404) for a model that is not served here."""
-        if name not in (None, self.model):
-            raise ApiError(
-                f"the model {name!r} does not exist; {self.model!r} is served here",
-                status=404,
-                param="model",
-                code="model_not_found",
-            )
+    async def begin(self, requests: Sequence[Request]) -> Stream:
+        return await self.loop.submit(requests)
 
-    async def submit(self, requests: Sequence[Request]) -> Stream:
-        """Put requests into the engine. Raises :class:`ApiError`."""
-        try:
-            return await self.loop.submit(requests)
-        except UserError as error:
-            raise ApiError(str(error)) from None
-        except QueueFull as full:
-            raise ApiError(
-                str(full),
-                status=429,
-                code="rate_limit_exceeded",
-                type="rate_limit_error",
-                headers={"Retry-After": str(full.seconds)},
-            ) from None
+    async def deploy(self, deployment: Deployment, canary: float | None = None) -> Deployment:
+        if canary is not None:
+            return (await self.loop.try_out(deployment, canary)).deployment
+        return (await self.loop.deploy(deployment)).deployment
+
+    async def roll_back(self) -> Deployment:
+        return (await self.loop.roll_back()).deployment

@@ -45,6 +45,18 @@ class CanaryState(BaseModel):
     high: float | None
 
 
+class ReplicaHealth(BaseModel):
+    """One of several replicas."""
+
+    replica: str  # its name in metrics
+    ready: bool
+    configuration: str  # its id
+    running: int
+    waiting: int
+    restarts: int
+    prefix_hits: int
+
+
 class Health(BaseModel):
     """Whether requests are answered, and by what."""
 
@@ -71,6 +83,7 @@ class Health(BaseModel):
     switches: int  # times that the configuration was replaced
     restarts: int  # of an engine that had failed
     canary: CanaryState | None = None  # the last one
+    replicas: list[ReplicaHealth] = []  # where there are several; the counts are sums of theirs
     arms: list[Arm] = []  # where a bandit with memory of all requests chooses who drafts
 
 

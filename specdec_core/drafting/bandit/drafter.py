@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -60,6 +60,10 @@ class BanditDrafter(ArmsDrafter):
     def load(self, state: dict[str, Any], source: str = "the state") -> None:
         if self.shared:
             self.bandit.restore(state, source)
+
+    def absorb(self, gain: Mapping[str, Any]) -> None:
+        if self.shared:
+            self.bandit.absorb(gain)
 
     def learned(self) -> list[dict[str, Any]] | None:
         if not self.shared:

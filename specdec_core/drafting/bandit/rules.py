@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import pandas as pd
@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import describe
+from specdec_core.drafting.bandit.gains import SUMS
 
 Reward = Literal["tokens", "time"]
 
@@ -174,6 +175,13 @@ class Bandit(ABC):
         for name in ("rounds", "tokens", "seconds", "losses"):
             values = getattr(saved, name)
             setattr(self, name, [values[place] for place in order])
+
+    def absorb(self, gain: Mapping[str, Sequence[Any]]) -> None:
+        """Add what others with the same arms have learned
+        (:mod:`specdec_core.drafting.bandit.gains`)."""
+        for name in SUMS:
+            own = getattr(self, name)
+            setattr(self, name, [a + b for a, b in zip(own, gain[name], strict=True)])
 
     def _order(self, arms: Sequence[str]) -> list[int] | None:
         """The place of each arm among those of a state; None where the state has other arms. States

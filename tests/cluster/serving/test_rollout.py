@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from cluster.serving.engine_loop import EngineFailed
+from cluster.serving.engine_loop import EngineFailed, LoopObserver
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.http.service import CompletionService
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation
-from cluster.serving.stream import Stream
+from cluster.serving.stream import Stream, Submitted
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -176,6 +176,52 @@ async def broken(service: CompletionService, monkeypatch: pytest.MonkeyPatch) ->
     assert not (await service.health()).ready
     with pytest.raises(EngineFailed):
         service.loop.check()  # so that Ray Serve replaces the replica
+
+
+class Servers:
+    """Two servers, the second of which goes on where the first one has failed."""
+
+    def __init__(self, first: CompletionService, second: CompletionService) -> None:
+        self.first, self.second, self.observer = first, second, LoopObserver()
+
+    async def submit(self, request: Request) -> Stream[CompletionService]:
+        return Stream(self, self.first, [request], await self.first.loop.submit([request]))
+
+    async def go_on(
+        self, failed: CompletionService, requests: Sequence[Request]
+    ) -> tuple[CompletionService, Submitted]:
+        assert failed is self.first
+        return self.second, await self.second.loop.submit(requests, begun=True)
+
+    def finished(self, request_id: str, generation: object) -> None: ...
+
+    def left(self, request_id: str) -> None: ...
+
+
+def test_another_server_goes_on_with_the_same_text(tiny_pair: Pair, expected: list[str]) -> None:
+    """Twice: the second one's engine fails, too, and is replaced."""
+    first, second = (CompletionService(Engine(tiny_pair, CHAIN, 8), "tiny") for _ in range(2))
+    third = CompletionService(Engine(tiny_pair, LOOKUP, 8), "tiny")
+
+    async def main() -> None:
+        async with first.loop, second.loop, third.loop:
+            servers = Servers(first, second)
+            streams = [await servers.submit(r) for r in requests(tiny_pair, "moved")]
+            running = asyncio.gather(*map(text, streams))
+            while not all(answer.sent > 20 for s in streams for answer in s._answers):
+                await asyncio.sleep(0.001)
+            first.loop.current.loop._fail("killed")
+            while not all(len(answer.tokens) > 60 for s in streams for answer in s._answers):
+                await asyncio.sleep(0.001)
+            # What a server does where its engine has died: another one of its own goes on.
+            failed = second.loop.current
+            second.loop._switch(third.loop.current)
+            failed.loop._fail("killed")
+            assert await running == expected
+            assert second.loop.running == third.loop.running == 0
+        assert "specdec" in second.metrics.page()[0].decode()
+
+    asyncio.run(asyncio.wait_for(main(), timeout=120))
 
 
 def test_streams_outlive_a_killed_engine_and_a_new_configuration(

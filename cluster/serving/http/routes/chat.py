@@ -13,7 +13,7 @@ from cluster.serving.http.answer import Answer
 from cluster.serving.http.bodies import read_body
 from cluster.serving.http.choices import choices
 from cluster.serving.http.openapi import CHAT, body_of
-from cluster.serving.http.service import CompletionService
+from cluster.serving.http.service import Service
 from cluster.serving.protocol.chat import (
     Answered,
     ChatChoice,
@@ -28,7 +28,7 @@ from specdec_core.engine import Chunk, Request
 from specdec_core.tokens.statistics import Generation, TokenLogprobs
 
 
-def router(service: CompletionService) -> APIRouter:
+def router(service: Service) -> APIRouter:
     """`/v1/chat/completions`."""
     routes = APIRouter()
 

@@ -13,7 +13,7 @@ from cluster.serving.http.answer import Answer
 from cluster.serving.http.bodies import read_body
 from cluster.serving.http.choices import choices
 from cluster.serving.http.openapi import COMPLETION, body_of
-from cluster.serving.http.service import CompletionService
+from cluster.serving.http.service import Service
 from cluster.serving.protocol.completions import (
     DEFAULT_MAX_TOKENS,
     Completion,
@@ -27,7 +27,7 @@ from specdec_core.engine import Chunk, Request
 from specdec_core.tokens.statistics import Generation, TokenLogprobs
 
 
-def router(service: CompletionService) -> APIRouter:
+def router(service: Service) -> APIRouter:
     """`/v1/completions`."""
     routes = APIRouter()
 
@@ -70,7 +70,7 @@ class CompletionAnswer(Answer[CompletionRequest]):
     prefix = "cmpl"
 
     def __init__(
-        self, service: CompletionService, body: CompletionRequest, requests: Sequence[Request]
+        self, service: Service, body: CompletionRequest, requests: Sequence[Request]
     ) -> None:
         super().__init__(service, body, requests)
         self._offsets = [0] * len(requests)  # of the next token's text

@@ -9,7 +9,7 @@ from starlette.requests import Request as HttpRequest
 
 from cluster.serving.http.access import OPERATE
 from cluster.serving.http.bodies import read_body
-from cluster.serving.http.service import CompletionService
+from cluster.serving.http.service import Service
 from cluster.serving.protocol.errors import ApiError
 from cluster.serving.served import Deployment
 from specdec_core.base.errors import UserError
@@ -19,12 +19,12 @@ TOKEN_HEADER = "x-specdec-token"
 DEPLOY, ROLL_BACK = OPERATE
 
 
-def router(service: CompletionService) -> APIRouter:
+def router(service: Service) -> APIRouter:
     """`/v1/specdec/deploy` and `/v1/specdec/rollback`; none for a server without a token."""
     routes = APIRouter(include_in_schema=False)
-    if service.loop.operation.token is None:
+    if service.operation.token is None:
         return routes
-    token = service.loop.operation.token.encode()
+    token = service.operation.token.encode()
 
     def check(request: HttpRequest) -> None:
         given = request.headers.get(TOKEN_HEADER, "").encode()
@@ -36,9 +36,7 @@ def router(service: CompletionService) -> APIRouter:
         check(request)
         try:
             wanted = parse_json(Deployment, await read_body(request), "the body")
-            if canary is not None:
-                return (await service.loop.try_out(wanted, canary)).deployment
-            return (await service.loop.deploy(wanted)).deployment
+            return await service.deploy(wanted, canary)
         except UserError as error:
             raise ApiError(str(error)) from None
 
@@ -46,7 +44,7 @@ def router(service: CompletionService) -> APIRouter:
     async def roll_back(request: HttpRequest) -> Deployment:
         check(request)
         try:
-            return (await service.loop.roll_back()).deployment
+            return await service.roll_back()
         except UserError as error:
             raise ApiError(str(error)) from None
 

@@ -7,11 +7,11 @@ from importlib.metadata import version
 from fastapi import APIRouter, Response
 
 from cluster.serving.http.openapi import PLAIN
-from cluster.serving.http.service import CompletionService
+from cluster.serving.http.service import Service
 from cluster.serving.protocol.models import Health, Ready, Version
 
 
-def router(service: CompletionService) -> APIRouter:
+def router(service: Service) -> APIRouter:
     """`/health`, `/ready` and `/version`."""
     routes = APIRouter()
 
@@ -36,7 +36,7 @@ def router(service: CompletionService) -> APIRouter:
         },
     )
     async def ready(response: Response) -> Ready:
-        answers = service.ready
+        answers = await service.ready()
         response.status_code = 200 if answers else 503
         return Ready(ready=answers)
 

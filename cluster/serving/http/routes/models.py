@@ -6,11 +6,11 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 
 from cluster.serving.http.openapi import MODEL, MODEL_NAME
-from cluster.serving.http.service import CompletionService
+from cluster.serving.http.service import Service
 from cluster.serving.protocol.models import ModelCard, ModelList
 
 
-def router(service: CompletionService) -> APIRouter:
+def router(service: Service) -> APIRouter:
     """`/v1/models`."""
     routes = APIRouter()
 

@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 
 from cluster.serving.http.bodies import read_body
 from cluster.serving.http.openapi import NEEDS_BODY, body_of
-from cluster.serving.http.service import CompletionService
+from cluster.serving.http.service import Service
 from cluster.serving.protocol.generation import check_tokens, parse_body
 from cluster.serving.protocol.tokens import (
     Detokenized,
@@ -22,7 +22,7 @@ from cluster.serving.protocol.tokens import (
 )
 
 
-def router(service: CompletionService) -> APIRouter:
+def router(service: Service) -> APIRouter:
     """`/tokenize` and `/detokenize`."""
     routes = APIRouter()
 

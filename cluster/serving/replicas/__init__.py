@@ -1,0 +1,1 @@
+"""Several engines behind one ingress, as Ray Serve's replicas."""
