@@ -18,6 +18,7 @@ COMMANDS = {
     "train-eagle": "Train an EAGLE-3 head for a target, on the target's own answers.",
     "pack-eagle": "Store a trained EAGLE head in eight bits, with a README.",
     "train-draft": "Distil a draft with a reduced vocabulary from its target's own answers.",
+    "pack-draft": "Store a trained draft in eight bits, with a README.",
     "datastore": "Build a datastore to retrieve candidate tokens from.",
     "policies": "Compare length policies on recordings, by replay alone.",
     "plan-tree": "Propose the best static token tree from a recording.",

@@ -43,6 +43,13 @@ def main(
     temperatures: Temperatures = "0,1",
     slots: AnswerSlots = 32,
     draft_vocab: Annotated[int | None, Option(help="Tokens that the draft can propose.")] = None,
+    copy_layers: Annotated[
+        str | None,
+        Option(
+            help="Begin as these layers of the target (0,1), with its embedding and output layer;"
+            " unset, with random weights of the shape below."
+        ),
+    ] = None,
     width: Annotated[int | None, Option(help="Of the draft's states.")] = None,
     layers: Annotated[int | None, Option(help="The draft's decoder layers.")] = None,
     inner: Annotated[int | None, Option(help="Width inside a layer's MLP.")] = None,
@@ -70,6 +77,7 @@ def main(
     distribution. Interrupted, the same command goes on.
     """
     rates = numbers(learning_rate, "--learning-rate", float)
+    copied = numbers(copy_layers, "--copy-layers", int) if copy_layers else None
 
     # Ray, torch and MLflow take seconds to import.
     from dashboards.reports.trained_draft import agreement
@@ -79,6 +87,7 @@ def main(
 
     values = given(
         draft_vocab_size=draft_vocab,
+        copied_layers=copied,
         width=width,
         layers=layers,
         inner=inner,

@@ -193,17 +193,21 @@ def check_pair(spec: PairSpec) -> PreTrainedTokenizerBase:
     Raises:
         UserError: what is wrong with which model, in one line.
     """
-    tokenizer = load_tokenizer(spec.target)
-    models = [name for name in spec.drafts.values() if not names_head(name)]
-    for name in (spec.target, *models):
+    others = []  # models with a tokenizer of their own: a reduced draft has its target's
+    for name in (spec.target, *spec.drafts.values()):
+        if names_head(name):
+            continue
         config = _from_pretrained(AutoConfig, name, "configuration")
         check_supported(config, name)
         if isinstance(config, ReducedDraftConfig):
             if name == spec.target:
                 raise UserError(f"{name}: a draft with a reduced vocabulary; it cannot be a target")
             reduced_of(config, name)
+        elif name != spec.target:
+            others.append(name)
+    tokenizer = load_tokenizer(spec.target)
     vocabulary = tokenizer.get_vocab()
-    for name in models:
+    for name in others:
         other = load_tokenizer(name).get_vocab()
         if other != vocabulary:
             unlike = sorted(set(vocabulary.items()) ^ set(other.items()), key=lambda item: item[1])

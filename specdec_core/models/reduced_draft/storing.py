@@ -1,5 +1,6 @@
-"""The folder of a draft with a reduced vocabulary: a Llama's, with `d2t`, the output layer's rows
-of the draft vocabulary and, where its embedding is the target's, that one's projection."""
+"""The folder of a draft with a reduced vocabulary: a Llama's, with `d2t` and, unless they are the
+target's own, the embedding or a projection of the target's, and the output layer's rows of the
+draft vocabulary."""
 
 from __future__ import annotations
 
@@ -12,15 +13,15 @@ import torch
 from pydantic import Field
 from safetensors.torch import save
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Value, parse
 from specdec_core.models import int8
 from specdec_core.models.draft_vocabulary import draft_vocabulary
-from specdec_core.models.reduced_draft.embedding import target_embedding
 from specdec_core.models.reduced_draft.model import ReducedDraft, ReducedDraftConfig
+from specdec_core.models.reduced_draft.target_tables import target_embedding, target_output
 from specdec_core.models.weight_files import WEIGHTS, check_tensors, read_tensors
 
 _EMBEDDING, _OUTPUT, _TOKENS = (
@@ -37,7 +38,11 @@ class Reduced(Value):
 
     draft_vocab_size: int = Field(ge=2, description="tokens that it can propose")
     embedding: Literal["target", "own"] = Field(
-        description="target: the target's embedding times a projection; own: stored"
+        description="target: the target's, of its width or projected; own: stored"
+    )
+    projected: bool = Field(default=True, description="whether the target's embedding is")
+    output: Literal["target", "own"] = Field(
+        default="own", description="target: the target's rows of the draft vocabulary; own: stored"
     )
     form: Literal["plain", "int8"] = Field(default="plain", description="of the stored matrices")
     target: str = Field(description="name of the target that it drafts for")
@@ -52,6 +57,14 @@ def reduced_of(config: ReducedDraftConfig, name: str) -> Reduced:
         raise UserError(
             f"{name}: proposes {reduced.draft_vocab_size} tokens of a vocabulary of"
             f" {config.vocab_size}"
+        )
+    as_it_is = (reduced.embedding == "target" and not reduced.projected) or (
+        reduced.output == "target"
+    )
+    if as_it_is and config.hidden_size != reduced.target_width:
+        raise UserError(
+            f"{name}: is {config.hidden_size} wide, but shares tables of a target of"
+            f" {reduced.target_width}"
         )
     return reduced
 
@@ -88,14 +101,18 @@ def load_reduced(
     )
     if reduced.embedding == "target":
         wide = target_embedding(target)
-        projection = tensors.pop(PROJECTION).float()
-        if wide.shape != (config.vocab_size, projection.shape[1]):
+        if wide.shape != (config.vocab_size, reduced.target_width):
             raise UserError(
-                f"{name}: projects an embedding of {(config.vocab_size, projection.shape[1])}, but"
+                f"{name}: reads an embedding of {(config.vocab_size, reduced.target_width)}, but"
                 f" that of {target} is {tuple(wide.shape)}"
             )
-        tensors[_EMBEDDING] = wide.float() @ projection.T
-    tensors[_OUTPUT] = tensors.pop(_STORED_OUTPUT)
+        if reduced.projected:
+            wide = wide.float() @ tensors.pop(PROJECTION).float().T
+        tensors[_EMBEDDING] = wide
+    if reduced.output == "target":
+        tensors[_OUTPUT] = target_output(target)[tokens]
+    else:
+        tensors[_OUTPUT] = tensors.pop(_STORED_OUTPUT)
     del tensors[_OFFSETS]
     weights = {key: tensor.to(dtype) for key, tensor in tensors.items()}
     model.load_state_dict({**weights, _TOKENS: tokens}, assign=True)
@@ -108,36 +125,53 @@ def save_reduced(
     model: ReducedDraft,
     projection: Tensor | None,
     reduced: Reduced,
-    tokenizer: PreTrainedTokenizerBase,
     folder: Path,
 ) -> None:
     """Write a draft into `folder`, which exists; matrices in bfloat16, or in eight bits.
 
     Args:
         model: on any device.
-        projection: of the target's embedding (width, target width); None where the draft has its
-            own.
-        reduced: what is special about it.
-        tokenizer: the target's.
+        projection: of the target's embedding (width, target width); None where the draft has none.
+        reduced: what is special about it, by which the target's own tables are left out.
         folder: where to.
     """
     tensors: dict[str, Tensor] = dict(model.state_dict())
     tokens = tensors.pop(_TOKENS).cpu()
     tensors[_STORED_OUTPUT] = tensors.pop(_OUTPUT)
-    if projection is not None:
+    if reduced.output == "target":
+        del tensors[_STORED_OUTPUT]
+    if reduced.embedding == "target":
         inner = _EMBEDDING.removesuffix("weight")
         tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith(inner)}
+    if projection is not None:
         tensors[PROJECTION] = projection
     tensors[_OFFSETS] = tokens - torch.arange(len(tokens))
     if reduced.form == "int8":
         tensors = int8.packed(tensors)
-    tensors = {key: _stored(key, tensor) for key, tensor in tensors.items()}
     config = deepcopy(model.config)
     config.architectures, config.dtype = [type(model).__name__], torch.bfloat16
     config.reduced = reduced.model_dump(mode="json")
-    (folder / WEIGHTS).write_bytes(save(tensors, metadata={"format": "pt"}))
+    _write(tensors, config, folder)
+
+
+def copy_packed(folder: Path, out: Path, config: ReducedDraftConfig) -> None:
+    """Write the draft in `folder`, which has that configuration, into `out`, which exists, its
+    matrices in eight bits.
+
+    Raises:
+        UserError: its weights or what its configuration says of it are damaged.
+    """
+    reduced, tensors = reduced_of(config, str(folder)), read_tensors(folder, str(folder))
+    if reduced.form == "plain":
+        tensors, config = int8.packed(tensors), deepcopy(config)
+        config.reduced = reduced.model_copy(update={"form": "int8"}).model_dump(mode="json")
+    _write(tensors, config, out)
+
+
+def _write(tensors: Mapping[str, Tensor], config: LlamaConfig, folder: Path) -> None:
+    stored = {key: _stored(key, tensor) for key, tensor in tensors.items()}
+    (folder / WEIGHTS).write_bytes(save(stored, metadata={"format": "pt"}))
     config.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def _stored(key: str, tensor: Tensor) -> Tensor:
@@ -148,8 +182,11 @@ def _stored(key: str, tensor: Tensor) -> Tensor:
 def _check(model: ReducedDraft, reduced: Reduced, tensors: Mapping[str, Tensor], name: str) -> None:
     """Raises :class:`UserError` unless the tensors are those of the model's file."""
     shapes: dict[str, Any] = {k: tuple(v.shape) for k, v in model.state_dict().items()}
-    shapes[_STORED_OUTPUT] = shapes.pop(_OUTPUT)
-    shapes[_OFFSETS] = shapes.pop(_TOKENS)
+    shapes[_OFFSETS], output = shapes.pop(_TOKENS), shapes.pop(_OUTPUT)
+    if reduced.output == "own":
+        shapes[_STORED_OUTPUT] = output
     if reduced.embedding == "target":
-        shapes[PROJECTION] = (shapes.pop(_EMBEDDING)[1], reduced.target_width)
+        width = shapes.pop(_EMBEDDING)[1]
+        if reduced.projected:
+            shapes[PROJECTION] = (width, reduced.target_width)
     check_tensors(tensors, shapes, name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from specdec_core.base.files import atomic_folder
-from specdec_core.config.wording import count
 from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.head import EagleHead
 from specdec_core.models.eagle.loading import load_head, read_card, save_head
@@ -13,6 +12,7 @@ from specdec_core.models.pair import load_skeleton
 from specdec_core.training.eagle.acceptance import Acceptance
 from specdec_core.training.eagle.finished import EagleTrainingCard
 from specdec_core.training.recorded.finished import CARD, load_card
+from specdec_core.training.recorded.recipe import recipe
 
 
 def pack_head(folder: Path, out: Path, name: str, about: str = "") -> EagleTrainingCard:
@@ -62,16 +62,12 @@ def card_page(card: EagleTrainingCard, told: EagleCard, name: str, about: str = 
         " are. Tokens: what a forward of the target yields with chains of that length. Of the"
         f" tokens of these answers {card.coverage:.1%} are in the draft vocabulary.",
         "",
-        "## Recipe",
-        f"- *Texts*: the target's own answers to {card.texts['train']:,} prompts.",
-        f"- *Loss*: EAGLE-3's training-time test over {settings.steps} steps, each of"
-        f" {settings.share:.0%} of the chains of the one before; cross-entropy with the target's"
-        " distribution.",
-        f"- *Optimizer*: AdamW, rate {settings.learning_rate:g}, {settings.batch_tokens} tokens of"
-        f" answers a batch, seed {settings.seed}; {card.tokens:,} tokens in"
-        f" {card.seconds / 60:.0f} minutes.",
-        f"- *Kept*: the best of {count(len(card.curve), 'evaluation')}, after {best.tokens:,}"
-        f" tokens. `{CARD}` has all of them.",
+        *recipe(
+            card,
+            f"EAGLE-3's training-time test over {settings.steps} steps, each of"
+            f" {settings.share:.0%} of the chains of the one before; cross-entropy with the"
+            " target's distribution.",
+        ),
         "",
         *([about.strip(), ""] if about else []),
     ]

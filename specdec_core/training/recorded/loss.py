@@ -65,10 +65,12 @@ class _CrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         narrow, matrix, gradients = ctx.saved_tensors
         of_states, of_weight = ctx.types
         scale = grads[0]
         states = (gradients @ matrix).to(of_states) * scale
-        weight = (gradients.T @ narrow).to(of_weight) * scale
+        weight = None
+        if ctx.needs_input_grad[1]:  # a frozen output layer takes a third of the work less
+            weight = (gradients.T @ narrow).to(of_weight) * scale
         return states, weight, None, None

@@ -8,16 +8,24 @@ from pydantic import Field, model_validator
 
 from specdec_core.training.recorded.settings import Evaluation, TrainingSettings
 
+_SHAPE = {"width": 384, "layers": 4, "inner": 1024, "heads": 6, "key_value_heads": 3}
+
 
 class DraftTrainingSettings(TrainingSettings):
-    """A Llama of this shape, and its training."""
+    """A draft that begins as some of its target's layers, or a Llama of this shape that begins with
+    random weights; and its training."""
 
     draft_vocab_size: int = Field(default=8192, ge=2)
-    width: int = Field(default=384, ge=2)
-    layers: int = Field(default=4, ge=1)
-    inner: int = Field(default=1024, ge=1, description="width between the matrices of an MLP")
-    heads: int = Field(default=6, ge=1, description="of attention")
-    key_value_heads: int = Field(default=3, ge=1)
+    copied_layers: tuple[int, ...] = Field(
+        default=(),
+        description="of a Llama-like target. The embedding and the output layer are then the"
+        " target's own, and are neither trained nor stored",
+    )
+    width: int | None = Field(default=None, ge=2, description="unset, 384 of random weights")
+    layers: int | None = Field(default=None, ge=1, description="unset, 4")
+    inner: int | None = Field(default=None, ge=1, description="in an MLP; unset, 1024")
+    heads: int | None = Field(default=None, ge=1, description="of attention; unset, 6")
+    key_value_heads: int | None = Field(default=None, ge=1, description="unset, 3")
     embedding: Literal["target", "own"] = Field(
         default="target", description="a projection of the target's, or a table of its own"
     )
@@ -25,10 +33,28 @@ class DraftTrainingSettings(TrainingSettings):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.width % (2 * self.heads):
-            raise ValueError(f"width {self.width} is no even multiple of {self.heads} heads")
-        if self.heads % self.key_value_heads:
-            raise ValueError(f"{self.heads} heads cannot share {self.key_value_heads} keys")
+        if self.copied_layers:
+            return self._copies()
+        shape = self.shape
+        if shape["width"] % (2 * shape["heads"]):
+            raise ValueError(
+                f"width {shape['width']} is no even multiple of {shape['heads']} heads"
+            )
+        if shape["heads"] % shape["key_value_heads"]:
+            raise ValueError(f"{shape['heads']} heads cannot share {shape['key_value_heads']} keys")
+        return self
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """Of a draft with random weights."""
+        return {name: getattr(self, name) or default for name, default in _SHAPE.items()}
+
+    def _copies(self) -> Self:
+        given = [name for name in _SHAPE if getattr(self, name) is not None]
+        if self.embedding == "own":
+            given.append("embedding: own")
+        if given:
+            raise ValueError(f"{', '.join(given)}: a draft of copied layers has its target's shape")
         return self
 
 

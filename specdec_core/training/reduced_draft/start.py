@@ -1,4 +1,5 @@
-"""The weights that a draft starts with, from its target's embedding and output layer."""
+"""The weights that a draft starts with: some of its target's layers, or random ones between what
+approximates the target's embedding and output layer."""
 
 from __future__ import annotations
 
@@ -34,13 +35,14 @@ class ProjectedEmbedding(nn.Module):
 def draft_config(target: PretrainedConfig, settings: DraftTrainingSettings) -> ReducedDraftConfig:
     """The draft's configuration, with the target's vocabulary and context."""
     text = target.get_text_config(decoder=True)
+    shape = settings.shape
     return ReducedDraftConfig(
         vocab_size=text.vocab_size,
-        hidden_size=settings.width,
-        intermediate_size=settings.inner,
-        num_hidden_layers=settings.layers,
-        num_attention_heads=settings.heads,
-        num_key_value_heads=settings.key_value_heads,
+        hidden_size=shape["width"],
+        intermediate_size=shape["inner"],
+        num_hidden_layers=shape["layers"],
+        num_attention_heads=shape["heads"],
+        num_key_value_heads=shape["key_value_heads"],
         max_position_embeddings=getattr(text, "max_position_embeddings", None)
         or LlamaConfig.max_position_embeddings,
         bos_token_id=text.bos_token_id,
@@ -68,7 +70,7 @@ def start_draft(
     torch.manual_seed(settings.seed)
     draft = ReducedDraft(draft_config(target, settings))
     draft.lm_head.tokens = proposable
-    table, width = tables["embed_tokens"], settings.width
+    table, width = tables["embed_tokens"], settings.shape["width"]
     output = tables["output"][proposable].float()
     if (norm := tables.get("norm")) is not None and norm.shape == output.shape[1:]:
         output = output * norm.float()

@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from specdec_core.base.files import atomic_folder
-from specdec_core.models.pair import load_tokenizer
 from specdec_core.models.reduced_draft import ReducedDraft
 from specdec_core.models.reduced_draft.storing import Reduced, save_reduced
 from specdec_core.training.recorded.batch import Batch
@@ -19,6 +18,7 @@ from specdec_core.training.recorded.features import RecordedTexts
 from specdec_core.training.recorded.finished import CARD, TrainingCard, card_values
 from specdec_core.training.recorded.loss import cross_entropy, probabilities
 from specdec_core.training.recorded.training import RecordedTraining
+from specdec_core.training.reduced_draft.copied import copied_draft
 from specdec_core.training.reduced_draft.settings import DraftEvaluation, DraftTrainingSettings
 from specdec_core.training.reduced_draft.start import ProjectedEmbedding, start_draft
 
@@ -48,14 +48,17 @@ class DraftTraining(RecordedTraining[DraftTrainingSettings, DraftEvaluation, Red
     def _start(
         self, config: PretrainedConfig, tables: Mapping[str, Tensor], proposable: Tensor
     ) -> ReducedDraft:
+        if self.settings.copied_layers:
+            name = self.texts.card.target
+            return copied_draft(name, config, tables, proposable, self.settings)
         return start_draft(config, tables, proposable, self.settings)
 
     def _loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
         answered = batch.answered
         target = probabilities(batch.last[answered], batch.normaliser[answered], self.output)
         weight = self.model.lm_head.linear.weight
-        places = torch.arange(len(target))
-        return cross_entropy(self._states(batch), weight, target, places) / len(target)
+        states, places = self._states(batch), torch.arange(len(target))
+        return cross_entropy(states, weight, target, places) / len(target)
 
     def _judge(self, batches: Iterator[Batch]) -> dict[str, Any]:
         agreed = overlap = count = 0.0
@@ -91,6 +94,8 @@ class DraftTraining(RecordedTraining[DraftTrainingSettings, DraftEvaluation, Red
         reduced = Reduced(
             draft_vocab_size=len(draft.lm_head.tokens),
             embedding=settings.embedding,
+            projected=projection is not None,
+            output="target" if settings.copied_layers else "own",
             form=settings.form,
             target=target.target,
             target_fingerprint=target.fingerprint,
@@ -98,5 +103,5 @@ class DraftTraining(RecordedTraining[DraftTrainingSettings, DraftEvaluation, Red
         )
         card = DraftTrainingCard(**card_values(self))
         with atomic_folder(folder) as new:
-            save_reduced(draft, projection, reduced, load_tokenizer(target.target), new)
+            save_reduced(draft, projection, reduced, new)
             (new / CARD).write_text(card.model_dump_json(indent=1))

@@ -17,15 +17,19 @@ from specdec_core.recordings.schema import Header, Recording, save_header, write
 from specdec_core.studies.peers.vllm import draft_modes
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 from tests.specdec_core.drafting.proofs import PROMPTS
-from tests.specdec_core.models.reduced_draft.drafts import narrowed_pair
+from tests.specdec_core.models.reduced_draft.drafts import copied_pair, narrowed_pair
 from tests.specdec_core.recordings.test_every_kind import TOKENS, assert_replayed
 
 SAMPLINGS = {"greedy": Sampling(), "coupled": Sampling(temperature=1.0, coupling="gumbel")}
 
 
-@pytest.fixture(scope="module")
-def pair(tiny_spec: PairSpec) -> Pair:
-    return narrowed_pair(tiny_spec)
+@pytest.fixture(scope="module", params=["own", "copied"])
+def pair(
+    request: pytest.FixtureRequest, tiny_spec: PairSpec, tmp_path_factory: pytest.TempPathFactory
+) -> Pair:
+    if request.param == "own":
+        return narrowed_pair(tiny_spec)
+    return copied_pair(tiny_spec, tmp_path_factory.mktemp("copied") / "draft")
 
 
 @pytest.fixture(scope="module")

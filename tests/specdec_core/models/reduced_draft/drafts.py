@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from specdec_core.config import PairSpec
 from specdec_core.models.fingerprints import fingerprint
-from specdec_core.models.pair import Pair, load_pair, load_tokenizer
+from specdec_core.models.pair import Pair, load_pair
 from specdec_core.models.reduced_draft import ReducedDraft, ReducedDraftConfig
 from specdec_core.models.reduced_draft.storing import Reduced, save_reduced
 
@@ -39,29 +38,45 @@ def draft_of(
     return draft.eval()
 
 
-def write_draft(
-    spec: PairSpec, folder: Path, proposable: list[int], target: PretrainedConfig, **changes: Any
-) -> tuple[ReducedDraft, Tensor | None]:
-    """Write such a draft for the target of `spec` into `folder`; returns it, and its projection of
-    the target's embedding where it has one."""
-    reduced = Reduced(
-        **{
-            "draft_vocab_size": len(proposable),
-            "embedding": "target",
-            "target": spec.target,
-            "target_fingerprint": fingerprint(spec.target),
-            "target_width": target.hidden_size,
-            **changes,
-        }
+# Whose embedding and output layer a draft has.
+TABLES: dict[str, dict[str, Any]] = {
+    "projected": {"embedding": "target"},
+    "own": {"embedding": "own"},
+    "target": {"embedding": "target", "projected": False, "output": "target"},
+}
+
+
+def reduced_of(spec: PairSpec, size: int, width: int, tables: str, **changes: Any) -> Reduced:
+    """What is special about a draft of so many tokens for the target of `spec`."""
+    return Reduced(
+        draft_vocab_size=size,
+        target=spec.target,
+        target_fingerprint=fingerprint(spec.target),
+        target_width=width,
+        **TABLES[tables] | changes,
     )
-    draft = draft_of(target, proposable)
-    projection = None
+
+
+def write_draft(
+    spec: PairSpec, folder: Path, proposable: list[int], tables: str = "projected", **changes: Any
+) -> ReducedDraft:
+    """Write such a draft for the target of `spec`, with these :data:`TABLES`, into `folder`;
+    returns it as it is when it is read again."""
+    target: Any = AutoModelForCausalLM.from_pretrained(spec.target, dtype=torch.float32)
+    width = target.config.hidden_size
+    reduced = reduced_of(spec, len(proposable), width, tables, **changes)
+    draft = draft_of(target.config, proposable, hidden_size=16 if reduced.projected else width)
+    table, projection = target.get_input_embeddings().weight.detach(), None
+    if reduced.output == "target":
+        draft.lm_head.linear.weight.data = target.get_output_embeddings().weight[proposable]
     if reduced.embedding == "target":
-        generator = torch.Generator().manual_seed(1)
-        projection = torch.randn(16, target.hidden_size, generator=generator)
+        if reduced.projected:
+            generator = torch.Generator().manual_seed(1)
+            projection = torch.randn(16, width, generator=generator)
+        draft.model.embed_tokens.weight.data = table if projection is None else table @ projection.T
     folder.mkdir()
-    save_reduced(draft, projection, reduced, load_tokenizer(spec.target), folder)
-    return draft, projection
+    save_reduced(draft, projection, reduced, folder)
+    return draft
 
 
 def narrowed(model: PreTrainedModel, proposable: list[int]) -> ReducedDraft:
@@ -83,8 +98,31 @@ def narrowed(model: PreTrainedModel, proposable: list[int]) -> ReducedDraft:
 
 def narrowed_pair(spec: PairSpec) -> Pair:
     """The tiny pair, whose draft lacks every fifth token."""
-    pair = load_pair(
-        spec.model_copy(update={"runner": spec.runner.model_copy(update={"pack": False})})
-    )
-    proposable = [token for token in range(pair.target.config.vocab_size) if token % 5]
-    return replace(pair, drafts={"draft": narrowed(pair.drafts["draft"], proposable)})
+    pair = _plain(spec, spec.drafts)
+    return replace(pair, drafts={"draft": narrowed(pair.drafts["draft"], _some(pair))})
+
+
+def copied_pair(spec: PairSpec, folder: Path) -> Pair:
+    """The tiny target, and a stored draft of its own layers with some noise, its embedding and most
+    of its output layer."""
+    pair = _plain(spec, {})
+    draft, width = narrowed(pair.target, _some(pair)), pair.target.config.hidden_size
+    generator = torch.Generator().manual_seed(1)
+    for weight in draft.model.layers.parameters():
+        noise = torch.randn(weight.shape, generator=generator)
+        weight.data += 0.1 * weight.std(correction=0) * noise
+    folder.mkdir()
+    reduced = reduced_of(spec, len(draft.lm_head.tokens), width, "target", form="int8")
+    save_reduced(draft, None, reduced, folder)
+    return _plain(spec, {"draft": str(folder)})
+
+
+def _plain(spec: PairSpec, drafts: dict[str, str]) -> Pair:
+    """A pair with its weights as they are."""
+    runner = spec.runner.model_copy(update={"pack": False})
+    return load_pair(spec.model_copy(update={"runner": runner, "drafts": drafts}))
+
+
+def _some(pair: Pair) -> list[int]:
+    """All tokens but every fifth."""
+    return [token for token in range(pair.target.config.vocab_size) if token % 5]

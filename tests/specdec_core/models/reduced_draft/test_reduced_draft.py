@@ -28,18 +28,25 @@ from specdec_core.models.pair import (
     resolve_dtypes,
 )
 from specdec_core.models.reduced_draft import ReducedDraft
-from specdec_core.models.reduced_draft.embedding import target_embedding
+from specdec_core.models.reduced_draft.target_tables import target_embedding
 from specdec_core.models.runner import Batch
-from tests.specdec_core.models.reduced_draft.drafts import write_draft
+from tests.specdec_core.models.reduced_draft.drafts import TABLES, write_draft
 
 PROPOSABLE = list(range(0, 300, 3))
 TEXT = torch.tensor([[5, 6, 7, 8, 90, 91]])
 
 
 @pytest.fixture
-def folder(tiny_spec: PairSpec, tiny_pair: Pair, tmp_path: Path) -> Path:
-    write_draft(tiny_spec, tmp_path / "draft", PROPOSABLE, tiny_pair.target.config)
+def folder(tiny_spec: PairSpec, tmp_path: Path) -> Path:
+    write_draft(tiny_spec, tmp_path / "draft", PROPOSABLE)
     return tmp_path / "draft"
+
+
+@pytest.fixture(params=["projected", "target"])
+def either(request: pytest.FixtureRequest, tiny_spec: PairSpec, tmp_path: Path) -> Path:
+    """A draft between tables of its own size, and one between its target's."""
+    write_draft(tiny_spec, tmp_path / "either", PROPOSABLE, request.param)
+    return tmp_path / "either"
 
 
 def spec_of(spec: PairSpec, folder: Path, **runner: Any) -> PairSpec:
@@ -54,26 +61,31 @@ def loaded(spec: PairSpec, folder: Path, **runner: Any) -> ReducedDraft:
     return draft
 
 
-@pytest.mark.parametrize("embedding", ["target", "own"])
+@pytest.mark.parametrize("tables", TABLES)
 @pytest.mark.parametrize(("form", "near"), [("plain", 0.02), ("int8", 0.06)])
 def test_a_draft_is_read_as_it_was_written(
-    tiny_spec: PairSpec, tiny_pair: Pair, tmp_path: Path, embedding: str, form: str, near: float
+    tiny_spec: PairSpec, tiny_pair: Pair, tmp_path: Path, tables: str, form: str, near: float
 ) -> None:
-    config = tiny_pair.target.config
-    draft, projection = write_draft(
-        tiny_spec, tmp_path / "draft", PROPOSABLE, config, embedding=embedding, form=form
-    )
-    if projection is not None:
-        table = tiny_pair.target.get_input_embeddings().weight
-        draft.model.embed_tokens.weight.data = table.float() @ projection.T
+    folder, size = tmp_path / "draft", tiny_pair.target.config.vocab_size
+    draft = write_draft(tiny_spec, folder, PROPOSABLE, tables, form=form)
     with torch.no_grad():
         expected = draft(TEXT).logits
-        found = loaded(tiny_spec, tmp_path / "draft")(TEXT).logits
-    assert found.shape == (1, TEXT.shape[1], config.vocab_size)
-    others = [token for token in range(config.vocab_size) if token not in PROPOSABLE]
+        found = loaded(tiny_spec, folder)(TEXT).logits
+    assert found.shape == (1, TEXT.shape[1], size)
+    others = [token for token in range(size) if token not in PROPOSABLE]
     assert (found[..., others] == NEVER).all()
     error = (found - expected)[..., PROPOSABLE].norm() / expected[..., PROPOSABLE].norm()
     assert error < near
+
+
+def test_the_targets_own_tables_are_not_stored(tiny_spec: PairSpec, tmp_path: Path) -> None:
+    write_draft(tiny_spec, tmp_path / "draft", PROPOSABLE, "target")
+    stored = load_file(tmp_path / "draft" / "model.safetensors")
+    assert {name.split(".")[1] for name in stored if "." in name} == {"layers", "norm"}
+    assert {path.name for path in (tmp_path / "draft").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+    }
 
 
 def test_an_embedding_that_is_more_than_a_table_is_that_of_the_loaded_target(
@@ -109,9 +121,9 @@ def test_the_fingerprint_changes_with_a_weight(folder: Path) -> None:
 )
 @pytest.mark.parametrize("pack", [False, True], ids=["plain", "packed"])
 def test_greedy_output_is_the_targets_own(
-    tiny_spec: PairSpec, folder: Path, drafter: dict, pack: bool
+    tiny_spec: PairSpec, either: Path, drafter: dict, pack: bool
 ) -> None:
-    pair = load_pair(spec_of(tiny_spec, folder, pack=pack))
+    pair = load_pair(spec_of(tiny_spec, either, pack=pack))
     outputs = []
     for kind in (drafter, None):
         engine = Engine(pair, parse(Configuration, {"drafter": kind}, "test"), 2)
@@ -124,15 +136,15 @@ def test_greedy_output_is_the_targets_own(
 @pytest.mark.parametrize("packs", [True, False], ids=["packed", "padded"])
 def test_compiled_logits_are_those_of_eager_forwards(
     tiny_spec: PairSpec,
-    folder: Path,
+    either: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     packs: bool,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    draft = loaded(tiny_spec, folder, pack=False)
+    draft = loaded(tiny_spec, either, pack=False)
     eager, inner = (EagerRunner(draft, 2, 96, packs=packs, compact=True) for _ in range(2))
-    compiled = CompiledRunner(inner, f"{fingerprint(str(folder))}-{packs}")
+    compiled = CompiledRunner(inner, f"{fingerprint(str(either))}-{packs}")
     assert compiled._forwards is not None
     for batch in (Batch([0, 1], [[5, 6, 7], [8, 9]]), Batch([0, 1], [[10], [11]])):
         found, expected = compiled.forward(batch).logits, eager.forward(batch).logits
@@ -177,6 +189,8 @@ def test_other_tensors_are_refused_in_one_line(
         ({"target_fingerprint": "0" * 16}, "was trained for another target"),
         ({"draft_vocab_size": 10**6}, "proposes 1000000 tokens of a vocabulary of"),
         ({"embedding": "theirs"}, "config.json: reduced: embedding"),
+        ({"projected": False}, "is 16 wide, but shares tables of a target of"),
+        ({"output": "target"}, "is 16 wide, but shares tables of a target of"),
         ({"colour": "red"}, "colour: unknown key"),
         (None, "config.json: reduced"),
     ],
@@ -193,10 +207,10 @@ def test_another_configuration_is_refused_in_one_line(
 
 
 def test_eight_bits_that_lack_scales_or_a_word_about_them(
-    tiny_spec: PairSpec, tiny_pair: Pair, tmp_path: Path
+    tiny_spec: PairSpec, tmp_path: Path
 ) -> None:
-    folder, config = tmp_path / "draft", tiny_pair.target.config
-    write_draft(tiny_spec, folder, PROPOSABLE, config, form="int8")
+    folder = tmp_path / "draft"
+    write_draft(tiny_spec, folder, PROPOSABLE, form="int8")
     described = json.loads((folder / "config.json").read_text())
     described["reduced"]["form"] = "plain"
     plain = folder.with_name("plain")
