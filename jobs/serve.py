@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from jobs.choice import PairConfiguration, choose, choose_version
 from jobs.console import console, print_configuration, run
 from jobs.deploy import follow_champion
 from jobs.options import Config, Placed, numbers
+from jobs.traffic import tracked
 from specdec_core.config import Placement, Value, parse
 
 if TYPE_CHECKING:
@@ -130,11 +132,18 @@ def main(
             min=1, help="Look so many seconds apart for a new certified champion, and serve that."
         ),
     ] = None,
+    track: Annotated[
+        bool, Option("--track/--no-track", help="Log load, speed and acceptance to MLflow.")
+    ] = True,
+    track_every: Annotated[
+        float, Option(min=1, help="Seconds between two points of what is logged.")
+    ] = 60.0,
 ) -> None:
     """Serve chats and completions over HTTP (OpenAI's protocol) with Ray Serve until Ctrl-C."""
     choice, source, version = choose_version(config)
     placement = None if cluster is None else Placement.load(cluster)
     bound = numbers(cores, "--cores", int) if cores is not None else ()
+    from cluster.serving.control import find_server
     from cluster.serving.deployment import serving  # Ray takes seconds to import
     from cluster.serving.http.access import check_exposed
     from cluster.serving.http.pages import Page
@@ -172,11 +181,16 @@ def main(
                 status.stop()
                 _announce(url, choice, source, access.keys is not None)
                 signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray replaced it
-                if follow is not None:
-                    follow_champion(url, version, follow)
-                signal.pause()
+                with tracked(find_server(url), track_every, _warn) if track else nullcontext():
+                    if follow is not None:
+                        follow_champion(url, version, follow)
+                    signal.pause()
     except KeyboardInterrupt:
         console.print("stopped")
+
+
+def _warn(message: str) -> None:
+    console.print(f"[yellow]warning:[/yellow] {escape(message)}", soft_wrap=True)
 
 
 def _announce(url: str, choice: PairConfiguration, source: str, keys: bool) -> None:

@@ -94,7 +94,14 @@ class CompletionServer:
             )
         self._page = page
         self._service = CompletionService(
-            engine, model, learned, queue, cores, access, deployment, operation
+            engine,
+            model,
+            learned,
+            queue,
+            cores,
+            access.admitting(operation.token),
+            deployment,
+            operation,
         )
 
     def __serve_build_asgi_app__(self) -> FastAPI:

@@ -69,7 +69,16 @@ def refused(monkeypatch, capsys):
 def test_serves_until_ctrl_c(config, tmp_path):
     port = free_port()
     process = subprocess.Popen(
-        [sys.executable, "-m", "jobs.serve", "--config", str(config), "--port", str(port)],
+        [
+            sys.executable,
+            "-m",
+            "jobs.serve",
+            "--config",
+            str(config),
+            "--port",
+            str(port),
+            "--no-track",
+        ],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -160,7 +169,7 @@ def test_the_rayservices_application_serves_a_draft_beside_the_target(
 def test_serves_a_draft_beside_the_target_until_ctrl_c(config: Path, tiny_pair: Pair) -> None:
     port = free_port()
     command = [sys.executable, "-m", "jobs.serve", "--config", str(served_beside(config))]
-    command += ["--cluster", "cluster/local-2.yaml", "--port", str(port)]
+    command += ["--cluster", "cluster/local-2.yaml", "--port", str(port), "--no-track"]
     with subprocess.Popen(
         command,
         cwd=ROOT,
