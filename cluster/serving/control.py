@@ -17,6 +17,7 @@ import httpx
 
 from cluster.serving.http.routes.deploy import DEPLOY, ROLL_BACK, TOKEN_HEADER
 from cluster.serving.served import Deployment, Operation
+from cluster.serving.tls import trusting
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_path
 from specdec_core.base.workspace import workspace
@@ -32,6 +33,7 @@ class RunningServer(Value):
     url: str
     token: str
     pair: PairSpec | None = None
+    certificate: Path | None = None  # by which it is known, where it encrypts
 
     @property
     def name(self) -> str:
@@ -66,7 +68,8 @@ class RunningServer(Value):
         headers = {TOKEN_HEADER: self.token, "content-type": "application/json"}
         headers["authorization"] = f"Bearer {self.token}"  # who operates it may ask it, too
         try:
-            with httpx.Client(timeout=_TIMEOUT, trust_env=False) as http:
+            known = trusting(self.certificate)
+            with httpx.Client(timeout=_TIMEOUT, trust_env=False, verify=known) as http:
                 answer = http.request(method, self.url + path, content=body, headers=headers)
         except httpx.HTTPError as error:
             raise UserError(f"{self.url}: no server answers there ({error})") from None
@@ -83,13 +86,16 @@ def _reason(answer: httpx.Response) -> str:
 
 
 @contextmanager
-def announced(url: str, pair: PairSpec, operation: Operation) -> Iterator[None]:
+def announced(
+    url: str, pair: PairSpec, operation: Operation, certificate: Path | None = None
+) -> Iterator[None]:
     """Others can find the server at `url` during the block, and operate it."""
     url, token = _from_here(url), operation.token or ""
     path = _folder() / f"{httpx.URL(url).port}.json"
     with atomic_path(path) as temporary:
         temporary.touch(mode=0o600)
-        temporary.write_text(RunningServer(url=url, token=token, pair=pair).model_dump_json())
+        server = RunningServer(url=url, token=token, pair=pair, certificate=certificate)
+        temporary.write_text(server.model_dump_json())
     try:
         yield
     finally:

@@ -20,8 +20,10 @@ from cluster.serving.engine_process import EngineProcess
 from cluster.serving.http.access import EVERYBODY, Access
 from cluster.serving.http.app import build_app
 from cluster.serving.http.pages import Page
+from cluster.serving.http.samples import Sampling
 from cluster.serving.http.service import CompletionService
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation
+from cluster.serving.tls import Tls
 from cluster.session import ray_session, resources
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
@@ -75,6 +77,7 @@ class CompletionServer:
         operation: Operation = NOT_OPERATED,
         access: Access = EVERYBODY,
         page: Page | None = None,
+        samples: Sampling | None = None,
     ) -> None:
         deployment = operation.last() or Deployment(
             pair=spec,
@@ -92,7 +95,7 @@ class CompletionServer:
             engine = self._devices.enter_context(
                 placed_engine(spec, configuration, limits, placement)
             )
-        self._page = page
+        self._page, self._samples = page, samples
         self._service = CompletionService(
             engine,
             model,
@@ -105,7 +108,7 @@ class CompletionServer:
         )
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return build_app(self._service, self._page)
+        return build_app(self._service, self._page, self._samples)
 
     def check_health(self) -> None:
         """Ray Serve replaces a replica whose engine failed."""
@@ -177,11 +180,12 @@ def application(
     queue: int = QUEUE,
     access: Access = EVERYBODY,
     page: Page | None = None,
+    samples: Sampling | None = None,
 ) -> serve.Application:
     """The Ray Serve application, for the cluster that this process is connected to. `limits` are
     those of a replica, where `queue` more requests may wait; `model` is the name that clients give,
     the pair's when unset; `placement` sets the models' devices, otherwise the replica has them;
-    `access` says who may ask for how much; `page` is shown at `/`.
+    `access` says who may ask for how much; `page` is shown at `/`; `samples` of prompts are kept.
 
     Raises :class:`UserError` where the pair or the configuration cannot be used.
     """
@@ -197,6 +201,7 @@ def application(
         queue,
         access=access,
         page=page,
+        samples=samples,
         certificate=certified(spec, configuration),
         operation=Operation(os.environ.get(TOKEN)),
     )
@@ -243,6 +248,8 @@ def serving(
     version: int | None = None,
     access: Access = EVERYBODY,
     page: Page | None = None,
+    samples: Sampling | None = None,
+    tls: Tls | None = None,
 ) -> Iterator[str]:
     """Serve while the block runs; yields the base URL once requests are answered. A bandit over
     drafters keeps learning, from its state when it was served last.
@@ -256,9 +263,11 @@ def serving(
         fresh: neither use nor keep what is learned while serving.
         access: who may ask for how much.
         page: what is shown at `/`.
+        samples: of which prompts are kept, and where; unset, none are.
         model: the name that clients give; the pair's name when unset.
         placement: the devices that the models are on; unset, every replica has them.
         source: where the configuration comes from, in words; and its `version`, if registered.
+        tls: the certificate and key to encrypt with; unset, nothing is encrypted.
 
     Raises:
         UserError: the pair, the configuration or the port cannot be used, or the replica failed.
@@ -282,13 +291,15 @@ def serving(
             cores,
             access=access,
             page=page,
+            samples=samples,
             source=source,
             version=version,
             certificate=certified(spec, configuration),
             operation=operation,
         )
+        listening = {"host": host, "port": port, **(tls.options if tls else {})}
         try:
-            serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
+            serve.start(proxy_location="HeadOnly", http_options=listening)
         except TimeoutError as error:
             raise UserError(f"the server did not start: {error}") from None
         try:
@@ -296,8 +307,8 @@ def serving(
                 serve.run(bound, name=APPLICATION, route_prefix="/")
             except RuntimeError:
                 raise UserError(f"the server did not start: {_failure()}") from None
-            url = f"http://{host}:{port}"
-            with announced(url, spec, operation):
+            url = f"{'https' if tls else 'http'}://{host}:{port}"
+            with announced(url, spec, operation, tls.certificate if tls else None):
                 yield url
         finally:
             serve.delete(APPLICATION)

@@ -83,6 +83,10 @@ def between(before: Reading, after: Reading) -> dict[str, float]:
         places = grown.by("vllm:spec_decode_num_accepted_tokens_per_pos_total", "position")
         for place in sorted(places, key=int):
             values[f"acceptance_at.{int(place) + 1}"] = places[place] / drafts
+    for (name, labels), value in after.samples.items():
+        if name == "specdec:drift_evidence":
+            key = f"drift_evidence.{dict(labels)['signal']}"
+            values[key] = max(value, values.get(key, 0.0))
     for key, name in _TIMES.items():
         buckets = grown.by(f"{name}_bucket", "le")
         for word, share in _QUANTILES.items():
@@ -136,6 +140,7 @@ class Events:
     def __init__(self, health: Mapping[str, Any]) -> None:
         self._health = health
         self._before: str | None = None  # the configuration to which a rollback returns
+        self.drifted: str | None = None  # the signal that has changed last
 
     def since(self, health: Mapping[str, Any]) -> Iterator[str]:
         """What happened since the last look."""
@@ -147,6 +152,14 @@ class Events:
             yield f"{'rolled back to' if back else 'deployed'} {_said(health)}"
         if health["restarts"] > before["restarts"]:
             yield "the engine had failed and was started again"
+        known = before.get("drift", [])
+        for alarm in health.get("drift", []):
+            if alarm not in known:
+                self.drifted = alarm["signal"]
+                yield (
+                    f"the traffic has changed: {alarm['signal']} {alarm['before']:.3g} before,"
+                    f" {alarm['after']:.3g} now"
+                )
 
 
 def _canary(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> Iterator[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,8 @@ from cluster.serving.server_process import free_port
 from cluster.serving.traffic import Events, Reading, between, quantile
 from dashboards.store import tracking_uri
 from dashboards.tracking.canary_run import log_canary
-from jobs.traffic import tracked
+from jobs.traffic import SIGNAL, Watch, read_command, watched
+from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
@@ -42,8 +45,8 @@ def server(tiny_pair: Pair) -> Iterator[RunningServer]:
     local.stop()
 
 
-def ask(server: RunningServer, tokens: int) -> dict:
-    body = {"prompt": "def main(", "max_tokens": tokens, "ignore_eos": True}
+def ask(server: RunningServer, tokens: int, prompt: str = "def main(") -> dict:
+    body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
     headers = {"authorization": f"Bearer {server.token}"}
     answer = httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60)
     assert answer.status_code == 200, answer.text
@@ -56,7 +59,7 @@ def test_traffic_and_a_canarys_end_are_runs_of_the_pair(
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     warned: list[str] = []
-    with tracked(server, 3600, warned.append):
+    with watched(server, Watch(every=3600), warned.append):
         while not (tmp_path / "mlflow.db").exists():  # it has looked for the first time
             time.sleep(0.05)
         answers = [ask(server, 30) for _ in range(2)]
@@ -104,9 +107,45 @@ def test_a_store_that_is_away_costs_a_line_and_no_request(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setattr("dashboards.tracking.traffic_run.LEAVING", 0.5)
     warned: list[str] = []
-    with tracked(server, 3600, warned.append):
+    with watched(server, Watch(every=3600), warned.append):
         assert ask(server, 4)["usage"]["completion_tokens"] == 4
     assert "cannot be reached" in warned[-1]
+
+
+def test_changed_traffic_is_said_and_starts_the_command(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    script = (
+        "import os, pathlib, sys; pathlib.Path(sys.argv[1]).write_text(os.environ[sys.argv[2]])"
+    )
+    told = tmp_path / "told"
+    words = [sys.executable, "-c", script, str(told), SIGNAL]
+    command = read_command(shlex.join(words))
+    with watched(server, Watch(track=False, every=0.2, on_drift=command), said.append):
+        time.sleep(0.3)  # it has looked
+        for prompt in [*["import"] * 15, *["import " * 30] * 60]:
+            ask(server, 1, prompt)
+            if server.health()["drift"]:
+                break
+        deadline = time.monotonic() + 60
+        while not (told.exists() and told.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert told.read_text() == "prompt_tokens"
+    [line] = said
+    assert line.startswith("the traffic has changed (prompt_tokens): ")
+    [alarm] = server.health()["drift"]
+    assert alarm["signal"] == "prompt_tokens"
+    assert 'specdec:drift_alarms_total{model_name="tiny",signal="prompt_tokens"} 1.0' in (
+        server.metrics()
+    )
+
+
+def test_a_command_that_is_none_is_one_line() -> None:
+    assert read_command(None) == ()
+    for text in ("", "no-such-program --x", "echo 'a"):
+        with pytest.raises(UserError, match="--on-drift"):
+            read_command(text)
 
 
 def reading(seconds: float, **counts: float) -> Reading:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 from fastapi import APIRouter, FastAPI
 
@@ -24,6 +24,7 @@ from cluster.serving.http.routes import (
     models,
     tokens,
 )
+from cluster.serving.http.samples import Sampler, Samples, Sampling
 from cluster.serving.http.service import CompletionService
 
 ROUTES: tuple[Callable[[CompletionService], APIRouter], ...] = (
@@ -37,13 +38,16 @@ ROUTES: tuple[Callable[[CompletionService], APIRouter], ...] = (
 )
 
 
-def build_app(service: CompletionService, page: Page | None = None) -> FastAPI:
+def build_app(
+    service: CompletionService, page: Page | None = None, samples: Sampling | None = None
+) -> FastAPI:
     """Routes and error shapes, for those who have access; the application's lifespan runs the
-    engine."""
+    engine. With `samples`, some prompts are kept."""
+    kept = None if samples is None else Samples(samples, service.engine.pair.tokenizer)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with service.loop:
+        async with service.loop, kept.writing() if kept else nullcontext():
             keeping = asyncio.create_task(service.keep_learning())
             try:
                 yield
@@ -59,5 +63,7 @@ def build_app(service: CompletionService, page: Page | None = None) -> FastAPI:
     for router in ROUTES:
         app.include_router(router(service))
     describe_bodies(app, service.schema_limits(), OPEN, keys=service.access.keys is not None)
+    if kept is not None:
+        app.add_middleware(Sampler, samples=kept)
     app.add_middleware(Gate, access=service.access)
     return app

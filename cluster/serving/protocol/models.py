@@ -45,6 +45,16 @@ class CanaryState(BaseModel):
     high: float | None
 
 
+class DriftAlarm(BaseModel):
+    """The traffic has changed: the mean of a signal before, and of the latest requests."""
+
+    signal: str  # acceptance, prompt_tokens
+    time: int
+    requests: int  # that it looked at
+    before: float
+    after: float
+
+
 class Health(BaseModel):
     """Whether requests are answered, and by what."""
 
@@ -71,6 +81,7 @@ class Health(BaseModel):
     switches: int  # times that the configuration was replaced
     restarts: int  # of an engine that had failed
     canary: CanaryState | None = None  # the last one
+    drift: list[DriftAlarm] = []  # the latest
     arms: list[Arm] = []  # where a bandit with memory of all requests chooses who drafts
 
 
