@@ -53,8 +53,9 @@ def test_what_they_took_would_be_found(tiny_pair: Pair, monkeypatch: pytest.Monk
 
 
 @pytest.mark.long
-def test_a_thousand_requests_leave_memory_flat(tiny_spec: PairSpec) -> None:
-    """With the engine in a process of its own, as `specdec serve` has it."""
+def test_a_thousand_requests_lose_nothing(tiny_spec: PairSpec) -> None:
+    """With the engine in a process of its own, as `specdec serve` has it. The server's process is
+    the clients', too, so its memory says nothing here: `specdec conformance` looks at that."""
 
     def served() -> FastAPI:
         engine = EngineProcess(tiny_spec, Configuration(drafter=DraftModelSettings()), Limits(8))
@@ -63,8 +64,7 @@ def test_a_thousand_requests_leave_memory_flat(tiny_spec: PairSpec) -> None:
     with running(LocalServer(served)) as url:
         found = under_fire(url, None, 1000)
         answers = json_answers(url, None, 500)
-    assert found.memory is not None
-    assert found.faults == []
+    assert (found.failed, found.running, found.cache) == ([], 0, 0)
     assert answers.faults == []
 
 
