@@ -11,6 +11,7 @@ from typer import Option
 from jobs.choice import choose
 from jobs.console import console, point, print_configuration, run
 from jobs.options import ChatTemplate, Config, MaybeLimit, MaybeTokens, Prompts, given
+from specdec_core.base.errors import UserError
 from specdec_core.prompts.chat import AUTO
 
 FULL = {"limit": 32, "max_new_tokens": 64, "texts": 4, "timed": 12, "repeats": 3}
@@ -33,6 +34,11 @@ def main(
     is registered, to the registry. Where a check fails, there is none, and the exit code is 1."""
     choice, source = choose(config)
     pair_spec, configuration = choice.pair, choice.configuration
+    if configuration.asynchronous:
+        raise UserError(
+            f"{configuration.id} ({configuration.label}) drafts on a device of its own, where its"
+            " rounds depend on time: it cannot be certified; `specdec overlap` measures it"
+        )
     print_configuration(configuration, source)
     options = {**(QUICK if quick else FULL), **given(limit=limit, max_new_tokens=max_new_tokens)}
     count = options.pop("limit")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -22,17 +23,24 @@ def main(
     ] = None,
     guidellm: Annotated[Path | None, Option(help="The program guidellm.")] = None,
     schemathesis: Annotated[Path | None, Option(help="The program schemathesis.")] = None,
+    leaving: Annotated[
+        int, Option(min=0, help="Requests of 32 clients, of which a third leaves midway.")
+    ] = 0,
+    answers: Annotated[int, Option(min=0, help="JSON answers by random schemas.")] = 0,
     requests: Annotated[int, Option(min=1, help="Requests of each benchmark.")] = 40,
     cases: Annotated[int, Option(min=1, help="Cases of schemathesis for each operation.")] = 100,
 ) -> None:
-    """Run the clients that are named, each from an environment of its own, and count what fails.
+    """Run the clients that are named, each from an environment of its own, and count what fails;
+    then those that leave (--leaving), and those that ask for JSON (--answers).
 
     The server's key is in OPENAI_API_KEY, if it needs one."""
     from cluster.serving import field_clients as clients
+    from cluster.serving.fire import json_answers, under_fire
 
-    if vllm is None and guidellm is None and schemathesis is None:
+    if not any((vllm, guidellm, schemathesis, leaving, answers)):
         raise UserError(
-            "name a client: --vllm PYTHON, --guidellm PROGRAM or --schemathesis PROGRAM"
+            "name a client: --vllm PYTHON, --guidellm PROGRAM or --schemathesis PROGRAM;"
+            " or give --leaving or --answers"
         )
     key = os.environ.get("OPENAI_API_KEY")
     target = clients.Target(url.rstrip("/"), _model(url, key), tokenizer, key)
@@ -53,8 +61,27 @@ def main(
             )
             if outcome.said:
                 console.print(outcome.said, markup=False, highlight=False)
+    if leaving:
+        found = under_fire(target.url, key, leaving)
+        grown = "" if found.growth is None else f", memory {found.growth:+.1%}"
+        passed &= _say(
+            f"{leaving} requests, {found.answered} answered, {found.left} left midway{grown}",
+            found.faults,
+        )
+    if answers:
+        given = json_answers(target.url, key, answers)
+        passed &= _say(f"{answers} JSON answers, {given.ended} ended", given.faults)
     if not passed:
         raise typer.Exit(1)
+
+
+def _say(what: str, faults: Sequence[str]) -> bool:
+    """Print what came of a check; returns whether it passed."""
+    mark = "[red]failed[/red]" if faults else "[green]passed[/green]"
+    console.print(f"{mark}  {what}")
+    for fault in faults:
+        console.print(f"  {fault}", markup=False, highlight=False)
+    return not faults
 
 
 def _model(url: str, key: str | None) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import ByteSize, Field, NonNegativeInt, PositiveFloat, PositiveInt
 from rich.markup import escape
 from typer import Option
 
@@ -16,12 +18,15 @@ from jobs.choice import choose, choose_version
 from jobs.console import console, print_configuration, run
 from jobs.deploy import follow_champion
 from jobs.options import Config, Placed, numbers
+from jobs.traffic import Watch, read_command, watched
+from specdec_core.base.errors import UserError
 from specdec_core.config import PairConfiguration, Placement, Value, parse
 
 if TYPE_CHECKING:
     from ray.serve import Application
 
     from cluster.serving.http.access import Access
+    from cluster.serving.http.samples import Sampling
 
 
 class Arguments(Value):
@@ -41,6 +46,9 @@ class Arguments(Value):
     tokens_per_minute: PositiveInt | None = None
     max_tokens_per_request: PositiveInt | None = None
     request_timeout: PositiveFloat | None = None
+    sample_prompts: Path | None = None
+    sample_share: float = Field(default=0.05, gt=0, le=1)
+    sample_limit: ByteSize = ByteSize(200_000_000)
 
 
 def application(args: dict[str, Any]) -> Application:
@@ -64,6 +72,7 @@ def application(args: dict[str, Any]) -> Application:
         access=_access(given),
         page=Page(*PLAYGROUND),
         replicas=Replicas.asked(given.replicas, given.max_replicas),
+        samples=_sampling(given),
     )
 
 
@@ -77,6 +86,21 @@ def _access(given: Arguments) -> Access:
         Allowance(given.requests_per_minute, given.tokens_per_minute),
         RequestLimits(given.max_tokens_per_request, given.request_timeout),
     )
+
+
+def _sampling(given: Arguments) -> Sampling | None:
+    """Which prompts are kept, and where. Raises :class:`UserError` where that cannot be."""
+    from cluster.serving.http.samples import Sampling
+
+    if given.sample_prompts is None:
+        return None
+    folder = given.sample_prompts.absolute()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"--sample-prompts {folder}: not a folder for prompts: {reason}") from None
+    return Sampling(folder, given.sample_share, int(given.sample_limit))
 
 
 def main(
@@ -134,33 +158,67 @@ def main(
     request_timeout: Annotated[
         float | None, Option(min=0.001, help="Seconds until an answer must be complete.")
     ] = None,
+    sample_prompts: Annotated[
+        Path | None,
+        Option(help="Keep a sample of the prompts in this folder, for sweeps; unset, none."),
+    ] = None,
+    sample_share: Annotated[
+        float, Option(min=1e-6, max=1, help="Share of the requests that are kept.")
+    ] = 0.05,
+    sample_limit: Annotated[
+        str, Option(help="Size of that folder, as 200MB; the oldest files make room.")
+    ] = "200MB",
+    tls_cert: Annotated[
+        Path | None, Option(help="Certificate (PEM) to encrypt with; needs --tls-key.")
+    ] = None,
+    tls_key: Annotated[Path | None, Option(help="Its private key (PEM).")] = None,
     follow: Annotated[
         float | None,
         Option(
             min=1, help="Look so many seconds apart for a new certified champion, and serve that."
         ),
     ] = None,
+    track: Annotated[
+        bool, Option("--track/--no-track", help="Log load, speed and acceptance to MLflow.")
+    ] = True,
+    track_every: Annotated[
+        float, Option(min=1, help="Seconds between two points of what is logged.")
+    ] = 60.0,
+    on_drift: Annotated[
+        str | None, Option(help="Command to start when the traffic has changed, in no shell.")
+    ] = None,
 ) -> None:
     """Serve chats and completions over HTTP (OpenAI's protocol) with Ray Serve until Ctrl-C."""
     choice, source, version = choose_version(config)
     placement = None if cluster is None else Placement.load(cluster)
     bound = numbers(cores, "--cores", int) if cores is not None else ()
+    from cluster.serving.control import find_server
     from cluster.serving.deployment import serving  # Ray takes seconds to import
     from cluster.serving.http.access import check_exposed
     from cluster.serving.http.pages import Page
     from cluster.serving.replicas.number import Replicas
+    from cluster.serving.tls import read_tls
     from specdec_core.engine.scheduler import Limits
 
     number = Replicas.asked(replicas, max_replicas)
-    access = _access(
-        Arguments(
-            api_key_file=api_key_file,
-            requests_per_minute=requests_per_minute,
-            tokens_per_minute=tokens_per_minute,
-            max_tokens_per_request=max_tokens_per_request,
-            request_timeout=request_timeout,
-        )
+    tls = read_tls(tls_cert, tls_key)
+    watch = Watch(track, track_every, read_command(on_drift))
+    wanted = track or on_drift is not None
+    given = parse(
+        Arguments,
+        {
+            "api_key_file": api_key_file,
+            "requests_per_minute": requests_per_minute,
+            "tokens_per_minute": tokens_per_minute,
+            "max_tokens_per_request": max_tokens_per_request,
+            "request_timeout": request_timeout,
+            "sample_prompts": sample_prompts,
+            "sample_share": sample_share,
+            "sample_limit": sample_limit,
+        },
+        "options",
     )
+    access, samples = _access(given), _sampling(given)
     check_exposed(host, access.keys, no_auth)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as Ctrl-C
     try:
@@ -180,19 +238,32 @@ def main(
                 source=source,
                 version=version,
                 replicas=number,
+                samples=samples,
+                tls=tls,
             )
             with server as url:
                 status.stop()
-                _announce(url, choice, source, access.keys is not None)
+                _announce(url, choice, source, access.keys is not None, tls_cert)
                 signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray replaced it
-                if follow is not None:
-                    follow_champion(url, version, follow)
-                signal.pause()
+                with watched(find_server(url), watch, _warn) if wanted else nullcontext():
+                    if follow is not None:
+                        follow_champion(url, version, follow)
+                    signal.pause()
     except KeyboardInterrupt:
         console.print("stopped")
 
 
-def _announce(url: str, choice: PairConfiguration, source: str, keys: bool) -> None:
+def _warn(message: str) -> None:
+    console.print(f"[yellow]warning:[/yellow] {escape(message)}", soft_wrap=True)
+
+
+def _announce(
+    url: str,
+    choice: PairConfiguration,
+    source: str,
+    keys: bool,
+    certificate: Path | None = None,
+) -> None:
     """Say that requests are answered, with one to try: a chat where the model has a template."""
     from cluster.serving.deployment import certified
     from specdec_core.models.pair import load_tokenizer
@@ -206,6 +277,8 @@ def _announce(url: str, choice: PairConfiguration, source: str, keys: bool) -> N
         path = "/v1/chat/completions"
         body["messages"] = [{"role": "user", "content": "What is speculative decoding?"}]
     key = ' -H "Authorization: Bearer $KEY"' if keys else ""
+    if certificate is not None:
+        key += f" --cacert {shlex.quote(str(certificate))}"
     print_configuration(choice.configuration, source, f"[green]ready[/green]  {url}  ")
     sentence = certified(choice.pair, choice.configuration)
     console.print(sentence or "[yellow]not certified[/yellow]: `specdec certify` checks it")

@@ -17,6 +17,7 @@ import httpx
 
 from cluster.serving.http.routes.deploy import DEPLOY, ROLL_BACK, TOKEN_HEADER
 from cluster.serving.served import Deployment, Operation
+from cluster.serving.tls import trusting
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_path
 from specdec_core.base.workspace import workspace
@@ -32,6 +33,7 @@ class RunningServer(Value):
     url: str
     token: str
     pair: PairSpec | None = None
+    certificate: Path | None = None  # by which it is known, where it encrypts
 
     @property
     def name(self) -> str:
@@ -54,14 +56,20 @@ class RunningServer(Value):
         """What it says of itself."""
         return dict(self._answer("GET", "/health").json())
 
+    def metrics(self) -> str:
+        """What it counts, in Prometheus' text format."""
+        return self._answer("GET", "/metrics").text
+
     def _post(self, path: str, body: str) -> Deployment:
         answer = self._answer("POST", path, body)
         return parse(Deployment, answer.json(), self.url)
 
     def _answer(self, method: str, path: str, body: str = "") -> httpx.Response:
         headers = {TOKEN_HEADER: self.token, "content-type": "application/json"}
+        headers["authorization"] = f"Bearer {self.token}"  # who operates it may ask it, too
         try:
-            with httpx.Client(timeout=_TIMEOUT, trust_env=False) as http:
+            known = trusting(self.certificate)
+            with httpx.Client(timeout=_TIMEOUT, trust_env=False, verify=known) as http:
                 answer = http.request(method, self.url + path, content=body, headers=headers)
         except httpx.HTTPError as error:
             raise UserError(f"{self.url}: no server answers there ({error})") from None
@@ -78,15 +86,16 @@ def _reason(answer: httpx.Response) -> str:
 
 
 @contextmanager
-def announced(url: str, pair: PairSpec, operation: Operation) -> Iterator[None]:
+def announced(
+    url: str, pair: PairSpec, operation: Operation, certificate: Path | None = None
+) -> Iterator[None]:
     """Others can find the server at `url` during the block, and operate it."""
-    address = httpx.URL(url)
-    if address.host in ("0.0.0.0", "::"):  # every address of this machine
-        url = str(address.copy_with(host="127.0.0.1"))
-    path, token = _folder() / f"{address.port}.json", operation.token or ""
+    url, token = _from_here(url), operation.token or ""
+    path = _folder() / f"{httpx.URL(url).port}.json"
     with atomic_path(path) as temporary:
         temporary.touch(mode=0o600)
-        temporary.write_text(RunningServer(url=url, token=token, pair=pair).model_dump_json())
+        server = RunningServer(url=url, token=token, pair=pair, certificate=certificate)
+        temporary.write_text(server.model_dump_json())
     try:
         yield
     finally:
@@ -107,7 +116,7 @@ def find_server(url: str | None = None) -> RunningServer:
     token the environment has. Raises :class:`UserError`."""
     found = [parse_json(RunningServer, f.read_bytes(), str(f)) for f in _files()]
     if url is not None:
-        wanted = url.rstrip("/")
+        wanted = _from_here(url.rstrip("/"))
         token = os.environ.get(TOKEN)
         if token and not any(server.url == wanted for server in found):
             return RunningServer(url=wanted, token=token)
@@ -121,6 +130,14 @@ def find_server(url: str | None = None) -> RunningServer:
         known = ", ".join(server.url for server in found)
         raise UserError(f"several servers run here; say which with --url: {known}")
     return found[0]
+
+
+def _from_here(url: str) -> str:
+    """The address of a server at `url` for clients on this machine."""
+    address = httpx.URL(url)
+    if address.host in ("0.0.0.0", "::"):  # every address of this machine
+        return str(address.copy_with(host="127.0.0.1"))
+    return url
 
 
 def _folder() -> Path:

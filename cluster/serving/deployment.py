@@ -21,6 +21,7 @@ from cluster.serving.engine_loop import QUEUE
 from cluster.serving.http.access import EVERYBODY, Access
 from cluster.serving.http.app import build_app
 from cluster.serving.http.pages import Page
+from cluster.serving.http.samples import Sampling
 from cluster.serving.replicas.fleet import Fleet
 from cluster.serving.replicas.number import ONE, Replicas
 from cluster.serving.replicas.replica import EngineReplica
@@ -28,6 +29,7 @@ from cluster.serving.replicas.routing import PrefixRouter
 from cluster.serving.replicas.service import ReplicatedService
 from cluster.serving.served import Operation
 from cluster.serving.start import Start
+from cluster.serving.tls import Tls
 from cluster.session import ray_session, resources, room
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
@@ -64,13 +66,15 @@ REFUSALS = 64  # requests that a replica may be refusing while all others wait
 class CompletionServer:
     """One pair, one engine, one HTTP application: nothing is between them."""
 
-    def __init__(self, start: Start, page: Page | None = None) -> None:
-        self._page = page
+    def __init__(
+        self, start: Start, page: Page | None = None, samples: Sampling | None = None
+    ) -> None:
+        self._page, self._samples = page, samples
         self._devices = ExitStack()  # the replica's until it ends
         self._service = start.service(self._devices)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return build_app(self._service, self._page)
+        return build_app(self._service, self._page, self._samples)
 
     def check_health(self) -> None:
         """Ray Serve replaces a replica whose engine failed."""
@@ -88,15 +92,20 @@ class Ingress:
     """The HTTP application before several replicas with engines."""
 
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
-        self, engines: DeploymentHandle[Any], start: Start, page: Page | None = None
+        self,
+        engines: DeploymentHandle[Any],
+        start: Start,
+        page: Page | None = None,
+        samples: Sampling | None = None,
     ) -> None:
         fleet = Fleet(engines, start.deployment(), start.operation)
-        self._page = page
+        self._page, self._samples = page, samples
         facts = await fleet.facts()
-        self._service = ReplicatedService(fleet, facts, start.model, start.access)
+        access = start.access.admitting(start.operation.token)
+        self._service = ReplicatedService(fleet, facts, start.model, access)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return build_app(self._service, self._page)
+        return build_app(self._service, self._page, self._samples)
 
 
 def check_servable(
@@ -181,11 +190,13 @@ def application(
     access: Access = EVERYBODY,
     page: Page | None = None,
     replicas: Replicas = ONE,
+    samples: Sampling | None = None,
 ) -> serve.Application:
     """The Ray Serve application, for the cluster that this process is connected to. `limits` are
     those of a replica, where `queue` more requests may wait; `model` is the name that clients give,
     the pair's when unset; `placement` sets the models' devices, otherwise the replica has them;
-    `access` says who may ask for how much; `page` is shown at `/`; there are so many `replicas`.
+    `access` says who may ask for how much; `page` is shown at `/`; there are so many `replicas`;
+    `samples` of prompts are kept.
 
     Raises :class:`UserError` where the pair or the configuration cannot be used.
     """
@@ -202,10 +213,12 @@ def application(
         operation=Operation(os.environ.get(TOKEN)),
         access=access,
     )
-    return _bound(start, replicas, page)
+    return _bound(start, replicas, page, samples)
 
 
-def _bound(start: Start, replicas: Replicas, page: Page | None) -> serve.Application:
+def _bound(
+    start: Start, replicas: Replicas, page: Page | None, samples: Sampling | None
+) -> serve.Application:
     spec, limits = start.pair, start.limits
     needs = {"CPU": 0.0, "GPU": 0.0}
     if start.placement is None:
@@ -216,7 +229,7 @@ def _bound(start: Start, replicas: Replicas, page: Page | None) -> serve.Applica
         server = CompletionServer.options(  # type: ignore[attr-defined]  # the decorator made one
             ray_actor_options=own, max_ongoing_requests=requests + REFUSALS
         )
-        return server.bind(start, page)
+        return server.bind(start, page, samples)
     engines = EngineReplica.options(  # type: ignore[attr-defined]
         ray_actor_options=own,
         max_ongoing_requests=requests + REFUSALS,
@@ -229,7 +242,7 @@ def _bound(start: Start, replicas: Replicas, page: Page | None) -> serve.Applica
     ingress = Ingress.options(  # type: ignore[attr-defined]
         max_ongoing_requests=replicas.most * requests + REFUSALS
     )
-    return ingress.bind(engines.bind(start, replicas.most), start, page)
+    return ingress.bind(engines.bind(start, replicas.most), start, page, samples)
 
 
 @contextmanager
@@ -250,6 +263,8 @@ def serving(
     access: Access = EVERYBODY,
     page: Page | None = None,
     replicas: Replicas = ONE,
+    samples: Sampling | None = None,
+    tls: Tls | None = None,
 ) -> Iterator[str]:
     """Serve while the block runs; yields the base URL once requests are answered. A bandit over
     drafters keeps learning, from its state when it was served last.
@@ -264,9 +279,11 @@ def serving(
         access: who may ask for how much.
         page: what is shown at `/`.
         replicas: how many engines there are.
+        samples: of which prompts are kept, and where; unset, none are.
         model: the name that clients give; the pair's name when unset.
         placement: the devices that the models are on; unset, every replica has them.
         source: where the configuration comes from, in words; and its `version`, if registered.
+        tls: the certificate and key to encrypt with; unset, nothing is encrypted.
 
     Raises:
         UserError: the pair, the configuration or the port cannot be used, or the replica failed.
@@ -294,11 +311,12 @@ def serving(
             operation,
             access,
         )
-        bound = _bound(start, replicas, page)
+        bound = _bound(start, replicas, page, samples)
         if placement is None:
             check_room(spec, replicas)
+        listening = {"host": host, "port": port, **(tls.options if tls else {})}
         try:
-            serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
+            serve.start(proxy_location="HeadOnly", http_options=listening)
         except TimeoutError as error:
             raise UserError(f"the server did not start: {error}") from None
         try:
@@ -306,8 +324,8 @@ def serving(
                 serve.run(bound, name=APPLICATION, route_prefix="/")
             except RuntimeError:
                 raise UserError(f"the server did not start: {_failure()}") from None
-            url = f"http://{host}:{port}"
-            with announced(url, spec, operation):
+            url = f"{'https' if tls else 'http'}://{host}:{port}"
+            with announced(url, spec, operation, tls.certificate if tls else None):
                 yield url
         finally:
             serve.delete(APPLICATION)

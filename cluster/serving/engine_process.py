@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from specdec_core.base.errors import UserError
+from specdec_core.base.memory import resident
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.engine import Chunk, Engine, Request
 from specdec_core.engine.engine import Status
@@ -106,6 +107,11 @@ class EngineProcess:
     def alive(self) -> bool:
         """Whether the process is still there."""
         return self._process.poll() is None
+
+    @property
+    def memory(self) -> float:
+        """MiB that the process holds; 0 once it has ended."""
+        return resident(self._process.pid) if self.alive else 0.0
 
     def encode(self, text: str) -> tuple[int, ...]:
         """See :meth:`Engine.encode`."""

@@ -22,9 +22,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from cluster.serving.drift import Drift
 from cluster.serving.engine_loop import LoopObserver
+from cluster.serving.engine_process import EngineProcess
 from cluster.serving.protocol.counts import arm_label
 from cluster.serving.rollout import Rollout
+from specdec_core.base.memory import resident
 from specdec_core.config import Configuration
 from specdec_core.engine import Chunk, Request
 from specdec_core.tokens.statistics import Round
@@ -66,6 +69,7 @@ class Metrics(Collector, LoopObserver):
         self._seconds = dict.fromkeys(("draft", "target", "other"), 0.0)
         self._ended: Counter[str] = Counter(stop=0, length=0, abort=0, error=0)
         self._refused = self._prompt = self._generated = self._asked = self._cached = 0
+        self.drift = Drift()
         self.registry = CollectorRegistry()
         self._first = self._histogram(
             "vllm:time_to_first_token_seconds", "Time to the first token.", _FIRST
@@ -124,6 +128,7 @@ class Metrics(Collector, LoopObserver):
                 self._queued.observe(max(now - began - chunk.finished.seconds, 0.0))
                 self._asked += prompt
                 self._cached += chunk.finished.cached_tokens
+                self.drift.finished(configuration, chunk.finished, prompt)
                 self._end(chunk.request_id, chunk.finished.finish_reason)
         if chunks:
             self._spend(chunks[0].round)
@@ -153,6 +158,17 @@ class Metrics(Collector, LoopObserver):
         yield from self._gauges()
         yield from self._requests()
         yield from self._speculation()
+        yield self._counters(
+            "specdec:drift_alarms", "Changes of the traffic.", "signal", self.drift.counts
+        )
+        evidence = GaugeMetricFamily(
+            "specdec:drift_evidence",
+            "For a change of the traffic; 1 raises the alarm.",
+            labels=["model_name", "signal"],
+        )
+        for signal, detector in self.drift.detectors.items():
+            evidence.add_metric([self._model, signal], detector.evidence)
+        yield evidence
 
     def _gauges(self) -> Iterator[Metric]:
         loop, status = self._loop, self._loop.engine.status()
@@ -167,6 +183,15 @@ class Metrics(Collector, LoopObserver):
         yield self._counter(
             "vllm:num_preemptions", "Times a request made room for another.", status.preemptions
         )
+        memory = {"server": resident()}
+        if isinstance(loop.engine, EngineProcess):
+            memory["engine"] = loop.engine.memory
+        family = GaugeMetricFamily(
+            "specdec:resident_memory_bytes", "Memory held.", labels=["model_name", "process"]
+        )
+        for process, held in memory.items():
+            family.add_metric([self._model, process], held * 2**20)
+        yield family
         yield self._counter(
             "specdec:configuration_switches", "Times that it was replaced.", loop.switches
         )

@@ -66,7 +66,7 @@ class Start:
             self.learned,
             self.queue,
             self.cores,
-            self.access,
+            self.access.admitting(self.operation.token),
             deployment,
             self.operation,
         )

@@ -14,9 +14,9 @@ def available() -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) / 1024
 
 
-def resident() -> float:
-    """Memory of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+def resident(process: int | str = "self") -> float:
+    """Memory of this process, or of another one by its id."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 

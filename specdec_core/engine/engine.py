@@ -89,6 +89,7 @@ class Engine:
         self._target_cost = cache(partial(target_cost, pair, self.target, self.drafts))
         self._waiting: dict[str, Request] = {}
         self._active: dict[int, ActiveRequest] = {}
+        self._forced: dict[int, TokenTree] = {}  # by slot: this step's, in place of the drafter's
         self.configure(configuration)
 
     def configure(self, configuration: Configuration) -> None:
@@ -303,7 +304,10 @@ class Engine:
 
     def _draft(self, active: list[ActiveRequest]) -> list[TokenTree]:
         """A draft tree for each slot; an empty one where none is drafted."""
-        trees = [TokenTree() for _ in active]
+        self._forced = {
+            request.state.slot: tree for request in active if (tree := self._forced_tokens(request))
+        }
+        trees = [self._forced.get(request.state.slot) or TokenTree() for request in active]
         drafting = [n for n, request in enumerate(active) if self._drafts(request)]
         if self.drafter is not None and drafting:
             for request in active:
@@ -316,10 +320,25 @@ class Engine:
 
     def _drafts(self, request: ActiveRequest) -> bool:
         """Whether the drafter is asked in a request's round: not in its first one, and not for a
-        request without speculation, but where the target's tokens begin the trees."""
-        if self.drafter is None or not request.begun:
+        request without speculation, but where the target's tokens begin the trees; nor where the
+        grammar has candidates that cost nothing."""
+        if self.drafter is None or not request.begun or request.state.slot in self._forced:
             return False
         return request.request.speculate != 0 or self.drafter.target_width > 0
+
+    def _forced_tokens(self, request: ActiveRequest) -> TokenTree | None:
+        """What the request's grammar leaves no choice about, as a chain that no model has to draft,
+        where it is longer than a token. No longer than what the drafter grows, which is what the
+        target's forwards expect."""
+        drafter, warper = self.drafter, request.state.warper
+        if drafter is None or warper is None or warper.matcher is None or not request.begun:
+            return None
+        if drafter.target_width or self.configuration.asynchronous:
+            return None
+        room = min(request.room, max(map(len, drafter.shapes), default=request.room))
+        output = request.state.tokens[len(request.request.tokens) :]
+        tokens = warper.matcher.forced(output, room) if room > 1 else []
+        return TokenTree.chain(tokens, Origin.GRAMMAR) if len(tokens) > 1 else None
 
     def _verify(
         self, active: list[ActiveRequest], trees: list[TokenTree], fed: Mapping[int, list[int]]

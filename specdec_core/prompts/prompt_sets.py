@@ -1,4 +1,5 @@
-"""Prompts to measure with: the bundled ones, JSONL files in the usual formats, hub data sets."""
+"""Prompts to measure with: the bundled ones, JSONL and Parquet files in the usual formats, hub data
+sets."""
 
 from __future__ import annotations
 
@@ -90,10 +91,10 @@ def load_prompts(
     """The first `limit` prompts of `source`, for the pair's `tokenizer`.
 
     `source` is one of :data:`BUNDLED` (all but the chats need a tokenizer), the path of a JSONL
-    file in one of :data:`FORMATS`, or a data set's hub id; or several of these, separated by
-    commas, for a mixture of as many of each. `chat_template` is a choice of
-    :func:`specdec_core.prompts.chat.rendered`; without a tokenizer nothing is rendered. Bad input
-    is a :class:`UserError` that names the file and line.
+    file in one of :data:`FORMATS`, such rows in a Parquet file or a folder of them, or a data set's
+    hub id; or several of these, separated by commas, for a mixture of as many of each.
+    `chat_template` is a choice of :func:`specdec_core.prompts.chat.rendered`; without a tokenizer
+    nothing is rendered. Bad input is a :class:`UserError` that names the file and line.
     """
     if limit is not None and limit < 1:
         raise UserError(f"the number of prompts must be at least 1 (got {limit})")
@@ -130,13 +131,17 @@ def _name_of(source: str) -> str:
 def _read_source(source: str, tokenizer: Any) -> Iterator[Prompt]:
     if source.startswith("bundled:"):
         return _read_bundled(source, tokenizer)
+    if Path(source).is_dir() or source.endswith(".parquet"):
+        from specdec_core.prompts.shards import shard_records  # Arrow takes a moment to import
+
+        return _read_records(shard_records(Path(source)), _name_of(source))
     if Path(source).exists() or source.endswith((".jsonl", ".json")):
         return _read_records(file_records(Path(source)), _name_of(source))
     if source.count("/") == 1:
         return _read_records(_hub_records(source), source)
     raise UserError(
-        f"{source}: no such file; prompts are {', '.join(BUNDLED)}, a .jsonl file"
-        " or a hub data set (owner/name)"
+        f"{source}: no such file; prompts are {', '.join(BUNDLED)}, a .jsonl or"
+        " .parquet file, a folder of the latter, or a hub data set (owner/name)"
     )
 
 

@@ -97,6 +97,7 @@ class Matcher:
         self._matcher, self._size = matcher, vocab_size
         self._final = sorted(final)
         self._read = 0  # tokens of the output that the matcher has consumed
+        self._masks: dict[tuple[int, ...], np.ndarray] = {}  # after the output, by path
         self._lost = False  # the output has left the grammar, or this was too much for the matcher
 
     def cut_short(self, output: Sequence[int]) -> bool:
@@ -113,13 +114,16 @@ class Matcher:
         masks = np.ones((len(paths), self._size), dtype=bool)
         ahead: list[int] = []  # consumed beyond the output
         for n, path in enumerate(paths):
-            if not self._lost:
+            # Draft and target ask for the same nodes.
+            if (known := self._masks.get(tuple(path))) is not None:
+                masks[n] = known
+            elif not self._lost:
                 common = len(commonprefix([ahead, list(path)]))  # noqa: RUF071 (not paths)
                 self._matcher.rollback(len(ahead) - common)
                 consumed = common + self._consume(path[common:])
                 ahead = list(path[:consumed])
                 if consumed == len(path):
-                    masks[n] = self._mask()
+                    masks[n] = self._masks[tuple(path)] = self._mask()
         if ahead and not self._lost:
             self._matcher.rollback(len(ahead))
         if self._lost:
@@ -127,9 +131,20 @@ class Matcher:
             masks[:, self._final] = True
         return masks
 
+    def forced(self, output: Sequence[int], most: int) -> list[int]:
+        """Up to `most` tokens that write what the grammar alone says comes next, as the tokenizer
+        would write it. The target may write the same text in other tokens, so they are candidates
+        like others; only where a single token is allowed they are certain."""
+        self._follow(output)
+        if self._lost or (output[-1:] and output[-1] in self._final):
+            return []
+        return [int(token) for token in self._matcher.compute_ff_tokens()[:most]]
+
     def _follow(self, output: Sequence[int]) -> None:
         if not self._lost:
             new = output[self._read :]
+            if new:
+                self._masks.clear()
             self._lost = self._consume(new) < len(new)
             self._read = len(output)
 

@@ -20,6 +20,7 @@ class Origin(StrEnum):
     LOOKUP = "lookup"  # found earlier in the text, or in earlier outputs
     CACHE = "cache"  # a phrase kept from earlier rounds
     RETRIEVAL = "retrieval"  # found in a datastore
+    GRAMMAR = "grammar"  # what the grammar of the output left no choice about
     TARGET = "target"  # drawn by the target to begin a tree
     CORRECTION = "correction"  # the target's replacement for a rejected token
     BONUS = "bonus"  # the target's own token after everything was accepted

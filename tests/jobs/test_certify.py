@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jobs import certify, promote
+from cluster.serving.control import announced
+from cluster.serving.served import Operation
+from jobs import certify, deploy, promote
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.studies.certificate import certify as study
@@ -20,6 +23,7 @@ from tests.test_workspace_written_before import BANDIT, home, inside
 __all__ = ["home", "inside"]
 
 CHAIN = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
+BESIDE = Configuration(drafter=PearlSettings())
 LOSSY = Configuration(drafter=TargetTreeSettings(branching=(2, 2, 1)))
 
 
@@ -49,6 +53,20 @@ def test_a_certificate_is_written(command: Command, tmp_path: Path, tiny_spec: P
     assert certificate.prompts.count == 3
     assert certificate.checks.speed.ratio > 0
     assert not (tmp_path / "mlflow.db").exists()  # nothing is registered there
+
+
+def test_asynchronous_drafting_is_neither_certified_nor_deployed(
+    command: Command, tmp_path: Path, tiny_spec: PairSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, _ = written(tmp_path, tiny_spec, BESIDE)
+    done = command(certify.main, tmp_path, "--config", config)
+    assert done.returncode == 2
+    assert "it cannot be certified; `specdec overlap` measures it" in done.stderr
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    with announced("http://127.0.0.1:8123", tiny_spec, Operation("secret")):
+        done = command(deploy.main, tmp_path, "--config", config, "--uncertified")
+    assert done.returncode == 2
+    assert "start one with `specdec serve --cluster`" in done.stderr
 
 
 def test_a_lossy_configuration_gets_none(

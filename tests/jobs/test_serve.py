@@ -19,12 +19,14 @@ import yaml
 from ray.serve import Application
 from ray.serve._private.build_app import build_app
 
+from cluster.serving.control import find_server
 from jobs import serve
 from jobs.console import run
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, PairConfiguration, PairSpec
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
+from tests.cluster.serving.test_tls import certificate
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,10 +67,12 @@ def refused(monkeypatch, capsys):
     return refuse
 
 
-def test_serves_until_ctrl_c(config, tmp_path):
-    port = free_port()
+def test_serves_encrypted_until_ctrl_c(config, tmp_path):
+    port, tls = free_port(), certificate(tmp_path / "tls")
+    command = [sys.executable, "-m", "jobs.serve", "--config", str(config), "--port", str(port)]
+    command += ["--no-track", "--tls-cert", str(tls.certificate), "--tls-key", str(tls.key)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "jobs.serve", "--config", str(config), "--port", str(port)],
+        command,
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -82,7 +86,8 @@ def test_serves_until_ctrl_c(config, tmp_path):
             output += line
             if "Ctrl-C" in line:
                 break
-        assert f"http://127.0.0.1:{port}" in output, output
+        assert f"https://127.0.0.1:{port}" in output, output
+        assert find_server(f"https://127.0.0.1:{port}").health()["ready"]
         assert ", K=5" in output
         assert str(config) in output
         curl = re.search(r"(curl .*?)\n\n", output, re.DOTALL)
@@ -162,7 +167,7 @@ def test_the_rayservices_application_serves_a_draft_beside_the_target(
 def test_serves_a_draft_beside_the_target_until_ctrl_c(config: Path, tiny_pair: Pair) -> None:
     port = free_port()
     command = [sys.executable, "-m", "jobs.serve", "--config", str(served_beside(config))]
-    command += ["--cluster", "cluster/local-2.yaml", "--port", str(port)]
+    command += ["--cluster", "cluster/local-2.yaml", "--port", str(port), "--no-track"]
     with subprocess.Popen(
         command,
         cwd=ROOT,
@@ -234,6 +239,8 @@ def test_an_address_that_others_reach_needs_keys(config, refused, tmp_path):
     missing = tmp_path / "keys"
     line = refused("--config", config, "--api-key-file", missing)
     assert line.startswith(f"error: {missing}: no such file")
+    line = refused("--config", config, "--tls-cert", missing, "--tls-key", missing)
+    assert line.startswith(f"error: --tls-cert {missing}: cannot be read")
 
 
 def test_the_request_to_try_is_a_chat_where_there_is_a_template(

@@ -6,7 +6,7 @@ It needs a :class:`Service` and nothing of Ray, so it runs under any ASGI server
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 from fastapi import APIRouter, FastAPI
 
@@ -23,6 +23,7 @@ from cluster.serving.http.routes import (
     models,
     tokens,
 )
+from cluster.serving.http.samples import Sampler, Samples, Sampling
 from cluster.serving.http.service import Service
 
 ROUTES: tuple[Callable[[Service], APIRouter], ...] = (
@@ -36,13 +37,16 @@ ROUTES: tuple[Callable[[Service], APIRouter], ...] = (
 )
 
 
-def build_app(service: Service, page: Page | None = None) -> FastAPI:
+def build_app(
+    service: Service, page: Page | None = None, samples: Sampling | None = None
+) -> FastAPI:
     """Routes and error shapes, for those who have access; the application's lifespan is
-    the service's."""
+    the service's. With `samples`, some prompts are kept."""
+    kept = None if samples is None else Samples(samples, service.engine.pair.tokenizer)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with service.running():
+        async with service.running(), kept.writing() if kept else nullcontext():
             yield
 
     app = FastAPI(title="specdec", lifespan=lifespan, responses=ANYWHERE, redirect_slashes=False)
@@ -52,5 +56,7 @@ def build_app(service: Service, page: Page | None = None) -> FastAPI:
     for router in ROUTES:
         app.include_router(router(service))
     describe_bodies(app, service.schema_limits(), OPEN, keys=service.access.keys is not None)
+    if kept is not None:
+        app.add_middleware(Sampler, samples=kept)
     app.add_middleware(Gate, access=service.access)
     return app

@@ -217,6 +217,7 @@ class CompletionService(Service):
             certificate=served.deployment.certificate,
             switches=self.loop.switches,
             restarts=self.loop.restarts,
+            drift=list(self.metrics.drift.alarms),
         )
         if self.loop.canary is not None:
             health.canary = self.loop.canary.said()

@@ -57,6 +57,16 @@ class ReplicaHealth(BaseModel):
     prefix_hits: int
 
 
+class DriftAlarm(BaseModel):
+    """The traffic has changed: the mean of a signal before, and of the latest requests."""
+
+    signal: str  # acceptance, prompt_tokens
+    time: int
+    requests: int  # that it looked at
+    before: float
+    after: float
+
+
 class Health(BaseModel):
     """Whether requests are answered, and by what."""
 
@@ -84,6 +94,7 @@ class Health(BaseModel):
     restarts: int  # of an engine that had failed
     canary: CanaryState | None = None  # the last one
     replicas: list[ReplicaHealth] = []  # where there are several; the counts are sums of theirs
+    drift: list[DriftAlarm] = []  # the latest
     arms: list[Arm] = []  # where a bandit with memory of all requests chooses who drafts
 
 

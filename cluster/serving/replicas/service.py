@@ -112,6 +112,7 @@ def _merged(found: Mapping[str, Health]) -> Health:
         "ready": any(health.ready for health in found.values()),
         "since": max(health.since for health in found.values()),
         "replicas": replicas,
+        "drift": [alarm for health in found.values() for alarm in health.drift],
         **sums,
     }
     if first.arms:

@@ -7,6 +7,8 @@ import json
 import re
 from collections import Counter
 from dataclasses import replace
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +18,11 @@ from scipy.stats import chisquare
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling, parse
 from specdec_core.drafting.pearl.settings import PearlSettings
-from specdec_core.engine import Engine, Request
+from specdec_core.engine import Chunk, Engine, Request
+from specdec_core.engine.active_request import ActiveRequest, Addition
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.grammar import Grammar, Matcher
+from specdec_core.tokens.token_tree import Origin
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 from tests.specdec_core.engine.test_text_warpers import DRAFTERS, PROMPTS
 
@@ -127,25 +131,31 @@ def test_a_draft_like_its_target_is_always_right(tiny_pair: Pair) -> None:
 # Texts of at most four tokens, whose masked probabilities are known one by one.
 
 SHORT = Grammar("regex", "[ab]{1,3}(c[ab])?")
+FORCED = Grammar("regex", "[ab]token[ab]")  # one text in the middle, in any tokens
+TEXTS = {
+    grammar: [
+        text
+        for length in lengths
+        for text in map("".join, product(letters, repeat=length))
+        if re.fullmatch(grammar.source, text)
+    ]
+    for grammar, letters, lengths in (
+        (SHORT, ["a", "b", "c"], range(1, 6)),
+        (FORCED, ["a", "b", "token"], [3]),
+    )
+}
 
 
 @torch.inference_mode()
-def exact(pair: Pair) -> dict[tuple[int, ...], float]:
+def exact(pair: Pair, grammar: Grammar) -> dict[tuple[int, ...], float]:
     """The probability of each text, by its tokens."""
     texts: dict[tuple[int, ...], float] = {(): 1.0}
     ended: dict[tuple[int, ...], float] = {}
-    single = {
-        token
-        for token in range(1, len(pair.tokenizer))
-        if re.fullmatch("[abc]+", pair.tokenizer.decode([token]))
-    }
     while texts:
         longer: dict[tuple[int, ...], float] = {}
         for text, chance in texts.items():
             logits = pair.target(torch.tensor([[*PROMPTS[0], *text]])).logits[0, -1].double()
-            written = pair.tokenizer.decode(text)
-            likely = {t for t in single if begins(written + pair.tokenizer.decode([t]))}
-            likely |= {0} if re.fullmatch(SHORT.source, written) else set()
+            likely = possible(pair, grammar, text)
             total = sum(float(logits[t].exp()) for t in likely)
             for token in likely:
                 kept = ended if token == 0 else longer
@@ -154,33 +164,66 @@ def exact(pair: Pair) -> dict[tuple[int, ...], float]:
     return ended
 
 
-def begins(text: str) -> bool:
-    """Whether a text that SHORT matches begins like this."""
-    return any(
-        re.fullmatch(SHORT.source, text + rest) for rest in ("", "a", "ca", "aca", "aaca", "aaaca")
-    )
+def possible(pair: Pair, grammar: Grammar, text: tuple[int, ...]) -> set[int]:
+    """The tokens after which a text of the grammar can go on. Where it can only go on with
+    "token", that is written as the tokenizer writes it."""
+    written = pair.tokenizer.decode(text)
+    if grammar == FORCED and 0 < len(written) < len("atoken"):
+        return {pair.tokenizer("atoken"[len(written) :])["input_ids"][0]}
+    known = {token: pair.tokenizer.decode([token]) for token in range(1, len(pair.tokenizer))}
+    likely = {token for token, more in known.items() if begins(grammar, written + more)}
+    return likely | ({0} if written in TEXTS[grammar] else set())
 
 
-def p_value(pair: Pair, drafter: str, samples: int) -> float:
+def begins(grammar: Grammar, text: str) -> bool:
+    """Whether a text of the grammar begins like this."""
+    return any(whole.startswith(text) for whole in TEXTS[grammar])
+
+
+def p_value(
+    pair: Pair, drafter: str, samples: int, grammar: Grammar = SHORT, right: bool = True
+) -> float:
     engine = Engine(pair, under(drafter, Sampling(temperature=1.0)), 128)
-    asked = [Request(str(n), PROMPTS[0], 8, seed=n, grammar=SHORT) for n in range(samples)]
-    counts = Counter(tuple(g.tokens) for g in engine.generate(asked))
-    wanted = {text: samples * chance for text, chance in exact(pair).items()}
+    asked = [Request(str(n), PROMPTS[0], 12, seed=n, grammar=grammar) for n in range(samples)]
+    generations = engine.generate(asked)
+    forced = sum(origin == Origin.GRAMMAR for g in generations for origin in g.origins)
+    assert (forced > samples / 10) == (right and grammar == FORCED)
+    counts = Counter(tuple(g.tokens) for g in generations)
+    wanted = {text: samples * chance for text, chance in exact(pair, grammar).items()}
     if not counts.keys() <= wanted.keys():
         return 0.0
     frequent = [text for text, count in wanted.items() if count >= 8]
-    observed = [counts[text] for text in frequent]
-    rest = sum(wanted.values()) - sum(wanted[text] for text in frequent)
-    return float(
-        chisquare(
-            [*observed, samples - sum(observed)], [*(wanted[text] for text in frequent), rest]
-        ).pvalue
-    )
+    observed, due = [counts[t] for t in frequent], [wanted[t] for t in frequent]
+    if len(frequent) < len(wanted):  # the others together
+        observed, due = [*observed, samples - sum(observed)], [*due, samples - sum(due)]
+    return float(chisquare(observed, due).pvalue)
 
 
 @pytest.mark.parametrize("drafter", ["chain", "tree"])
 def test_samples_have_the_masked_targets_distribution(tiny_pair: Pair, drafter: str) -> None:
     assert p_value(tiny_pair, drafter, 600) > 1e-3
+
+
+def test_tokens_that_the_grammar_forces_are_free_and_harmless(
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are always accepted, no model drafts them, and wrong ones would change nothing."""
+    rounds = []
+    account = ActiveRequest.account
+
+    def counted(self: ActiveRequest, addition: Addition, *rest: Any) -> Chunk:
+        if Origin.GRAMMAR in addition.tree.origins:
+            rounds.append((len(addition.tree), len(addition.path), addition.tree.draft_forwards))
+        return account(self, addition, *rest)
+
+    monkeypatch.setattr(ActiveRequest, "account", counted)
+    assert p_value(tiny_pair, "chain", 600, FORCED) > 1e-3
+    assert rounds
+    assert set(rounds) == {(2, 2, 0)}
+    rounds.clear()
+    monkeypatch.setattr(Matcher, "forced", lambda self, output, most: [70, 70])
+    assert p_value(tiny_pair, "chain", 300, FORCED, right=False) > 1e-3
+    assert set(rounds) == {(2, 0, 0)}
 
 
 @pytest.mark.parametrize("drafter", ["chain", "tree"])

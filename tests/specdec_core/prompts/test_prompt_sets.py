@@ -183,7 +183,7 @@ class TestBadInput:
             load_prompts(str(tmp_path / "none.jsonl"))
 
     def test_folder_instead_of_a_file(self, tmp_path):
-        with pytest.raises(UserError, match="cannot be read, is a directory"):
+        with pytest.raises(UserError, match=r"a folder without .parquet files"):
             load_prompts(str(tmp_path))
 
     def test_file_that_is_not_text(self, tmp_path):

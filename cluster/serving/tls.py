@@ -1,0 +1,60 @@
+"""Encryption of a server by a certificate and its key, in files."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import NamedTuple
+
+from specdec_core.base.errors import UserError
+
+
+class Tls(NamedTuple):
+    """A certificate, with those that vouch for it, and its private key; PEM files."""
+
+    certificate: Path
+    key: Path
+
+    @property
+    def options(self) -> dict[str, str]:
+        """As Ray Serve's proxy takes them."""
+        return {"ssl_certfile": str(self.certificate), "ssl_keyfile": str(self.key)}
+
+
+def read_tls(certificate: Path | None, key: Path | None) -> Tls | None:
+    """What the options `--tls-cert` and `--tls-key` name, checked as the server will use it; None
+    where neither is given. Raises :class:`UserError`."""
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        given, missing = ("--tls-key", "--tls-cert") if key else ("--tls-cert", "--tls-key")
+        raise UserError(f"{given} needs {missing}, too: a certificate and its private key")
+    for option, path in (("--tls-cert", certificate), ("--tls-key", key)):
+        try:
+            path.read_bytes()
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise UserError(f"{option} {path}: cannot be read: {reason}") from None
+    try:
+        # Without a password OpenSSL would ask for one at the terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except ssl.SSLError as error:
+        said = error.reason or str(error)
+        if said == "KEY_VALUES_MISMATCH":
+            raise UserError(f"--tls-key {key}: not the key of {certificate}") from None
+        raise UserError(
+            f"--tls-cert {certificate}, --tls-key {key}: expected a certificate and its private"
+            f" key without a password, as PEM ({said.lower().replace('_', ' ')})"
+        ) from None
+    return Tls(certificate.resolve(), key.resolve())
+
+
+def trusting(certificate: Path | None) -> ssl.SSLContext | bool:
+    """For a client on this machine that knows the server's certificate: it trusts that one, under
+    whatever address it reaches the server. Without one, as usual."""
+    if certificate is None:
+        return True
+    context = ssl.create_default_context(cafile=certificate)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # also where others vouch for it
+    return context

@@ -1,0 +1,98 @@
+"""Prompts are sampled where that is asked for, and read again as prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cluster.serving.http import samples
+from cluster.serving.http.app import build_app
+from cluster.serving.http.samples import Sampling
+from cluster.serving.http.service import CompletionService
+from specdec_core.base.errors import UserError
+from specdec_core.engine import Engine
+from specdec_core.models.pair import Pair
+from specdec_core.prompts.prompt import Message, Prompt
+from specdec_core.prompts.prompt_sets import load_prompts
+from specdec_core.prompts.shards import keep_within, write_shard
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "secret"}]},
+]
+
+
+def served(pair: Pair, sampling: Sampling | None, bodies: list[tuple[str, dict]]) -> list[int]:
+    """The statuses of the answers to these bodies."""
+
+    async def main() -> list[int]:
+        app = build_app(CompletionService(Engine(pair), "tiny"), samples=sampling)
+        transport = httpx.ASGITransport(app)
+        client = httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60)
+        async with app.router.lifespan_context(app), client as http:
+            answers = [
+                await http.post(f"/v1/{path}", json={"max_tokens": 2, **body})
+                for path, body in bodies
+            ]
+            return [answer.status_code for answer in answers]
+
+    return asyncio.run(main())
+
+
+def test_answered_prompts_and_chats_are_kept_and_load_as_prompts(
+    chat_pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    folder = tmp_path / "samples"
+    tokens = chat_pair.tokenizer("import", add_special_tokens=False)["input_ids"]
+    bodies = [
+        ("completions", {"prompt": ["secret a", tokens]}),
+        ("completions", {"prompt": "secret b", "stream": True}),
+        ("completions", {"prompt": "refused", "max_tokens": -1}),
+        ("chat/completions", {"messages": CHAT}),
+        ("tokenize", {"prompt": "not answered"}),
+    ]
+    statuses = served(chat_pair, Sampling(folder, share=1.0), bodies)
+    assert statuses == [200, 200, 400, 200, 404]
+    found = load_prompts(str(folder))
+    assert sorted(prompt.text for prompt in found) == ["import", "secret", "secret a", "secret b"]
+    [chat] = (prompt for prompt in found if prompt.messages)
+    assert chat.messages == (Message("system", "Be brief."), Message("user", "secret"))
+    [rendered] = (p for p in load_prompts(str(folder), tokenizer=chat_pair.tokenizer) if p.template)
+    assert "[system]Be brief.\n[user]secret\n" in rendered.text
+    assert "secret" not in caplog.text
+    [file] = folder.iterdir()
+    assert file.stat().st_mode & 0o077 == folder.stat().st_mode & 0o077 == 0
+    assert load_prompts(str(file)) == found
+
+
+def test_nothing_is_kept_unless_asked_for_and_a_share_is_a_share(
+    tiny_pair: Pair, tmp_path: Path
+) -> None:
+    served(tiny_pair, None, [("completions", {"prompt": "secret"})])
+    assert not list(tmp_path.rglob("*.parquet"))
+    drawn = samples.Samples(Sampling(tmp_path, share=0.2), None, seed=0)
+    assert sum(drawn.draws() for _ in range(2000)) == pytest.approx(400, abs=60)
+
+
+def test_the_oldest_files_make_room(tmp_path: Path) -> None:
+    texts = [f"{number} ".join("abcdefgh") for number in range(6)]
+    files = [write_shard(tmp_path, [Prompt(text, text)]) for text in texts]
+    assert sorted(files) == files
+    size = files[0].stat().st_size
+    assert keep_within(tmp_path, 2 * size + size // 2) == files[3::-1]
+    assert [prompt.text for prompt in load_prompts(str(tmp_path))] == texts[4:]
+
+
+def test_a_folder_without_shards_and_a_broken_one_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"without .parquet files"):
+        load_prompts(str(tmp_path))
+    (tmp_path / "prompts-1.parquet").write_bytes(b"cut off")
+    with pytest.raises(UserError, match="cannot be read as Parquet"):
+        load_prompts(str(tmp_path))
+    with pytest.raises(UserError, match="no such file"):
+        load_prompts(str(tmp_path / "missing.parquet"))

@@ -1,0 +1,87 @@
+"""Certificates and keys are checked before a server starts, and its own clients trust its one."""
+
+from __future__ import annotations
+
+import ssl
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from cluster.serving.tls import Tls, read_tls, trusting
+from specdec_core.base.errors import UserError
+
+
+def certificate(folder: Path, password: bytes | None = None) -> Tls:
+    """A new one for 127.0.0.1, signed by itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "specdec")])
+    now = datetime.now(UTC)
+    signed = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    folder.mkdir(exist_ok=True)
+    hidden = serialization.NoEncryption()
+    pem, kept = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    if password is not None:
+        hidden = serialization.BestAvailableEncryption(password)
+    (folder / "cert.pem").write_bytes(signed.public_bytes(pem))
+    (folder / "key.pem").write_bytes(key.private_bytes(pem, kept, hidden))
+    return Tls(folder / "cert.pem", folder / "key.pem")
+
+
+def test_what_cannot_be_used_is_said_by_its_option(tmp_path: Path) -> None:
+    good, other = certificate(tmp_path / "a"), certificate(tmp_path / "b")
+    assert read_tls(None, None) is None
+    assert read_tls(*good) == good
+    for pair, said in (
+        ((good.certificate, None), "--tls-cert needs --tls-key"),
+        ((None, good.key), "--tls-key needs --tls-cert"),
+        ((tmp_path / "no.pem", good.key), "--tls-cert .*no.pem: cannot be read: no such file"),
+        ((good.certificate, tmp_path), "--tls-key .*: cannot be read: is a directory"),
+        ((good.certificate, other.key), "not the key of"),
+        ((good.key, good.certificate), "expected a certificate and its private key"),
+        (certificate(tmp_path / "c", b"secret"), "without a password"),
+    ):
+        with pytest.raises(UserError, match=said):
+            read_tls(*pair)
+
+
+def test_a_servers_own_clients_trust_its_certificate_and_no_other(tmp_path: Path) -> None:
+    good, other = certificate(tmp_path / "a"), certificate(tmp_path / "b")
+    for known, accepted in ((good, True), (other, False)):
+        context = trusting(known.certificate)
+        assert isinstance(context, ssl.SSLContext)
+        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server.load_cert_chain(*good)
+        assert _shake_hands(context, server) == accepted
+    assert trusting(None) is True
+
+
+def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> bool:
+    """Whether the two come to terms, in memory."""
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(back, there, server_hostname="elsewhere.example"),
+        server.wrap_bio(there, back, server_side=True),
+    ]
+    for _ in range(4):
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLCertVerificationError:
+                return False
+    return True

@@ -1,0 +1,202 @@
+"""What a server does is a run in MLflow, also where MLflow is away for a while."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from mlflow import MlflowClient
+
+from cluster.serving.control import RunningServer
+from cluster.serving.http.access import Access
+from cluster.serving.http.app import build_app
+from cluster.serving.http.service import CompletionService
+from cluster.serving.served import Operation
+from cluster.serving.server_process import free_port
+from cluster.serving.traffic import Events, Reading, between, quantile
+from dashboards.store import tracking_uri
+from dashboards.tracking.canary_run import log_canary
+from jobs.traffic import SIGNAL, Watch, read_command, watched
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.engine import Engine
+from specdec_core.models.pair import Pair
+from tests.local_server import LocalServer
+
+CHAIN = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=3)))
+OPERATION = Operation("a secret")
+KEYS = Access(keys=(b"nobody's hash",)).admitting(OPERATION.token)
+
+
+@pytest.fixture
+def server(tiny_pair: Pair) -> Iterator[RunningServer]:
+    """One that asks for keys, of which the operator's token is one."""
+    service = CompletionService(Engine(tiny_pair, CHAIN), "tiny", operation=OPERATION, access=KEYS)
+    local = LocalServer(lambda: build_app(service))
+    url = local.start(free_port())
+    yield RunningServer(url=url, token="a secret", pair=tiny_pair.spec)
+    local.stop()
+
+
+def ask(server: RunningServer, tokens: int, prompt: str = "def main(") -> dict:
+    body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
+    headers = {"authorization": f"Bearer {server.token}"}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_traffic_and_a_canarys_end_are_runs_of_the_pair(
+    server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    warned: list[str] = []
+    with watched(server, Watch(every=3600), warned.append):
+        while not (tmp_path / "mlflow.db").exists():  # it has looked for the first time
+            time.sleep(0.05)
+        answers = [ask(server, 30) for _ in range(2)]
+    assert not warned
+    client = MlflowClient(tracking_uri())
+    experiment = client.get_experiment_by_name(server.name)
+    assert experiment is not None
+    [run] = client.search_runs([experiment.experiment_id], "tags.traffic != ''")
+    assert run.info.status == "FINISHED"
+    assert run.data.params["served.configuration"] == CHAIN.id
+    found = run.data.metrics
+    counts = [answer["specdec"] for answer in answers]
+    assert found["requests"] == 2
+    assert found["mat"] == pytest.approx(60 / sum(c["rounds"] for c in counts))
+    drafted, accepted = (sum(c[name] for c in counts) for name in ("drafted", "accepted"))
+    assert found["acceptance"] == pytest.approx(accepted / drafted)
+    places = [found[f"acceptance_at.{place}"] for place in (1, 2, 3)]
+    assert places == sorted(places, reverse=True)
+    assert 0 < found["ttft_ms.median"] <= found["ttft_ms.p95"]
+    assert found["tokens_per_second"] > 0
+
+    state = {
+        "configuration": "c2",
+        "label": "another",
+        "share": 0.1,
+        "state": "dropped",
+        "reason": "it is slower, 0.80×",
+        "pairs": 12,
+        "ratio": 0.8,
+        "low": 0.7,
+        "high": None,
+    }
+    canary = client.get_run(log_canary(server.name, CHAIN.id, state))
+    assert canary.info.status == "FINISHED"
+    assert canary.info.experiment_id == experiment.experiment_id
+    assert canary.data.metrics == {"canary.pairs": 12, "canary.ratio": 0.8, "canary.low": 0.7}
+    assert canary.data.params == {"champion": CHAIN.id, "challenger": "c2", "share": "0.1"}
+    assert canary.data.tags["reason"] == "it is slower, 0.80×"
+
+
+def test_a_store_that_is_away_costs_a_line_and_no_request(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setattr("dashboards.tracking.traffic_run.LEAVING", 0.5)
+    warned: list[str] = []
+    with watched(server, Watch(every=3600), warned.append):
+        assert ask(server, 4)["usage"]["completion_tokens"] == 4
+    assert "cannot be reached" in warned[-1]
+
+
+def test_changed_traffic_is_said_and_starts_the_command(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    script = (
+        "import os, pathlib, sys; pathlib.Path(sys.argv[1]).write_text(os.environ[sys.argv[2]])"
+    )
+    told = tmp_path / "told"
+    words = [sys.executable, "-c", script, str(told), SIGNAL]
+    command = read_command(shlex.join(words))
+    with watched(server, Watch(track=False, every=0.2, on_drift=command), said.append):
+        time.sleep(0.3)  # it has looked
+        for prompt in [*["import"] * 15, *["import " * 30] * 60]:
+            ask(server, 1, prompt)
+            if server.health()["drift"]:
+                break
+        deadline = time.monotonic() + 60
+        while not (told.exists() and told.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert told.read_text() == "prompt_tokens"
+    [line] = said
+    assert line.startswith("the traffic has changed (prompt_tokens): ")
+    [alarm] = server.health()["drift"]
+    assert alarm["signal"] == "prompt_tokens"
+    assert 'specdec:drift_alarms_total{model_name="tiny",signal="prompt_tokens"} 1.0' in (
+        server.metrics()
+    )
+
+
+def test_a_command_that_is_none_is_one_line() -> None:
+    assert read_command(None) == ()
+    for text in ("", "no-such-program --x", "echo 'a"):
+        with pytest.raises(UserError, match="--on-drift"):
+            read_command(text)
+
+
+def reading(seconds: float, **counts: float) -> Reading:
+    names = {"requests": "vllm:request_success_total", "tokens": "vllm:generation_tokens_total"}
+    samples = {
+        (names[key], frozenset({("replica", replica)})): value
+        for key, value in counts.items()
+        for replica in "ab"
+    }
+    return Reading(seconds, samples, {})
+
+
+def test_counters_of_all_replicas_are_summed_and_may_begin_anew() -> None:
+    found = between(reading(10, requests=3, tokens=30), reading(20, requests=5, tokens=80))
+    assert (found["requests"], found["tokens_per_second"]) == (4, 10)
+    assert "mat" not in found
+    assert between(reading(0, requests=3), reading(1, requests=1))["requests"] == 2
+
+
+def test_quantiles_are_prometheus() -> None:
+    buckets = {"0.1": 2.0, "0.2": 6.0, "+Inf": 8.0}
+    assert quantile(buckets, 0.5) == pytest.approx(0.15)
+    assert quantile(buckets, 0.95) == pytest.approx(0.2)
+    assert quantile({"0.1": 0.0, "+Inf": 0.0}, 0.5) is None
+
+
+def test_switches_rollbacks_and_canaries_are_events() -> None:
+    def health(name: str, switches: int, state: str | None = None, **more: object) -> dict:
+        canary = None
+        if state is not None:
+            canary = {"configuration": "b", "label": "B", "share": 0.1, "state": state}
+            canary["reason"] = "it is faster, 1.20×"
+        facts = {"configuration": name, "label": name.upper(), "switches": switches}
+        facts |= {"source": "a file", "certified": True, "restarts": 0, "canary": canary}
+        return facts | more
+
+    events = Events(health("a", 0))
+    told = [
+        list(events.since(now))
+        for now in (
+            health("a", 0),
+            health("a", 0, "running"),
+            health("b", 1, "promoted"),
+            health("a", 2, "promoted", certified=False),
+            health("c", 3, "promoted", restarts=1),
+        )
+    ]
+    assert told == [
+        [],
+        ["canary b (B) gets 10% of requests"],
+        ["canary b promoted: it is faster, 1.20×", "deployed b (B; a file)"],
+        ["rolled back to a (A; a file, not certified)"],
+        ["deployed c (C; a file)", "the engine had failed and was started again"],
+    ]
