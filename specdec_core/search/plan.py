@@ -239,6 +239,11 @@ class Plan(SweepSettings):
 
     search: tuple[dict[str, Any], ...]
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is left to try: every entry needs a draft, and the pair has none."""
+        return not self._entries()
+
     def resolve(self, source: str = "sweep") -> ResolvedPlan:
         """The plan with its search expanded and every configuration validated; for Optuna, those at
         the ends of every range. Raises :class:`UserError`, naming `source` and the key."""

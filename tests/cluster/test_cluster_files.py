@@ -16,6 +16,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.runtime_env import RuntimeEnv
 from ray.serve.schema import ServeDeploySchema
 
+from cluster.serving.replicas.number import Replicas
 from jobs.cli import COMMANDS
 from jobs.serve import Arguments
 from specdec_core.config import parse
@@ -93,10 +94,12 @@ def test_the_ray_service_serves_this_application() -> None:
     (application,) = config.applications
     module, name = application.import_path.split(":")
     assert callable(getattr(importlib.import_module(module), name))
-    assert parse(Arguments, application.args, "args").slots == 4
-    from cluster.serving.deployment import CompletionServer
-
-    assert [deployment.name for deployment in application.deployments] == [CompletionServer.name]
+    arguments = parse(Arguments, application.args, "args")
+    assert arguments.slots == 4
+    replicas = Replicas.asked(arguments.replicas, arguments.max_replicas)
+    assert replicas.most == 8
+    # What a deployment is given here would replace what the application gives it.
+    assert not application.deployments
 
 
 def test_every_job_that_the_manual_submits_is_one() -> None:

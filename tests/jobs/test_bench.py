@@ -154,6 +154,8 @@ def test_the_rows_hold_for_any_pair() -> None:
     alone = load_bench_plan(ROWS, pair={"target": "org/large", "drafts": {}})
     assert all(c.draft is None for c in alone.configurations())
     assert len(alone.configurations()) >= 3
+    assert plan.plugged_in()
+    assert not alone.plugged_in()
 
 
 def test_lossy_rows_are_refused() -> None:

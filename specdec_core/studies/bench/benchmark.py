@@ -81,10 +81,10 @@ class BenchPlan(Value):
     def plugged_in(self, source: str = "bench") -> list[Configuration]:
         """The configurations of the plug-ins, each once; errors as above, also for those that the
         plug-ins cannot draft by."""
-        if not self.plug_ins:
+        plan = Plan(pair=self.pair, search=self.plug_ins)
+        if plan.empty:
             return []
-        plan = Plan(pair=self.pair, search=self.plug_ins).resolve(source)
-        chosen = self._checked(plan.configurations or (), source)
+        chosen = self._checked(plan.resolve(source).configurations or (), source)
         for configuration in chosen:
             check_chains(configuration, f"{source}: a plug-in")
         return chosen

@@ -43,8 +43,12 @@ COUPLED = Sampling(temperature=1.0, coupling="gumbel")
 
 
 def with_defaults(settings: type[PolicySettings]) -> PolicySettings:
-    """A policy of the table; those that have no defaults with a trained head or a table of K."""
-    needed = {"head": HEADS.get(settings.model_fields["kind"].default), "tokens": {1: 4, 2: 2}}
+    """A policy of the table; those without defaults with a trained head, a table of K or costs."""
+    needed = {
+        "head": HEADS.get(settings.model_fields["kind"].default),
+        "tokens": {1: 4, 2: 2},
+        "target_cost": 5.0,
+    }
     return settings(**{name: needed[name] for name in needed if name in settings.model_fields})
 
 
