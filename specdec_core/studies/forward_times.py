@@ -42,7 +42,8 @@ def forward_times(
         loaded = load_pair(pair)
         times = times or profile_pair(loaded, observer=observer)
         observer.stage("measuring policies")
-        policies = {**measured, **measure_policies(loaded, missing)}
+        priced = [each.priced(times.target_cost) for each in missing]
+        policies = {**measured, **measure_policies(loaded, priced)}
         times = times.model_copy(update={"policies": policies})
         times.save(path)
     return times

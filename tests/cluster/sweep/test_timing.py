@@ -10,7 +10,9 @@ import ray
 from cluster.sweep import timing
 from cluster.sweep.timing import alone, lost, start_bench
 from specdec_core.base.observer import Observer
-from specdec_core.config import PairSpec
+from specdec_core.config import Configuration, PairSpec
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.pre_cut import PreCutSettings
 
 pytestmark = pytest.mark.usefixtures("ray_running")
 
@@ -67,6 +69,17 @@ def test_others_on_the_node_are_waited_for_and_named_when_they_stay(
     ray.kill(other)
     assert heard.stages[0].startswith("waiting for others to leave")
     assert "beside other work" in heard.warnings[0]
+
+
+def test_a_policy_that_asks_what_the_target_costs_is_profiled_at_that_cost(
+    bench: ray.actor.ActorHandle,
+) -> None:
+    asking = Configuration(drafter=DraftModelSettings(policy=PreCutSettings()))
+    assert asking.unpriced
+    profile = ray.get(
+        bench.profile.remote([asking], widths=(1, 2), contexts=(8,), batches=(1,), repeats=1)
+    )
+    assert profile.policies.keys() == {"draft pre_cut"}
 
 
 def test_a_bench_whose_process_is_gone_is_known_to_be_lost(bench: ray.actor.ActorHandle) -> None:
