@@ -27,9 +27,12 @@ from specdec_core.training.recorded.finished import (
     TrainingCard,
     TrainingObserver,
     finished_in,
+    load_card,
+    trained_after,
     training_digest,
 )
 from specdec_core.training.recorded.settings import Progress, TrainingSettings
+from specdec_core.training.recorded.training import CHECKPOINT, checkpoint_of
 
 _SECONDS = 20.0  # of work between two reports, which is what an interruption may cost
 _TRAINING = ".training"
@@ -45,7 +48,7 @@ class RecordedTrial(tune.Trainable):
         settings = self.kind.settings.model_validate_json(config["settings"])
         texts = RecordedTexts(Path(config["features"]))
         make: Any = self.kind.training
-        self.training = make(texts, settings, self.folder / "checkpoint.pt")
+        self.training = make(texts, settings, self.folder / CHECKPOINT)
 
     def step(self) -> dict[str, Any]:
         if not self.training.done:
@@ -65,16 +68,21 @@ def train(
     out: Path,
     threads: int = 1,
     observers: Sequence[TrainingObserver] = (),
+    further: bool = False,
 ) -> Finished[Any]:
     """Train a model on the features in a folder, with each of the learning rates, and put the best
-    into `out`.
+    into `out`. `further` begins with the best weights of the model that `out` holds.
 
     Raises:
-        UserError: too few texts, or more threads than a node has.
+        UserError: too few texts, more threads than a node has, or nothing to go on from.
         RuntimeError: no model could be trained.
     """
     texts = RecordedTexts(features)
     texts.split()
+    if further:
+        earlier = load_card(out / kind.name, kind.card)
+        settings = trained_after(earlier, texts, settings, out / kind.name)
+        checkpoint_of(out / _TRAINING, earlier.training)
     observer = together(TrainingObserver, observers)
     trials: dict[str, tuple[Path, TrainingSettings, str]] = {}
     for learning_rate in learning_rates:
@@ -90,11 +98,11 @@ def train(
         }
         return {label: model for label, model in found.items() if model is not None}
 
-    earlier = finished()
-    observer.stage("training", 100 * len(trials), done=100 * len(earlier))
-    for model in earlier.values():
+    already = finished()
+    observer.stage("training", 100 * len(trials), done=100 * len(already))
+    for model in already.values():
         observer.model_finished(model)
-    if pending := [label for label in trials if label not in earlier]:
+    if pending := [label for label in trials if label not in already]:
         record = _Record(kind, observer)
         configs = [
             {

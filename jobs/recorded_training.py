@@ -47,6 +47,9 @@ Minutes = Annotated[
 ]
 TrainingThreads = Annotated[int, Option(min=1, help="Of the target, and of each training.")]
 Seed = Annotated[int, Option(help="Of weights and order.")]
+Further = Annotated[
+    bool, Option("--further", help="Train what the folder holds further, with a new schedule.")
+]
 Out = Annotated[Path | None, Option(help="Folder; unset, one in the workspace.")]
 
 
@@ -74,12 +77,13 @@ def train_on_answers(
     out: Path | None,
     threads: int,
     report: Callable[[Finished[Any]], Section],
+    further: bool = False,
 ) -> Finished[Any]:
     """Have the target answer what it has not answered, record what is not recorded, train with each
     of the `settings`, which differ in the learning rate, and keep the best.
 
     `layers` are those that features are recorded of, None for the usual ones; `features`, a folder,
-    is read instead of recording any.
+    is read instead of recording any. `further` begins with the model that `out` holds.
 
     Raises:
         UserError: bad input, by name.
@@ -110,6 +114,7 @@ def train_on_answers(
         "learning_rates": rates,
         "out": str(out),
         **({"features": str(features)} if features else {}),
+        **({"further": True} if further else {}),
     }
     with interruptible(), locked(out, "training"):
         if features is None:
@@ -117,7 +122,7 @@ def train_on_answers(
         with ray_session(), TrainingRun(kind, spec, params) as tracking:
             with TrainingProgress(console) as progress:
                 observers = [tracking, progress]
-                model = train(kind, features, settings[-1], rates, out, threads, observers)
+                model = train(kind, features, settings[-1], rates, out, threads, observers, further)
             show(console, [report(model)])
             with console.status("writing to MLflow"):
                 tracking.finish(model)

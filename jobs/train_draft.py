@@ -17,6 +17,7 @@ from jobs.recorded_training import (
     AnswerTokens,
     BatchTokens,
     Epochs,
+    Further,
     Minutes,
     Out,
     PromptTokens,
@@ -69,6 +70,7 @@ def main(
     minutes: Minutes = None,
     threads: TrainingThreads = 1,
     seed: Seed = 0,
+    further: Further = False,
     out: Out = None,
 ) -> None:
     """Train a small model that proposes its target's most frequent tokens, and save it.
@@ -116,6 +118,7 @@ def main(
         out,
         threads,
         agreement,
+        further,
     )
     point("draft", draft.folder)
 

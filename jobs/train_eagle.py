@@ -16,6 +16,7 @@ from jobs.recorded_training import (
     AnswerTokens,
     BatchTokens,
     Epochs,
+    Further,
     Minutes,
     Out,
     PromptTokens,
@@ -55,6 +56,7 @@ def main(
     minutes: Minutes = None,
     threads: TrainingThreads = 1,
     seed: Seed = 0,
+    further: Further = False,
     out: Out = None,
     quick: Annotated[bool, Option("--quick", help="A minute, on few answers.")] = False,
 ) -> None:
@@ -98,6 +100,7 @@ def main(
         out,
         threads,
         acceptance,
+        further,
     )
     point("head", head.folder)
 

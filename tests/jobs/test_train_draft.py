@@ -65,6 +65,7 @@ def test_a_draft_is_trained_with_the_best_rate_and_not_trained_again(
         ({"copy_layers": "0", "embedding": "own"}, "embedding: own: a draft of copied layers"),
         ({}, "answers: no answers in it; give --prompts"),
         ({"features": Path("nowhere")}, "nowhere/features.json: no such file"),
+        ({"further": True}, "answers: no answers in it; give --prompts"),
         ({"target": "./nowhere", "prompts": "bundled:train"}, "nowhere: no such folder"),
     ],
 )

@@ -75,10 +75,28 @@ def card_values(training: RecordedTraining[Any, Any, Any]) -> dict[str, Any]:
         "texts": {"train": len(training.train), "held_out": len(training.held_out)},
         "coverage": training.coverage,
         "tokens": training.tokens,
-        "seconds": training.seconds,
+        "seconds": training.seconds_before + training.seconds,
         "best": max(training.curve, key=lambda evaluation: evaluation.score),
         "curve": tuple(training.curve),
     }
+
+
+def trained_after(
+    earlier: TrainingCard, texts: RecordedTexts, settings: TrainingSettings, folder: Path
+) -> TrainingSettings:
+    """The settings of a training that goes on from the one of that card, in `folder`.
+
+    Raises:
+        UserError: that one was on other texts, or of a model of another kind or shape.
+    """
+    if training_digest(texts, earlier.settings) != earlier.training:
+        raise UserError(f"{folder}: was trained on other answers, and goes on with the same only")
+    schedule = set(TrainingSettings.model_fields)
+    before, now = (s.model_dump(exclude=schedule) for s in (earlier.settings, settings))
+    for name in now:
+        if before[name] != now[name]:
+            raise UserError(f"{folder}: was trained with {name} {before[name]}, not {now[name]}")
+    return settings.model_copy(update={"after": earlier.training})
 
 
 def load_card(folder: Path, kind: type[C]) -> C:

@@ -24,6 +24,11 @@ class TrainingSettings(Value):
     patience: int = Field(default=4, ge=1, description="evaluations without a better one")
     evaluation_texts: int = Field(default=128, ge=1, description="the most of those held out")
     seed: int = 0
+    after: str | None = Field(
+        default=None,
+        exclude_if=lambda digest: digest is None,
+        description="the digest of a training beside it, whose best weights it begins with",
+    )
 
 
 class Evaluation(Value):

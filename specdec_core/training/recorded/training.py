@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig
 
+from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_path
 from specdec_core.training.recorded.batch import Batch
 from specdec_core.training.recorded.features import RecordedTexts, read_tables
@@ -28,6 +29,7 @@ M = TypeVar("M", bound=nn.Module)
 _BETAS = (0.9, 0.95)
 # What a checkpoint holds beside weights, optimizer and curve.
 _COUNTERS = ("epoch", "batch", "tokens", "seconds", "loss", "marks")
+CHECKPOINT = "checkpoint.pt"
 
 
 class RecordedTraining(ABC, Generic[S, E, M]):
@@ -38,7 +40,8 @@ class RecordedTraining(ABC, Generic[S, E, M]):
 
     Attributes:
         coverage: the draft vocabulary's share of the tokens of the answers held out.
-        curve: the evaluations so far.
+        curve: the evaluations so far, those of the trainings before it too.
+        seconds: of its own work; `seconds_before` are of the trainings before it.
         output: the target's output layer's rows of the draft vocabulary.
         type: of products; parameters are float32.
     """
@@ -71,6 +74,10 @@ class RecordedTraining(ABC, Generic[S, E, M]):
         self.epoch = self.batch = self.tokens = self.marks = 0
         self.seconds = self.loss = 0.0
         self.curve: list[E] = []
+        self.seconds_before = 0.0
+        if settings.after is not None:
+            self._begin_after(checkpoint_of(checkpoint.parent.parent, settings.after))
+        self.evaluations_before = len(self.curve)
         self.best = self._weights()
         self._plan()
         if checkpoint.exists():
@@ -106,13 +113,18 @@ class RecordedTraining(ABC, Generic[S, E, M]):
         """Whether its time is spent, or it has not become better for long."""
         if self.share >= 1:
             return self.marks == self._passed
-        scores = [evaluation.score for evaluation in self.curve]
+        scores = [evaluation.score for evaluation in self.curve[self.evaluations_before :]]
         return len(scores) - _first_best(scores) > self.settings.patience
 
     @property
     def progress(self) -> Progress:
         """How far it is."""
-        return Progress(share=self.share, loss=self.loss, tokens=self.tokens, seconds=self.seconds)
+        return Progress(
+            share=self.share,
+            loss=self.loss,
+            tokens=self.tokens,
+            seconds=self.seconds_before + self.seconds,
+        )
 
     @property
     def _passed(self) -> int:
@@ -190,6 +202,7 @@ class RecordedTraining(ABC, Generic[S, E, M]):
             "best": self.best,
             "optimizer": self.optimizer.state_dict(),
             "curve": [evaluation.model_dump(mode="json") for evaluation in self.curve],
+            "seconds_before": self.seconds_before,
             **{name: getattr(self, name) for name in _COUNTERS},
         }
         with atomic_path(self.checkpoint) as path:
@@ -200,11 +213,34 @@ class RecordedTraining(ABC, Generic[S, E, M]):
         self.model.load_state_dict(state["weights"], strict=False)
         self.best = state["best"]
         self.optimizer.load_state_dict(state["optimizer"])
-        kind: Any = self.evaluation_type
-        self.curve = [kind.model_validate(evaluation) for evaluation in state["curve"]]
+        self.curve = self._read_curve(state)
         for name in _COUNTERS:
             setattr(self, name, state[name])
         self._plan()
+
+    def _begin_after(self, earlier: Path) -> None:
+        """Begin with the best weights of an earlier training, counting on from its tokens, its
+        seconds and its curve. The optimizer and its rate start anew: a warm restart."""
+        state: dict[str, Any] = torch.load(earlier, weights_only=True)
+        self.model.load_state_dict(state["best"], strict=False)
+        self.curve, self.tokens = self._read_curve(state), state["tokens"]
+        self.seconds_before = state["seconds"] + state.get("seconds_before", 0.0)
+
+    def _read_curve(self, state: Mapping[str, Any]) -> list[E]:
+        kind: Any = self.evaluation_type
+        return [kind.model_validate(evaluation) for evaluation in state["curve"]]
+
+
+def checkpoint_of(trainings: Path, digest: str) -> Path:
+    """The checkpoint of the training with that digest, of those in a folder.
+
+    Raises:
+        UserError: it is not there.
+    """
+    for folder in trainings.glob(f"*-{digest[:10]}"):
+        if (folder / CHECKPOINT).exists():
+            return folder / CHECKPOINT
+    raise UserError(f"{trainings}: the checkpoint of training {digest[:10]} is no longer there")
 
 
 def target_config(values: Mapping[str, Any]) -> PretrainedConfig:

@@ -11,7 +11,8 @@ from transformers import AutoConfig
 from specdec_core.base.errors import UserError
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.training.recorded.features import RecordedTexts, read_tables
-from specdec_core.training.recorded.finished import load_card
+from specdec_core.training.recorded.finished import load_card, trained_after, training_digest
+from specdec_core.training.recorded.training import CHECKPOINT, checkpoint_of
 from specdec_core.training.reduced_draft.copied import copied_draft
 from specdec_core.training.reduced_draft.settings import DraftTrainingSettings
 from specdec_core.training.reduced_draft.training import DraftTraining, DraftTrainingCard
@@ -100,6 +101,48 @@ def test_an_interrupted_training_ends_with_the_same_weights(
     assert (part.tokens, part.curve) == (whole.tokens, whole.curve)
     for name, weight in whole.finished().state_dict().items():
         torch.testing.assert_close(part.finished().state_dict()[name], weight, rtol=0, atol=0)
+
+
+def test_a_training_goes_on_from_what_an_earlier_one_reached(
+    recorded: Recorded, tmp_path: Path
+) -> None:
+    settings = SETTINGS.model_copy(update={"epochs": 1, "evaluations": 2})
+    first = training_digest(recorded.texts, settings)
+    folder = tmp_path / f"first-{first[:10]}"
+    earlier = run(DraftTraining(recorded.texts, settings, folder / CHECKPOINT))
+    earlier.save(folder / "draft")
+    card = load_card(folder / "draft", DraftTrainingCard)
+    again = trained_after(card, recorded.texts, settings, folder)
+    assert training_digest(recorded.texts, again) != first
+    further = DraftTraining(recorded.texts, again, tmp_path / "further" / CHECKPOINT)
+    for name, weight in earlier.best.items():
+        torch.testing.assert_close(further.best[name], weight, rtol=0, atol=0)
+    assert further.curve == earlier.curve
+    assert not further.done
+    further.advance(1e-9)
+    resumed = run(DraftTraining(recorded.texts, again, tmp_path / "further" / CHECKPOINT))
+    assert resumed.tokens == 2 * earlier.tokens
+    assert resumed.curve[:2] == earlier.curve
+    assert len(resumed.curve) == 4
+    resumed.save(tmp_path / "draft")
+    both = load_card(tmp_path / "draft", DraftTrainingCard)
+    assert both.best == max(resumed.curve, key=lambda evaluation: evaluation.score)
+    assert both.seconds > card.seconds
+
+
+def test_a_training_that_cannot_go_on_says_why(recorded: Recorded, tmp_path: Path) -> None:
+    settings = SETTINGS.model_copy(update={"epochs": 1, "evaluations": 1})
+    training = run(DraftTraining(recorded.texts, settings, tmp_path / CHECKPOINT))
+    training.save(tmp_path / "draft")
+    card = load_card(tmp_path / "draft", DraftTrainingCard)
+    wider = settings.model_copy(update={"draft_vocab_size": settings.draft_vocab_size + 1})
+    with pytest.raises(UserError, match="was trained with draft_vocab_size"):
+        trained_after(card, recorded.texts, wider, tmp_path)
+    other = card.model_copy(update={"training": "0" * 64})
+    with pytest.raises(UserError, match="was trained on other answers"):
+        trained_after(other, recorded.texts, settings, tmp_path)
+    with pytest.raises(UserError, match="is no longer there"):
+        checkpoint_of(tmp_path, "0" * 64)
 
 
 def test_a_draft_of_all_layers_begins_as_its_target(recorded: Recorded, tmp_path: Path) -> None:
