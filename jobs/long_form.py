@@ -22,6 +22,7 @@ from jobs.options import (
     pair_changes,
     sizes,
 )
+from specdec_core.base.files import atomic_path
 from specdec_core.base.workspace import workspace
 
 ROWS = Path(__file__).with_suffix(".yaml")
@@ -52,10 +53,14 @@ def main(
     ] = None,
     dtype: DType = None,
     name: Name = None,
+    fresh: Annotated[
+        bool, Option("--fresh", help="Decode again what an interrupted run has.")
+    ] = False,
 ) -> None:
     """Continue prompts until the context is full, whatever ends the text before, autoregressively
     and with each configuration of a file, in turns; report speedup, accepted tokens and entropy by
-    the length of the context (SVIP, §3.1). Run it on an otherwise idle machine."""
+    the length of the context (SVIP, §3.1). Interrupted, the same command goes on. Run it on an
+    otherwise idle machine."""
     check_name(name)
     # torch and MLflow take seconds to import.
     from dashboards.progress import ConsoleProgress
@@ -91,6 +96,8 @@ def main(
             plan.temperatures[0],
             plan.repeats,
             progress,
+            workspace() / "long-form" / ".texts",
+            fresh,
         )
     origin = Origin(
         name=name or plan.pair.name,
@@ -111,7 +118,10 @@ def main(
             "repeats": plan.repeats,
         },
     )
-    deliver(report(result, origin), workspace() / "long-form" / origin.name, "long-form")
+    folder = workspace() / "long-form" / origin.name
+    deliver(report(result, origin), folder, "long-form")
+    with atomic_path(folder / "rounds.parquet") as path:
+        result.rounds.to_parquet(path, index=False, compression="zstd")
 
 
 if __name__ == "__main__":

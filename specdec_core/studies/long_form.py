@@ -9,8 +9,9 @@ near-ties may part them) and a range compares like with like.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -31,6 +32,7 @@ from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.search.plan import PromptSource
 from specdec_core.studies.bench.benchmark import BenchPlan
+from specdec_core.studies.long_form_parts import LongText, LongTexts
 from specdec_core.tokens.sampling import tempered
 from specdec_core.tokens.statistics import Generation, paired_ratio, rounds_frame
 
@@ -151,9 +153,14 @@ def measure_long_form(
     temperature: float = 1.0,
     repeats: int = 1,
     observer: Observer | None = None,
+    kept: Path | None = None,
+    fresh: bool = False,
 ) -> LongForm:
     """Let autoregressive decoding and each of `configurations` continue `prompts`, in turns, until
     the last of `edges` tokens are in the context, whatever ends the text before.
+
+    Texts are kept in the folder `kept` until all are there: interrupted, the same call goes on
+    after those, unless it is to be `fresh`.
 
     Raises:
         UserError: the pair holds less, or a prompt is as long as the first range.
@@ -175,25 +182,29 @@ def measure_long_form(
     everyone = list({c.id: c for c in sampled}.values())
     labels = distinct_labels(everyone)
     engine, observer = Engine(pair), observer or Observer()
-    for configuration in everyone:
+    turns = list(_turns(everyone, prompts, edges[-1], repeats))
+    store = LongTexts(kept, pair) if kept is not None else None
+    found = {n: store.get(*turn) for n, turn in enumerate(turns)} if store and not fresh else {}
+    missing = [turn for number, turn in enumerate(turns) if not found.get(number)]
+    for configuration in {c.id: c for c, _, _ in missing}.values():
         engine.configure(configuration)
         engine.generate([Request("warm-up", prompts[0], _WARM_UP, ignore_eos=True)])
-    observer.stage(
-        f"{len(everyone)} configurations in turns", len(everyone) * len(prompts) * repeats
-    )
+    already = len(turns) - len(missing)
+    observer.stage(f"{len(everyone)} configurations in turns", len(turns), done=already)
     frames, texts = [], dict[int, Tokens]()
-    for repeat in range(repeats):
-        for number, prompt in enumerate(prompts):
-            shift = (repeat * len(prompts) + number) % len(everyone)
-            for configuration in [*everyone[shift:], *everyone[:shift]]:
-                engine.configure(configuration)
-                room = edges[-1] - len(prompt)
-                request = Request("text", prompt, room, seed=number, ignore_eos=True)
-                [generation] = engine.generate([request])
-                frames.append(_rounds(generation, labels[configuration.id], number, repeat))
-                if configuration.drafter is None:
-                    texts[number] = (*prompt, *generation.tokens)
-                observer.step()
+    for place, (configuration, request, repeat) in enumerate(turns):
+        text = found.get(place)
+        if text is None:
+            engine.configure(configuration)
+            [generation] = engine.generate([request])
+            text = LongText(_rounds(generation), generation.tokens)
+            if store:
+                store.keep(configuration, request, repeat, text)
+            observer.step()
+        where = {"text": request.seed, "repeat": repeat}
+        frames.append(text.rounds.assign(configuration=labels[configuration.id], **where))
+        if configuration.drafter is None:
+            texts[request.seed] = (*request.tokens, *text.tokens)
     read = {"target": pair.target, **pair.draft_models}
     observer.stage("reading the texts for their entropy", len(read) * len(texts))
     entropies = []
@@ -210,6 +221,9 @@ def measure_long_form(
                 )
             )
             observer.step()
+    if store:
+        for turn in turns:
+            store.remove(*turn)
     return LongForm(everyone, pd.concat(frames), pd.concat(entropies), edges)
 
 
@@ -226,12 +240,24 @@ def entropy(model: PreTrainedModel, text: Sequence[int]) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def _rounds(generation: Generation, label: str, text: int, repeat: int) -> pd.DataFrame:
+def _turns(
+    everyone: Sequence[Configuration], prompts: Sequence[Tokens], end: int, repeats: int
+) -> Iterator[tuple[Configuration, Request, int]]:
+    """Who writes which text in which repeat, each up to `end` tokens; a text's number is its seed.
+    Every text begins with another configuration."""
+    for repeat in range(repeats):
+        for number, prompt in enumerate(prompts):
+            shift = (repeat * len(prompts) + number) % len(everyone)
+            room = end - len(prompt)
+            request = Request("text", prompt, room, seed=number, ignore_eos=True)
+            for configuration in [*everyone[shift:], *everyone[:shift]]:
+                yield configuration, request, repeat
+
+
+def _rounds(generation: Generation) -> pd.DataFrame:
     """Without the first round, which reads the prompt."""
-    frame = rounds_frame([generation], configuration=label).iloc[1:]
-    return frame.assign(
-        text=text, repeat=repeat, context=generation.prompt_tokens + frame["position"]
-    )
+    frame = rounds_frame([generation]).iloc[1:]
+    return frame.assign(context=generation.prompt_tokens + frame["position"])
 
 
 def _ranges(contexts: pd.Series, edges: Sequence[int]) -> np.ndarray:

@@ -40,6 +40,7 @@ def test_long_texts_are_shown_written_and_logged_by_context(
     assert len(along) == 2 * 3
     assert set(pd.read_csv(folder / "entropy.csv")["model"]) == {"target", "d"}
     assert (folder / "long-form.html").exists()
+    assert {"context", "generated"} <= set(pd.read_parquet(folder / "rounds.parquet"))
 
     client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     [experiment] = [e for e in client.search_experiments() if e.name != "Default"]

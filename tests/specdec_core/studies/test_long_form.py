@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
@@ -72,6 +76,43 @@ def test_entropy_is_that_of_one_forward_over_the_text(tiny_pair: Pair, long_form
     assert list(dict.fromkeys(table["up_to"])) == list(EDGES)
     assert (table["low"] <= table["median"]).all()
     assert (table["median"] <= table["high"]).all()
+
+
+class Interrupt(Observer):
+    """Stops a run after so many texts."""
+
+    def __init__(self, texts: int) -> None:
+        self.left, self.done = texts, 0
+
+    def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
+        self.done = max(self.done, done)
+
+    def step(self) -> None:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_goes_on_with_the_texts_it_has(
+    tiny_pair: Pair, long_form: LongForm, tmp_path: Path
+) -> None:
+    chain = [c for c in long_form.configurations if c.drafter is not None]
+    arguments = (tiny_pair, chain, PROMPTS, EDGES, 1.0, 2)
+    with pytest.raises(KeyboardInterrupt):
+        measure_long_form(*arguments, observer=Interrupt(3), kept=tmp_path)
+    seconds = {path: pd.read_parquet(path) for path in tmp_path.iterdir()}
+    assert len(seconds) == 3
+    observer = Interrupt(-1)
+    result = measure_long_form(*arguments, observer=observer, kept=tmp_path)
+    assert observer.done == 3
+    times = set(result.rounds["target_seconds"])
+    assert all(set(frame["target_seconds"]) <= times for frame in seconds.values())
+    counts = ["configuration", "text", "repeat", "context", "drafted", "accepted"]
+    pd.testing.assert_frame_equal(
+        result.rounds[counts].reset_index(drop=True),
+        long_form.rounds[counts].reset_index(drop=True),
+    )
+    assert not list(tmp_path.iterdir())
 
 
 def test_ranges_end_with_what_the_pair_holds() -> None:
