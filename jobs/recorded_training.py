@@ -92,6 +92,7 @@ def train_on_answers(
     from cluster.session import ray_session
     from dashboards.outputs.console import show
     from dashboards.progress import TrainingProgress
+    from dashboards.reports.learning import learning
     from dashboards.tracking.training_run import TrainingRun
     from specdec_core.config import PairSpec, RunnerSettings
     from specdec_core.training.recorded.features import check_features
@@ -123,7 +124,7 @@ def train_on_answers(
             with TrainingProgress(console) as progress:
                 observers = [tracking, progress]
                 model = train(kind, features, settings[-1], rates, out, threads, observers, further)
-            show(console, [report(model)])
+            show(console, [report(model), learning(model)])
             with console.status("writing to MLflow"):
                 tracking.finish(model)
     return model

@@ -36,6 +36,15 @@ class TrainingCard(Document):
     best: SerializeAsAny[Evaluation]
     curve: tuple[SerializeAsAny[Evaluation], ...]
 
+    @property
+    def limit(self) -> float:
+        """The most that what is learned can be."""
+        raise NotImplementedError
+
+    def learned(self, evaluation: Any) -> dict[str, float]:
+        """Of one of its evaluations, what grows with training, by its name in tables."""
+        raise NotImplementedError
+
 
 C = TypeVar("C", bound=TrainingCard, covariant=True)
 

@@ -32,6 +32,13 @@ class DraftTrainingCard(TrainingCard):
     best: DraftEvaluation
     curve: tuple[DraftEvaluation, ...]
 
+    @property
+    def limit(self) -> float:
+        return self.coverage
+
+    def learned(self, evaluation: DraftEvaluation) -> dict[str, float]:
+        return {"best tokens agree": evaluation.agreement, "Σ min(p, q)": evaluation.overlap}
+
 
 class DraftTraining(RecordedTraining[DraftTrainingSettings, DraftEvaluation, ReducedDraft]):
     """Trains a draft to predict the target's distribution after each token of an answer; prompts

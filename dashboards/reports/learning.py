@@ -1,0 +1,42 @@
+"""A training's evaluations over the tokens it has seen, and where they lead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from dashboards import cells
+from dashboards.sections import Section
+from specdec_core.training.recorded.extrapolation import fitted
+from specdec_core.training.recorded.finished import Finished
+
+_FURTHER = (2, 4, 10)  # times the tokens of the training
+
+
+def learning(model: Finished[Any]) -> Section:
+    """Its figures by tokens: measured, and extrapolated to some times as many."""
+    card = model.card
+    rows = [{"tokens": e.tokens, **card.learned(e), "from": "measured"} for e in card.curve]
+    names = list(card.learned(card.best))
+    seen = [row["tokens"] for row in rows]
+    laws = {name: fitted(seen, [row[name] for row in rows], card.limit) for name in names}
+    for more in _FURTHER:
+        tokens = more * seen[-1]
+        expected = {name: law.at(tokens) for name, law in laws.items() if law is not None}
+        if expected:
+            rows.append({"tokens": tokens, **expected, "from": "extrapolated"})
+    frame = pd.DataFrame(rows)
+    columns = {
+        "tokens trained on": cells.count("tokens"),
+        **{name: cells.number(name, ".3f") for name in names},
+        "": cells.text("from"),
+    }
+    return Section(
+        key="learning",
+        title="Learning curve",
+        note=f"Extrapolated by a power law of what is missing to {card.limit:.2f}, the most that"
+        " can be. It knows nothing of how the rate falls, nor of texts seen again.",
+        shown=cells.table(frame, columns),
+        frame=frame,
+    )
