@@ -80,9 +80,10 @@ HUB_SETS = {
     "HuggingFaceH4/mt_bench_prompts": "default/train",
 }
 # The third, for training heads and policies, is drawn from the seen modules without the second's.
-# The fourth are requests to an assistant, for chat models.
-BUNDLED = ("bundled:held_out", "bundled:seen", "bundled:train", "bundled:chat")
-_CHAT_FILE = Path(__file__).parents[1] / "bundled" / "chat.jsonl"
+# The last two are requests to an assistant, for chat models: alone, and with a second question.
+_FILES = ("chat", "conversations")
+BUNDLED = ("bundled:held_out", "bundled:seen", "bundled:train", *(f"bundled:{f}" for f in _FILES))
+_FOLDER = Path(__file__).parents[1] / "bundled"
 
 
 def load_prompts(
@@ -149,8 +150,8 @@ def _read_bundled(source: str, tokenizer: Any) -> Iterator[Prompt]:
     if source not in BUNDLED:
         known = f"{', '.join(BUNDLED[:-1])} and {BUNDLED[-1]}"
         raise UserError(f"{source}: no such bundled prompts; there are {known}")
-    if source == "bundled:chat":
-        return _read_records(file_records(_CHAT_FILE), "chat")
+    if (name := source.removeprefix("bundled:")) in _FILES:
+        return _read_records(file_records(_FOLDER / f"{name}.jsonl"), name)
     if tokenizer is None:
         raise ValueError("the bundled prompts are cut to tokens: pass the pair's tokenizer")
     from specdec_core.prompts.stdlib import SPLITS, resolve_prompts, training_prompts

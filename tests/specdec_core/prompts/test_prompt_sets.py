@@ -17,6 +17,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from specdec_core.base.errors import UserError
+from specdec_core.prompts.conversation import Conversation
 from specdec_core.prompts.prompt import Message
 from specdec_core.prompts.prompt_sets import FORMATS, HUB_SETS, Prompt, digest, load_prompts
 from tests.conftest import chat_tokenizer, tiny_tokenizer
@@ -197,7 +198,7 @@ class TestBadInput:
 
     def test_unknown_bundled_split_names_the_known_ones(self):
         with pytest.raises(
-            UserError, match="held_out, bundled:seen, bundled:train and bundled:chat"
+            UserError, match="seen, bundled:train, bundled:chat and bundled:conversations"
         ):
             load_prompts("bundled:unseen")
 
@@ -222,6 +223,15 @@ class TestBundled:
         assert [p.messages for p in written] == [p.messages for p in plain[:3]]
         for prompt in written:
             assert prompt.text.endswith(f"[user]{prompt.messages[0].content}\n[assistant]")
+
+    def test_conversations_ask_a_second_question_behind_each_chat(self):
+        chats = load_prompts("bundled:chat")
+        conversations = load_prompts("bundled:conversations", tokenizer=chat_tokenizer())
+        assert [c.turns[0] for c in conversations] == [c.text for c in chats]
+        assert all(len(c.turns) == 2 for c in conversations)
+        asked = Conversation(conversations[0], chat_tokenizer())
+        behind = asked.tokenizer.decode(asked.tokens(["Social."]))
+        assert behind.index("Social.") < behind.index(conversations[0].turns[1])
 
     @real_sets
     def test_chats_are_those_of_self_instruct(self):
