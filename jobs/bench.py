@@ -135,8 +135,7 @@ def main(
     only: Annotated[
         list[str] | None,
         Option(
-            help="Under load: only servers whose names contain this, and ours without a drafter;"
-            " repeatable."
+            help="Only what has this in its name, and this engine without a drafter; repeatable."
         ),
     ] = None,
     quick: Annotated[
@@ -157,7 +156,7 @@ def main(
     comes to the physical limit. With --clients or --rate, compare servers under load: tokens a
     second, time to the first token, time per token; interrupted, the same command resumes. Run it
     on an otherwise idle machine."""
-    load = _load_options(clients, rate, slo, seed, requests, slots, only or None, fresh)
+    load = _load_options(clients, rate, slo, seed, requests, slots, fresh)
     if load is not None:
         _check_together(temperature, baseline)
     spec, chosen = _chosen(config or [], target, draft)
@@ -177,6 +176,7 @@ def main(
         temperatures=temperature or None,
         peers=_peers(peers, load is not None),
         chosen=[configuration.model_dump(mode="json") for configuration in chosen],
+        only=only or None,
     )
     if load is not None:
         _under_load(rows, {**options, **load}, quick, name, peers is not None, fresh)
@@ -234,15 +234,12 @@ def _load_options(
     seed: int | None,
     requests: int | None,
     slots: int | None,
-    only: list[str] | None,
     fresh: bool,
 ) -> dict[str, Any] | None:
     """What the options say of a load; None where they name none. Raises :class:`UserError` for
     those that need one."""
     if clients is None and rate is None:
-        alone = given(
-            slo=slo, seed=seed, requests=requests, slots=slots, only=only, fresh=fresh or None
-        )
+        alone = given(slo=slo, seed=seed, requests=requests, slots=slots, fresh=fresh or None)
         if alone:
             raise UserError(f"--{next(iter(alone))} needs --clients or --rate")
         return None
@@ -255,7 +252,7 @@ def _load_options(
     return {
         "clients": sizes(clients, "--clients") if clients is not None else (),
         "rates": rates,
-        **given(slo=objective, seed=seed, requests=requests, slots=slots, only=only),
+        **given(slo=objective, seed=seed, requests=requests, slots=slots),
     }
 
 
@@ -304,7 +301,7 @@ def _race(
 
     with (
         RaceProgress(console) as progress,
-        open_peers(pair, plan.peers, explicit, progress, plan.plugged_in()) as others,
+        open_peers(plan, pair, explicit, progress) as others,
     ):
         return run_bench(plan, prompts, pair, others, name, _command(), progress)
 

@@ -49,6 +49,19 @@ def call(monkeypatch: pytest.MonkeyPatch, files: dict[str, Path], *arguments: st
     return exit.value.code
 
 
+def test_only_what_is_named_is_measured(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    size = ("--prompts", str(files["prompts"]), "--max-new-tokens", "4", "--repeats", "1")
+    assert call(monkeypatch, files, *size, "--name", "few", "--only", "K=2") == 0
+    names = [row.name for row in BenchResult.load(files["home"] / "bench" / "few").rows]
+    assert names[0] == "autoregressive"
+    assert len(names) == 2
+    assert names[1].endswith(DRAFTED)
+    assert call(monkeypatch, files, *size, "--only", "EAGLE-9") == 2
+    assert "--only EAGLE-9: no name contains it" in capsys.readouterr().err
+
+
 def test_a_bench_is_shown_written_and_logged(
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -128,7 +141,9 @@ def test_a_peer_that_was_asked_for_must_be_there(
     files: dict[str, Path], tiny_pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from specdec_core.base.observer import Observer
-    from specdec_core.studies.bench.benchmark import open_peers
+    from specdec_core.studies.bench.benchmark import BenchPlan, open_peers
+
+    plan = BenchPlan(pair=tiny_pair.spec, peers=("vllm",))
 
     class Warned(Observer):
         message: str | None = None
@@ -137,10 +152,10 @@ def test_a_peer_that_was_asked_for_must_be_there(
             self.message = message
 
     monkeypatch.setattr("specdec_core.studies.peers.vllm.VENV", files["home"] / "nowhere")
-    with pytest.raises(UserError, match="make bench-peers"), open_peers(tiny_pair, ["vllm"], True):
+    with pytest.raises(UserError, match="make bench-peers"), open_peers(plan, tiny_pair, True):
         pass
     observer = Warned()
-    with open_peers(tiny_pair, ["vllm"], False, observer) as others:
+    with open_peers(plan, tiny_pair, False, observer) as others:
         assert others == []
     assert "make bench-peers" in observer.message
 

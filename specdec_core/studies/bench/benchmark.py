@@ -56,7 +56,8 @@ class BenchPlan(Value):
     `rows` are configurations of this engine, in the grammar of a sweep's `search`: a list of values
     means a row for each, and an entry that names no draft a row for each of the pair's. `chosen`
     are further, whole configurations, such as a champion. `peers` are other libraries, which also
-    run this library's plug-in with each of `plug_ins`, written like `rows`.
+    run this library's plug-in with each of `plug_ins`, written like `rows`. `only`, where there are
+    any, are parts of the names to measure beside this engine's autoregressive decoding.
     """
 
     pair: PairSpec = PairSpec()
@@ -68,6 +69,19 @@ class BenchPlan(Value):
     rows: tuple[dict[str, Any], ...] = ()
     plug_ins: tuple[dict[str, Any], ...] = ()
     chosen: tuple[Configuration, ...] = ()
+    only: tuple[str, ...] = ()
+
+    def wants(self, name: str) -> bool:
+        """Whether what has that name is to be measured."""
+        return not self.only or any(part in name for part in self.only)
+
+    def wanted(self, source: str = "bench") -> dict[str, Configuration]:
+        """This engine's rows that are measured, by their names; errors as for
+        :meth:`configurations`."""
+        named = distinct_labels(configurations := self.configurations(source))
+        return {
+            named[c.id]: c for c in configurations if c.drafter is None or self.wants(named[c.id])
+        }
 
     def configurations(self, source: str = "bench") -> list[Configuration]:
         """This engine's rows, autoregressive decoding first, each once; the race sets their
@@ -144,8 +158,7 @@ def run_bench(
     facts = environment()
     engine = Engine(pair)
     version = f"specdec {facts.get('specdec', '')} {facts.get('git_commit', '')[:10]}".strip()
-    names = distinct_labels(configurations := plan.configurations())
-    ours = [EngineContestant(engine, c, version, names[c.id]) for c in configurations]
+    ours = [EngineContestant(engine, c, version, name) for name, c in plan.wanted().items()]
     contestants: list[Contestant] = [*ours, *peers]
     clock = ForwardClock(pair, _typical_context(texts, plan.max_new_tokens))
     rows: list[Row] = []
@@ -212,28 +225,33 @@ def profiled(
 
 @contextmanager
 def open_peers(
-    pair: Pair,
-    names: Sequence[str],
-    explicit: bool,
-    observer: Observer | None = None,
-    plug_ins: Sequence[Configuration] = (),
+    plan: BenchPlan, pair: Pair, explicit: bool, observer: Observer | None = None
 ) -> Iterator[list[PeerContestant]]:
-    """Every mode of the libraries `names`, and their plug-ins of this library, loaded; closed at
-    the end.
+    """Every mode of a plan's libraries that it wants, and their plug-ins of this library, loaded;
+    closed at the end.
 
     A library that cannot be used here is left out with a warning, or, if the user named it
-    (`explicit`), a :class:`UserError`.
+    (`explicit`), a :class:`UserError`. So is a part of `only` that is in no name.
     """
     observer = observer or Observer()
+    plug_ins = plan.plugged_in()
+    modes = {group: peers_of(pair, [group], plug_ins=plug_ins) for group in plan.peers}
+    names = [*distinct_labels(plan.configurations()).values()]
+    names += [peer.name for peers in modes.values() for peer in peers]
+    for part in plan.only:
+        if not any(part in name for name in names):
+            raise UserError(f"--only {part}: no name contains it (they are: {', '.join(names)})")
     with ExitStack() as all_groups:
         contestants: list[PeerContestant] = []
-        for group in names:
-            peers = peers_of(pair, [group], plug_ins=plug_ins)
-            observer.stage(f"loading {group}", len(peers))
+        for group, peers in modes.items():
+            wanted = {n: peer for n, peer in enumerate(peers) if plan.wants(peer.name)}
+            if not wanted:
+                continue
+            observer.stage(f"loading {group}", len(wanted))
             with ExitStack() as one_group:
                 opened = []
                 try:
-                    for number, peer in enumerate(peers):
+                    for number, peer in wanted.items():
                         # The first mode of every library is its autoregressive decoding.
                         ready = one_group.enter_context(peer)
                         opened.append(PeerContestant(ready, group, autoregressive=not number))

@@ -29,8 +29,7 @@ class LoadPlan(BenchPlan):
     `requests` requests go to a server that was started for them. It decodes up to `slots` of them
     together; unset, as many as there are clients, or 16 at a rate. `requests` unset, each client
     sends as many: `waves`, or more where there would be fewer than `least`; at a rate there are
-    `arrivals`. `slo` are the limits that goodput counts by. `only`, where there are any, are parts
-    of the names of the servers to measure beside autoregressive decoding."""
+    `arrivals`. `slo` are the limits that goodput counts by."""
 
     prompts: PromptSource = PromptSource()
     repeats: PositiveInt = 2
@@ -44,7 +43,6 @@ class LoadPlan(BenchPlan):
     least: PositiveInt = 24
     arrivals: PositiveInt = 64
     slots: PositiveInt | None = None
-    only: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _of_servers_alone(self) -> Self:
@@ -83,10 +81,6 @@ class LoadPlan(BenchPlan):
     def needed(self) -> int:
         """Prompts that the largest run needs, none of them twice."""
         return self.set_aside + max(map(self.count, self.loads))
-
-    def wants(self, name: str) -> bool:
-        """Whether the server of that name is to be measured."""
-        return not self.only or any(part in name for part in self.only)
 
     def check(self) -> None:
         """Raises :class:`UserError` for what cannot be measured under load."""
