@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pandas as pd
@@ -19,10 +20,13 @@ def learning(model: Finished[Any]) -> Section:
     card = model.card
     rows = [{"tokens": e.tokens, **card.learned(e), "from": "measured"} for e in card.curve]
     names = list(card.learned(card.best))
-    seen = [row["tokens"] for row in rows]
-    laws = {name: fitted(seen, [row[name] for row in rows], card.limit) for name in names}
+    # The models that were the best so far: behind a restart the first ones are worse again.
+    scores = [evaluation.score for evaluation in card.curve]
+    best = [row for n, row in enumerate(rows) if scores[n] > max(scores[:n], default=-inf)]
+    tokens_seen = [row["tokens"] for row in best]
+    laws = {name: fitted(tokens_seen, [row[name] for row in best], card.limit) for name in names}
     for more in _FURTHER:
-        tokens = more * seen[-1]
+        tokens = more * card.curve[-1].tokens
         expected = {name: law.at(tokens) for name, law in laws.items() if law is not None}
         if expected:
             rows.append({"tokens": tokens, **expected, "from": "extrapolated"})

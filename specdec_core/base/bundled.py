@@ -1,5 +1,5 @@
-"""The bundled models: a target with two drafts distilled from it, and an EAGLE head for a target
-that `specdec fetch` installs."""
+"""The bundled models: a target with two drafts distilled from it, and an EAGLE head and a draft for
+a target that `specdec fetch` installs."""
 
 import os
 from pathlib import Path
@@ -7,17 +7,19 @@ from pathlib import Path
 from specdec_core.base.errors import UserError
 
 PAIR = ("target", "draft-medium", "draft-small")
-HEADS = ("smollm2-eagle",)
+FOR_FETCHED = ("smollm2-eagle", "smollm2-draft")
 WEIGHTS = Path(__file__).parents[1] / "bundled" / "weights"
 
 
 def bundled_path(name: str) -> Path:
-    """Folder of a bundled model, in Hugging Face format with its tokenizer, or of a bundled head.
+    """Folder of a bundled model, in Hugging Face format: of the pair with its tokenizer; a head or
+    a draft of a fetched target has that one's.
 
     Raises `UserError` (a `ValueError`) naming the known models for any other name.
     """
-    if name not in (*PAIR, *HEADS):
-        raise UserError(f"unknown bundled model {name!r}; known: {', '.join((*PAIR, *HEADS))}")
+    known = (*PAIR, *FOR_FETCHED)
+    if name not in known:
+        raise UserError(f"unknown bundled model {name!r}; known: {', '.join(known)}")
     return WEIGHTS / name
 
 

@@ -90,6 +90,15 @@ def test_llm_tries_the_head_under_every_policy_in_trees_and_beside_copies() -> N
     assert len(decoded) == 3  # what cannot be replayed takes half a minute each
 
 
+def test_pearl_on_a_chat_model_is_beside_chains_of_the_same_draft() -> None:
+    plan = load_plan(SWEEPS / "pearl-llm.yaml", cluster={"draft": {"devices": 1}})
+    assert plan.configurations is not None
+    assert set(plan.pair.drafts.values()) == {"bundled:smollm2-draft"}
+    assert {c.family for c in plan.configurations} == {
+        *("fixed", "confidence_product", "pearl", "hybrid"),
+    }
+
+
 def test_policies_are_a_thousand_to_replay_with_the_oracle_among_them() -> None:
     configurations = load_plan(SWEEPS / "policies.yaml").configurations
     assert configurations is not None
