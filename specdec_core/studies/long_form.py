@@ -193,18 +193,18 @@ def measure_long_form(
     observer.stage(f"{len(everyone)} configurations in turns", len(turns), done=already)
     frames, texts = [], dict[int, Tokens]()
     for place, (configuration, request, repeat) in enumerate(turns):
-        text = found.get(place)
-        if text is None:
+        written = found.get(place)
+        if written is None:
             engine.configure(configuration)
             [generation] = engine.generate([request])
-            text = LongText(_rounds(generation), generation.tokens)
+            written = LongText(_rounds(generation), tuple(generation.tokens))
             if store:
-                store.keep(configuration, request, repeat, text)
+                store.keep(configuration, request, repeat, written)
             observer.step()
         where = {"text": request.seed, "repeat": repeat}
-        frames.append(text.rounds.assign(configuration=labels[configuration.id], **where))
+        frames.append(written.rounds.assign(configuration=labels[configuration.id], **where))
         if configuration.drafter is None:
-            texts[request.seed] = (*request.tokens, *text.tokens)
+            texts[request.seed] = (*request.tokens, *written.tokens)
     read = {"target": pair.target, **pair.draft_models}
     observer.stage("reading the texts for their entropy", len(read) * len(texts))
     entropies = []
