@@ -38,5 +38,6 @@ def fitted(tokens: Sequence[float], scores: Sequence[float], limit: float) -> Le
     points = [(n, limit - y) for n, y in zip(tokens, scores, strict=True) if n > 0 and y < limit]
     if len(points) < 3:
         return None
-    slope, intercept = np.polyfit(*np.log(np.asarray(points)).T, 1)
+    logarithms = np.log(np.asarray(points))
+    slope, intercept = np.polyfit(logarithms[:, 0], logarithms[:, 1], 1)
     return LearningCurve(limit, float(intercept), float(slope))
