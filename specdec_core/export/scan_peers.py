@@ -16,6 +16,7 @@ from specdec_core.cost import Profile
 from specdec_core.export.scan import Scanned, ScanResult, scanned_settings
 from specdec_core.export.server import Models, Server
 from specdec_core.models.pair import Pair
+from specdec_core.prompts.chat import AUTO
 from specdec_core.prompts.conversation import conversations
 from specdec_core.prompts.prompt_sets import PromptSet, load_prompts
 from specdec_core.recordings.replay import Replay
@@ -54,8 +55,8 @@ def run_scan(
     """
     header = replay.header
     count = min(plan.limit or header.prompts.count, header.prompts.count)
-    source, template = header.prompts.source, header.prompts.chat_template
-    prompts = load_prompts(source, count, pair.tokenizer, *([template] if template else []))
+    source, template = header.prompts.source, header.prompts.chat_template or AUTO
+    prompts = load_prompts(source, count, pair.tokenizer, template)
     texts = conversations(prompts, pair.tokenizer, header.max_new_tokens, pair.max_length)
     trials = scanned_settings(ranked, plan.lengths)
     configurations = [trial.configuration for trial in trials]
