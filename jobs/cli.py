@@ -32,6 +32,7 @@ COMMANDS = {
     "schedule": "Choose a configuration for each range of load, and time the best.",
     "sweep": "Find the fastest configuration for a pair and its prompts.",
     "export": "Write a configuration as the settings of the server that you run.",
+    "scan": "Time another server's settings, and hold their ranking by replay against that.",
     "report": "Write a sweep's HTML report again.",
     "certify": "Show that a configuration changes nothing but the speed.",
     "promote": "Make another configuration of a sweep the champion.",

@@ -13,11 +13,17 @@ from jobs.console import console, point, print_configuration, run
 from jobs.options import Config, Hardware, ProfileFile, check_times
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import DrafterSettings, PairConfiguration
+from specdec_core.config import DrafterSettings, PairConfiguration, PairSpec
 
 if TYPE_CHECKING:
+    from specdec_core.base.observer import Observer
+    from specdec_core.cost import Profile
     from specdec_core.export.nearest import Nearest
     from specdec_core.export.server import Models, Server, Written
+    from specdec_core.recordings.replay import Replay
+    from specdec_core.search.results import Trial
+
+SHOWN = 8  # of what the server can be told, the fastest
 
 
 def main(
@@ -34,10 +40,18 @@ def main(
             " as it is.",
         ),
     ] = False,
+    fastest: Annotated[
+        bool,
+        Option(
+            "--fastest",
+            help="Of all that the server can be told, write what is fastest by replay, whatever"
+            " the configuration is. With the server's own times as --profile.",
+        ),
+    ] = False,
     traces: Annotated[
         str | None,
         Option(
-            help="Recording, a folder or a name, on which to find what comes nearest to a"
+            help="Recording, a folder or a name, on which to find what is fastest, or nearest to a"
             " configuration that the server has no counterpart of; unset, the latest of the pair."
         ),
     ] = None,
@@ -51,6 +65,8 @@ def main(
     say how to start it. What the server cannot be told is replaced by what comes nearest by replay,
     with the speed that this is expected to cost."""
     check_times(hardware, profile)
+    if plugin and fastest:
+        raise UserError("--plugin and --fastest: a plug-in drafts by the configuration as it is")
     from specdec_core.export.servers import server_of
 
     server = server_of(to, version)
@@ -68,13 +84,19 @@ def main(
         _deliver(server, written, version, _folder(out, choice, server))
         return
     drafter, nearest = configuration.drafter, None
-    if server.counterpart(drafter, models) is None:
+    if fastest:
+        ranked = _ranked(choice, server, models, traces, hardware, profile)
+        drafter = ranked[0].configuration.drafter
+    elif server.counterpart(drafter, models) is None:
         nearest = _nearest(choice, server, models, traces, hardware, profile)
         drafter = nearest.drafter
     counterpart = server.counterpart(drafter, models)
     assert counterpart is not None  # what is nearest has one
     written = server.written(counterpart, models)
-    print_configuration(configuration, source)
+    if fastest:
+        _show_ranked(server, ranked)
+    else:
+        print_configuration(configuration, source)
     if nearest is not None:
         _say_nearest(server, configuration.drafter, nearest)
     for remark in counterpart.remarks:
@@ -116,24 +138,64 @@ def _nearest(
 ) -> Nearest:
     from dashboards.progress import ConsoleProgress
     from specdec_core.export.nearest import find_nearest
+
+    why = f"{server.title} has no counterpart of {choice.configuration.label}"
+    with ConsoleProgress(console) as progress:
+        replay, times = recorded(choice.pair, traces, hardware, profile, why, progress)
+        return find_nearest(server, models, choice.configuration, replay, times, progress)
+
+
+def _ranked(
+    choice: PairConfiguration,
+    server: Server,
+    models: Models,
+    traces: str | None,
+    hardware: Path | None,
+    profile: Path | None,
+) -> list[Trial]:
+    from dashboards.progress import ConsoleProgress
+    from specdec_core.export.nearest import rank
+
+    with ConsoleProgress(console) as progress:
+        why = "--fastest is found by replay"
+        replay, times = recorded(choice.pair, traces, hardware, profile, why, progress)
+        return rank(server, models, replay, times, progress)
+
+
+def recorded(
+    pair: PairSpec,
+    traces: str | None,
+    hardware: Path | None,
+    profile: Path | None,
+    why: str,
+    observer: Observer,
+) -> tuple[Replay, Profile]:
+    """The replay of the recording `traces`, or of the pair's latest one, and the times to price it
+    by. Raises :class:`UserError`, which says `why` a recording is needed, without one."""
     from specdec_core.export.places import latest_recording
     from specdec_core.recordings.replay import Replay
     from specdec_core.search.replaying import find_named
     from specdec_core.studies.forward_times import forward_times
 
-    home, configuration = workspace(), choice.configuration
-    recording = (
-        find_named(traces, home) if traces is not None else latest_recording(choice.pair, home)
-    )
+    home = workspace()
+    recording = find_named(traces, home) if traces is not None else latest_recording(pair, home)
     if recording is None:
         raise UserError(
-            f"{server.title} has no counterpart of {configuration.label}, and no recording of"
-            f" {choice.pair.name} tells what comes nearest: make one with `specdec record`"
+            f"{why}, and no recording of {pair.name} tells what comes nearest: make one with"
+            " `specdec record`"
         )
-    with ConsoleProgress(console) as progress:
-        times = forward_times(choice.pair, [], hardware, profile, progress)
-        replay = Replay(recording, hidden=False, profile=times)
-        return find_nearest(server, models, configuration, replay, times, progress)
+    times = forward_times(pair, [], hardware, profile, observer)
+    return Replay(recording, hidden=False, profile=times), times
+
+
+def _show_ranked(server: Server, ranked: list[Trial]) -> None:
+    from dashboards.outputs.console import table
+    from dashboards.reports.scan import ranking
+
+    console.print(table(ranking(ranked[:SHOWN])))
+    console.print(
+        f"the fastest of {len(ranked)} that {server.title} can be told, by replay", soft_wrap=True
+    )
 
 
 def _say_nearest(server: Server, asked: DrafterSettings | None, nearest: Nearest) -> None:

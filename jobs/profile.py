@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
@@ -11,6 +11,11 @@ from jobs.console import console, point, run
 from jobs.options import Drafts, Target, chosen_pair, given, sizes
 from specdec_core.base.workspace import workspace
 from specdec_core.config import PairSpec
+
+if TYPE_CHECKING:
+    from specdec_core.base.observer import Observer
+    from specdec_core.cost import Profile
+    from specdec_core.models.pair import Pair
 
 POOR_FIT = 0.9
 
@@ -21,8 +26,15 @@ def main(
     config: Annotated[
         Path | None, Option(help="Sweep file whose pair and profile settings to use.")
     ] = None,
+    engine: Annotated[
+        Literal["specdec", "vllm"],
+        Option(help="Whose times: this engine's, or those of vLLM (`make bench-peers`)."),
+    ] = "specdec",
     out: Annotated[
-        Path | None, Option(help="Where to write; unset, profile.json in the workspace.")
+        Path | None,
+        Option(
+            help="Where to write; unset, profile.json in the workspace, for vLLM profile-vllm.json."
+        ),
     ] = None,
     widths: Annotated[str | None, Option(help="Tokens a forward, as 1,2,4.")] = None,
     contexts: Annotated[str | None, Option(help="Cached tokens, as 64,256.")] = None,
@@ -30,7 +42,8 @@ def main(
     repeats: Annotated[int | None, Option(min=1, help="Times each forward is measured.")] = None,
 ) -> None:
     """Time forwards of 1, 2, 3, … tokens of every model at some contexts and batch sizes, fit
-    them, and write the fit as JSON."""
+    them, and write the fit as JSON. Of vLLM whole steps are timed, which verify so many tokens of
+    so many rows. `specdec export` and `specdec scan` rank by such a profile."""
     spec, settings = PairSpec(), {}
     if config is not None:
         from specdec_core.search.plan import load_plan
@@ -48,11 +61,12 @@ def main(
         from dashboards.progress import ConsoleProgress
         from dashboards.reports.profile import sections
         from specdec_core.models.pair import load_pair
-        from specdec_core.studies.profiling import profile_pair
 
         pair = load_pair(spec)
     with ConsoleProgress(console) as progress:
-        profile = profile_pair(pair, **settings, observer=progress)
+        profile = _measured(engine, pair, settings, progress)
+    name = "profile.json" if engine == "specdec" else f"profile-{engine}.json"
+    path = profile.save(workspace() / name if out is None else out)
     show(console, sections(profile))
     if min(cost.r2 for cost in (profile.target, *profile.drafts.values())) < POOR_FIT:
         console.print(
@@ -60,8 +74,17 @@ def main(
             " more --repeats.[/yellow]",
             soft_wrap=True,
         )
-    path = profile.save(workspace() / "profile.json" if out is None else out)
     point("profile", path)
+
+
+def _measured(engine: str, pair: Pair, settings: dict[str, Any], observer: Observer) -> Profile:
+    if engine == "vllm":
+        from specdec_core.studies.peers.vllm_profile import profile_vllm
+
+        return profile_vllm(pair, **settings, observer=observer)
+    from specdec_core.studies.profiling import profile_pair
+
+    return profile_pair(pair, **settings, observer=observer)
 
 
 if __name__ == "__main__":

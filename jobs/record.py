@@ -15,10 +15,12 @@ from jobs.options import (
     MaybeChatTemplate,
     MaybeLimit,
     MaybeTokens,
+    ProfileFile,
     Target,
     chosen_pair,
     given,
 )
+from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Sampling, parse
 from specdec_core.prompts.chat import AUTO
@@ -61,12 +63,28 @@ def main(
     out: Annotated[
         Path | None, Option(help="The folder itself; unset, traces/<name> in the workspace.")
     ] = None,
+    from_vllm: Annotated[
+        list[Path] | None,
+        Option(
+            help="Instead: what a vLLM in production wrote, the text of its /metrics or responses"
+            " with metrics, one a line; repeatable, for servers with several lengths. Says what"
+            " other lengths are expected to give; needs no weights."
+        ),
+    ] = None,
+    profile: ProfileFile = None,
 ) -> None:
     """Run a pair over prompts once and write down, at every position, what its drafts would do.
 
     Every draft length, policy and head can be replayed from that without a model, and heads are
     trained on it. Interrupted, the same command goes on where it stopped.
     """
+    if from_vllm:
+        from jobs.production import read_production
+
+        read_production(from_vllm, draft, profile, out)
+        return
+    if profile is not None:
+        raise UserError("--profile goes with --from-vllm: a recording has no times")
     base: dict[str, Any] = {}
     if config is not None:
         from specdec_core.search.plan import load_plan

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from dashboards import cells
 from dashboards.cells import Cell
 from dashboards.sections import Section
@@ -30,7 +32,8 @@ def sections(profile: Profile) -> list[Section]:
     for name, cost in costs.items():
         for m in cost.measurements:
             if (m.context, m.batch) == (context, batch):
-                times.setdefault(m.width, {"n": m.width})[name] = m.seconds
+                row = times.setdefault(m.width, {"n": m.width, **dict.fromkeys(costs, math.nan)})
+                row[name] = m.seconds
     return [
         Section(
             key="times",
@@ -72,5 +75,8 @@ def _overheads(profile: Profile) -> str:
     parts += [
         f"a token of {name} {1e3 * seconds:.2f} ms"
         for name, seconds in profile.draft_overhead.items()
+    ]
+    parts += [
+        f"a round of {name} {1e3 * seconds:.2f} ms" for name, seconds in profile.proposals.items()
     ]
     return f"the engine adds: {', '.join(parts)}"

@@ -28,7 +28,7 @@ from specdec_core.cost.equations import (
 from specdec_core.cost.fitting import nonnegative_least_squares, r_squared
 from specdec_core.cost.forward import ForwardCost, Kind, Measurement, Terms
 from specdec_core.cost.hardware import Hardware, load_hardware
-from specdec_core.cost.profile import Profile, policy_key
+from specdec_core.cost.profile import Profile, draft_key, policy_key
 
 __all__ = [
     "ForwardCost",
@@ -42,6 +42,7 @@ __all__ = [
     "approximation_bound",
     "bretagnolle_huber_bound",
     "cross_entropy",
+    "draft_key",
     "entropy",
     "entropy_ratio",
     "entropy_threshold",

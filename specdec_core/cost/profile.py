@@ -27,7 +27,9 @@ class Profile(Value):
     drafting step around the forwards themselves. `autoregressive_forward` is the target's forward
     when decoding without drafting, where it is known to differ from a round's; unset, it is that
     of one token. `policies` are seconds that a length policy takes for a candidate token, by
-    :func:`policy_key`.
+    :func:`policy_key`. `proposals` are seconds that a round takes longer where something proposes,
+    apart from drafting steps, by :func:`proposer_keys`; `proposing` is their sum
+    :meth:`under` a configuration.
     """
 
     target: ForwardCost
@@ -40,10 +42,21 @@ class Profile(Value):
     draft_overhead: dict[str, float] = Field(default_factory=dict)
     autoregressive_forward: float | None = None
     policies: dict[str, float] = Field(default_factory=dict)
+    proposals: dict[str, float] = Field(default_factory=dict)
+    proposing: float = 0.0
 
     def under(self, configuration: Configuration) -> Profile:
-        """The costs under `configuration`, whose length policies, where they were measured, add
-        their own time to each step of their draft: of several for one draft, the mean."""
+        """The costs under `configuration`. What proposes adds its time to each round; its length
+        policies add theirs, where they were measured, to each step of their draft: of several for
+        one draft, the mean."""
+        times = self
+        if self.proposals:
+            keys = proposer_keys(configuration, next(iter(self.drafts), ""))
+            proposing = sum(self.proposals.get(key, 0.0) for key in keys)
+            times = self.model_copy(update={"proposing": proposing})
+        return times._with_policies(configuration)
+
+    def _with_policies(self, configuration: Configuration) -> Profile:
         if not self.drafts:
             return self
         seconds: dict[str, list[float]] = {}
@@ -216,16 +229,27 @@ class Profile(Value):
         return self.t_target(1, context, batch) + self.round_overhead
 
     def _verification(self, counts: Counts, context: float | None, batch: int) -> float:
-        """Seconds of a round without its drafting."""
+        """Seconds of a round without its drafting steps."""
         if not counts.n_drafted:
-            return self._autoregressive(context, batch)
+            return self._autoregressive(context, batch) + self.proposing
         width = 1 + counts.n_drafted / counts.n_target
-        return self.t_target(width, context, batch) + self.round_overhead
+        return self.t_target(width, context, batch) + self.round_overhead + self.proposing
 
 
 def policy_key(draft: str, policy: PolicySettings) -> str:
     """Identifies what the time of a policy's decision depends on: not its thresholds."""
     return " ".join([draft, policy.kind, *policy.heads])
+
+
+def proposer_keys(configuration: Configuration, first: str) -> set[str]:
+    """What proposes under a configuration: the kinds of its lookups, and its draft models, of which
+    `first` is the pair's first, as `draft <name>`."""
+    lookups = {part.kind for part in configuration.parts if not (part.drafts or part.parts)}
+    return lookups | {draft_key(draft or first) for draft in configuration.drafts}
+
+
+def draft_key(draft: str) -> str:
+    return f"draft {draft}"
 
 
 def _draft_width(counts: Counts) -> float:

@@ -58,39 +58,58 @@ def find_nearest(
     profile: Profile,
     observer: Observer | None = None,
 ) -> Nearest:
-    """The fastest of :func:`expressible` on a recording. Of a schedule, what comes nearest to its
-    drafter for one request; it rests where the schedule drafts nothing.
+    """The fastest by :func:`rank`. Of a schedule, what comes nearest to its drafter for one
+    request; it rests where the schedule drafts nothing.
 
     Raises:
         UserError: the recording tells none of them.
     """
-    observer, context = observer or Observer(), replay.recording.prompts.context
     drafter, sampling = configuration.drafter, replay.header.sampling
     wanted = drafter.at(1) if isinstance(drafter, ScheduleSettings) else drafter
+    trials = rank(server, models, replay, profile, observer)
+    asked, share = Configuration(drafter=wanted, sampling=sampling), None
+    if replay.can(asked):
+        own = estimated(asked, replay, profile)
+        share = trials[0].metrics[METRIC] / own.metrics[METRIC]
+    found = trials[0].configuration.drafter
+    if isinstance(drafter, ScheduleSettings):
+        found = _resting(server, models, found, drafter)
+    return Nearest(found, share, len(trials))
+
+
+def rank(
+    server: Server,
+    models: Models,
+    replay: Replay,
+    profile: Profile,
+    observer: Observer | None = None,
+) -> list[Trial]:
+    """All of :func:`expressible` that a recording tells, the fastest by estimate first. The
+    profile's times may be the server's own.
+
+    Raises:
+        UserError: the recording tells none of them.
+    """
+    observer = observer or Observer()
+    sampling = replay.header.sampling
     options = [Configuration(drafter=d, sampling=sampling) for d in expressible(server, models)]
     options = [option for option in options if replay.can(option)]
     if not options:
         raise UserError(
             f"{replay.recording.folder}: tells nothing of what {server.title} can be told"
         )
-
-    def estimated(option: Configuration) -> Trial:
-        counts = replay.run(option).counts
-        return Trial.of(option, counts, profile, context, replayed=True)
-
     observer.stage(f"replaying what {server.title} can be told", len(options))
     trials = []
     for option in options:
-        trials.append(estimated(option))
+        trials.append(estimated(option, replay, profile))
         observer.step()
-    best = by_estimate(trials)[0]
-    asked, share = Configuration(drafter=wanted, sampling=sampling), None
-    if replay.can(asked):
-        share = best.metrics[METRIC] / estimated(asked).metrics[METRIC]
-    found = best.configuration.drafter
-    if isinstance(drafter, ScheduleSettings):
-        found = _resting(server, models, found, drafter)
-    return Nearest(found, share, len(options))
+    return by_estimate(trials)
+
+
+def estimated(option: Configuration, replay: Replay, profile: Profile) -> Trial:
+    """A configuration's counts on a recording, and its time by a profile."""
+    context = replay.recording.prompts.context
+    return Trial.of(option, replay.run(option).counts, profile, context, replayed=True)
 
 
 def _resting(

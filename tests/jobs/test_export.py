@@ -87,6 +87,36 @@ def test_what_has_no_counterpart_is_replaced_by_the_nearest_of_a_recording(
     assert written["num_speculative_tokens"] > 3
 
 
+def test_the_fastest_of_all_is_found_by_the_servers_own_times(
+    command: Command, tiny_pair: Pair, home: Path, tmp_path: Path
+) -> None:
+    from specdec_core.cost import ForwardCost, Profile
+
+    times = Profile(
+        target=ForwardCost.constant(0.1),
+        drafts={"draft": ForwardCost.constant(0.001)},
+        device="cpu, vllm",
+        target_dtype="float32",
+        draft_dtype="float32",
+        proposals={"draft draft": 10.0},  # its draft chains take so long that nothing pays there
+    )
+    options = ("--to", "vllm", "--config", config(tiny_pair, CHAIN, tmp_path), "--fastest")
+    methods = []
+    for name, profile in (
+        ("slow", times),
+        ("fast", times.model_copy(update={"proposals": {"prompt_lookup": 10.0, "suffix": 10.0}})),
+    ):
+        profile.save(tmp_path / name)
+        told = (*options, "--profile", tmp_path / name, "--out", tmp_path / f"{name}.out")
+        done = command(export.main, home, *told)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "that vLLM can be told, by replay" in done.stdout
+        written = tmp_path / f"{name}.out" / "speculative_config.json"
+        methods.append(json.loads(written.read_text())["method"] if written.exists() else None)
+    assert methods[0] != "draft_model"
+    assert methods[1] == "draft_model"
+
+
 @installed
 def test_vllm_reads_what_is_written(command: Command, tmp_path: Path) -> None:
     from specdec_core.config import PairSpec
@@ -124,6 +154,8 @@ def test_vllm_reads_what_is_written(command: Command, tmp_path: Path) -> None:
         (CHAIN, ("--to", "sglang", "--plugin"), "there is none for SGLang"),
         ({"kind": "tree"}, ("--to", "vllm", "--plugin"), "drafts trees"),
         (SVIP, ("--to", "vllm"), "no recording of"),
+        (CHAIN, ("--to", "vllm", "--fastest"), "--fastest is found by replay, and no recording of"),
+        (CHAIN, ("--to", "vllm", "--fastest", "--plugin"), "--plugin and --fastest: "),
         (SVIP, ("--to", "vllm", "--traces", "none"), "none: "),
     ],
 )

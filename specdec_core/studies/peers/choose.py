@@ -36,7 +36,7 @@ def peers_of(
     labels = distinct_labels(plug_ins)
     for name in names:
         if name == "transformers":
-            load = cache(lambda: _plain_pair(pair.spec))
+            load = cache(lambda: plain_pair(pair.spec))
             peers += transformers_peers(list(pair.draft_models), load)
             peers += [TransformersPlugIn(load, pair, c, labels[c.id]) for c in plug_ins]
         elif name == "vllm":
@@ -48,7 +48,7 @@ def peers_of(
     return peers
 
 
-def _plain_pair(spec: PairSpec) -> Pair:
+def plain_pair(spec: PairSpec) -> Pair:
     """The pair as transformers loads it, its drafts in the data type that is faster there."""
     plain = spec.runner.model_copy(update={"pack": False, "draft_dtype": "auto"})
     return load_pair(spec.model_copy(update={"runner": plain}))

@@ -30,6 +30,7 @@ class TransformersMode:
     schedule: str = "constant"
     confidence: float = 0.0
     lookup_tokens: int | None = None
+    lookup_size: int | None = None  # tokens compared at most; unset, transformers' own
 
 
 TRANSFORMERS = TransformersMode("transformers")
@@ -66,6 +67,8 @@ def transformers_generate(
         options["assistant_model"] = assistant
     if mode.lookup_tokens is not None:
         options["prompt_lookup_num_tokens"] = mode.lookup_tokens
+    if mode.lookup_size is not None:
+        options["max_matching_ngram_size"] = mode.lookup_size
     target: Any = pair.target  # causal models generate, which their base class does not say
     generate = partial(target.generate, **options)
     return new_tokens(generate, pair, tokens, max_new_tokens, temperature, seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,6 +27,8 @@ VENV = Path(__file__).parents[3] / ".venv-peers"
 _WORKER = Path(__file__).with_name("vllm_worker.py")
 # Seconds. The first start of a model compiles it; later ones find that on disk.
 _START, _DECODE = 1200, 600
+TOKENS = "num_speculative_tokens"
+_ANY_LOAD = 1024  # requests together, more than any engine here decodes
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,11 @@ class VllmMode:
     @property
     def tokens(self) -> int | None:
         """Tokens that it drafts, where that is set."""
-        return (self.speculative or {}).get("num_speculative_tokens")
+        return (self.speculative or {}).get(TOKENS)
+
+    def longer(self, tokens: int) -> VllmMode:
+        """The same with so many tokens."""
+        return replace(self, speculative={**(self.speculative or {}), TOKENS: tokens})
 
 
 AUTOREGRESSIVE = VllmMode("vLLM")
@@ -60,18 +66,28 @@ HEAD = tuple(
     VllmMode(f"vLLM EAGLE-3 K={k}", {"method": "eagle3", "num_speculative_tokens": k})
     for k in (3, 5)
 )
-NGRAM = tuple(
-    VllmMode(
-        f"vLLM n-gram K={k}",
-        {
-            "method": "ngram",
-            "num_speculative_tokens": k,
-            "prompt_lookup_min": 2,
-            "prompt_lookup_max": 4,
-        },
-    )
-    for k in (4, 8)
-)
+
+
+def lookup_mode(shortest: int, longest: int, tokens: int) -> VllmMode:
+    """N-grams of `shortest` to `longest` tokens."""
+    settings = {
+        "method": "ngram",
+        TOKENS: tokens,
+        "prompt_lookup_min": shortest,
+        "prompt_lookup_max": longest,
+    }
+    return VllmMode(f"vLLM n-gram K={tokens}", settings)
+
+
+NGRAM = tuple(lookup_mode(2, 4, k) for k in (4, 8))
+SUFFIX = VllmMode("vLLM suffix", {"method": "suffix"})
+
+
+def by_load(mode: VllmMode) -> VllmMode:
+    """The same, but that a running engine can be told to draft less: for any load it is the mode's
+    number of tokens at first."""
+    schedule = {"num_speculative_tokens_per_batch_size": [[1, _ANY_LOAD, mode.tokens]]}
+    return replace(mode, speculative={**(mode.speculative or {}), **schedule})
 
 
 def plug_in(configuration: Configuration, label: str) -> VllmMode:
@@ -89,10 +105,18 @@ def plug_in(configuration: Configuration, label: str) -> VllmMode:
 
 
 class VllmPeer(Peer):
-    """vLLM in one mode: a long-lived process, for the speculative settings are fixed at start."""
+    """vLLM in one mode: a long-lived process, for the speculative settings are fixed at start. Only
+    in a mode :func:`by_load` it can be told to draft `length` tokens."""
+
+    length: int | None = None
 
     def __init__(
-        self, pair: Pair, mode: VllmMode, draft: str | None = None, venv: Path | None = None
+        self,
+        pair: Pair,
+        mode: VllmMode,
+        draft: str | None = None,
+        venv: Path | None = None,
+        requests: int = 1,
     ) -> None:
         self.name = mode.label + (f", {draft}" if draft else "")
         self.version = "vllm"
@@ -100,7 +124,7 @@ class VllmPeer(Peer):
         self._worker: Worker | None = None
         self._mode, self._spec, self._folder = mode, pair.spec, ExitStack()
         self._eos = sorted(pair.eos_token_ids)
-        self._engine = engine_settings(pair, mode, draft)
+        self._engine = engine_settings(pair, mode, draft, requests)
         self._environment = {
             **process_environment(pair.spec.runner.threads),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # front end and engine in one process
@@ -138,10 +162,23 @@ class VllmPeer(Peer):
             "seed": seed,
             "eos": self._eos,
         }
-        assert self._worker is not None  # it is open
-        answer = self._worker.ask(request, _DECODE)
+        if self.length is not None:
+            request["length"] = self.length
+        answer = self._ask(request)
         self.steps = answer["steps"]
         return list(answer["tokens"])
+
+    def measure(
+        self, rows: int, context: int, lengths: Sequence[int], repeats: int, forced: bool
+    ) -> list[dict[str, float]]:
+        """Times of its steps; see :meth:`specdec_core.studies.peers.vllm_steps.StepClock`."""
+        wanted = {"rows": rows, "context": context, "lengths": list(lengths), "repeats": repeats}
+        answer = self._ask({"measure": {**wanted, "forced": forced}})
+        return list(answer["times"])
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        assert self._worker is not None  # it is open
+        return self._worker.ask(question, _DECODE)
 
     def close(self) -> None:
         if self._worker is not None:
@@ -157,13 +194,16 @@ def environment_folder() -> Path:
 
 
 def vllm_peers(pair: Pair, venv: Path | None = None) -> Iterator[VllmPeer]:
-    """Autoregressive decoding, every draft model at every K, and n-grams."""
+    """Autoregressive decoding, every draft model at every K, n-grams, and suffixes where
+    `arctic-inference` is installed."""
     yield VllmPeer(pair, AUTOREGRESSIVE, venv=venv)
     for draft, modes in draft_modes(pair):
         for mode in modes:
             yield VllmPeer(pair, mode, draft, venv)
     for mode in NGRAM:
         yield VllmPeer(pair, mode, venv=venv)
+    if has_suffix(venv or environment_folder()):
+        yield VllmPeer(pair, SUFFIX, venv=venv)
 
 
 def draft_modes(pair: Pair) -> Iterator[tuple[str, Sequence[VllmMode]]]:
@@ -173,6 +213,11 @@ def draft_modes(pair: Pair) -> Iterator[tuple[str, Sequence[VllmMode]]]:
             yield name, HEAD
         elif not isinstance(draft, EagleOneHead | ReducedDraft):
             yield name, DRAFT_MODEL
+
+
+def has_suffix(venv: Path) -> bool:
+    """Whether vLLM's suffix decoding has the package there that it needs."""
+    return any((venv / "lib").glob("python*/site-packages/arctic_inference"))
 
 
 def python_of(venv: Path, name: str) -> Path:

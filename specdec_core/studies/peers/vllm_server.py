@@ -12,17 +12,18 @@ from specdec_core.models.pair import Pair
 from specdec_core.studies.peers.vllm import (
     AUTOREGRESSIVE,
     NGRAM,
+    SUFFIX,
     VllmMode,
     draft_modes,
     engine_settings,
     environment_folder,
+    has_suffix,
     inherited_environment,
     process_environment,
     python_of,
 )
 
 MODULE = "vllm.entrypoints.openai.api_server"  # the `vllm` program needs a package called vllm
-SUFFIX = VllmMode("vLLM suffix", {"method": "suffix"})
 # In turns over HTTP every mode is a server anew at each load: fewer than for one request alone.
 SERVED_TOKENS = (3, 5)  # of a draft
 SERVED_NGRAM = [mode for mode in NGRAM if mode.tokens == 4]
@@ -73,7 +74,7 @@ def vllm_servers(pair: Pair, venv: Path | None = None) -> Iterator[VllmServer]:
     modes += [(mode, None) for mode in SERVED_NGRAM]
     for name, own in draft_modes(pair):
         modes += [(mode, name) for mode in own if mode.tokens in SERVED_TOKENS]
-    if any(installed.glob("python*/site-packages/arctic_inference")):
+    if has_suffix(venv):
         modes.append((SUFFIX, None))
     for mode, draft in modes:
         yield VllmServer(pair, mode, draft, python, version)

@@ -3,7 +3,9 @@
 Runs in vLLM's own virtual environment, so it imports of this project only what needs torch alone.
 The first line in is {"engine": keyword arguments of vllm.LLM}, answered by {"version", "settings"}
 once the model is loaded. Each further line is {"prompt", "max_new_tokens", "temperature", "seed",
-"eos"}, answered by {"tokens", "steps"}: new tokens, and how many each step of the engine added.
+"eos"}, answered by {"tokens", "steps"}: new tokens, and how many each step of the engine added; or
+{"measure": arguments of StepClock.measure}, answered by {"times"}. {"length": K} with a prompt sets
+how many candidates a step proposes, where the engine was started with lengths by load.
 {"error"} instead of an answer says in one line why there is none, and ends the process; so does the
 end of the input, whatever it is doing then.
 """
@@ -53,6 +55,7 @@ def serve(lines: SimpleQueue[str], answers: TextIO) -> None:
     from vllm.inputs import TokensPrompt
 
     from specdec_core.plugins.vllm_sampling import repair
+    from specdec_core.studies.peers.vllm_steps import StepClock
 
     repair()
     llm = LLM(**engine_settings)
@@ -62,14 +65,20 @@ def serve(lines: SimpleQueue[str], answers: TextIO) -> None:
         "settings": {
             "compilation": config.compilation_config.mode.name,
             "model_runner": "v2" if config.use_v2_model_runner else "v1",
+            "async_scheduling": bool(config.scheduler_config.async_scheduling),
             "threads": torch.get_num_threads(),
             "repaired": ["vllm.v1.sample.rejection_sampler.expand_batch_to_tokens"],
         },
     }
     print(json.dumps(hello), file=answers)
-    steps = counted(llm.llm_engine.engine_core)
+    steps, clock = counted(llm.llm_engine.engine_core), StepClock(llm)
     while True:
         request = json.loads(lines.get())
+        if "measure" in request:
+            print(json.dumps({"times": clock.measure(**request["measure"])}), file=answers)
+            continue
+        if "length" in request:
+            clock.set_length(request["length"])
         sampling = SamplingParams(
             max_tokens=request["max_new_tokens"],
             temperature=request["temperature"],

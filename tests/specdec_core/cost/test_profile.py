@@ -34,6 +34,20 @@ class TestProfile:
         expected = 10 * (WIDE.seconds(4, 256, 1) + 1e-4)
         assert profile.estimate_seconds(lookup) == pytest.approx(expected)
 
+    def test_what_proposes_costs_each_of_its_rounds(self, profile):
+        times = profile.model_copy(
+            update={"proposals": {"suffix": 2e-3, "draft small": 5e-3, "prompt_lookup": 1.0}}
+        )
+        chain = DraftModelSettings()
+        hybrid = HybridSettings(lookup=SuffixSettings(), otherwise=chain)
+        c = counts(n_draft=40, n_target=10, n_discarded=12)
+        plain = times.estimate_seconds(c)
+        for drafter, seconds in ((SuffixSettings(), 2e-3), (chain, 5e-3), (hybrid, 7e-3)):
+            under = times.under(Configuration(drafter=drafter))
+            assert under.estimate_seconds(c) == pytest.approx(plain + 10 * seconds)
+            # Autoregressive decoding, which speedups compare with, has nothing that proposes.
+            assert under.autoregressive_seconds(50) == times.autoregressive_seconds(50)
+
     def test_autoregressive_counts_cost_autoregressive_time(self, profile):
         c = counts(n_draft=0, n_target=50, n_discarded=0)
         assert profile.estimate_seconds(c) == pytest.approx(profile.autoregressive_seconds(50))

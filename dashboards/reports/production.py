@@ -1,0 +1,82 @@
+"""What a production server told of its speculation, and what other lengths are expected to give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from dashboards import cells
+from dashboards.sections import Section
+from specdec_core.recordings.production import Expectation, Production
+
+UNKNOWN = (
+    "Not told: the texts, so nothing that drafts otherwise (another draft, lookups, policies) can"
+    " be replayed; how acceptance and time change with the load; what a step takes without its"
+    " draft."
+)
+
+
+def seen(productions: Sequence[Production]) -> Section:
+    """Each server: its steps, and the share of them that accepted at each position."""
+    rows = [
+        {
+            "K": each.length,
+            "steps": each.steps,
+            "with candidates": each.proposed / each.steps,
+            "ms a step": each.seconds,
+            "tokens": each.tokens(each.length),
+            "by position": " ".join(f"{share:.2f}" for share in each.surviving),
+        }
+        for each in productions
+    ]
+    columns = {
+        "K": cells.text("K"),
+        "steps": cells.count("steps"),
+        "with candidates": cells.number("with candidates", ".0%"),
+        "ms a step": cells.milliseconds("ms a step"),
+        "tokens a step": cells.number("tokens", ".2f"),
+        "accepted, by position": cells.text("by position"),
+    }
+    return Section(key="seen", title="What the server wrote", shown=cells.table(rows, columns))
+
+
+def expected(lengths: Sequence[Expectation], now: Production) -> Section:
+    """Other lengths beside the present one; a step may take up to the last column times as long as
+    now before a length is slower than the present."""
+    tokens = now.tokens(now.length)
+    rows = [
+        {
+            "K": f"{each.length}{' (beyond)' if each.beyond else ''}",
+            "tokens": each.tokens,
+            "seconds": each.seconds,
+            "speed": each.speed and each.speed / now.speed,
+            "even": each.tokens / tokens,
+        }
+        for each in lengths
+    ]
+    columns = {
+        "K": cells.text("K"),
+        "tokens a step": cells.number("tokens", ".2f"),
+        "ms a step": cells.milliseconds("seconds"),
+        "speed, now = 1": cells.number("speed", ".2f"),
+        "pays below, × a step now": cells.number("even", ".2f"),
+    }
+    return Section(key="expected", title="Expected", shown=cells.table(rows, columns))
+
+
+def findings(lengths: Iterable[Expectation], now: Production) -> list[str]:
+    """What follows, and what cannot be known."""
+    known = [each for each in lengths if each.speed is not None and not each.beyond]
+    others = [each for each in known if each.length != now.length]
+    lines = []
+    if others:
+        best = max(known, key=lambda each: each.speed or 0.0)
+        lines.append(
+            f"fastest by this estimate: K = {best.length},"
+            f" {cells.as_ratio((best.speed or 0.0) / now.speed)} the speed of K = {now.length}"
+        )
+    else:
+        lines.append(
+            "how a step's time changes with K is not told: give the file of a server with another"
+            " K, too, or --profile with vLLM's own times (`specdec profile --engine vllm`)"
+        )
+    return [*lines, UNKNOWN]

@@ -1,0 +1,111 @@
+"""A server's settings as they were ranked by replay, and as they were timed in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from dashboards import cells
+from dashboards.sections import Origin, Report, Section
+from specdec_core.config import distinct_labels
+from specdec_core.export.scan import ScanResult
+from specdec_core.search.results import METRIC, Trial
+
+RANKED = {
+    "setting": cells.text("setting"),
+    "expected": cells.number("expected", ".2f×"),
+    "tokens a round": cells.number("mat", ".2f"),
+}
+TIMED = {
+    "setting": cells.text("setting"),
+    "expected": cells.number("expected", ".2f×"),
+    "measured": cells.ratio("speedup", "low", "high"),
+    "tokens/s": cells.number("tokens_per_second", ".0f"),
+    "tokens a step": cells.number("mat", ".2f"),
+}
+
+
+def ranking(trials: Sequence[Trial]) -> Section:
+    """What a server can be told, the fastest by replay first."""
+    names = distinct_labels(trial.configuration for trial in trials)
+    rows = [
+        {
+            "setting": names[trial.id],
+            "expected": trial.metrics[METRIC],
+            "mat": trial.counts["n"] / max(trial.counts["n_target"], 1),
+        }
+        for trial in trials
+    ]
+    return Section(key="ranking", shown=cells.table(rows, RANKED))
+
+
+def report(result: ScanResult) -> Report:
+    """Expected and measured speed, and what the ranking's choice costs."""
+    first, best = result.labels[0], result.labels[result.scanned.index(result.best)]
+    against = result.over(result.first, result.best)
+    findings = [
+        f"first by replay: {first}; fastest of {len(result.scanned)} in {result.server}: {best}",
+        f"regret of the first choice {100 * result.regret:.1f} % ({cells.of_ratio(against)} the"
+        f" fastest), Spearman {result.spearman:.3f}",
+    ]
+    frame = _frame(result)
+    return Report(
+        command="scan",
+        title=f"{result.server} with {result.pair.name}: settings ranked and timed",
+        origin=Origin(
+            name=result.name,
+            pair=result.pair.name,
+            started=result.started,
+            notes=[
+                f"{result.prompts.count} prompts of {result.prompts.source}, the recorded ones,"
+                f" {result.max_new_tokens} new tokens, {result.repeats} repeats, all settings in"
+                " turns, greedy",
+                f"expected: counts of {result.recording}, forward times of {result.times}",
+                result.first.row.version,
+            ],
+            params={
+                "server": result.server,
+                "max_new_tokens": result.max_new_tokens,
+                "repeats": result.repeats,
+                "prompts": result.prompts.source,
+            },
+            facts=result.environment,
+        ),
+        findings=findings,
+        parts=[
+            Section(
+                key="settings",
+                title="Settings by their expected speed",
+                note="Speed over autoregressive decoding there; measured with 95 % bootstrap"
+                " intervals over prompts and repeats, prompts included.",
+                frame=frame,
+                shown=cells.table(frame, TIMED),
+                marked=(result.scanned.index(result.best),),
+            )
+        ],
+        metrics={
+            "spearman": result.spearman,
+            "regret": result.regret,
+            "speedup_of_choice": result.over(result.first, result.plain).value,
+            "speedup_of_fastest": result.over(result.best, result.plain).value,
+        },
+    )
+
+
+def _frame(result: ScanResult) -> pd.DataFrame:
+    rows = []
+    for label, each in zip(result.labels, result.scanned, strict=True):
+        ratio = result.over(each, result.plain)
+        rows.append(
+            {
+                "setting": label,
+                "expected": each.expected,
+                "speedup": ratio.value,
+                "low": ratio.low,
+                "high": ratio.high,
+                "tokens_per_second": each.row.tokens_per_second,
+                "mat": each.row.mean_accepted(),
+            }
+        )
+    return pd.DataFrame(rows)

@@ -1,0 +1,47 @@
+"""What a production server's own figures tell of other lengths: `specdec record --from-vllm`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jobs.console import console, point
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
+
+if TYPE_CHECKING:
+    from specdec_core.cost import Profile
+
+LOOKUP = "ngram"  # as a --draft: nothing drafts but a lookup
+
+
+def read_production(
+    files: list[Path], drafts: list[str] | None, profile: Path | None, out: Path | None
+) -> None:
+    """Read what servers wrote, one file a server, and show what other lengths are expected to give.
+    Raises :class:`UserError` for a file that tells nothing."""
+    from dashboards.outputs.console import show
+    from dashboards.reports.production import expected, findings, seen
+    from dashboards.sections import Section
+    from specdec_core.cost import Profile
+    from specdec_core.recordings.production import expectations, read_vllm, save
+
+    productions = [read_vllm(file) for file in files]
+    times = Profile.load(profile) if profile is not None else None
+    draft = _draft(drafts, times)
+    now = productions[0]
+    lengths = expectations(productions, range(1, now.length + 3), times, draft)
+    lines = findings(lengths, now)
+    show(console, [seen(productions), expected(lengths, now), Section(key="so", lines=lines)])
+    point("written", save(productions, out or workspace() / "production.json"))
+
+
+def _draft(drafts: list[str] | None, times: Profile | None) -> str | None:
+    """The draft in the profile that the server runs; None for lookups."""
+    if times is None or drafts == [LOOKUP]:
+        return None
+    name = drafts[0] if drafts else next(iter(times.drafts), None)
+    if name is not None and name not in times.drafts:
+        known = ", ".join([*times.drafts, LOOKUP])
+        raise UserError(f"--draft {name}: expected one of the profile's: {known}")
+    return name

@@ -1,0 +1,121 @@
+"""Times of vLLM's engine steps, in the process that runs it.
+
+Runs in vLLM's own virtual environment. Every step of some rows verifies the candidates of the step
+before it and proposes the next ones, as it does when it serves. How many candidates those are is
+set before each step, so one start of vLLM is enough for all lengths.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+WARM = 2  # untimed repeats
+
+
+class StepClock:
+    """Times the steps of an engine that runs in this process.
+
+    With `forced`, rows are given candidates of their own behind those that the engine proposes, so
+    that a lookup, which may find nothing, is verified at every width. They are rejected, as a rule.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self._engine: Any = llm.llm_engine
+        core: Any = self._engine.engine_core.engine_core
+        self._scheduler = core.scheduler
+        self._runner = core.model_executor.driver_worker.worker.model_runner
+        self._vocabulary = self._engine.vllm_config.model_config.get_vocab_size()
+        self._length = 0
+        self._forward = 0.0  # seconds of the target's forwards, summed up
+
+    def set_length(self, length: int) -> None:
+        """Propose chains of this length from now on, where the engine was started with lengths by
+        load."""
+        self._length = length
+        if (by_load := self._scheduler.dynamic_sd_lookup) is not None:
+            by_load[:] = [length] * len(by_load)
+
+    def measure(
+        self, rows: int, context: int, lengths: Sequence[int], repeats: int, forced: bool
+    ) -> list[dict[str, float]]:
+        """For each length the median seconds of a step in which `rows` rows verify so many
+        candidates each, of its forward of the target, with about `context` tokens in the cache."""
+        restore = [self._timed(self._runner, "_model_forward")]
+        restore.append(self._timed(self._runner.model, "compute_logits"))
+        if forced:
+            restore.append(self._force())
+        names = self._begin(rows, max(context - len(lengths) * (repeats + WARM), 4))
+        samples: list[list[tuple[float, float]]] = [[] for _ in lengths]
+        for _ in range(repeats + WARM):
+            for length, taken in zip(lengths, samples, strict=True):
+                self.set_length(length)
+                self._engine.step()  # verifies what was proposed before, proposes by this length
+                self._forward = 0.0
+                start = perf_counter()
+                self._engine.step()
+                taken.append((perf_counter() - start, self._forward))
+        self._engine.abort_request(names)
+        while self._engine.has_unfinished_requests():
+            self._engine.step()
+        for undo in restore:
+            undo()
+        return [
+            {
+                "step": statistics.median(step for step, _ in taken[WARM:]),
+                "forward": statistics.median(forward for _, forward in taken[WARM:]),
+            }
+            for taken in samples
+        ]
+
+    def _begin(self, rows: int, tokens: int) -> list[str]:
+        """Rows that decode, each behind a prompt of so many tokens."""
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+
+        sampling = SamplingParams(
+            max_tokens=1 << 20, temperature=0.0, ignore_eos=True, detokenize=False
+        )
+        names = []
+        for row in range(rows):
+            # No text repeats itself, as those of people do not.
+            ids = [(row * 101 + 7 * n * n + n) % self._vocabulary for n in range(tokens)]
+            names.append(
+                self._engine.add_request(f"row {row}", TokensPrompt(prompt_token_ids=ids), sampling)
+            )
+        while self._scheduler.waiting or any(
+            request.num_computed_tokens < request.num_prompt_tokens
+            for request in self._scheduler.running
+        ):
+            self._engine.step()
+        return [request.request_id for request in self._scheduler.running]
+
+    def _force(self) -> Callable[[], None]:
+        """Have the drafter give every row candidates, after it has looked for its own."""
+        drafter = self._runner.drafter
+        propose = drafter.propose
+
+        def forced(*args: Any, **kwargs: Any) -> list[list[int]]:
+            found = propose(*args, **kwargs)
+            return [[n % self._vocabulary for n in range(self._length)] for _ in found]
+
+        drafter.propose = forced
+        return lambda: delattr(drafter, "propose")
+
+    def _timed(self, owner: Any, name: str) -> Callable[[], None]:
+        """Add a method's seconds to the forward's, until it is undone."""
+        method = getattr(owner, name)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = perf_counter()
+            result = method(*args, **kwargs)
+            self._forward += perf_counter() - start
+            return result
+
+        setattr(owner, name, timed)
+        return lambda: delattr(owner, name)

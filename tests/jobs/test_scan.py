@@ -1,0 +1,69 @@
+"""`specdec scan` holds a ranking by replay against the program itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jobs import scan
+from specdec_core.export.scan import ScanResult
+from specdec_core.models.pair import Pair
+from tests.jobs.conftest import Command, record_prompts
+
+
+def pair_options(pair: Pair) -> list[str]:
+    drafts = [f"{name}={model}" for name, model in pair.spec.drafts.items()]
+    return ["--target", pair.spec.target, *(w for draft in drafts for w in ("--draft", draft))]
+
+
+def test_a_ranking_is_held_against_transformers(
+    command: Command, tiny_pair: Pair, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "sums.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": f"x{i} = {i} + "}) for i in range(2)))
+    times = {"name": "far", "target": 0.1, "drafts": {"*": 0.001}}
+    (tmp_path / "h.yaml").write_text(json.dumps(times))
+    record_prompts(tiny_pair, prompts, tmp_path / "traces" / "sums", 12)
+    options = ["--hardware", tmp_path / "h.yaml", "--lengths", "1,3", "--repeats", "1"]
+    told = ["--to", "transformers", *pair_options(tiny_pair), *options, "--name", "one"]
+    done = command(scan.main, tmp_path, *told)
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "scans" / "one"
+    result = ScanResult.model_validate_json((folder / "scan.json").read_text())
+    expected = [each.expected for each in result.scanned]
+    assert expected == sorted(expected, reverse=True)
+    assert result.plain.configuration.drafter is None
+    chains = {
+        each.row.settings["assistant_tokens"]
+        for each in result.scanned
+        if "assistant_tokens" in each.row.settings
+    }
+    assert {1, 3} <= chains
+    # Whatever is told, transformers writes the same.
+    written = {str([take.outputs for take in each.row.takes[0]]) for each in result.scanned}
+    assert len(written) == 1
+    assert result.regret == pytest.approx(
+        1 - result.first.row.tokens_per_second / max(result.speeds)
+    )
+    assert "Spearman" in done.stdout
+    assert (folder / "scan.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--to", "sglang"), "it does not run here"),
+        (("--to", "vllm", "--lengths", "x"), "--lengths x: "),
+        (("--to", "vllm"), "no recording of"),
+    ],
+)
+def test_what_cannot_be_scanned_is_one_line(
+    command: Command, tiny_pair: Pair, tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    done = command(scan.main, tmp_path, *options, *pair_options(tiny_pair))
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "scans").exists()
