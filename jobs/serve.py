@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import ByteSize, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import ByteSize, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from rich.markup import escape
 from typer import Option
 
@@ -41,6 +41,8 @@ class Arguments(Value):
     cluster: Path | None = None
     replicas: PositiveInt = 1
     max_replicas: PositiveInt | None = None
+    scale_up_after: NonNegativeFloat = 30
+    scale_down_after: NonNegativeFloat = 600
     api_key_file: Path | None = None
     requests_per_minute: PositiveInt | None = None
     tokens_per_minute: PositiveInt | None = None
@@ -71,7 +73,9 @@ def application(args: dict[str, Any]) -> Application:
         queue=given.queue,
         access=_access(given),
         page=Page(*PLAYGROUND),
-        replicas=Replicas.asked(given.replicas, given.max_replicas),
+        replicas=Replicas.asked(
+            given.replicas, given.max_replicas, given.scale_up_after, given.scale_down_after
+        ),
         samples=_sampling(given),
     )
 
@@ -140,6 +144,12 @@ def main(
     max_replicas: Annotated[
         int | None, Option(min=1, help="As many as Ray Serve may start when requests wait.")
     ] = None,
+    scale_up_after: Annotated[
+        float, Option(min=0, help="Seconds that a further replica is needed before it is started.")
+    ] = 30.0,
+    scale_down_after: Annotated[
+        float, Option(min=0, help="Seconds that one is not needed before it is stopped.")
+    ] = 600.0,
     api_key_file: Annotated[
         Path | None, Option(help="Hashes of the API keys that are let in; see `make-key`.")
     ] = None,
@@ -200,7 +210,7 @@ def main(
     from cluster.serving.tls import read_tls
     from specdec_core.engine.scheduler import Limits
 
-    number = Replicas.asked(replicas, max_replicas)
+    number = Replicas.asked(replicas, max_replicas, scale_up_after, scale_down_after)
     tls = read_tls(tls_cert, tls_key)
     watch = Watch(track, track_every, read_command(on_drift))
     wanted = track or on_drift is not None

@@ -225,7 +225,7 @@ def _bound(
         needs = resources(spec.runner.threads, spec.runner.device)
     own = {"num_cpus": needs["CPU"], "num_gpus": needs["GPU"]}
     requests = limits.slots + start.queue  # at a replica
-    if replicas == ONE:
+    if replicas.most == 1:
         server = CompletionServer.options(  # type: ignore[attr-defined]  # the decorator made one
             ray_actor_options=own, max_ongoing_requests=requests + REFUSALS
         )

@@ -165,6 +165,14 @@ def test_counters_of_all_replicas_are_summed_and_may_begin_anew() -> None:
     assert between(reading(0, requests=3), reading(1, requests=1))["requests"] == 2
 
 
+def test_a_replica_that_was_not_read_for_a_while_goes_on_where_it_was() -> None:
+    first, last = reading(0, requests=3), reading(2, requests=5)
+    answered = frozenset({("replica", "a")})
+    missed = Reading(1, {("vllm:request_success_total", answered): 4}, {})
+    assert between(first, missed)["requests"] == 1
+    assert between(missed.since(first), last)["requests"] == 3
+
+
 def test_quantiles_are_prometheus() -> None:
     buckets = {"0.1": 2.0, "0.2": 6.0, "+Inf": 8.0}
     assert quantile(buckets, 0.5) == pytest.approx(0.15)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -86,7 +86,7 @@ class Fleet:
         self._engines = engines.options(_by_reference=False)
         self.deployment, self.operation = deployment, operation
         self.previous: Deployment | None = None  # to which a rollback returns
-        self.switches = self.resumed = 0
+        self.switches = self.resumed = self.refused = 0
         self.canary: CanaryState | None = None  # the last one
         self._trying: Deployment | None = None  # a challenger
         self._useless: set[tuple[str, Configuration]] = set()  # that a replica could not load
@@ -96,7 +96,10 @@ class Fleet:
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
         """Replicas that start late serve what all serve, during the block."""
-        tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._share())]
+        tasks = [
+            asyncio.create_task(_every(_WATCH, self._watch)),
+            asyncio.create_task(_every(_SHARE, self._share)),
+        ]
         try:
             yield
         finally:
@@ -196,20 +199,25 @@ class Fleet:
                 raise UserError(first.message)
             full += first.because == "full"
             if full > 1:
+                self.refused += 1
                 raise QueueFull(first.waiting, first.seconds)
             failure = first.message
         raise EngineFailed(failure)
 
     async def _tell(self, name: str, *arguments: Any) -> None:
-        """Have all replicas do something, or none. Raises :class:`UserError`."""
+        """Have all replicas do something, or none; then no challenger is tried any more. Raises
+        :class:`UserError`."""
         told: list[Told] = await self.ask(name, *arguments, seconds=_LOAD)
+        errors = [each.error for each in told if each.error is not None]
+        if errors:
+            await self.ask("deploy", self.deployment, seconds=_LOAD)
+        if self._trying is not None:
+            self._see(await self.ask("status"))
+            self._trying = None
         if not told:
             raise UserError("no replica answers")
-        if errors := [each.error for each in told if each.error is not None]:
-            await self.ask("deploy", self.deployment, seconds=_LOAD)
-            self._trying = None
+        if errors:
             raise UserError(errors[0])
-        self._trying = None
 
     def _served(self, deployment: Deployment) -> None:
         self.previous, self.deployment = self.deployment, deployment
@@ -217,38 +225,44 @@ class Fleet:
 
     async def _watch(self) -> None:
         """Decide about a challenger, and tell replicas that have come what to serve."""
-        while True:
-            await asyncio.sleep(_WATCH)
-            async with self._changing:
-                statuses: list[Status] = await self.ask("status")
-                await self._decide(statuses)
-                await self._tell_strays(statuses)
+        async with self._changing:
+            statuses: list[Status] = await self.ask("status")
+            await self._decide(statuses)
+            await self._tell_strays(statuses)
 
     async def _share(self) -> None:
         """Have every replica learn what the others have learned."""
-        while True:
-            await asyncio.sleep(_SHARE)
-            drafter = self.deployment.configuration.drafter
-            if drafter is None or not drafter.keeps_state:
-                continue
-            gains: list[Gain] = await self.ask("gained")
-            if len(gains) > 1:
-                await self.ask("absorb", gains)
+        drafter = self.deployment.configuration.drafter
+        if drafter is None or not drafter.keeps_state:
+            return
+        gains: list[Gain] = await self.ask("gained")
+        if len(gains) > 1:
+            await self.ask("absorb", gains)
 
     async def _decide(self, statuses: Sequence[Status]) -> None:
         """Follow the first replica that has decided about the challenger."""
-        states = [each.canary for each in statuses if each.canary is not None]
-        if self._trying is None or not states:
+        if self._trying is None or not statuses:
             return
-        decided = [state for state in states if state.state != "running"]
-        self.canary = (decided or sorted(states, key=lambda state: -state.pairs))[0]
-        if self.canary.state == "running":
+        self._see(statuses)
+        state = "dropped" if self.canary is None else self.canary.state
+        if state == "running":
             return
-        if self.canary.state == "promoted":
+        if state == "promoted":
             self._served(self._trying)
             await asyncio.to_thread(self.operation.keep, self.deployment)
         self._trying = None
         await self.ask("deploy", self.deployment, seconds=_LOAD)
+
+    def _see(self, statuses: Sequence[Status]) -> None:
+        """How the challenger stands: as the first replica has decided, or as the one says that has
+        compared most."""
+        states = [each.canary for each in statuses if each.canary is not None]
+        decided = [state for state in states if state.state != "running"]
+        if states:
+            self.canary = (decided or sorted(states, key=lambda state: -state.pairs))[0]
+        elif self.canary is not None:  # the replicas were started again
+            gone = {"state": "dropped", "reason": "the replicas that had it are gone"}
+            self.canary = self.canary.model_copy(update=gone)
 
     async def _tell_strays(self, statuses: Sequence[Status]) -> None:
         """Replicas that started meanwhile serve what was deployed when they started."""
@@ -265,3 +279,13 @@ class Fleet:
             if told.error is not None:
                 self._useless.add((told.replica, configuration))
                 logger.error("replica %s: %s", told.replica, told.error)
+
+
+async def _every(seconds: float, call: Callable[[], Awaitable[None]]) -> None:
+    """Call it again and again, as long after its end. One failure is not the last time."""
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            await call()
+        except Exception:
+            logger.exception("the replicas were not looked after; that is tried again")

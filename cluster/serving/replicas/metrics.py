@@ -12,9 +12,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from cluster.serving.replicas.fleet import Fleet
 from cluster.serving.replicas.prefixes import ROUTED
 
-_SWITCHES = "specdec:configuration_switches"  # counted by the ingress: for all replicas together
+# Counted by the ingress for all replicas together: a switch is every replica's, and a submission
+# may find the queues of two replicas full.
+_SWITCHES, _REFUSED = "specdec:configuration_switches", "specdec:requests_refused"
 
 
 class _Families(Collector):
@@ -26,12 +29,11 @@ class _Families(Collector):
 
 
 def metrics_page(
-    model: str, found: Mapping[str, Sequence[Metric]], switches: int, resumed: int
+    model: str, found: Mapping[str, Sequence[Metric]], fleet: Fleet
 ) -> tuple[bytes, str]:
-    """The replicas' metrics and the ingress' in Prometheus' text format, and its content type.
-    `resumed` requests have gone on at another replica than the one that began them."""
+    """The replicas' metrics and the ingress' in Prometheus' text format, and its content type."""
     registry = CollectorRegistry()
-    registry.register(_Families([*_labelled(found), *_own(model, len(found), switches, resumed)]))
+    registry.register(_Families([*_labelled(found), *_own(model, len(found), fleet)]))
     return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
 
 
@@ -39,7 +41,7 @@ def _labelled(found: Mapping[str, Sequence[Metric]]) -> list[Metric]:
     families: dict[str, Metric] = {}
     for replica, metrics in sorted(found.items()):
         for metric in metrics:
-            if metric.name == _SWITCHES:
+            if metric.name in (_SWITCHES, _REFUSED):
                 continue
             empty = Metric(metric.name, metric.documentation, metric.type)
             family = families.setdefault(metric.name, empty)
@@ -48,13 +50,18 @@ def _labelled(found: Mapping[str, Sequence[Metric]]) -> list[Metric]:
     return [*families.values()]
 
 
-def _own(model: str, replicas: int, switches: int, resumed: int) -> Iterator[Metric]:
+def _own(model: str, replicas: int, fleet: Fleet) -> Iterator[Metric]:
     gauge = GaugeMetricFamily("specdec:replicas", "Those that answer.", labels=["model_name"])
     gauge.add_metric([model], replicas)
     yield gauge
     counts = (
-        (_SWITCHES, "Times that it was replaced.", switches),
-        ("specdec:requests_resumed", "Requests that another replica has gone on with.", resumed),
+        (_SWITCHES, "Times that it was replaced.", fleet.switches),
+        (_REFUSED, "Submissions that found the queues full.", fleet.refused),
+        (
+            "specdec:requests_resumed",
+            "Requests that another replica has gone on with.",
+            fleet.resumed,
+        ),
     )
     for name, text, value in counts:
         counter = CounterMetricFamily(name, text, labels=["model_name"])

@@ -88,7 +88,7 @@ class ReplicatedService(Service):
 
     async def page(self) -> tuple[bytes, str]:
         found = dict(await self.fleet.ask("metrics"))
-        return metrics_page(self.model, found, self.fleet.switches, self.fleet.resumed)
+        return metrics_page(self.model, found, self.fleet)
 
     async def deploy(self, deployment: Deployment, canary: float | None = None) -> Deployment:
         if canary is not None:
@@ -120,23 +120,7 @@ def _merged(found: Mapping[str, Health]) -> Health:
     return first.model_copy(update=changes)
 
 
-def _arms(found: Sequence[Sequence[Arm]]) -> list[Arm]:
-    """A bandit's arms over all replicas: rounds are added, means are weighted by rounds."""
-    arms = [[arm for arms in found for arm in arms if arm.arm == first.arm] for first in found[0]]
-    total = max(sum(arm.rounds for same in arms for arm in same), 1)
-    return [
-        Arm(
-            arm=same[0].arm,
-            rounds=(rounds := sum(arm.rounds for arm in same)),
-            share=rounds / total,
-            tokens=_mean([(arm.tokens, arm.rounds) for arm in same]),
-            per_millisecond=_mean([(arm.per_millisecond, arm.rounds) for arm in same]),
-        )
-        for same in arms
-    ]
-
-
-def _mean(values: Sequence[tuple[float | None, int]]) -> float | None:
-    known = [(value, weight) for value, weight in values if value is not None and weight]
-    total = sum(weight for _, weight in known)
-    return sum(value * weight for value, weight in known) / total if total else None
+def _arms(found: Sequence[Sequence[Arm]]) -> Sequence[Arm]:
+    """What the replica knows that has learned most. They tell each other their rounds, and start
+    from the same file, so a sum would count most of them several times."""
+    return max(found, key=lambda arms: sum(arm.rounds for arm in arms))

@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
+import shutil
 import signal
-import socket
+import subprocess
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
+import psutil
 import pytest
+import yaml
 from ray import serve
 
 from cluster.serving.control import find_server
 from cluster.serving.deployment import serving
 from cluster.serving.http.access import Access
-from cluster.serving.http.limits import RequestLimits
+from cluster.serving.http.limits import Allowance, RequestLimits
 from cluster.serving.replicas.number import Replicas
 from cluster.serving.served import Deployment
+from cluster.serving.server_process import free_port
+from dashboards.store import connect, experiment_id_of
+from dashboards.tracking.registry import SOURCE, appoint
+from jobs import deploy
 from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec, Sampling
+from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.engine.scheduler import Limits
+from tests.dashboards.tracking.test_sweep_run import certificate_of
 
 COUPLED = Sampling(temperature=0.9, coupling="gumbel")
 CHAIN = Configuration(
@@ -57,21 +72,27 @@ BODIES: list[dict[str, Any]] = [
 
 pytestmark = pytest.mark.long
 
-http = httpx.Client(timeout=120)  # nothing here is about speed
+ROOT = Path(__file__).parents[4]
+KEYS = {name: hashlib.sha256(name.encode()).digest() for name in ("one", "other")}
+ACCESS = Access(tuple(KEYS.values()), Allowance(tokens=30_000), RequestLimits(tokens=200))
+QUEUE = 32
+
+http = httpx.Client(timeout=120, headers={"authorization": "Bearer one"})  # none is about speed
+
+
+@contextmanager
+def served(spec: PairSpec, replicas: Replicas) -> Iterator[str]:
+    """The address of a server."""
+    options = {"limits": LIMITS, "port": free_port(), "access": ACCESS, "queue": QUEUE}
+    with serving(spec, CHAIN, replicas=replicas, **options) as url:
+        yield url
+    serve.shutdown()
 
 
 @pytest.fixture(scope="module")
 def url(ray_running: None, tiny_spec: PairSpec) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    access = Access(limits=RequestLimits(tokens=200))
-    server = serving(
-        tiny_spec, CHAIN, limits=LIMITS, port=port, access=access, replicas=Replicas(2, 2)
-    )
-    with server as url:
+    with served(tiny_spec, Replicas(2, 2)) as url:
         yield url
-    serve.shutdown()
 
 
 def answer(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -133,6 +154,15 @@ def children(process: int) -> list[int]:
     return [int(child) for file in threads for child in file.read_text().split()]
 
 
+def called(port: int) -> grpc.StatusCode:
+    """What a call of a replica's method by gRPC ends with, without Ray's token."""
+    method = "/ray.serve.ASGIService/HandleRequest"
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as end:
+        channel.unary_unary(method)(b"", timeout=10)
+    code: grpc.StatusCode = end.value.code()
+    return code
+
+
 @pytest.fixture(scope="module")
 def expected(url: str) -> list[list[dict[str, Any]]]:
     """What is answered when nothing happens, to one request after the other."""
@@ -153,6 +183,14 @@ def test_replicas_answer_as_one_server(url, expected):
     assert refused.status_code == 400
     empty = http.post(url + PATH, json={"prompt": ""})  # what only an engine refuses
     assert (empty.status_code, "empty" in empty.text) == (400, True)
+
+
+def test_a_replicas_own_port_asks_for_rays_token(url):
+    for process in map(psutil.Process, replica_processes()):
+        ports = {c.laddr.port for c in process.net_connections("tcp") if c.status == "LISTEN"}
+        codes = {called(port) for port in ports}
+        assert grpc.StatusCode.UNAUTHENTICATED in codes
+        assert codes <= {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED}
 
 
 def test_a_text_goes_on_where_its_beginning_is(url):
@@ -195,6 +233,126 @@ def test_a_deployment_reaches_every_replica_and_changes_no_text(url, expected, t
         server.deploy(Deployment(pair=tiny_spec, configuration=unknown))
     assert server.roll_back().configuration == CHAIN
     assert {replica["configuration"] for replica in health(url)["replicas"]} == {CHAIN.id}
+
+
+def test_tokens_of_a_key_and_the_queue_count_over_all_replicas(url):
+    """Two submissions of 64 texts fill both replicas, and take 25,600 tokens of a key's 30,000."""
+    body = {"prompt": ["x"] * 64, "stream": True, **LONG}
+    with ExitStack() as streams:
+        for _ in range(2):
+            stream = streams.enter_context(http.stream("POST", url + PATH, json=body))
+            lines = stream.iter_lines()
+            next(lines)
+            streams.callback(lines.close)
+        assert all(replica["waiting"] > QUEUE for replica in health(url)["replicas"])
+        assert http.get(f"{url}/ready").status_code == 503
+        for key, reason in (("one", "tokens a minute"), ("other", "are waiting already")):
+            headers = {"authorization": f"Bearer {key}"}
+            refused = http.post(url + PATH, json=body, headers=headers)
+            assert (refused.status_code, reason in refused.text) == (429, True), refused.text
+            assert int(refused.headers["retry-after"]) >= 1
+        assert counted(url, "specdec:requests_refused_total") == 1  # the queues' alone
+    wait(lambda: health(url)["running"] == 0)
+    assert http.post(url + PATH, json={"prompt": "x", "max_tokens": 200}).is_success
+
+
+def appointed(spec: PairSpec, configuration: Configuration) -> None:
+    """It is a version of the pair's registered model, and the champion."""
+    client = connect()
+    run = client.create_run(experiment_id_of(client, spec.name)).info
+    content = {"pair": spec, "configuration": configuration}
+    dumped = {key: value.model_dump(mode="json") for key, value in content.items()}
+    client.log_text(run.run_id, yaml.safe_dump(dumped), SOURCE)
+    if not client.search_registered_models():
+        client.create_registered_model(spec.name)
+    version = client.create_model_version(spec.name, run.artifact_uri, run.run_id)
+    appoint(spec.name, int(version.version))
+
+
+def test_a_new_champion_is_followed_by_all_replicas_or_none(url, tiny_spec, tmp_path, monkeypatch):
+    shutil.copytree(workspace() / "servers", tmp_path / "servers")
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    appointed(tiny_spec, LOOKUP)
+    follow = f"from jobs.deploy import follow_champion; follow_champion({url!r}, None, 0.5)"
+    command = [sys.executable, "-c", follow]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            certificate_of(tiny_spec, LOOKUP).save()  # until then it is not served
+            assert "serving" in process.stdout.readline()
+            served = {replica["configuration"] for replica in health(url)["replicas"]}
+            assert served == {LOOKUP.id}
+            unknown = Configuration(drafter=DraftModelSettings(draft="nobody"), sampling=COUPLED)
+            certificate_of(tiny_spec, unknown).save()
+            appointed(tiny_spec, unknown)
+            while "nobody" not in (line := process.stdout.readline()):
+                assert line
+            served = {replica["configuration"] for replica in health(url)["replicas"]}
+            assert served == {LOOKUP.id}
+        finally:
+            process.kill()
+    assert find_server(url).roll_back().configuration == CHAIN
+
+
+def test_what_a_replica_learns_the_others_know(url, tiny_spec):
+    arms = [LOOKUP.drafter, CHAIN.drafter]
+    bandit = Configuration(drafter=BanditSettings(arms=arms), sampling=COUPLED)
+    find_server(url).deploy(Deployment(pair=tiny_spec, configuration=bandit))
+
+    def known() -> int:
+        """Rounds that the replica knows of that knows most."""
+        return sum(arm["rounds"] for arm in health(url)["arms"])
+
+    with ThreadPoolExecutor(4) as pool:
+        [*pool.map(lambda n: answer(url, {**BODIES[0], "prompt": "x" * n}), range(1, 5))]
+    before = known()
+    assert before > 0
+    wait(lambda: known() > before)  # nobody asks any more
+    assert find_server(url).roll_back().configuration == CHAIN
+
+
+def test_a_canarys_end_reaches_every_replica_and_is_logged_once(
+    url, tiny_spec, tmp_path, monkeypatch
+):
+    """The champion drafts 40 tokens a round, the challenger 4."""
+    server = find_server(url)
+    slow = CHAIN.model_copy(
+        update={"drafter": DraftModelSettings(policy=FixedSettings(max_tokens=40))}
+    )
+    server.deploy(Deployment(pair=tiny_spec, configuration=slow))
+    switches = health(url)["switches"]
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(deploy, "_LOOK", 0.1)
+    challenger = Deployment(pair=tiny_spec, configuration=CHAIN)
+    taken: list[str] = []
+    body = {"max_tokens": 16, "ignore_eos": True}
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(deploy._try_out, server, challenger, 0.5)
+        while not following.done():
+            said = http.post(url + PATH, json=body | {"prompt": str(len(taken))}).json()
+            taken.append(said["specdec"]["configuration"])
+        following.result()
+    said = health(url)
+    assert said["canary"]["state"] == "promoted"
+    assert (said["configuration"], said["switches"]) == (CHAIN.id, switches + 1)
+    wait(lambda: {each["configuration"] for each in health(url)["replicas"]} == {CHAIN.id})
+    tried = Counter(taken[taken.index(CHAIN.id) : len(taken) - taken[::-1].index(slow.id)])
+    assert tried[CHAIN.id] / tried.total() == pytest.approx(0.5, abs=0.2)
+    client = connect()
+    runs = client.search_runs([experiment_id_of(client, server.name)])
+    assert [run.data.tags["state"] for run in runs] == ["promoted"]
+    assert runs[0].data.params["champion"] == slow.id
+    assert server.roll_back().configuration == slow
+
+
+def test_a_deployment_during_a_canary_ends_it(url, tiny_spec):
+    server = find_server(url)
+    server.deploy(Deployment(pair=tiny_spec, configuration=LOOKUP), 0.5)
+    assert health(url)["canary"]["state"] == "running"
+    server.deploy(Deployment(pair=tiny_spec, configuration=CHAIN))
+    assert health(url)["canary"]["state"] == "dropped"
+    assert {each["configuration"] for each in health(url)["replicas"]} == {CHAIN.id}
 
 
 def test_a_killed_replica_changes_no_text(url, expected):
