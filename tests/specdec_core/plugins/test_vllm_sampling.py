@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 from itertools import product
 from pathlib import Path
@@ -52,8 +53,10 @@ def counted(tmp_path: Path, repaired: bool) -> dict[str, dict[str, int]]:
 
 
 def deviation(counts: dict[str, int], chances: dict[str, float]) -> float:
-    """The largest difference between a text's count and what is expected, in standard errors."""
-    assert counts.keys() <= chances.keys()
+    """The largest difference between a text's count and what is expected, in standard errors;
+    infinite where a text was written that cannot be."""
+    if not counts.keys() <= chances.keys():
+        return math.inf
     return max(
         abs(counts.get(text, 0) - REQUESTS * chance) / (REQUESTS * chance * (1 - chance)) ** 0.5
         for text, chance in chances.items()
