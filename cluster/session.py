@@ -118,6 +118,11 @@ def resources(threads: int, device: str) -> dict[str, float]:
     return {"CPU": threads, "GPU": int(has_gpu)}
 
 
+def several_nodes() -> bool:
+    """Whether the cluster has more than this node."""
+    return sum(node["Alive"] for node in ray.nodes()) > 1
+
+
 def room(needs: dict[str, float]) -> int:
     """How many processes with these needs fit on all nodes."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]

@@ -20,6 +20,7 @@ from cluster.serving.control import TOKEN, announced, new_operation
 from cluster.serving.engine_loop import QUEUE
 from cluster.serving.http.access import EVERYBODY, Access
 from cluster.serving.http.app import build_app
+from cluster.serving.http.listener import Listener
 from cluster.serving.http.pages import Page
 from cluster.serving.http.samples import Sampling
 from cluster.serving.replicas.fleet import Fleet
@@ -30,7 +31,7 @@ from cluster.serving.replicas.service import ReplicatedService
 from cluster.serving.served import Operation
 from cluster.serving.start import Start
 from cluster.serving.tls import Tls
-from cluster.session import ray_session, resources, room
+from cluster.session import ray_session, resources, room, several_nodes
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec, Placement, run_time
@@ -67,14 +68,18 @@ class CompletionServer:
     """One pair, one engine, one HTTP application: nothing is between them."""
 
     def __init__(
-        self, start: Start, page: Page | None = None, samples: Sampling | None = None
+        self,
+        start: Start,
+        page: Page | None = None,
+        samples: Sampling | None = None,
+        listener: Listener | None = None,
     ) -> None:
-        self._page, self._samples = page, samples
+        self._page, self._samples, self._listener = page, samples, listener
         self._devices = ExitStack()  # the replica's until it ends
         self._service = start.service(self._devices)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return build_app(self._service, self._page, self._samples)
+        return build_app(self._service, self._page, self._samples, self._listener)
 
     def check_health(self) -> None:
         """Ray Serve replaces a replica whose engine failed."""
@@ -97,15 +102,16 @@ class Ingress:
         start: Start,
         page: Page | None = None,
         samples: Sampling | None = None,
+        listener: Listener | None = None,
     ) -> None:
         fleet = Fleet(engines, start.deployment(), start.operation)
-        self._page, self._samples = page, samples
+        self._page, self._samples, self._listener = page, samples, listener
         facts = await fleet.facts()
         access = start.access.admitting(start.operation.token)
         self._service = ReplicatedService(fleet, facts, start.model, access)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return build_app(self._service, self._page, self._samples)
+        return build_app(self._service, self._page, self._samples, self._listener)
 
 
 def check_servable(
@@ -217,7 +223,11 @@ def application(
 
 
 def _bound(
-    start: Start, replicas: Replicas, page: Page | None, samples: Sampling | None
+    start: Start,
+    replicas: Replicas,
+    page: Page | None,
+    samples: Sampling | None,
+    listener: Listener | None = None,
 ) -> serve.Application:
     spec, limits = start.pair, start.limits
     needs = {"CPU": 0.0, "GPU": 0.0}
@@ -229,7 +239,7 @@ def _bound(
         server = CompletionServer.options(  # type: ignore[attr-defined]  # the decorator made one
             ray_actor_options=own, max_ongoing_requests=requests + REFUSALS
         )
-        return server.bind(start, page, samples)
+        return server.bind(start, page, samples, listener)
     engines = EngineReplica.options(  # type: ignore[attr-defined]
         ray_actor_options=own,
         max_ongoing_requests=requests + REFUSALS,
@@ -242,7 +252,7 @@ def _bound(
     ingress = Ingress.options(  # type: ignore[attr-defined]
         max_ongoing_requests=replicas.most * requests + REFUSALS
     )
-    return ingress.bind(engines.bind(start, replicas.most), start, page, samples)
+    return ingress.bind(engines.bind(start, replicas.most), start, page, samples, listener)
 
 
 @contextmanager
@@ -311,12 +321,17 @@ def serving(
             operation,
             access,
         )
-        bound = _bound(start, replicas, page, samples)
+        # On several nodes the replica may be elsewhere; Ray Serve's proxy is on the head node.
+        listener = None if several_nodes() else Listener(host, port, tls)
+        bound = _bound(start, replicas, page, samples, listener)
         if placement is None:
             check_room(spec, replicas)
-        listening = {"host": host, "port": port, **(tls.options if tls else {})}
         try:
-            serve.start(proxy_location="HeadOnly", http_options=listening)
+            if listener is not None:
+                serve.start(proxy_location="Disabled")
+            else:
+                listening = {"host": host, "port": port, **(tls.options if tls else {})}
+                serve.start(proxy_location="HeadOnly", http_options=listening)
         except TimeoutError as error:
             raise UserError(f"the server did not start: {error}") from None
         try:

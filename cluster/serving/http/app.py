@@ -12,6 +12,7 @@ from fastapi import APIRouter, FastAPI
 
 from cluster.serving.http.access import OPEN, Gate
 from cluster.serving.http.errors import add_error_handlers
+from cluster.serving.http.listener import Listener
 from cluster.serving.http.openapi import ANYWHERE, describe_bodies
 from cluster.serving.http.pages import Page, add_page
 from cluster.serving.http.routes import (
@@ -38,15 +39,23 @@ ROUTES: tuple[Callable[[Service], APIRouter], ...] = (
 
 
 def build_app(
-    service: Service, page: Page | None = None, samples: Sampling | None = None
+    service: Service,
+    page: Page | None = None,
+    samples: Sampling | None = None,
+    listener: Listener | None = None,
 ) -> FastAPI:
     """Routes and error shapes, for those who have access; the application's lifespan is
-    the service's. With `samples`, some prompts are kept."""
+    the service's. With `samples`, some prompts are kept. With a `listener` it is reached there,
+    too."""
     kept = None if samples is None else Samples(samples, service.engine.pair.tokenizer)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with service.running(), kept.writing() if kept else nullcontext():
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with (
+            service.running(),
+            kept.writing() if kept else nullcontext(),
+            listener.serving(app) if listener else nullcontext(),
+        ):
             yield
 
     app = FastAPI(title="specdec", lifespan=lifespan, responses=ANYWHERE, redirect_slashes=False)

@@ -41,7 +41,7 @@ def body_of(*models: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
 
 
-# Of answers that Ray Serve gives.
+# Of answers that Ray Serve's proxy gives, where there is one: in a cluster of several nodes.
 PLAIN = {"text/plain": {"schema": {"type": "string"}}}
 
 # Answers at every route.
@@ -49,8 +49,8 @@ ANYWHERE: Answers = {
     405: {"model": Error, "description": "The path does not have this method."},
     408: {
         "model": Error,
-        "description": "The answer took longer than a request may take, or than the header"
-        " `x-request-timeout-seconds` grants.",
+        "description": "The answer took longer than a request may take, or, behind Ray Serve's"
+        " proxy, than the header `x-request-timeout-seconds` grants.",
         "content": PLAIN,
     },
     500: {"model": Error, "description": "The server failed to answer.", "content": PLAIN},

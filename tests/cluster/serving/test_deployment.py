@@ -257,14 +257,11 @@ def test_what_is_not_a_request_is_refused_in_the_same_shape(url):
     assert http.get(f"{url}/v1/completions").status_code == 405
 
 
-def test_what_ray_serve_answers_itself_is_documented(url):
-    operation = http.get(f"{url}/openapi.json").json()["paths"]["/v1/completions"]["post"]
-    body = {"prompt": PROMPT, "max_tokens": 200, "ignore_eos": True}
-    headers = {"x-request-timeout-seconds": "0.001"}
-    answer = http.post(f"{url}/v1/completions", json=body, headers=headers)
-    assert answer.status_code == 408
-    assert answer.headers["content-type"].startswith("text/plain")
-    assert "text/plain" in operation["responses"]["408"]["content"]
+def test_nothing_is_between_a_client_and_the_replica_on_one_node(url):
+    assert not serve.status().proxies
+    answer = http.get(f"{url}/health")
+    assert answer.is_success
+    assert "server" not in answer.headers
 
 
 def test_a_client_that_leaves_frees_its_slots(url):
