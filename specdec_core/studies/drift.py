@@ -129,6 +129,7 @@ class Written:
 
     counts: Counts
     log_likelihood: np.ndarray  # (prompts,) summed over a prompt's texts, nats
+    agreeing: np.ndarray  # (prompts,) tokens that are the target's most likely ones, likewise
     tokens: np.ndarray  # (prompts,) likewise
 
     @property
@@ -138,19 +139,25 @@ class Written:
 
     def interval(self) -> Estimate:
         """The mean, and its bootstrap interval over prompts."""
-        return _bootstrap(lambda pick: self._means(pick), len(self.tokens))
+        return bootstrap(lambda pick: self._means(pick), len(self.tokens))
 
     def against(self, other: Written) -> Estimate:
         """The log-likelihood a token less that of `other`'s texts for the same prompts; the
         bootstrap interval keeps prompts paired."""
-        return _bootstrap(lambda pick: self._means(pick) - other._means(pick), len(self.tokens))
+        return bootstrap(lambda pick: self._means(pick) - other._means(pick), len(self.tokens))
 
-    def _means(self, pick: np.ndarray) -> np.ndarray:
-        return np.asarray(self.log_likelihood[pick].sum(axis=-1) / self.tokens[pick].sum(axis=-1))
+    def agreement(self) -> Estimate:
+        """The share of tokens that the target itself would have chosen greedily."""
+        return bootstrap(lambda pick: self._means(pick, self.agreeing), len(self.tokens))
+
+    def _means(self, pick: np.ndarray, sums: np.ndarray | None = None) -> np.ndarray:
+        sums = self.log_likelihood if sums is None else sums
+        return np.asarray(sums[pick].sum(axis=-1) / self.tokens[pick].sum(axis=-1))
 
 
-def _bootstrap(statistic: Callable[[np.ndarray], np.ndarray], prompts: int) -> Estimate:
-    """`statistic` of prompts by their numbers (draws, prompts), over resampled prompts."""
+def bootstrap(statistic: Callable[[np.ndarray], np.ndarray], prompts: int) -> Estimate:
+    """`statistic` of prompts by their numbers (draws, prompts), and its 95 % interval over
+    resampled prompts."""
     picks = np.random.default_rng(0).integers(prompts, size=(_DRAWS, prompts))
     low, high = np.percentile(statistic(picks), [2.5, 97.5])
     [value] = statistic(np.arange(prompts)[None])
@@ -173,7 +180,7 @@ def write(
         for text in range(texts)
     ]
     generations = Engine(pair, configuration, slots).generate(requests, on_finish)
-    scores = log_likelihoods(
+    scores, agreeing = scored(
         pair,
         [(r.tokens, g.tokens) for r, g in zip(requests, generations, strict=True)],
         configuration.sampling.temperature,
@@ -183,20 +190,22 @@ def write(
     return Written(
         Counts.of(generations),
         np.array(scores).reshape(shape).sum(axis=1),
+        np.array(agreeing).reshape(shape).sum(axis=1),
         lengths.reshape(shape).sum(axis=1),
     )
 
 
 @torch.inference_mode()
-def log_likelihoods(
+def scored(
     pair: Pair, texts: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float
-) -> list[float]:
-    """The target's log-likelihood in nats, at `temperature`, of each output after its prompt.
+) -> tuple[list[float], list[int]]:
+    """The target's log-likelihood in nats, at `temperature`, of each output after its prompt, and
+    how many of its tokens are the target's most likely ones.
 
     Without top-k and top-p: tokens that they cut off have no finite logarithm, and rounding decides
     at the border.
     """
-    likelihoods = []
+    likelihoods, agreeing = [], []
     for start in range(0, len(texts), _SCORED_TOGETHER):
         group = texts[start : start + _SCORED_TOGETHER]
         longest = max(len(prompt) + len(output) for prompt, output in group)
@@ -208,4 +217,5 @@ def log_likelihoods(
             scores = tempered(of_output, temperature).log_softmax(dim=-1)
             chosen = torch.tensor(list(output), device=scores.device)[:, None]
             likelihoods.append(float(scores.gather(1, chosen).sum()))
-    return likelihoods
+            agreeing.append(int((scores.argmax(dim=-1) == chosen[:, 0]).sum()))
+    return likelihoods, agreeing

@@ -77,7 +77,8 @@ def on_texts(
 ) -> pd.DataFrame:
     """One row for autoregressive decoding (width 0) and each of `trees`, of `texts` texts a prompt
     (tokens): the mean log-likelihood of a token under the target in nats, its change against the
-    first row, and MAT, the tokens a target forward gave."""
+    first row, the share of tokens that are the target's most likely ones (`agreement`), and MAT,
+    the tokens a target forward gave."""
     observer = observer or Observer()
 
     def written(configuration: Configuration) -> Written:
@@ -107,7 +108,7 @@ def settings_of(tree: Configuration) -> TargetTreeSettings:
 
 
 def _scores(written: Written, alone: Written | None) -> dict[str, float | None]:
-    mean = written.interval()
+    mean, agreement = written.interval(), written.agreement()
     change = None if alone is None else written.against(alone)
     return {
         "log_likelihood": mean.value,
@@ -116,6 +117,9 @@ def _scores(written: Written, alone: Written | None) -> dict[str, float | None]:
         "change": None if change is None else change.value,
         "change_low": None if change is None else change.low,
         "change_high": None if change is None else change.high,
+        "agreement": agreement.value,
+        "agreement_low": agreement.low,
+        "agreement_high": agreement.high,
         "mat": written.counts.metrics()["mat"],
         "tokens": int(written.tokens.sum()),
     }

@@ -10,7 +10,7 @@ from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from specdec_core.studies.drift import Written, divergence, log_likelihoods, write
+from specdec_core.studies.drift import Written, divergence, scored, write
 from specdec_core.studies.exact_drift import exact_divergence, written_distribution
 from specdec_core.studies.toy_pair import FAR, exact_distribution, sample_counts, toy_pair
 from specdec_core.tokens.statistics import Counts
@@ -80,15 +80,27 @@ def test_likelihoods_are_those_of_one_text_at_a_time(tiny_pair: Pair) -> None:
         (torch.randint(1, 300, (n,), generator=generator).tolist(), [7, 8, *range(9, 9 + n)])
         for n in (1, 5, 20)
     ]
-    expected = []
+    texts[0] = texts[0][0], greedy(tiny_pair, texts[0][0], 3)
+    expected, agreeing = [], []
     for prompt, output in texts:
-        total, text = 0.0, list(prompt)
+        total, chosen, text = 0.0, 0, list(prompt)
         for token in output:
             logits = tiny_pair.target(torch.tensor([text])).logits[0, -1]
             total += (logits.float() / 0.7).log_softmax(-1)[token].item()
+            chosen += int(logits.argmax()) == token
             text.append(token)
         expected.append(total)
-    assert log_likelihoods(tiny_pair, texts, 0.7) == pytest.approx(expected, abs=1e-3)
+        agreeing.append(chosen)
+    assert agreeing[0] == 3
+    assert min(agreeing) < 3
+    found = scored(tiny_pair, texts, 0.7)
+    assert found[0] == pytest.approx(expected, abs=1e-3)
+    assert found[1] == agreeing
+
+
+def greedy(pair: Pair, prompt: list[int], new_tokens: int) -> list[int]:
+    [generation] = Engine(pair).generate([Request("greedy", tuple(prompt), new_tokens)])
+    return generation.tokens
 
 
 def test_a_configuration_writes_texts_that_are_scored_by_prompt(tiny_pair: Pair) -> None:
@@ -97,11 +109,12 @@ def test_a_configuration_writes_texts_that_are_scored_by_prompt(tiny_pair: Pair)
     written = write(tiny_pair, configuration, prompts, texts=3, max_new_tokens=6)
     requests = [Request(str(i), prompts[i // 3], 6, seed=i) for i in range(6)]
     outputs = [g.tokens for g in Engine(tiny_pair, configuration).generate(requests)]
-    scores = log_likelihoods(
+    scores, agreeing = scored(
         tiny_pair, [(r.tokens, o) for r, o in zip(requests, outputs, strict=True)], 0.7
     )
     assert written.log_likelihood == pytest.approx([sum(scores[:3]), sum(scores[3:])], abs=1e-3)
     assert written.tokens.tolist() == [sum(map(len, outputs[:3])), sum(map(len, outputs[3:]))]
+    assert written.agreeing.tolist() == [sum(agreeing[:3]), sum(agreeing[3:])]
     assert written.mean == pytest.approx(sum(scores) / sum(map(len, outputs)), abs=1e-4)
 
 
@@ -109,8 +122,8 @@ def test_prompts_are_compared_in_pairs() -> None:
     rng = np.random.default_rng(0)
     tokens = np.full(30, 64)
     hardness = rng.normal(-3, 1, 30)  # prompts differ more than methods do
-    alone = Written(Counts.of([]), 64 * hardness, tokens)
-    other = Written(Counts.of([]), 64 * (hardness + 0.1 + rng.normal(0, 0.05, 30)), tokens)
+    alone = Written(Counts.of([]), 64 * hardness, tokens, tokens)
+    other = Written(Counts.of([]), 64 * (hardness + 0.1 + rng.normal(0, 0.05, 30)), tokens, tokens)
     change = other.against(alone)
     assert change.low < 0.1 < change.high
     assert not change.includes_zero

@@ -1,0 +1,1 @@
+"""Tasks whose answers can be judged, and what share of them a configuration gets right."""
