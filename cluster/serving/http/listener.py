@@ -92,7 +92,8 @@ class Listener:
             server_header=False,
             timeout_keep_alive=_KEEP,
             timeout_graceful_shutdown=DRAIN,
-            **(self.tls.options if self.tls else {}),
+            ssl_certfile=self.tls.certificate if self.tls else None,
+            ssl_keyfile=self.tls.key if self.tls else None,
         )
         server = uvicorn.Server(config)
         answering = asyncio.create_task(server.serve([bound]))

@@ -60,7 +60,8 @@ def _grades(
     written = engine.generate(requests, lambda _: observer.step())
     judges = task.judges * texts
     right = [judge(g.text) for judge, g in zip(judges, written, strict=True)]
-    return np.asarray(right, dtype=float).reshape(texts, -1).mean(axis=0)
+    grades: np.ndarray = np.asarray(right, dtype=float).reshape(texts, -1).mean(axis=0)
+    return grades
 
 
 def _row(
@@ -73,7 +74,7 @@ def _row(
         "task": task.name,
         "measure": task.measure,
         "configuration": "autoregressive" if configuration is None else configuration.label,
-        "lossless": own or configuration.lossless,
+        "lossless": configuration is None or configuration.lossless,
         "prompts": len(grades),
         "right": right.value,
         "right_low": right.low,
