@@ -6,7 +6,7 @@ from importlib import metadata
 
 import pytest
 
-from specdec_core.base.bundled import HEADS, bundled_path
+from specdec_core.base.bundled import FOR_FETCHED, bundled_path
 from specdec_core.models.eagle.loading import load_head, names_head, read_card
 from specdec_core.models.fingerprints import fingerprint
 from specdec_core.models.pair import load_skeleton
@@ -15,12 +15,11 @@ from specdec_core.training.eagle.packed import card_page
 from specdec_core.training.recorded.finished import load_card
 
 MEBIBYTE = 1024 * 1024
+HEADS = [name for name in FOR_FETCHED if names_head(f"bundled:{name}")]
 
 
 @pytest.fixture(params=HEADS)
 def name(request: pytest.FixtureRequest) -> str:
-    if not bundled_path(request.param).is_dir():
-        pytest.skip(f"{request.param} is not in this checkout")
     return f"bundled:{request.param}"
 
 
