@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from rich.markup import escape
 from typer import Option
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from specdec_core.export.server import Models, Server, Written
     from specdec_core.recordings.replay import Replay
     from specdec_core.search.results import Trial
+
+T = TypeVar("T")
 
 SHOWN = 8  # of what the server can be told, the fastest
 
@@ -84,11 +88,21 @@ def main(
         _deliver(server, written, version, _folder(out, choice, server))
         return
     drafter, nearest = configuration.drafter, None
+    by_replay = partial(
+        _by_replay, pair=choice.pair, traces=traces, hardware=hardware, profile=profile
+    )
     if fastest:
-        ranked = _ranked(choice, server, models, traces, hardware, profile)
+        from specdec_core.export.nearest import rank
+
+        ranked = by_replay(partial(rank, server, models), "--fastest is found by replay")
         drafter = ranked[0].configuration.drafter
     elif server.counterpart(drafter, models) is None:
-        nearest = _nearest(choice, server, models, traces, hardware, profile)
+        from specdec_core.export.nearest import find_nearest
+
+        nearest = by_replay(
+            partial(find_nearest, server, models, configuration),
+            f"{server.title} has no counterpart of {configuration.label}",
+        )
         drafter = nearest.drafter
     counterpart = server.counterpart(drafter, models)
     assert counterpart is not None  # what is nearest has one
@@ -128,38 +142,21 @@ def _models(choice: PairConfiguration, server: Server) -> Models:
         return models_of(choice.pair, server.speculators)
 
 
-def _nearest(
-    choice: PairConfiguration,
-    server: Server,
-    models: Models,
+def _by_replay(
+    find: Callable[[Replay, Profile, Observer], T],
+    why: str,
+    pair: PairSpec,
     traces: str | None,
     hardware: Path | None,
     profile: Path | None,
-) -> Nearest:
+) -> T:
+    """What `find` makes of a recording of the pair and the times to price it by; `why` one is
+    needed."""
     from dashboards.progress import ConsoleProgress
-    from specdec_core.export.nearest import find_nearest
-
-    why = f"{server.title} has no counterpart of {choice.configuration.label}"
-    with ConsoleProgress(console) as progress:
-        replay, times = recorded(choice.pair, traces, hardware, profile, why, progress)
-        return find_nearest(server, models, choice.configuration, replay, times, progress)
-
-
-def _ranked(
-    choice: PairConfiguration,
-    server: Server,
-    models: Models,
-    traces: str | None,
-    hardware: Path | None,
-    profile: Path | None,
-) -> list[Trial]:
-    from dashboards.progress import ConsoleProgress
-    from specdec_core.export.nearest import rank
 
     with ConsoleProgress(console) as progress:
-        why = "--fastest is found by replay"
-        replay, times = recorded(choice.pair, traces, hardware, profile, why, progress)
-        return rank(server, models, replay, times, progress)
+        replay, times = recorded(pair, traces, hardware, profile, why, progress)
+        return find(replay, times, progress)
 
 
 def recorded(

@@ -153,6 +153,8 @@ def regret_table(comparison: ArmComparison) -> pd.DataFrame:
                 "rounds": len(bandit.rounds),
                 "regret (rounds)": comparison.regret(bandit).total,
                 "regret (s)": comparison.regret(bandit, timed=True).total,
+                "for each prompt (rounds)": comparison.regret_each(bandit).total,
+                "for each prompt (s)": comparison.regret_each(bandit, timed=True).total,
                 "bound": BOUNDS[settings.rule] if bound else "–",
                 "at the end": float(bound.curve[-1]) if bound else float("nan"),
                 "needed constant": bound.constant if bound else float("nan"),

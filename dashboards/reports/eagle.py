@@ -12,26 +12,23 @@ from specdec_core.training.recorded.finished import Finished
 
 def acceptance(head: Finished[EagleTrainingCard]) -> Section:
     """Acceptance of each position on prompts held out, greedy and sampled, if those before it are
-    accepted, and the tokens of a target forward that follow from it."""
+    accepted, and the tokens that a chain yields: from any token, and round after round."""
     card = head.card
     found = card.best.acceptance
-    kinds = {
-        "greedy": (found.greedy, found.greedy_length),
-        "temperature 1": (found.sampled, found.sampled_length),
-    }
     rows = [
         {
             "decoding": kind,
             **{str(n): a for n, a in enumerate(positions, start=1)},
-            "tokens": 1 + length,
+            "any": 1 + length,
+            "round": tokens,
         }
-        for kind, (positions, length) in kinds.items()
-        if positions
+        for kind, (positions, length, tokens) in found.kinds.items()
     ]
     columns = {
         "decoding": cells.text("decoding"),
         **{str(n): cells.number(str(n), ".3f") for n in range(1, card.settings.steps + 1)},
-        "tokens a target forward": cells.number("tokens", ".3f"),
+        "tokens from any token": cells.number("any", ".3f"),
+        "tokens a round": cells.number("round", ".3f"),
     }
     return Section(
         key="acceptance",

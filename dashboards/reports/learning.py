@@ -19,7 +19,8 @@ def learning(model: Finished[Any]) -> Section:
     """Its figures by tokens: measured, and extrapolated to some times as many."""
     card = model.card
     rows = [{"tokens": e.tokens, **card.learned(e), "from": "measured"} for e in card.curve]
-    names = list(card.learned(card.best))
+    # Earlier versions did not count all of them.
+    names = [name for name in rows[0] if all(name in row for row in rows)][1:-1]
     # The models that were the best so far: behind a restart the first ones are worse again.
     scores = [evaluation.score for evaluation in card.curve]
     best = [row for n, row in enumerate(rows) if scores[n] > max(scores[:n], default=-inf)]

@@ -32,7 +32,14 @@ from specdec_core.drafting.drafter import Drafter
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
-from specdec_core.studies.regret import Course, Regret, best_arm, mean_tokens, regret
+from specdec_core.studies.regret import (
+    Course,
+    Regret,
+    best_arm,
+    best_of_each,
+    mean_tokens,
+    regret,
+)
 from specdec_core.tokens.statistics import Generation, Ratio, Round, paired_ratio
 
 Kind = Literal["baseline", "arm", "bandit"]
@@ -193,6 +200,12 @@ class ArmComparison:
         """Against the best arm in hindsight, in rounds or in seconds."""
         return regret(entrant.courses(timed), self.best(timed).courses(timed))
 
+    def regret_each(self, entrant: Entrant, timed: bool = False) -> Regret:
+        """Against the best arm *for each prompt* in hindsight, the paper's i*(pt, ν), in rounds or
+        in seconds. An arm alone has some, too."""
+        arms = [arm.courses(timed) for arm in self.of("arm")]
+        return regret(entrant.courses(timed), best_of_each(arms))
+
     @property
     def means(self) -> list[float]:
         """μ of each arm: tokens a round."""
@@ -207,8 +220,9 @@ class ArmComparison:
     def table(self) -> pd.DataFrame:
         """One row an entrant: `kind`, `name`, `mat`, `tokens_per_second`, `speedup` over
         autoregressive decoding, `over_best` (over the fastest arm) with its interval `low`, `high`,
-        `regret_rounds` and `regret_seconds` against the best arm in hindsight (NaN for the
-        baseline), and outputs `differing` from autoregressive decoding's."""
+        `regret_rounds` and `regret_seconds` against the best arm in hindsight, `each_rounds` and
+        `each_seconds` against the best one for each prompt (NaN for the baseline), and outputs
+        `differing` from autoregressive decoding's."""
         [baseline] = self.of("baseline")
         rows = []
         for entrant in self.entrants:
@@ -228,6 +242,8 @@ class ArmComparison:
                     "high": over.high,
                     "regret_rounds": self.regret(entrant).total if drafts else math.nan,
                     "regret_seconds": self.regret(entrant, True).total if drafts else math.nan,
+                    "each_rounds": self.regret_each(entrant).total if drafts else math.nan,
+                    "each_seconds": self.regret_each(entrant, True).total if drafts else math.nan,
                     "differing": sum(a != b for a, b in pairs),
                 }
             )

@@ -1,9 +1,10 @@
 """What bandits that serve the same traffic tell each other.
 
-All that a bandit has learned are sums over rounds. Of UCBSpec these are n_i and ΣY: sums over
-several bandits are those of one that has seen all their rounds. Of EXP3Spec they are ΣẐ: each Ẑ is
-divided by the probability that its own bandit drew the arm with, so it is an unbiased estimate of
-the loss there, and so is the sum. Between exchanges each draws from what it knows.
+All that a bandit has learned are sums over rounds. Of UCBSpec these are n_i and ΣY, by time also ΣT
+and second moments: sums over several bandits are those of one that has seen all their rounds. Of
+EXP3Spec they are ΣẐ: each Ẑ is divided by the probability that its own bandit drew the arm with, so
+it is an unbiased estimate of the loss there, and so is the sum. Between exchanges each draws from
+what it knows.
 """
 
 from __future__ import annotations
@@ -11,7 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-SUMS = ("rounds", "tokens", "seconds", "losses")  # of a state; lists with one entry an arm
+# Of a state: lists with one entry an arm.
+SUMS = (
+    "rounds",
+    "tokens",
+    "seconds",
+    "losses",
+    "tokens_squared",
+    "products",
+    "seconds_squared",
+)
 
 
 def gained(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, list[float]]:

@@ -36,14 +36,33 @@ class BanditState(BaseModel, extra="forbid"):
     selections: int = Field(ge=0)
     rounds: list[int]  # n_i, the observed pulls
     tokens: list[int]  # Σ Y
-    seconds: list[float]  # of these rounds
+    seconds: list[float]  # Σ T, of these rounds
     losses: list[float]  # Σ Ẑ of EXP3Spec; zeros otherwise
+    # Earlier versions did not keep them.
+    tokens_squared: list[float] | None = None  # Σ Y²
+    products: list[float] | None = None  # Σ Y T
+    seconds_squared: list[float] | None = None  # Σ T²
 
     def model_post_init(self, _: object) -> None:
-        for name in ("rounds", "tokens", "seconds", "losses"):
+        if None in (self.tokens_squared, self.products, self.seconds_squared):
+            self._assume_deviations()
+        for name in SUMS:
             values = getattr(self, name)
             if len(values) != len(self.arms) or not all(0 <= v < math.inf for v in values):
                 raise ValueError(f"{name} must be {len(self.arms)} finite numbers of at least 0")
+
+    def _assume_deviations(self) -> None:
+        """Second moments as if tokens had deviated as much from what the time foretells as they
+        can: Σ (Y - r T)² = n L²/4."""
+        means = [
+            (y / n, t / n) if n else (0.0, 0.0)
+            for y, t, n in zip(self.tokens, self.seconds, self.rounds, strict=False)
+        ]
+        self.tokens_squared = [
+            n * (y * y + self.longest**2 / 4) for n, (y, _) in zip(self.rounds, means, strict=False)
+        ]
+        self.products = [n * y * t for n, (y, t) in zip(self.rounds, means, strict=False)]
+        self.seconds_squared = [n * t * t for n, (_, t) in zip(self.rounds, means, strict=False)]
 
 
 class Bandit(ABC):
@@ -87,6 +106,9 @@ class Bandit(ABC):
         self.tokens = [0] * arms
         self.seconds = [0.0] * arms
         self.losses = [0.0] * arms
+        self.tokens_squared = [0.0] * arms
+        self.products = [0.0] * arms
+        self.seconds_squared = [0.0] * arms
 
     @abstractmethod
     def select(self, slot: int = 0) -> int:
@@ -102,6 +124,9 @@ class Bandit(ABC):
         self.rounds[arm] += 1
         self.tokens[arm] += tokens
         self.seconds[arm] += seconds
+        self.tokens_squared[arm] += tokens**2
+        self.products[arm] += tokens * seconds
+        self.seconds_squared[arm] += seconds**2
 
     @abstractmethod
     def preferences(self) -> list[float]:
@@ -149,10 +174,7 @@ class Bandit(ABC):
             "names": list(self.names),
             "longest": self.longest,
             "selections": self.selections,
-            "rounds": list(self.rounds),
-            "tokens": list(self.tokens),
-            "seconds": list(self.seconds),
-            "losses": list(self.losses),
+            **{name: list(getattr(self, name)) for name in SUMS},
         }
 
     def restore(self, state: dict[str, Any], source: str = "the state") -> None:
@@ -176,7 +198,7 @@ class Bandit(ABC):
                 f"{self.longest})"
             )
         self.selections = saved.selections
-        for name in ("rounds", "tokens", "seconds", "losses"):
+        for name in SUMS:
             values = getattr(saved, name)
             setattr(self, name, [values[place] for place in order])
 
@@ -199,7 +221,11 @@ class Bandit(ABC):
 class UCBSpec(Bandit):
     """Each arm once, then the one with the highest upper confidence bound μ̂ + cr (Alg. 7), the
     lowest of equals. `confidence` is δ. `exploration` scales the radius: 1 is the paper's, whose
-    bound holds for any process with these means; less tells real arms apart sooner."""
+    bound holds for any process with these means; less tells real arms apart sooner.
+
+    By time the radius is ours and has no δ. The paper's lets each round's tokens vary as much as
+    L + 1 values can; a round's tokens vary far less about what its time foretells, for an arm that
+    drafts longer both takes and brings more."""
 
     rule = "ucb"
 
@@ -232,10 +258,27 @@ class UCBSpec(Bandit):
         ]
 
     def radius(self, arm: int) -> float:
-        """cr_{i,t} = L/2 · √((1 + n)/n² · (1 + 2 log(K t² √(1 + n) / δ))) in tokens."""
+        """In tokens: cr_{i,t} = L/2 · √((1 + n)/n² · (1 + 2 log(K t² √(1 + n) / δ))). By time
+
+            cr_{i,t} = √((L²/4 + V) · 2 log t) / n,  V = Σ (Y - r T)²,  r = ΣY / ΣT,
+
+        where L²/4 stands for the round to come, so that few equal rounds do not end the search."""
         t, n = sum(self.rounds), self.rounds[arm]
+        if self.reward == "time":
+            inside = self.longest**2 / 4 + self.deviations(arm)
+            return math.sqrt(inside * 2 * math.log(t)) / n
         inside = math.log(self.arms / self.confidence) + 2 * math.log(t) + math.log1p(n) / 2
         return self.longest / 2 * math.sqrt((1 + n) / n**2 * (1 + 2 * inside))
+
+    def deviations(self, arm: int) -> float:
+        """V = Σ (Y - r T)², r = ΣY / ΣT, of an arm's rounds, in tokens squared."""
+        rate = self.tokens[arm] / self.seconds[arm]
+        found = (
+            self.tokens_squared[arm]
+            - 2 * rate * self.products[arm]
+            + rate**2 * self.seconds_squared[arm]
+        )
+        return max(found, 0.0)  # rounding
 
 
 class EXP3Spec(Bandit):

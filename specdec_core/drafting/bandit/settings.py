@@ -24,10 +24,8 @@ class BanditSettings(DrafterSettings):
     reward: Literal["tokens", "time"] = Field(
         default="tokens", description="tokens a round (the paper's), or tokens a millisecond"
     )
-    confidence: float = Field(default=0.05, gt=0, lt=1, description="δ of UCBSpec")
-    exploration: float = Field(
-        default=1.0, ge=0, description="scales UCBSpec's confidence radius; 1 is the paper's"
-    )
+    confidence: float = Field(default=0.05, gt=0, lt=1, description="δ of UCBSpec by tokens")
+    exploration: float = Field(default=1.0, ge=0, description="scales UCBSpec's confidence radius")
     memory: Memory = "all"
     state: str | None = Field(default=None, description="a saved state to start from")
     seed: int = Field(default=0, ge=0)

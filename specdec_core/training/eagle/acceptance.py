@@ -7,6 +7,9 @@ text's token, for which
     E_{x~p} Π_{j<k} min(1, q_j(x_j) / p_j(x_j))
 
 is the probability of k accepted candidates: Σ_x p(x) min(1, q(x) / p(x)) = Σ_x min(p(x), q(x)).
+
+That is a chain from a token drawn at random. A decoder's rounds begin where candidates have failed,
+so they get less. How many rounds a text takes follows from its own chains; see :func:`rounds`.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from specdec_core.config import Value
@@ -25,11 +29,20 @@ from specdec_core.training.recorded.loss import probabilities
 _ROWS = 64
 
 
+def _unless_none() -> float | None:
+    found: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    return found
+
+
 class Acceptance(Value):
-    """The probability that a chain's candidate is accepted if those before it are, by position."""
+    """The probability that a chain's candidate is accepted if those before it are, by position, of
+    chains from all tokens; and the tokens of a round when these texts are decoded (MAT), which
+    earlier versions did not count."""
 
     greedy: tuple[float, ...]
     sampled: tuple[float, ...]  # at temperature 1
+    greedy_tokens: float | None = _unless_none()
+    sampled_tokens: float | None = _unless_none()
 
     @property
     def greedy_length(self) -> float:
@@ -46,11 +59,45 @@ class Acceptance(Value):
         """Of greedy chains, or of sampled ones where no text is greedy."""
         return self.greedy_length if self.greedy else self.sampled_length
 
+    @property
+    def kinds(self) -> dict[str, tuple[tuple[float, ...], float, float | None]]:
+        """By how texts were decoded: acceptance by position, the accepted candidates of a chain
+        from any token, and the tokens of a round."""
+        kinds = {
+            "greedy": (self.greedy, self.greedy_length, self.greedy_tokens),
+            "temperature 1": (self.sampled, self.sampled_length, self.sampled_tokens),
+        }
+        return {name: found for name, found in kinds.items() if found[0]}
+
 
 def expected_length(by_position: Sequence[float]) -> float:
     """a_1 + a_1 a_2 + …"""
     survival = torch.tensor([1.0, *by_position]).cumprod(0)
     return float(survival[1:].sum())
+
+
+def rounds(survival: Tensor, lengths: Tensor) -> Tensor:
+    """The expected rounds in which texts are decoded (b,).
+
+    With S_k(s) the probability that a chain from token s still follows the text after k candidates,
+    a round from there accepts k of them with probability S_k - S_{k+1}, and the next one begins
+    behind the target's own token: R(s) = 1 + Σ_k (S_k(s) - S_{k+1}(s)) R(s + k + 1), and 0 at the
+    text's end. A sampled text is the target's, so given the text candidate x is accepted with
+    probability min(1, q(x) / p(x)).
+
+    Args:
+        survival: S_1, S_2, … from each token (b, n, steps); 0 behind the text's end.
+        lengths: the tokens of each text after its first (b,).
+    """
+    b, n, steps = survival.shape
+    ones, zeros = survival.new_ones(b, n, 1), survival.new_zeros(b, n, 1)
+    accepted = torch.cat([ones, survival], 2) - torch.cat([survival, zeros], 2)
+    left = survival.new_zeros(b, n + steps + 1)
+    for start in range(n - 1, -1, -1):
+        behind = left[:, start + 1 : start + steps + 2]
+        found = 1 + (accepted[:, start] * behind).sum(1)
+        left[:, start] = torch.where(start < lengths, found, 0.0)
+    return left[:, 0]
 
 
 class AcceptanceCounts:
@@ -59,12 +106,14 @@ class AcceptanceCounts:
     def __init__(self, steps: int) -> None:
         # Chains alive before each step, and what is accepted of them; greedy and sampled.
         self.alive, self.accepted = torch.zeros(2, 2, steps, dtype=torch.float64)
+        self.tokens, self.rounds = torch.zeros(2, 2, dtype=torch.float64)
 
     def add(self, head: EagleHead, batch: Batch, steps: Sequence[Step], output: Tensor) -> None:
         """Count the steps of all chains of a batch; `output` are the target's output layer's rows
         of the draft vocabulary."""
         kinds = torch.stack([batch.temperatures == 0, batch.temperatures == 1])
         alive = torch.ones(batch.last.shape[:2])
+        survival = torch.zeros(*alive.shape, self.alive.shape[1])
         for number, step in enumerate(steps):
             accepted, follows = _judge(head, batch, step, output)
             before = alive[step.texts, step.starts]
@@ -73,13 +122,22 @@ class AcceptanceCounts:
                 self.alive[kind, number] += before[chosen].sum()
                 self.accepted[kind, number] += (before * accepted)[chosen].sum()
             alive[step.texts, step.starts] = before * follows
+            survival[step.texts, step.starts, number] = before * follows
+        taken = rounds(survival.double(), batch.lengths)
+        for kind, texts in enumerate(kinds):
+            self.tokens[kind] += batch.lengths[texts].sum()
+            self.rounds[kind] += taken[texts].sum()
 
     def result(self) -> Acceptance:
         """By position, of the texts so far."""
         greedy, sampled = (self.accepted / self.alive.clamp(min=1e-9)).tolist()
         counted = self.alive.sum(1) > 0
+        tokens = (self.tokens / self.rounds.clamp(min=1e-9)).tolist()
         return Acceptance(
-            greedy=tuple(greedy) if counted[0] else (), sampled=tuple(sampled) if counted[1] else ()
+            greedy=tuple(greedy) if counted[0] else (),
+            sampled=tuple(sampled) if counted[1] else (),
+            greedy_tokens=tokens[0] if counted[0] else None,
+            sampled_tokens=tokens[1] if counted[1] else None,
         )
 
 

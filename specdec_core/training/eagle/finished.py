@@ -20,10 +20,11 @@ class EagleTrainingCard(TrainingCard):
         return 1 + self.settings.steps
 
     def learned(self, evaluation: EagleEvaluation) -> dict[str, float]:
-        """Tokens a forward of the target, with a chain of as many candidates as it has steps."""
-        found = evaluation.acceptance
-        lengths = {
-            "tokens a forward, greedy": found.greedy_length if found.greedy else None,
-            "temperature 1": found.sampled_length if found.sampled else None,
-        }
-        return {name: 1 + length for name, length in lengths.items() if length is not None}
+        """Tokens a round, with a chain of as many candidates as it has steps; and of a chain from
+        any token, the target's own included."""
+        values: dict[str, float] = {}
+        for kind, (_, length, tokens) in evaluation.acceptance.kinds.items():
+            if tokens is not None:
+                values[f"tokens a round, {kind}"] = tokens
+            values[f"from any token, {kind}"] = 1 + length
+        return values

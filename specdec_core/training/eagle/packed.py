@@ -59,8 +59,10 @@ def card_page(card: EagleTrainingCard, told: EagleCard, name: str, about: str = 
         "",
         f"On {card.texts['held_out']} answers held out, before the weights were rounded to eight"
         " bits. By position: the share of candidates that are accepted where those before them"
-        " are. Tokens: what a forward of the target yields with chains of that length. Of the"
-        f" tokens of these answers {card.coverage:.1%} are in the draft vocabulary.",
+        " are. From any token: what a chain of that length from a random token of an answer yields,"
+        " the target's own token included. A round: the mean when these answers are decoded, where"
+        f" a chain begins behind the last one's end. Of the tokens of these answers"
+        f" {card.coverage:.1%} are in the draft vocabulary.",
         "",
         *recipe(
             card,
@@ -75,19 +77,14 @@ def card_page(card: EagleTrainingCard, told: EagleCard, name: str, about: str = 
 
 
 def _table(found: Acceptance) -> list[str]:
-    """Acceptance by position, a row for each way of decoding that was evaluated."""
-    kinds = {
-        "greedy": (found.greedy, found.greedy_length),
-        "temperature 1": (found.sampled, found.sampled_length),
-    }
-    rows = {kind: value for kind, value in kinds.items() if value[0]}
-    steps = max(len(positions) for positions, _ in rows.values())
-    numbers = " | ".join(str(n) for n in range(1, steps + 1))
-    return [
-        f"| decoding | {numbers} | tokens |",
-        "|---|" + "--:|" * (steps + 1),
-        *(
-            f"| {kind} | {' | '.join(f'{a:.3f}' for a in positions)} | {1 + length:.2f} |"
-            for kind, (positions, length) in rows.items()
-        ),
-    ]
+    """Acceptance by position, a row for each way of decoding that was evaluated. Rounds were not
+    counted by earlier versions."""
+    rows = found.kinds
+    steps = max(len(positions) for positions, _, _ in rows.values())
+    names = [*(str(n) for n in range(1, steps + 1)), "from any token", "a round"]
+    lines = [f"| decoding | {' | '.join(names)} |", "|---|" + "--:|" * len(names)]
+    for kind, (positions, length, tokens) in rows.items():
+        shares = " | ".join(f"{a:.3f}" for a in positions)
+        counted = "–" if tokens is None else f"{tokens:.2f}"
+        lines.append(f"| {kind} | {shares} | {1 + length:.2f} | {counted} |")
+    return lines

@@ -33,19 +33,18 @@ class EagleEvaluation(Evaluation):
 
     @property
     def figures(self) -> dict[str, float]:
-        """Acceptance by position, from 1, and the expected accepted tokens."""
-        found = self.acceptance
-        kinds = {
-            "greedy": (found.greedy, found.greedy_length),
-            "sampled": (found.sampled, found.sampled_length),
-        }
+        """Acceptance by position, from 1, the expected accepted tokens, and those of a round."""
         values: dict[str, float] = {}
-        for kind, (positions, length) in kinds.items():
-            if positions:
-                values[f"accepted_{kind}"] = length
-                values |= {f"acceptance_{kind}_{n}": a for n, a in enumerate(positions, start=1)}
+        for name, (positions, length, tokens) in self.acceptance.kinds.items():
+            kind = "greedy" if name == "greedy" else "sampled"
+            values[f"accepted_{kind}"] = length
+            values |= {f"acceptance_{kind}_{n}": a for n, a in enumerate(positions, start=1)}
+            if tokens is not None:
+                values[f"tokens_{kind}"] = tokens
         return values
 
     @property
     def summary(self) -> str:
-        return f"{1 + self.score:.3f} tokens a target forward"
+        _, length, tokens = next(iter(self.acceptance.kinds.values()))
+        from_any = f"{1 + length:.3f} tokens from any token"
+        return from_any if tokens is None else f"{tokens:.3f} tokens a round, {from_any}"

@@ -28,7 +28,7 @@ def test_the_bundled_head_is_still_rising() -> None:
     card = load_card(folder, EagleTrainingCard)
     frame = learning(Finished("head", folder, card)).frame
     assert frame is not None
-    greedy = frame["tokens a forward, greedy"]
+    greedy = frame["from any token, greedy"]
     assert list(frame["from"]) == ["measured"] * len(card.curve) + ["extrapolated"] * 3
     assert greedy.iloc[-3:].is_monotonic_increasing
     assert greedy.iloc[-1] < card.limit

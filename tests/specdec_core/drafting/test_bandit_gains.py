@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from specdec_core.drafting.bandit.gains import added, gained
+from specdec_core.drafting.bandit.gains import SUMS, added, gained
 from specdec_core.drafting.bandit.rules import Bandit, EXP3Spec, UCBSpec
 
 ARMS, LONGEST = 3, 4
@@ -47,7 +47,7 @@ def test_after_every_exchange_all_know_the_sums_of_what_each_has_seen(kind, rewa
             own[place] += 5 * place + turn
         exchanged(bandits, told)
         assert [sum(bandit.rounds) for bandit in bandits] == [20 + sum(own)] * 3
-        for name in ("rounds", "tokens", "seconds", "losses"):
+        for name in SUMS:
             first, *others = (getattr(bandit, name) for bandit in bandits)
             assert all(other == pytest.approx(first) for other in others)
     one = kind(ARMS, LONGEST, reward=reward)

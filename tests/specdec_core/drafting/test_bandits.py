@@ -129,6 +129,62 @@ def test_a_slow_first_round_does_not_write_an_arm_off() -> None:
     assert chosen > 100
 
 
+def test_by_time_the_radius_follows_how_far_tokens_deviate_from_what_time_foretells() -> None:
+    bandit = UCBSpec(2, 4, reward="time")
+    rounds = [(5, 0.030), (3, 0.010), (1, 0.008)]
+    for tokens, seconds in rounds:
+        bandit.update(0, tokens, seconds)
+    bandit.update(1, 2, 0.01)
+    rate = 9 / 0.048
+    deviations = sum((tokens - rate * seconds) ** 2 for tokens, seconds in rounds)
+    assert bandit.deviations(0) == pytest.approx(deviations)
+    assert bandit.radius(0) == pytest.approx(math.sqrt((4 + deviations) * 2 * math.log(4)) / 3)
+    assert bandit.deviations(1) == 0
+    assert bandit.radius(1) == pytest.approx(math.sqrt(4 * 2 * math.log(4)))
+
+
+def test_by_time_little_is_lost_where_arms_cost_differently() -> None:
+    """Chains of 2, 4, 8 and 10 candidates with their acceptance and seconds; one round in fifty
+    takes three times as long."""
+    arms = [(2, 0.7, 1.0), (4, 0.7, 1.25), (8, 0.7, 1.8), (10, 0.45, 1.0)]
+
+    class Printed(UCBSpec):
+        """Lets tokens vary as far as they can, as the paper does."""
+
+        def deviations(self, arm: int) -> float:
+            return self.rounds[arm] * self.longest**2 / 4
+
+    def share(kind: type[UCBSpec]) -> float:
+        draws, bandit = random.Random(0), kind(len(arms), 10, reward="time")
+        for _ in range(12_000):
+            arm = bandit.select()
+            most, accepted, seconds = arms[arm]
+            tokens = 1
+            while tokens <= most and draws.random() < accepted:
+                tokens += 1
+            slow = 3 if draws.random() < 0.02 else draws.gauss(1, 0.05)
+            bandit.update(arm, tokens, seconds * slow)
+        rates = [sum(p**k for k in range(most + 1)) / (1.04 * s) for most, p, s in arms]
+        return sum(bandit.tokens) / sum(bandit.seconds) / max(rates)
+
+    assert share(UCBSpec) > 0.975
+    assert share(Printed) < 0.97
+
+
+def test_an_old_state_without_second_moments_deviates_as_far_as_it_can() -> None:
+    bandit = UCBSpec(2, 4, reward="time")
+    for arm, tokens, seconds in [(0, 5, 0.03), (0, 3, 0.01), (0, 1, 0.01), (1, 2, 0.01)]:
+        bandit.update(arm, tokens, seconds)
+    old = bandit.state()
+    for name in ("tokens_squared", "products", "seconds_squared"):
+        del old[name]
+    restored = UCBSpec(2, 4, reward="time")
+    restored.restore(old)
+    assert restored.deviations(0) == pytest.approx(3 * 4)
+    assert restored.deviations(1) == pytest.approx(1 * 4)
+    assert restored.paces() == bandit.paces()
+
+
 @pytest.mark.parametrize("make", RULES)
 @settings(max_examples=40, deadline=None)
 @given(before=plays, after=plays)

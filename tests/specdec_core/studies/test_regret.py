@@ -13,6 +13,7 @@ from specdec_core.drafting.bandit.rules import Bandit, EXP3Spec, UCBSpec
 from specdec_core.studies.regret import (
     Course,
     best_arm,
+    best_of_each,
     exp3_bound,
     hardness,
     mean_tokens,
@@ -46,6 +47,15 @@ def test_the_best_arm_by_seconds_is_not_that_by_rounds() -> None:
     flat = [course(2, 2, 2, 2, cost=[0.1] * 4)]
     assert best_arm([deep, flat]) == 1
     assert regret(deep, flat).regret.tolist() == pytest.approx([0.2, 0.4])
+
+
+def test_the_best_arm_for_each_prompt_may_be_another_one() -> None:
+    first, second = [course(4, 4), course(1, 1, 1, 1)], [course(2, 2, 2, 2), course(2, 2)]
+    best = best_of_each([first, second])
+    assert best == [first[0], second[1]]
+    assert regret(first, best).total == 2
+    assert regret(second, best).total == 2
+    assert regret(best, best).total == 0
 
 
 def test_outputs_of_other_lengths_are_compared_at_the_mean() -> None:

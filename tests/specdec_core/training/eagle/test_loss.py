@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specdec_core.training.eagle.acceptance import expected_length
+from specdec_core.training.eagle.acceptance import expected_length, rounds
 from specdec_core.training.recorded.loss import cross_entropy, probabilities
 
 
@@ -38,3 +38,37 @@ def test_the_loss_and_its_gradients_are_those_of_cross_entropy() -> None:
 def test_expected_length_counts_what_survives() -> None:
     assert expected_length([0.5, 0.5, 1.0]) == 0.5 + 0.25 + 0.25
     assert expected_length([]) == 0
+
+
+def test_rounds_are_those_of_decoding_the_texts() -> None:
+    """Against drawing what is accepted, round by round; of a greedy text in one way only."""
+    torch.manual_seed(0)
+    follows = torch.rand(3, 9, 2)
+    follows[1] = (follows[1] < 0.5).float()
+    lengths = torch.tensor([9, 8, 0])
+    for text, length in enumerate(lengths):
+        for start in range(9):
+            follows[text, start, max(int(length) - start, 0) :] = 0
+    found = rounds(follows.cumprod(2), lengths)
+
+    def decode(text: int) -> int:
+        count = place = 0
+        while place < lengths[text]:
+            draws = (torch.rand(2) < follows[text, place]).long().cumprod(0)
+            place, count = place + int(draws.sum()) + 1, count + 1
+        return count
+
+    assert found[1] == decode(1)
+    assert found[2] == 0
+    drawn = torch.tensor([float(decode(0)) for _ in range(4000)])
+    assert abs(found[0] - drawn.mean()) < 4 * drawn.std() / 4000**0.5
+
+
+def test_a_round_yields_less_than_a_chain_from_any_token() -> None:
+    """A long stretch that is easy weighs as its tokens there, and as its few rounds here."""
+    easy = torch.ones(1, 60, 5)
+    for start in range(60):
+        easy[0, start, 60 - start :] = 0
+    survival = torch.cat([torch.zeros(1, 60, 5), easy], 1)
+    from_any = float(1 + survival.sum(2).mean())
+    assert 120 / float(rounds(survival, torch.tensor([120]))) < 0.6 * from_any

@@ -54,11 +54,9 @@ def test_the_readme_has_the_cards_figures_and_what_no_card_knows(
     assert page.startswith(f"# {NAME}\n")
     assert page.endswith("\n## Licence\nApache-2.0.\n")
     acceptance = card.best.acceptance
-    for positions, length in (
-        (acceptance.greedy, acceptance.greedy_length),
-        (acceptance.sampled, acceptance.sampled_length),
-    ):
-        assert f"{' | '.join(f'{a:.3f}' for a in positions)} | {1 + length:.2f} |" in page
+    for positions, length, tokens in acceptance.kinds.values():
+        figures = f"{' | '.join(f'{a:.3f}' for a in positions)} | {1 + length:.2f} | {tokens:.2f} |"
+        assert figures in page
     assert f"answers to {card.texts['train']:,} prompts" in page
     assert f"--draft eagle={NAME}" in page
     assert read_card(str(trained)).target in page
