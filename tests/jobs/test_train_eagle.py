@@ -32,7 +32,7 @@ def test_a_head_is_trained_with_the_best_rate_and_not_trained_again(
     assert first.returncode == 0, first.stderr
     assert second.returncode == 0, second.stderr
     assert "resuming: 200 of 200 done" in second.stdout
-    assert "tokens a target forward" in first.stdout
+    assert "tokens a round" in first.stdout
     out = tmp_path / "out"
     card = load_card(out / "head", EagleTrainingCard)
     trials = [

@@ -14,7 +14,7 @@ from zipfile import ZipFile
 import pytest
 import torch
 from torch._inductor.runtime.cache_dir_utils import cache_dir
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
 from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.engine import Engine, Request
@@ -236,6 +236,43 @@ def test_rows_between_and_trees_leave_every_text_alone(
         assert_close(compiled, eager, atol=2e-5)
         torch.testing.assert_close(compiled.hidden, eager.hidden, atol=2e-5, rtol=0)
     assert runners[0].lengths == runners[1].lengths
+
+
+def test_padding_leaves_every_text_alone(runners: tuple[EagerRunner, CompiledRunner]) -> None:
+    """Forwards of more than 16 tokens are padded, but for the last ones that fit."""
+    for runner in runners:
+        runner.prefill([0, 1, 2], PROMPTS)
+    counts = [17, 3, 21]
+    for arguments in (
+        ([1], [[*range(40, 59)]]),
+        ([2, 0], [[*range(60, 77)], [5]], None, [1, 1]),
+        ([0, 1, 2], [[*range(7, 7 + count)] for count in counts], None, [1, 3, 18]),
+        ([0, 1, 2], [[7, 8, 9, 10, 11] * 4] * 3, [[-1, *range(19)]] * 3),
+        ([1, 0], [[*range(90, 109)], [9]]),
+        ([0, 1, 2], [[11], [12], [13]]),
+    ):
+        eager, compiled = forwards(runners, *arguments)
+        assert_close(compiled, eager, atol=2e-5)
+    assert runners[0].lengths == runners[1].lengths
+
+
+@pytest.mark.long
+def test_padding_is_written_to_no_block_that_another_row_reads(graphs: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 320}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads)).eval()
+    compiled = CompiledRunner(EagerRunner(model, 2, 320, compact=True), "blocks")
+    text = [5 + n % 300 for n in range(256)]
+    compiled.prefill([0], [text])
+    compiled.fork(0, [1], [256])
+    cache = compiled.cache
+    assert cache.blocks.saved > 0
+    compiled.truncate(1, 70)
+    before = [layer.keys[0].clone() for layer in cache.held()]
+    compiled.forward(Batch([1], [text[:57]]))  # to 127; padded to 130
+    for layer, keys in zip(cache.held(), before, strict=True):
+        assert torch.equal(layer.keys[0], keys)
 
 
 def test_without_a_compiler_one_warning_and_the_eager_tokens(

@@ -361,7 +361,7 @@ def test_a_bandit_rewarded_in_time_is_modelled_by_a_profile(
 ) -> None:
     """With drafting for nothing it comes to prefer the longer arm, with dear drafts the shorter."""
     arms = (chain(FixedSettings(max_tokens=1)), chain(FixedSettings(max_tokens=8)))
-    bandit = BanditSettings(arms=arms, reward="time", exploration=0.2)
+    bandit = BanditSettings(arms=arms, reward="time")
     configuration = Configuration(drafter=bandit)
     assert not short.can(configuration)
 

@@ -13,13 +13,23 @@ from specdec_core.models.compiled.packed.example import example
 from specdec_core.models.row_attention import SeenPlaces
 
 _CPU = torch.device("cpu")
+# Tokens of a forward:
+_EACH = 16  # up to which there is no padding
+_ALL_WANTED = 64  # that a step of rounds alone may have
+_WARM = 256  # of the widest one that is run before the first request comes
 
 
 class PackagedPacked:
-    """The graph from `packages`, for a `cache` of any size."""
+    """The graph from `packages`, for a `cache` of any size.
+
+    For each number of rows that a matrix product has not had yet, oneDNN makes a kernel, which
+    takes as long as the forward. So forwards are padded to a few numbers of tokens, and these are
+    run once beforehand. Padding is written behind the text of the last row and repeats its last
+    token; what is written there next replaces it.
+    """
 
     def __init__(self, packages: Packages, cache: SlotCache) -> None:
-        self._packages = packages
+        self._packages, self._cache = packages, cache
         self._graph: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
         layers = cache.held()
         self._keys = [layer.keys for layer in layers]
@@ -31,6 +41,18 @@ class PackagedPacked:
         """Compile or load it."""
         inputs, shapes = example(self._keys, self._values, self._features, kinds)
         self._graph = self._packages.open("packed", inputs, shapes)
+        self._warm(kinds)
+
+    def _warm(self, kinds: int) -> None:
+        """Make the kernels: of rounds, all of whose logits are wanted, and of prompts."""
+        size = 1
+        while size <= min(_WARM, self._cache.positions):
+            feed = torch.zeros((4, size), dtype=torch.long)
+            wanted = torch.zeros(size if size <= _ALL_WANTED else 1, dtype=torch.long)
+            sees = [torch.tensor([[0, 0, 1, 0, 0]] * size, dtype=torch.int32)] * kinds
+            nodes = [torch.zeros(1, dtype=torch.int32)] * kinds
+            self._run(feed, wanted, sees, nodes)
+            size = _size(size + 1)
 
     def run(
         self,
@@ -39,9 +61,30 @@ class PackagedPacked:
         plans: Sequence[SeenPlaces],
         hidden: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        assert self._graph is not None, "prepare comes first"
         tokens, nodes = zip(*(plan.tables(_CPU) for plan in plans), strict=True)
-        new = torch.tensor(feed), torch.tensor(wanted)
+        count, asked = len(feed[0]), len(wanted)
+        more = _size(count) - count
+        row, end = feed[1][-1], feed[2][-1] + 1
+        if more and end + more <= self._cache.positions:
+            self._cache.claim([row], [end + more - self._cache.lengths[row]])
+            places = [*feed[2], *range(end, end + more)]
+            feed = [places if own is feed[2] else [*own, *[own[-1]] * more] for own in feed]
+            tokens = tuple(torch.cat([own, own[-1:].expand(more, -1)]) for own in tokens)
+        padded = [*wanted, *[wanted[-1]] * (_size(asked) - asked)]
+        logits, chosen, read = self._run(
+            torch.tensor(feed), torch.tensor(padded), list(tokens), list(nodes)
+        )
+        return logits[:asked], chosen[:asked], read[:asked] if hidden else None
+
+    def _run(
+        self, feed: Tensor, wanted: Tensor, tokens: list[Tensor], nodes: list[Tensor]
+    ) -> Sequence[Tensor]:
+        assert self._graph is not None, "prepare comes first"
         stores = *self._keys, *self._values, *self._features
-        logits, chosen, read = self._graph([*new, *tokens, *nodes, *stores])
-        return logits, chosen, read if hidden else None
+        return self._graph([feed, wanted, *tokens, *nodes, *stores])
+
+
+def _size(count: int) -> int:
+    """The number of tokens that `count` are padded to: by a quarter at most."""
+    step = 1 if count <= _EACH else 4 if count <= _ALL_WANTED else 16 if count <= _WARM else 32
+    return -(-count // step) * step
