@@ -238,6 +238,20 @@ def test_rows_between_and_trees_leave_every_text_alone(
     assert runners[0].lengths == runners[1].lengths
 
 
+def test_forwards_have_few_widths(compiled_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each one costs kernels."""
+    _, compiled = both(compiled_pair)
+    graphs, widths = compiled._forwards._graphs, []
+    run = graphs._run
+    monkeypatch.setattr(
+        graphs, "_run", lambda feed, *rest: widths.append(feed.shape[1]) or run(feed, *rest)
+    )
+    for count in (1, 2, 16, 17, 20, 21, 64, 65, 80):
+        assert len(compiled.forward(Batch([1], [[5] * count])).choices()[0]) == count
+        compiled.truncate(1, 0)
+    assert widths == [1, 2, 16, 20, 20, 24, 64, 80, 80]
+
+
 def test_padding_leaves_every_text_alone(runners: tuple[EagerRunner, CompiledRunner]) -> None:
     """Forwards of more than 16 tokens are padded, but for the last ones that fit."""
     for runner in runners:
