@@ -10,8 +10,9 @@ from typer import Option
 
 from jobs.choice import choose
 from jobs.console import console, point, print_configuration, run
-from jobs.options import ChatTemplate, Config, MaybeLimit, MaybeTokens, Prompts, given
+from jobs.options import ChatTemplate, Config, MaybeLimit, MaybeTokens, Placed, Prompts, given
 from specdec_core.base.errors import UserError
+from specdec_core.config import Placement
 from specdec_core.prompts.chat import AUTO
 
 FULL = {"limit": 32, "max_new_tokens": 64, "texts": 4, "timed": 12, "repeats": 3}
@@ -27,18 +28,20 @@ def main(
     quick: Annotated[
         bool, Option("--quick", help="Fewer and shorter texts: only large faults are found.")
     ] = False,
+    cluster: Placed = None,
 ) -> None:
     """Check a configuration on its own models and write a certificate: greedy texts in float32 are
     the target's, token by token; sampled tokens have its probabilities; and live it is not slower
     than autoregressive decoding. The certificate goes to the workspace and, where the configuration
-    is registered, to the registry. Where a check fails, there is none, and the exit code is 1."""
+    is registered, to the registry. Where a check fails, there is none, and the exit code is 1.
+
+    A configuration that drafts while the target verifies (PEARL) needs devices for both, in
+    --cluster."""
     choice, source = choose(config)
     pair_spec, configuration = choice.pair, choice.configuration
-    if configuration.asynchronous:
-        raise UserError(
-            f"{configuration.id} ({configuration.label}) drafts on a device of its own, where its"
-            " rounds depend on time: it cannot be certified; `specdec overlap` measures it"
-        )
+    placement = None if cluster is None else Placement.load(cluster)
+    if placement is not None and not configuration.asynchronous:
+        raise UserError(f"--cluster: {configuration.label} needs no device of its own to draft on")
     print_configuration(configuration, source)
     options = {**(QUICK if quick else FULL), **given(limit=limit, max_new_tokens=max_new_tokens)}
     count = options.pop("limit")
@@ -49,16 +52,24 @@ def main(
     from dashboards.reports.certificate import checked
     from dashboards.tracking.certificates import attach
     from specdec_core.base.environment import environment
-    from specdec_core.models.pair import load_pair
+    from specdec_core.models.fingerprints import fingerprints
+    from specdec_core.models.pair import check_pair, load_pair
     from specdec_core.prompts.prompt_sets import PromptSet, load_prompts
     from specdec_core.studies.certificate.certificate import Certificate
     from specdec_core.studies.certificate.certify import Extent, check_all
 
-    with console.status(f"loading {pair_spec.name}"):
-        pair = load_pair(pair_spec)
-    loaded = load_prompts(prompts, count, pair.tokenizer, chat_template)
-    with ConsoleProgress(console) as progress:
-        checks = check_all(pair, configuration, loaded, Extent(**options), progress)
+    extent = Extent(**options)
+    loaded = load_prompts(prompts, count, check_pair(pair_spec), chat_template)
+    if configuration.asynchronous:
+        from cluster.certifying import check_beside
+
+        with ConsoleProgress(console) as progress:
+            checks = check_beside(pair_spec, configuration, placement, loaded, extent, progress)
+    else:
+        with console.status(f"loading {pair_spec.name}"):
+            pair = load_pair(pair_spec)
+        with ConsoleProgress(console) as progress:
+            checks = check_all(pair, configuration, loaded, extent, progress)
     show(console, [checked(checks)])
     if checks.failures:
         if checks.greedy.first:
@@ -67,7 +78,7 @@ def main(
         sys.exit(1)
     certificate = Certificate(
         pair=pair_spec,
-        fingerprints=pair.fingerprints,
+        fingerprints=fingerprints(pair_spec),
         configuration=configuration,
         prompts=PromptSet.of(prompts, loaded, chat_template),
         max_new_tokens=options["max_new_tokens"],

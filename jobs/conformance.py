@@ -24,9 +24,15 @@ def main(
     guidellm: Annotated[Path | None, Option(help="The program guidellm.")] = None,
     schemathesis: Annotated[Path | None, Option(help="The program schemathesis.")] = None,
     leaving: Annotated[
-        int, Option(min=0, help="Requests of 32 clients, of which a third leaves midway.")
+        int,
+        Option(
+            min=0, help="Requests of 32 clients, of which a third leaves midway; as many warm up."
+        ),
     ] = 0,
-    answers: Annotated[int, Option(min=0, help="JSON answers by random schemas.")] = 0,
+    answers: Annotated[
+        int,
+        Option(min=0, help="JSON answers by random schemas, and as many without speculation."),
+    ] = 0,
     requests: Annotated[int, Option(min=1, help="Requests of each benchmark.")] = 40,
     cases: Annotated[int, Option(min=1, help="Cases of schemathesis for each operation.")] = 100,
 ) -> None:
@@ -65,12 +71,17 @@ def main(
         found = under_fire(target.url, key, leaving)
         grown = "" if found.growth is None else f", memory {found.growth:+.1%}"
         passed &= _say(
-            f"{leaving} requests, {found.answered} answered, {found.left} left midway{grown}",
+            f"{2 * leaving} requests, {found.answered} answered, {found.left} left midway{grown}",
             found.faults,
         )
     if answers:
         given = json_answers(target.url, key, answers)
-        passed &= _say(f"{answers} JSON answers, {given.ended} ended", given.faults)
+        ratio = given.speedup
+        passed &= _say(
+            f"{given.asked} JSON answers, {given.ended} ended; with speculation"
+            f" {ratio.value:.2f}× ({ratio.low:.2f}–{ratio.high:.2f}) as fast as without",
+            given.faults,
+        )
     if not passed:
         raise typer.Exit(1)
 

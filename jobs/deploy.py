@@ -143,11 +143,6 @@ def _deployment(pair: Any, configuration: Any, source: str, version: int | None)
     from cluster.serving.deployment import certified, learned_state
     from cluster.serving.served import Deployment
 
-    if configuration.asynchronous:
-        raise UserError(
-            f"{configuration.id} ({configuration.label}) drafts on a device of its own, which a"
-            " running server does not get: start one with `specdec serve --cluster`"
-        )
     return Deployment(
         pair=pair,
         configuration=configuration,

@@ -69,6 +69,8 @@ class Canary:
         turn = self._turn
         if self._clean.pop(request_id, None) != turn.number or self._other(turn.side).loop.running:
             return
+        if not generation.tokens:  # only its prompt was read
+            return
         self._turn = turn._replace(
             counted=turn.counted + 1,
             seconds=turn.seconds + generation.seconds,

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from threading import Lock
 from typing import Any, NamedTuple
@@ -123,8 +124,9 @@ class EngineProcess:
         return not self._unfinished
 
     def status(self) -> Status:
-        """See :meth:`Engine.status`; as of the last step."""
-        return self._status
+        """See :meth:`Engine.status`; as of the last step. After it the last requests may have been
+        cancelled."""
+        return replace(self._status, waiting=0, cache_usage=0.0) if self.idle else self._status
 
     def add(self, request: Request) -> None:
         """See :meth:`Engine.add`."""

@@ -5,34 +5,39 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 import httpx
 import jsonschema
+import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from specdec_core.base.errors import UserError
+from specdec_core.tokens.statistics import Ratio, paired_ratio
 
 CLIENTS = 32
 LEAVING = 1 / 3  # share of the requests that are given up midway
 FLAT = 0.02  # by which memory may grow after warming up
-WARM = 0.25  # share of the requests that warm up
+_PART = 0.25  # share of the requests in which memory is looked at, at their beginning and end
 ENDING = 0.99  # share of the JSON answers that must end by themselves
 _LOOK = 0.25  # seconds between looks at the memory
 _SETTLE = 30.0  # seconds in which the server has to notice that the last one has left
 _SILENCE = 600.0
+_ANSWERING = 8  # clients that ask for JSON
+_TURN = 25  # JSON answers in a row, with speculation or without
 _LONGEST, _PROMPT = 400, 32  # tokens of a JSON answer, and room for its prompt
 _WORDS = ("def", "class", "import", "return", "if", "for", "x", "y", "1", "2", "(", ")", ":", ".")
 
 
 @dataclass
 class Fire:
-    """What came of it; `memory` are the server's bytes in the second quarter of the requests and in
-    the last, None where it does not tell them."""
+    """What came of it; `memory` are the server's bytes in the first quarter of the requests after
+    warming up and in the last, None where it does not tell them."""
 
     answered: int = 0
     left: int = 0
@@ -59,12 +64,19 @@ class Fire:
 
 @dataclass
 class JsonAnswers:
-    """How many JSON answers were asked for and ended by themselves; and what is wrong with the
-    others and with those that do not follow their schema."""
+    """How many JSON answers were asked for and ended by themselves; what is wrong with the others
+    and with those that do not follow their schema; and the seconds a token of each turn, with
+    speculation (True) and without."""
 
     asked: int = 0
     ended: int = 0
     invalid: list[str] = field(default_factory=list)
+    paces: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
+
+    @property
+    def speedup(self) -> Ratio:
+        """How many times faster the answers come with speculation, in turns on the same schemas."""
+        return paired_ratio(np.array(self.paces[False]), np.array(self.paces[True]))
 
     @property
     def faults(self) -> list[str]:
@@ -76,13 +88,15 @@ class JsonAnswers:
 
 
 def under_fire(url: str, key: str | None, requests: int, seed: int = 0) -> Fire:
-    """Send `requests` from :data:`CLIENTS` clients at once, of which a random third leaves midway.
-    The server must have nothing else to do."""
+    """Send `requests` from :data:`CLIENTS` clients at once, of which a random third leaves midway,
+    after as many that warm it up: until then its caches fill, as oneDNN's, which keeps the kernels
+    for a thousand shapes. The server must have nothing else to do."""
     return asyncio.run(_with_client(url, key, lambda http: _fire(http, requests, seed)))
 
 
 def json_answers(url: str, key: str | None, requests: int, seed: int = 0) -> JsonAnswers:
-    """Ask for `requests` JSON answers by random schemas, sampled at temperature 1."""
+    """Ask for `requests` JSON answers by random schemas, sampled at temperature 1; and, in turns,
+    for as many by the same schemas without speculation."""
     return asyncio.run(_with_client(url, key, lambda http: _answers(http, requests, seed)))
 
 
@@ -102,7 +116,7 @@ async def _with_client(
 
 async def _fire(http: httpx.AsyncClient, requests: int, seed: int) -> Fire:
     fire, random = Fire(), Random(seed)
-    waiting = iter([(_body(random), random.random() < LEAVING) for _ in range(requests)])
+    waiting = iter([(_body(random), random.random() < LEAVING) for _ in range(2 * requests)])
     done = 0
     seen: tuple[list[float], list[float]] = [], []
 
@@ -114,10 +128,11 @@ async def _fire(http: httpx.AsyncClient, requests: int, seed: int) -> Fire:
 
     async def look() -> None:
         while True:
-            if done > WARM * requests:
+            after = done / requests - 1
+            if 0 < after <= _PART or after > 1 - _PART:
                 memory = (await _metrics(http)).get("specdec:resident_memory_bytes")
-                if memory is not None and not 2 * WARM < done / requests <= 1 - WARM:
-                    seen[done > 2 * WARM * requests].append(memory)
+                if memory is not None:
+                    seen[after > _PART].append(memory)
             await asyncio.sleep(_LOOK)
 
     looking = asyncio.create_task(look())
@@ -161,7 +176,7 @@ async def _ask(
             events = 0
             async for line in answer.aiter_lines():
                 events += line.startswith("data:")
-                if '"error"' in line:
+                if line.startswith('data: {"error"'):
                     fire.failed.append(line[:200])
                     return
                 if line == "data: [DONE]":
@@ -186,29 +201,45 @@ async def _metrics(http: httpx.AsyncClient) -> dict[str, float]:
 
 
 async def _answers(http: httpx.AsyncClient, requests: int, seed: int) -> JsonAnswers:
-    found, random = JsonAnswers(asked=requests), Random(seed)
-    waiting = iter([(_schema(random), random.getrandbits(31)) for _ in range(requests)])
+    found, random = JsonAnswers(asked=2 * requests), Random(seed)
+    drawn = [(_schema(random), random.getrandbits(31)) for _ in range(requests)]
     models = await http.get("/v1/models")
     models.raise_for_status()
     most = min(_LONGEST, models.json()["data"][0]["max_model_len"] - _PROMPT)
-
-    async def client() -> None:
-        for schema, number in waiting:
-            shape = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-            body = {"prompt": "Answer: ", "temperature": 1, "seed": number, "max_tokens": most}
-            answer = await http.post("/v1/completions", json={**body, "response_format": shape})
-            answer.raise_for_status()
-            [choice] = answer.json()["choices"]
-            if choice["finish_reason"] != "stop":
-                continue
-            found.ended += 1
-            try:
-                jsonschema.validate(json.loads(choice["text"]), schema)
-            except (ValueError, jsonschema.ValidationError) as error:
-                found.invalid.append(f"{choice['text']!r}: {str(error).splitlines()[0]}")
-
-    await asyncio.gather(*(client() for _ in range(8)))
+    for turn, first in enumerate(range(0, requests, _TURN)):
+        for speculative in (turn % 2 == 0, turn % 2 == 1):
+            start, waiting = perf_counter(), iter(drawn[first : first + _TURN])
+            clients = (_answer(http, waiting, most, speculative, found) for _ in range(_ANSWERING))
+            tokens = sum(await asyncio.gather(*clients))
+            found.paces[speculative].append((perf_counter() - start) / tokens)
     return found
+
+
+async def _answer(
+    http: httpx.AsyncClient,
+    waiting: Iterator[tuple[dict[str, Any], int]],
+    most: int,
+    speculative: bool,
+    found: JsonAnswers,
+) -> int:
+    """Ask for answers, each by a schema and with a seed. Returns their tokens."""
+    tokens = 0
+    for schema, seed in waiting:
+        shape = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+        body = {"prompt": "Answer: ", "temperature": 1, "seed": seed, "max_tokens": most}
+        body |= {"response_format": shape, "speculative": {"enabled": speculative}}
+        answer = await http.post("/v1/completions", json=body)
+        answer.raise_for_status()
+        tokens += answer.json()["usage"]["completion_tokens"]
+        [choice] = answer.json()["choices"]
+        if choice["finish_reason"] != "stop":
+            continue
+        found.ended += 1
+        try:
+            jsonschema.validate(json.loads(choice["text"]), schema)
+        except (ValueError, jsonschema.ValidationError) as error:
+            found.invalid.append(f"{choice['text']!r}: {str(error).splitlines()[0]}")
+    return tokens
 
 
 def _schema(random: Random, within: bool = False) -> dict[str, Any]:

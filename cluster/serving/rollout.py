@@ -287,6 +287,12 @@ class Rollout:
                 " texts and needs a server of its own"
             )
         check_pair(deployment.pair)
+        if deployment.configuration.asynchronous:
+            raise UserError(
+                f"{deployment.configuration.label} drafts on a device of its own, which a running"
+                " server does not get: serve it with `specdec serve --cluster PLACEMENT` on another"
+                " port, and stop this server when its clients have moved"
+            )
         check_models(deployment.pair, deployment.configuration)
 
     @property

@@ -111,7 +111,10 @@ class Served:
         """
         engine = self.loop.engine
         if not isinstance(engine, EngineProcess):
-            raise UserError("an engine on placed devices is not replaced while it serves")
+            raise UserError(
+                "an engine on placed devices is not replaced while it serves: serve the other"
+                " configuration on another port, and stop this server when its clients have moved"
+            )
 
         def start() -> Served:
             other = engine.another(self._spec(deployment.pair), deployment.configuration)

@@ -56,6 +56,7 @@ class _Answer:
     tokens: list[int] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] | None = None
     rounds: list[Round] = field(default_factory=list)
     sent: int = 0  # characters
     known: int = 0  # of them, those that the engine that has gone on with it will send again
@@ -74,6 +75,7 @@ class _Answer:
         self.tokens += chunk.tokens
         self.origins += chunk.origins
         self.logprobs += chunk.logprobs or []
+        self.prompt_logprobs = self.prompt_logprobs or chunk.prompt_logprobs
         self.rounds.append(chunk.round)
         finished = None if chunk.finished is None else self._whole(chunk.finished)
         self.finished = finished is not None
@@ -84,13 +86,19 @@ class _Answer:
         if not self.request.written:
             return generation
         logprobs = None if generation.logprobs is None else self.logprobs
-        return replace(generation, rounds=self.rounds, logprobs=logprobs)
+        return replace(
+            generation,
+            rounds=self.rounds,
+            logprobs=logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+        )
 
     def rest(self) -> Request:
         """What is left to do, for another engine."""
         self.known = self.sent
         written = tuple(zip(self.tokens, self.origins, strict=True))
-        self.request = replace(self.request, written=written)
+        wanted = self.request.prompt_logprobs and not written  # else they came with the first chunk
+        self.request = replace(self.request, written=written, prompt_logprobs=wanted)
         return self.request
 
 

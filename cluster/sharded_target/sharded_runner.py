@@ -19,7 +19,7 @@ from specdec_core.models.runner import (
     ModelRunner,
     Output,
     chunks,
-    compiled_chunk,
+    logits_chunk,
 )
 from specdec_core.tokens.token_tree import ROOT
 
@@ -37,7 +37,7 @@ class ShardedRunner(ModelRunner):
         runner = group.spec.runner
         self.group, self.slots = group, slots
         self.vocab_size, self.max_length = vocab_size, runner.max_length
-        self.prefill_chunk = compiled_chunk(vocab_size) if runner.compile else PREFILL_CHUNK
+        self.prefill_chunk = logits_chunk(vocab_size) if runner.compile else PREFILL_CHUNK
         self.device = torch.device(device)  # of the outputs
         self._lengths = [0] * slots  # as the caller sees them
         # Calls that are sent with the next forward.

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from specdec_core.drafting.drafter import SlotState
-from specdec_core.engine.logprobs import Logprobs
+from specdec_core.engine.logprobs import Logprobs, PromptLogprobs
 from specdec_core.engine.request import Candidates, Chunk, Request
 from specdec_core.tokens.detokenising import StreamDecoder
 from specdec_core.tokens.statistics import FinishReason, Generation, Round, TokenLogprobs
@@ -43,6 +43,7 @@ class ActiveRequest:
     rounds: list[Round] = field(default_factory=list)
     token_seconds: list[float] = field(default_factory=list)
     logprobs: Logprobs | None = None  # where asked for
+    prompt_logprobs: PromptLogprobs | None = None  # where asked for
 
     @classmethod
     def begin(
@@ -51,12 +52,22 @@ class ActiveRequest:
         """A request that enters its slot."""
         origins = [origin for _, origin in request.written]
         seconds = [0.0] * len(origins)
-        return cls(request, state, decoder, started, origins=origins, token_seconds=seconds)
+        active = cls(request, state, decoder, started, origins=origins, token_seconds=seconds)
+        if request.logprobs is not None:
+            active.logprobs = Logprobs(request.logprobs)
+            if request.prompt_logprobs:
+                active.prompt_logprobs = PromptLogprobs(request.tokens, request.logprobs)
+        return active
 
     @property
     def begun(self) -> bool:
         """Whether it has had its first round, the one that reads the prompt to its end."""
         return bool(self.rounds)
+
+    @property
+    def measures(self) -> bool:
+        """Whether the logits of its prompt are still wanted."""
+        return self.prompt_logprobs is not None and not self.prompt_logprobs.complete
 
     @property
     def remaining(self) -> int:
@@ -67,7 +78,7 @@ class ActiveRequest:
     def room(self) -> int:
         """The most consecutive candidates of its next round: the target adds its own token to every
         round."""
-        room, most = self.remaining - 1, self.request.speculate
+        room, most = max(self.remaining - 1, 0), self.request.speculate
         return room if most is None else min(room, most)
 
     def cut(
@@ -78,6 +89,7 @@ class ActiveRequest:
         strings."""
         request, decoder = self.request, self.decoder
         reason: FinishReason | None = None
+        tokens = tokens[: self.remaining]  # a request for none has one after its prompt
         ends = (i for i, token in enumerate(tokens) if token in final)
         if (end := next(ends, None)) is not None:
             tokens, reason = tokens[: end + 1], "stop"
@@ -104,8 +116,9 @@ class ActiveRequest:
         """Record the round of this addition. `seconds` are the round's, by the names of
         :class:`Round`'s fields. Returns the chunk for the request's caller."""
         tree, after = addition.tree, now - self.started
+        prompt = None
         if not self.begun:
-            self.prefill_seconds = after
+            self.prefill_seconds, prompt = after, self._prompt_logprobs
         round = Round(
             position=len(self.origins) - len(addition.tokens),
             drafted=len(tree) - addition.started,
@@ -129,7 +142,12 @@ class ActiveRequest:
             finished,
             addition.logprobs,
             Candidates.of(tree, addition.path) if self.request.trace else None,
+            prompt,
         )
+
+    @property
+    def _prompt_logprobs(self) -> list[TokenLogprobs] | None:
+        return None if self.prompt_logprobs is None else self.prompt_logprobs.tokens
 
     def _finished(self, reason: FinishReason, seconds: float) -> Generation:
         return Generation(
@@ -145,4 +163,5 @@ class ActiveRequest:
             token_seconds=self.token_seconds,
             cached_tokens=self.cached,
             logprobs=None if self.logprobs is None else self.logprobs.tokens,
+            prompt_logprobs=self._prompt_logprobs,
         )

@@ -29,7 +29,6 @@ from specdec_core.engine.active_request import ActiveRequest, Addition
 from specdec_core.engine.draft_runners import DraftRunners
 from specdec_core.engine.forward_costs import target_cost
 from specdec_core.engine.judging import Judgement, judge
-from specdec_core.engine.logprobs import Logprobs
 from specdec_core.engine.prefixes import Prefixes
 from specdec_core.engine.request import Chunk, Request
 from specdec_core.engine.scheduler import Limits, Scheduler, Step
@@ -222,8 +221,10 @@ class Engine:
     # A step, in its order.
 
     def _place(self, name: str, free: Sequence[int]) -> tuple[int, int]:
-        """The slot for a waiting request, and how much of its prompt a slot holds already."""
-        prompt = self._waiting[name].text
+        """The slot for a waiting request, and how much of its prompt a slot holds already; nothing
+        for one whose prompt's logits are wanted, which the cache does not have."""
+        request = self._waiting[name]
+        prompt = () if request.prompt_logprobs else request.text
         slot, source, count = self.prefixes.find(prompt, self.target.lengths, free)
         self._begun[slot] = source, count
         return slot, count
@@ -249,15 +250,13 @@ class Engine:
                 sampling,
                 RandomStream(request.seed, self.target.vocab_size, len(request.written)),
                 warper=request.rules(sampling, self.pair.eos_token_ids).warper(self._grammars),
-                room=request.max_new_tokens - len(request.written) - 1,
+                room=max(request.max_new_tokens - len(request.written) - 1, 0),
             )
             decoder = StreamDecoder(
                 self.pair.tokenizer, request.stop, request.tokens, request.min_tokens
             )
             active = ActiveRequest.begin(request, state, decoder, start)
             active.cached = self.target.lengths[slot]
-            if request.logprobs is not None:
-                active.logprobs = Logprobs(request.logprobs)
             self._active[slot] = active
             self.prefixes.holds(slot, state.tokens)
             states.append(state)
@@ -289,7 +288,8 @@ class Engine:
     def _read_ahead(self, plan: Step) -> dict[int, list[int]]:
         """The tokens of its text that each slot reads in this step, by slot, as far as they go into
         the step's forward with the candidates; the target reads those before them now. It has one
-        forward for all where that costs no row another's length, a chunk at a time."""
+        forward for all where that costs no row another's length, a chunk at a time. Prompts whose
+        logits are wanted have forwards of their own, up to the last token."""
         held, texts = self.target.lengths, {}
         for slot in sorted({*plan.decoding, *plan.reading}):
             text = self._active[slot].state.tokens[held[slot] :]
@@ -297,8 +297,18 @@ class Engine:
         most = dict.fromkeys(plan.decoding, 1)
         if plan.decoding and (self.target.mixes or len(texts) == 1):
             most = dict.fromkeys(texts, self.target.prefill_chunk)
+        measured = [slot for slot in texts if self._active[slot].measures]
+        most |= {slot: int(slot in plan.decoding) for slot in measured}
         ends = {slot: max(len(text) - most.get(slot, 0), 0) for slot, text in texts.items()}
-        if ahead := {slot: texts[slot][:end] for slot, end in ends.items() if end}:
+        ahead = {slot: texts[slot][:end] for slot, end in ends.items() if end}
+        for slot in measured:
+            prompt = self._active[slot].prompt_logprobs
+            assert prompt is not None
+            start = held[slot]
+            for logits in self.target.predict(slot, ahead.pop(slot, [])):
+                prompt.add(start, logits)
+                start += len(logits)
+        if ahead:
             self.target.prefill(list(ahead), list(ahead.values()))
         return {slot: text[ends[slot] :] for slot, text in texts.items()}
 

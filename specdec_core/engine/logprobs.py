@@ -1,4 +1,4 @@
-"""The target's log-probabilities of a request's new tokens."""
+"""The target's log-probabilities of a request's tokens: the new ones, and the prompt's."""
 
 from __future__ import annotations
 
@@ -45,11 +45,35 @@ class Logprobs:
         return new
 
 
+@dataclass(slots=True)
+class PromptLogprobs:
+    """Those of a `prompt`'s tokens behind its first, with the `count` most likely at each place.
+    `tokens` are all so far."""
+
+    prompt: Sequence[int]
+    count: int
+    tokens: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all are known."""
+        return len(self.tokens) == len(self.prompt) - 1
+
+    def add(self, start: int, logits: Tensor) -> None:
+        """Take `logits` (n, vocabulary), those after the text's tokens from position `start` on.
+        Text that is read again, of a request that was preempted, adds nothing."""
+        known = len(self.tokens)
+        new = self.prompt[known + 1 : start + len(logits) + 1]
+        if new:
+            self.tokens += measured(logits[known - start :][: len(new)], new, self.count)
+
+
 def measured(logits: Tensor, tokens: Sequence[int], count: int) -> list[TokenLogprobs]:
     """The log-probabilities of `tokens` (n,) drawn from `logits` (n, vocabulary), in float32, and
     the `count` largest."""
     scores = logits.float().log_softmax(dim=-1)
-    own = scores.gather(1, torch.tensor(tokens, device=scores.device)[:, None])[:, 0]
+    drawn = torch.tensor(tokens, dtype=torch.long, device=scores.device)  # perhaps none
+    own = scores.gather(1, drawn[:, None])[:, 0]
     top = scores.topk(count, dim=-1)
     rows = zip(tokens, own.tolist(), top.indices.tolist(), top.values.tolist(), strict=True)
     return [

@@ -20,6 +20,7 @@ class Request:
     """One text to complete. Without `sampling` the configuration's applies.
 
     Args:
+        max_new_tokens: 0 reads the prompt alone.
         stop: strings that end the text and are not part of it.
         ignore_eos: whether it goes on after tokens that end texts.
         stop_tokens: tokens that end the text, also with `ignore_eos`. The token is in `tokens`, and
@@ -28,6 +29,8 @@ class Request:
             in them.
         logprobs: the number of most likely tokens to return for each new one, beside its own
             log-probability; None: neither.
+        prompt_logprobs: whether those of the prompt's tokens behind the first are returned, too.
+            All of the prompt is then read, also what the cache has in common with it.
         grammar: what the output must be; a text that ends by itself follows it.
         speculate: the most consecutive candidates a round; 0: no speculation.
         trace: whether each chunk has its round's candidates.
@@ -47,6 +50,7 @@ class Request:
     stop_tokens: frozenset[int] = frozenset()
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: bool = False
     speculate: int | None = None
     grammar: Grammar | None = None
     trace: bool = False
@@ -63,8 +67,8 @@ class Request:
         settings that cannot be met."""
         if not self.tokens:
             raise UserError("the prompt is empty")
-        if self.max_new_tokens < 1:
-            raise UserError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        if self.max_new_tokens < 0:
+            raise UserError(f"max_new_tokens must be at least 0, got {self.max_new_tokens}")
         if not 0 <= self.min_tokens <= self.max_new_tokens:
             raise UserError(
                 f"min_tokens must be between 0 and max_new_tokens ({self.max_new_tokens}), got"
@@ -72,6 +76,8 @@ class Request:
             )
         if self.logprobs is not None and not 0 <= self.logprobs <= vocab_size:
             raise UserError(f"logprobs must be between 0 and {vocab_size}, got {self.logprobs}")
+        if self.prompt_logprobs and self.logprobs is None:
+            raise UserError("prompt_logprobs needs logprobs")
         if self.speculate is not None and self.speculate < 0:
             raise UserError(f"speculate must be at least 0, got {self.speculate}")
         if len(self.tokens) + self.max_new_tokens > max_length:
@@ -146,3 +152,4 @@ class Chunk:
     finished: Generation | None = None
     logprobs: list[TokenLogprobs] | None = None  # of each of `tokens`, where asked for
     candidates: Candidates | None = None  # where asked for
+    prompt_logprobs: list[TokenLogprobs] | None = None  # with the first one, where asked for

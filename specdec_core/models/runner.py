@@ -29,11 +29,11 @@ import torch
 from torch import Tensor
 
 PREFILL_CHUNK = 512  # tokens of a row in one forward of a prompt
-_MOST_LOGITS = 64 * 2**20  # bytes of unwanted logits that a forward may compute
+_MOST_LOGITS = 64 * 2**20  # bytes of logits that a forward of a prompt may compute
 
 
-def compiled_chunk(vocab_size: int) -> int:
-    """The same for compiled graphs of padded rows, which always compute all logits."""
+def logits_chunk(vocab_size: int) -> int:
+    """The same where all logits are computed, as compiled graphs of padded rows always do."""
     return max(1, min(PREFILL_CHUNK, _MOST_LOGITS // (4 * vocab_size)))
 
 
@@ -173,12 +173,15 @@ class PackedOutput(Output):
         return [list(islice(flat, count)) for count in self.counts]
 
 
-def chunks(rows: Sequence[int], tokens: Sequence[Sequence[int]], size: int) -> Iterator[Batch]:
-    """Batches without logits that append `tokens[i]` to row `rows[i]`, at most `size` at a time."""
+def chunks(
+    rows: Sequence[int], tokens: Sequence[Sequence[int]], size: int, logits: bool = False
+) -> Iterator[Batch]:
+    """Batches that append `tokens[i]` to row `rows[i]`, at most `size` at a time, with all `logits`
+    or none."""
     for start in range(0, max(map(len, tokens), default=0), size):
         pairs = zip(rows, tokens, strict=True)
         left = {row: text[start : start + size] for row, text in pairs if len(text) > start}
-        yield Batch(list(left), list(left.values()), wanted=[0] * len(left))
+        yield Batch(list(left), list(left.values()), wanted=None if logits else [0] * len(left))
 
 
 class ModelRunner(ABC):
@@ -216,6 +219,13 @@ class ModelRunner(ABC):
         """Append `tokens[i]` to row `rows[i]`, in chunks, without computing logits."""
         for batch in chunks(rows, tokens, self.prefill_chunk):
             self.forward(batch)
+
+    def predict(self, row: int, tokens: Sequence[int]) -> Iterator[Tensor]:
+        """Append `tokens` to `row`, in chunks; yields the logits (n, vocabulary) after the n tokens
+        of each."""
+        size = min(self.prefill_chunk, logits_chunk(self.vocab_size))
+        for batch in chunks([row], [tokens], size, logits=True):
+            yield self.forward(batch).logits
 
     @abstractmethod
     def truncate(self, row: int, length: int) -> None:

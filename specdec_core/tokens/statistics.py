@@ -58,7 +58,7 @@ _OF_THE_TARGET = (Origin.CORRECTION, Origin.BONUS, Origin.TARGET)
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The target's log-probability of an output token, and its `top` most likely tokens there with
+    """The target's log-probability of a token, and its `top` most likely tokens there with
     theirs, falling: the log-softmax of its logits as they are, before any warper (what vLLM calls
     raw_logprobs)."""
 
@@ -83,6 +83,8 @@ class Generation:
     token_seconds: list[float] = field(default_factory=list)  # arrival of each token
     cached_tokens: int = 0  # of the prompt, which a slot held already
     logprobs: list[TokenLogprobs] | None = None  # of each token, where asked for
+    # Of each of the prompt's tokens behind the first, where asked for.
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
     @property
     def counts(self) -> Counts:

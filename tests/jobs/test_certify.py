@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.serving.control import announced
-from cluster.serving.served import Operation
-from jobs import certify, deploy, promote
+from jobs import certify, promote
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.pearl.settings import PearlSettings
@@ -24,6 +22,7 @@ __all__ = ["home", "inside"]
 
 CHAIN = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
 BESIDE = Configuration(drafter=PearlSettings())
+PLACEMENT = Path(__file__).parents[2] / "cluster" / "local-2.yaml"
 LOSSY = Configuration(drafter=TargetTreeSettings(branching=(2, 2, 1)))
 
 
@@ -55,18 +54,30 @@ def test_a_certificate_is_written(command: Command, tmp_path: Path, tiny_spec: P
     assert not (tmp_path / "mlflow.db").exists()  # nothing is registered there
 
 
-def test_asynchronous_drafting_is_neither_certified_nor_deployed(
-    command: Command, tmp_path: Path, tiny_spec: PairSpec, monkeypatch: pytest.MonkeyPatch
+def test_asynchronous_drafting_is_certified_on_devices_of_its_own(
+    command: Command, tmp_path: Path, tiny_spec: PairSpec, ray_running: None
 ) -> None:
-    config, _ = written(tmp_path, tiny_spec, BESIDE)
-    done = command(certify.main, tmp_path, "--config", config)
+    config, prompts = written(tmp_path, tiny_spec, BESIDE)
+    asked = ("--config", config, "--prompts", prompts, "--quick")
+    done = command(certify.main, tmp_path, *asked)
     assert done.returncode == 2
-    assert "it cannot be certified; `specdec overlap` measures it" in done.stderr
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    with announced("http://127.0.0.1:8123", tiny_spec, Operation("secret")):
-        done = command(deploy.main, tmp_path, "--config", config, "--uncertified")
+    assert "say which, with --cluster" in done.stderr
+    done = command(certify.main, tmp_path, *asked, "--cluster", PLACEMENT)
+    assert done.returncode == 0, done
+    assert "0 differ" in done.stdout
+    certificate = find_certificate(tiny_spec, BESIDE)
+    assert certificate is not None
+    assert certificate.checks.sampled.tokens > 0
+    assert certificate.checks.speed.tokens_per_second > 0
+
+
+def test_devices_are_for_asynchronous_drafting_alone(
+    command: Command, tmp_path: Path, tiny_spec: PairSpec
+) -> None:
+    config, _ = written(tmp_path, tiny_spec, CHAIN)
+    done = command(certify.main, tmp_path, "--config", config, "--cluster", PLACEMENT)
     assert done.returncode == 2
-    assert "start one with `specdec serve --cluster`" in done.stderr
+    assert "needs no device of its own" in done.stderr
 
 
 def test_a_lossy_configuration_gets_none(

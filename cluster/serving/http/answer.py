@@ -48,8 +48,9 @@ class Answer(ABC, Generic[Body]):
         """A whole choice."""
 
     @abstractmethod
-    def opening(self, index: int) -> Choice | None:
-        """What comes before a choice's first text in a stream, if anything does."""
+    def opening(self, index: int, first: Chunk) -> Choice | None:
+        """What comes before a choice's first text, that of the chunk `first`, in a stream, if
+        anything does."""
 
     @abstractmethod
     def part(self, index: int, chunk: Chunk) -> Choice:
@@ -145,7 +146,7 @@ class Answer(ABC, Generic[Body]):
             if options.continuous_usage_stats:
                 prompt = len(self.requests[index].tokens)
                 fields["usage"] = Usage.so_far(prompt, written[index])
-            if first and (opening := self.opening(index)) is not None:
+            if first and (opening := self.opening(index, chunk)) is not None:
                 yield self.event([opening], **fields)
             if chunk.finished:
                 done[index] = chunk.finished

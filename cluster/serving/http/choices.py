@@ -61,6 +61,7 @@ def choices(
                 stop_tokens=stops if body.ignore_eos else stops | end,
                 min_tokens=body.min_tokens or 0,
                 logprobs=0 if body.traced and body.tops is None else body.tops,
+                prompt_logprobs=body.measures_prompt,
                 grammar=grammar,
                 speculate=body.speculative.most if body.speculative else None,
                 trace=body.traced,
@@ -102,8 +103,9 @@ def _new_tokens(service: Service, body: GenerationRequest, length: int, default:
     """The most new tokens for a prompt of `length` tokens. Raises :class:`ApiError`."""
     most, allowed = service.engine.max_length, service.access.limits.tokens
     room = max(most - length, 1)
-    asked = body.most_tokens
-    new_tokens = asked or min(default or room, room, allowed or room)
+    new_tokens = body.most_tokens
+    if new_tokens is None:
+        new_tokens = min(default or room, room, allowed or room)
     if length + new_tokens > most:
         raise ApiError(
             f"this model's context holds {most} tokens, but the prompt has {length} and"

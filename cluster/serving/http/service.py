@@ -95,9 +95,11 @@ class Service(ABC):
     def schema_limits(self) -> dict[str, dict[str, Any]]:
         """The limits in the schemas of a request's parts, for the served pair."""
         most = self.engine.max_length - 1
+        new = {"maximum": min(most, self.access.limits.tokens or most)}
         return {
             "ModelName": {"enum": [self.model]},
-            "NewTokens": {"maximum": min(most, self.access.limits.tokens or most)},
+            "NewTokens": new,
+            "NewTokensOrNone": new,
             "LeastTokens": {"maximum": most},
             "TokenId": {"minimum": 0, "maximum": self.engine.vocab_size - 1},
             "TokenIds": {"maxItems": most},

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from cluster.serving.protocol.counts import Metrics, SpecDec, Usage, optional
-from cluster.serving.protocol.fields import NewTokens, Text, TokenIds, Tops, schema_rules
+from cluster.serving.protocol.fields import NewTokensOrNone, Text, TokenIds, Tops, schema_rules
 from cluster.serving.protocol.generation import STREAM_RULE, GenerationRequest
 from cluster.serving.protocol.logprobs import CompletionLogprobs
 from cluster.serving.protocol.rounds import StreamedRound
@@ -33,7 +33,7 @@ class CompletionRequest(GenerationRequest):
         union_mode="left_to_right",
         description=f"a string, token ids, or at most {MAX_PROMPTS} of these, none of them empty",
     )
-    max_tokens: NewTokens | None = None
+    max_tokens: NewTokensOrNone | None = None
     echo: bool | None = None
     logprobs: Tops | None = None
     add_special_tokens: bool | None = None
@@ -52,6 +52,10 @@ class CompletionRequest(GenerationRequest):
     @property
     def tops(self) -> int | None:
         return self.logprobs
+
+    @property
+    def measures_prompt(self) -> bool:
+        return bool(self.echo) and self.logprobs is not None
 
 
 class CompletionChoice(BaseModel):

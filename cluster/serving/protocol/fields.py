@@ -46,6 +46,7 @@ Tops = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE]
 # Named, so that their schemas can have the limits of the model that is served.
 ModelName = TypeAliasType("ModelName", str)
 NewTokens = TypeAliasType("NewTokens", Annotated[int, Field(ge=1), WHOLE])
+NewTokensOrNone = TypeAliasType("NewTokensOrNone", Count)
 LeastTokens = TypeAliasType("LeastTokens", Count)
 TokenId = TypeAliasType("TokenId", Annotated[int, WHOLE])
 TokenIds = TypeAliasType("TokenIds", Annotated[list[TokenId], Field(min_length=1, fail_fast=True)])

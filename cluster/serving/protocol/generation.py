@@ -136,6 +136,11 @@ class GenerationRequest(Part):
         """Most likely tokens to tell with each token; None: nothing of its probability."""
         raise NotImplementedError
 
+    @property
+    def measures_prompt(self) -> bool:
+        """Whether to tell the same of the prompt's tokens."""
+        return False
+
     def sampling(self, default: Sampling, vocab_size: int) -> Sampling:
         """The configuration's sampling, with what this request asks for. Raises
         :class:`ApiError`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 from pydantic import BaseModel
@@ -16,11 +17,12 @@ _LEAST = -9999.0  # JSON has no infinity
 
 
 class CompletionLogprobs(BaseModel):
-    """Of a completion's tokens. `text_offset` counts characters of the tokens' texts."""
+    """Of a completion's tokens; of an echoed prompt's first one nothing is known. `text_offset`
+    counts characters of the tokens' texts."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -56,25 +58,25 @@ class TokenTexts:
             return text, None
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data), list(data)
 
-    def completion(self, tokens: Sequence[TokenLogprobs], offset: int) -> CompletionLogprobs:
-        """In the shape of `/v1/completions`; the first token's text is at `offset`."""
-        names = [self.named(entry.token)[0] for entry in tokens]
-        offsets = []
-        for name in names:
-            offsets.append(offset)
-            offset += len(name)
+    def completion(
+        self, tokens: Sequence[TokenLogprobs], offset: int, unknown: int | None = None
+    ) -> CompletionLogprobs:
+        """In the shape of `/v1/completions`; the first token's text is at `offset`. A token about
+        which nothing is known, `unknown`, comes before the others."""
+        before = [] if unknown is None else [unknown]
+        names = [self.named(token)[0] for token in (*before, *(e.token for e in tokens))]
         return CompletionLogprobs(
             tokens=names,
-            token_logprobs=[max(entry.logprob, _LEAST) for entry in tokens],
-            top_logprobs=[
-                {
-                    self.named(token)[0]: max(value, _LEAST)
-                    for token, value in ((entry.token, entry.logprob), *entry.top)
-                }
-                for entry in tokens
-            ],
-            text_offset=offsets,
+            token_logprobs=[*(None for _ in before), *(max(e.logprob, _LEAST) for e in tokens)],
+            top_logprobs=[*(None for _ in before), *map(self._tops, tokens)],
+            text_offset=[*accumulate(map(len, names[:-1]), initial=offset)] if names else [],
         )
+
+    def _tops(self, entry: TokenLogprobs) -> dict[str, float]:
+        return {
+            self.named(token)[0]: max(value, _LEAST)
+            for token, value in ((entry.token, entry.logprob), *entry.top)
+        }
 
     def chat(self, tokens: Sequence[TokenLogprobs]) -> ChatLogprobs:
         """In the shape of `/v1/chat/completions`."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
-from specdec_core.engine import Engine
 from specdec_core.engine.turns import requests_of
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.prompts.conversation import conversations
 from specdec_core.prompts.prompt import Prompt
 from specdec_core.studies.bench.race import EngineContestant, race
 from specdec_core.studies.certificate.certificate import Checks, LiveSpeed
+from specdec_core.studies.certificate.decoding import Links, here_alone, opened
 from specdec_core.studies.certificate.distribution import check_distribution
 from specdec_core.studies.certificate.greedy import check_greedy
 from specdec_core.tokens.statistics import paired_ratio
@@ -39,9 +39,10 @@ def check_all(
     prompts: Sequence[Prompt],
     extent: Extent,
     observer: Observer,
+    links: Links = here_alone,
 ) -> Checks:
-    """Check a configuration on the loaded `pair` and `prompts` for its tokenizer. Raises
-    :class:`UserError` where it cannot be decoded here."""
+    """Check a configuration on the loaded `pair` and `prompts` for its tokenizer; `links` connects
+    to a draft on a device of its own. Raises :class:`UserError` where it cannot be decoded here."""
     exact = in_float32(pair)
     requests = requests_of(prompts, exact, extent.max_new_tokens)
     repeated = [
@@ -50,9 +51,9 @@ def check_all(
         for n in range(extent.texts)
     ]
     return Checks(
-        greedy=check_greedy(exact, configuration, requests, extent.slots, observer),
-        sampled=check_distribution(exact, configuration, repeated, extent.slots, observer),
-        speed=time_live(pair, configuration, prompts[: extent.timed], extent, observer),
+        greedy=check_greedy(exact, configuration, requests, extent.slots, observer, links),
+        sampled=check_distribution(exact, configuration, repeated, extent.slots, observer, links),
+        speed=time_live(pair, configuration, prompts[: extent.timed], extent, observer, links),
     )
 
 
@@ -72,9 +73,10 @@ def time_live(
     prompts: Sequence[Prompt],
     extent: Extent,
     observer: Observer,
+    links: Links = here_alone,
 ) -> LiveSpeed:
     """Time the configuration in turns with autoregressive decoding."""
-    engine, sampling = Engine(pair), configuration.sampling
+    engine, sampling = opened(pair, configuration, 1, links), configuration.sampling
     contestants = [EngineContestant(engine, c, "") for c in (AUTOREGRESSIVE, configuration)]
     asked = conversations(prompts, pair.tokenizer, extent.max_new_tokens, pair.max_length)
     observer.stage("timed in turns with autoregressive", 2 * len(asked) * extent.repeats)

@@ -24,9 +24,10 @@ from torch import Tensor
 
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration, Sampling
-from specdec_core.engine import Engine, Request
+from specdec_core.engine import Request
 from specdec_core.models.pair import Pair
 from specdec_core.studies.certificate.certificate import Favour, SampledDistribution
+from specdec_core.studies.certificate.decoding import Links, decoded, here_alone
 from specdec_core.tokens.sampling import warp
 from specdec_core.tokens.text_warper import TextRules, TextWarper
 
@@ -47,6 +48,7 @@ def check_distribution(
     requests: Sequence[Request],
     slots: int,
     observer: Observer,
+    links: Links = here_alone,
 ) -> SampledDistribution:
     """Sample a text for each of `requests`, whose seeds must differ, as `configuration` does, at
     temperature 1 where that is greedy, and compare each token with the target's probabilities."""
@@ -55,7 +57,7 @@ def check_distribution(
         sampling = sampling.model_copy(update={"temperature": 1.0})
     sampled = configuration.model_copy(update={"sampling": sampling})
     observer.stage("sampled texts", len(requests))
-    found = Engine(pair, sampled, slots).generate(requests, lambda _: observer.step())
+    found = decoded(pair, sampled, requests, slots, observer, links)
     texts = [(r.tokens, g.tokens) for r, g in zip(requests, found, strict=True)]
     return compare(pair, sampling, texts, observer)
 

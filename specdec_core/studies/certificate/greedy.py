@@ -11,6 +11,7 @@ from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.studies.certificate.certificate import GreedyIdentity
+from specdec_core.studies.certificate.decoding import Links, decoded, here_alone
 
 
 def check_greedy(
@@ -19,6 +20,7 @@ def check_greedy(
     requests: Sequence[Request],
     slots: int,
     observer: Observer,
+    links: Links = here_alone,
 ) -> GreedyIdentity:
     """Decode `requests` with `slots` of them at a time, and each alone and autoregressively.
 
@@ -29,7 +31,7 @@ def check_greedy(
     alone, ours = (c.model_copy(update=greedy) for c in (AUTOREGRESSIVE, configuration))
     expected = Engine(pair, alone).generate(requests, lambda _: observer.step())
     observer.stage("greedy texts, speculative", len(requests))
-    found = Engine(pair, ours, slots).generate(requests, lambda _: observer.step())
+    found = decoded(pair, ours, requests, slots, observer, links)
     differing, first = 0, ""
     for request, one, other in zip(requests, found, expected, strict=True):
         if one.tokens != other.tokens:

@@ -57,6 +57,15 @@ def test_it_answers_as_an_engine_here_does(engine: EngineProcess, tiny_pair: Pai
     assert engine.idle
 
 
+def test_nothing_takes_of_the_cache_once_the_last_client_has_left(engine: EngineProcess) -> None:
+    engine.add(Request("left", tuple(range(5, 25)), 200, ignore_eos=True))
+    while not engine.step():
+        pass
+    assert engine.status().cache_usage > 0
+    engine.cancel("left")
+    assert engine.status().cache_usage == engine.status().waiting == 0
+
+
 def test_clients_that_leave_stop_nobody_else(engine: EngineProcess) -> None:
     """Also while the engine's thread waits for a step that will not come."""
     service = CompletionService(engine, "tiny")

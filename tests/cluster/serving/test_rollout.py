@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,10 @@ async def refused(service: CompletionService, spec: PairSpec) -> None:
     unknown = Configuration(drafter=DraftModelSettings(draft="nobody"))
     with pytest.raises(UserError, match="needs draft 'nobody'"):
         await service.loop.deploy(Deployment(pair=spec, configuration=unknown))
+    beside = Configuration.model_validate({"drafter": {"kind": "pearl"}})
+    for order in (service.loop.deploy, partial(service.loop.try_out, share=0.5)):
+        with pytest.raises(UserError, match="specdec serve --cluster PLACEMENT"):
+            await order(Deployment(pair=spec, configuration=beside))
     other = spec.model_copy(update={"target": "elsewhere/other"})
     with pytest.raises(UserError, match="another target writes other texts"):
         await service.loop.deploy(Deployment(pair=other, configuration=CHAIN))

@@ -226,7 +226,7 @@ def test_the_configuration_is_swapped_without_loading_again(tiny_pair: Pair) -> 
     ("request_", "message"),
     [
         (Request("r", (), 4), "the prompt is empty"),
-        (Request("r", (1,), 0), "max_new_tokens must be at least 1, got 0"),
+        (Request("r", (1,), -1), "max_new_tokens must be at least 0, got -1"),
         (Request("r", (1,) * 200, 100), "the context holds 256"),
         (Request("r", (100_000,), 4), "tokens outside"),
     ],

@@ -12,6 +12,7 @@ import torch
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling, parse
 from specdec_core.engine import Engine, Request
+from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Generation
 from tests.specdec_core.engine.test_text_warpers import DRAFTERS, PROMPTS
@@ -55,16 +56,65 @@ def test_log_probabilities_are_those_of_one_forward_over_the_text(
 
 
 @torch.inference_mode()
-def assert_measured(pair: Pair, finished: Generation, prompt: tuple[int, ...]) -> None:
-    logits = pair.target(torch.tensor([[*prompt, *finished.tokens]])).logits[0]
-    scores = logits[len(prompt) - 1 : -1].log_softmax(dim=-1)
+def assert_measured(
+    pair: Pair, finished: Generation, prompt: tuple[int, ...], also_prompt: bool = False
+) -> None:
+    text = [*prompt, *finished.tokens]
+    first = 1 if also_prompt else len(prompt)
+    scores = pair.target(torch.tensor([text])).logits[0, first - 1 : -1].log_softmax(dim=-1)
     assert finished.logprobs is not None
-    assert [entry.token for entry in finished.logprobs] == finished.tokens
-    for row, entry in zip(scores, finished.logprobs, strict=True):
+    assert (finished.prompt_logprobs is not None) == also_prompt
+    entries = [*(finished.prompt_logprobs or ()), *finished.logprobs]
+    assert [entry.token for entry in entries] == text[first:]
+    for row, entry in zip(scores, entries, strict=True):
         assert entry.logprob == pytest.approx(float(row[entry.token]), abs=1e-4)
         best = row.topk(3)
         assert [value for _, value in entry.top] == pytest.approx(best.values.tolist(), abs=1e-4)
         assert all(value == pytest.approx(float(row[t]), abs=1e-4) for t, value in entry.top)
+
+
+SHORT, LONG = tuple(range(5, 65)), tuple(range(30, 210))
+LIMITS = {
+    "alone": Limits(1),
+    "in chunks": Limits(3, step_tokens=16),
+    "with prefixes in the cache": Limits(3, step_tokens=16, share_prefixes=True),
+    "preempted": Limits(3, step_tokens=16, cache_tokens=384),
+}
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("drafter", ["chain", "target tree"])
+def test_a_prompts_log_probabilities_are_those_of_one_forward(
+    tiny_pair: Pair, drafter: str, limits: str
+) -> None:
+    engine = Engine(tiny_pair, under(drafter), limits=LIMITS[limits])
+    engine.generate([Request("before", SHORT, 2), Request("also before", LONG, 2)])
+    plain = Request("plain", LONG, NEW, ignore_eos=True)
+    measured = replace(plain, logprobs=3, prompt_logprobs=True)
+    asked = [replace(measured, id="short", tokens=SHORT), replace(measured, id="long"), plain]
+    found = engine.generate(asked)
+    expected = Engine(tiny_pair).generate([replace(asked[0], prompt_logprobs=False), plain])
+    assert [g.tokens for g in found] == [expected[n].tokens for n in (0, 1, 1)]
+    for request, generation in zip(asked[:2], found[:2], strict=True):
+        assert_measured(tiny_pair, generation, request.tokens, also_prompt=True)
+        assert generation.cached_tokens == 0
+    assert found[2].prompt_logprobs is None
+    assert (engine.scheduler.preemptions > 0) == (limits == "preempted")
+    [again] = engine.generate([plain])
+    assert (again.cached_tokens > 0) == (limits == "with prefixes in the cache")
+
+
+@pytest.mark.parametrize("drafter", ["chain", "target tree"])
+def test_a_request_for_no_tokens_reads_its_prompt_alone(tiny_pair: Pair, drafter: str) -> None:
+    engine = Engine(tiny_pair, under(drafter), 3)
+    asked = requests(max_new_tokens=0, logprobs=3, prompt_logprobs=True)
+    asked.append(replace(asked[0], id="beside", max_new_tokens=NEW))
+    *none, some = engine.generate(asked)
+    for generation, prompt in zip(none, PROMPTS, strict=True):
+        assert (generation.tokens, generation.text) == ([], "")
+        assert generation.finish_reason == "length"
+        assert_measured(tiny_pair, generation, prompt, also_prompt=True)
+    assert_measured(tiny_pair, some, PROMPTS[0], also_prompt=True)
 
 
 def test_no_log_probabilities_unless_asked_for(tiny_pair: Pair) -> None:
@@ -130,6 +180,7 @@ def test_requests_of_one_batch_speculate_as_they_like(
     [
         ({"min_tokens": NEW + 1}, "min_tokens must be between 0 and max_new_tokens"),
         ({"logprobs": -1}, "logprobs must be between 0"),
+        ({"prompt_logprobs": True}, "prompt_logprobs needs logprobs"),
         ({"speculate": -1}, "speculate must be at least 0"),
         ({"stop_tokens": frozenset({10_000})}, "stop_tokens: 10000 is no token"),
         ({"sampling": Sampling(logit_bias={10_000: 1})}, "logit_bias: 10000 is no token"),

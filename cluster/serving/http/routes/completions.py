@@ -20,7 +20,6 @@ from cluster.serving.protocol.completions import (
     CompletionChoice,
     CompletionRequest,
 )
-from cluster.serving.protocol.errors import ApiError
 from cluster.serving.protocol.generation import check_tokens
 from cluster.serving.protocol.logprobs import CompletionLogprobs
 from specdec_core.engine import Chunk, Request
@@ -53,12 +52,6 @@ def router(service: Service) -> APIRouter:
         # The body is read here so that curl without a content type works and errors are OpenAI's.
         body = await asyncio.to_thread(CompletionRequest.from_body, await read_body(request))
         service.check_model(body.model)
-        if body.echo and body.logprobs is not None:
-            raise ApiError(
-                "logprobs: not supported together with echo: those of a prompt are not known",
-                param="logprobs",
-                code="conflicting_parameters",
-            )
         # Encoding a long prompt takes a while: not on the event loop.
         asked = await asyncio.to_thread(requests, body)
         return await CompletionAnswer(service, body, asked).respond(request.state.account)
@@ -80,17 +73,23 @@ class CompletionAnswer(Answer[CompletionRequest]):
             index=index,
             text=self._echoed(index) + generation.text,
             finish_reason=generation.finish_reason,
-            logprobs=self._logprobs(index, generation.logprobs),
+            logprobs=self._logprobs(index, generation.logprobs, generation.prompt_logprobs),
             token_ids=generation.tokens if self.body.return_token_ids else None,
             prompt_token_ids=self._prompt_tokens(index),
         )
 
-    def opening(self, index: int) -> CompletionChoice | None:
+    def opening(self, index: int, first: Chunk) -> CompletionChoice | None:
         text, tokens = self._echoed(index), self._prompt_tokens(index)
-        if not text and tokens is None:
+        if not text and tokens is None and first.prompt_logprobs is None:
             return None
         told: list[int] | None = None if tokens is None else []
-        return CompletionChoice(index=index, text=text, prompt_token_ids=tokens, token_ids=told)
+        return CompletionChoice(
+            index=index,
+            text=text,
+            logprobs=self._logprobs(index, None, first.prompt_logprobs),
+            prompt_token_ids=tokens,
+            token_ids=told,
+        )
 
     def part(self, index: int, chunk: Chunk) -> CompletionChoice:
         return CompletionChoice(
@@ -119,10 +118,16 @@ class CompletionAnswer(Answer[CompletionRequest]):
         return list(self.requests[index].tokens) if self.body.return_token_ids else None
 
     def _logprobs(
-        self, index: int, tokens: Sequence[TokenLogprobs] | None
+        self,
+        index: int,
+        tokens: Sequence[TokenLogprobs] | None,
+        prompt: Sequence[TokenLogprobs] | None = None,
     ) -> CompletionLogprobs | None:
-        if tokens is None:
+        """Those of new tokens, behind those of the whole prompt where these are told."""
+        if tokens is None and prompt is None:
             return None
-        logprobs = self.prompts.texts.completion(tokens, self._offsets[index])
+        unknown = None if prompt is None else self.requests[index].tokens[0]
+        known = [*(prompt or ()), *(tokens or ())]
+        logprobs = self.prompts.texts.completion(known, self._offsets[index], unknown)
         self._offsets[index] += sum(map(len, logprobs.tokens))
         return logprobs

@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec_core.models.compiled.graphs import Forwards
 from specdec_core.models.compiled.padded.sized import Graphs
 from specdec_core.models.eager import EagerRunner
-from specdec_core.models.runner import Batch, Output, PaddedOutput, compiled_chunk
+from specdec_core.models.runner import Batch, Output, PaddedOutput, logits_chunk
 
 
 class PaddedForwards(Forwards):
@@ -20,7 +20,7 @@ class PaddedForwards(Forwards):
 
     def __init__(self, eager: EagerRunner, graphs: Graphs) -> None:
         self._eager, self._graphs, self._cache = eager, graphs, eager.cache
-        self.prefill_chunk = compiled_chunk(eager.vocab_size)
+        self.prefill_chunk = logits_chunk(eager.vocab_size)
         columns = torch.arange(self._cache.positions, device=eager.device)
         self._columns = cache(lambda end: columns[:end])
         self._stores: dict[tuple[int, int], tuple[list[Tensor], list[Tensor]]] = {}

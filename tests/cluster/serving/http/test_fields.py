@@ -79,6 +79,42 @@ def test_logprobs_are_the_targets(client: openai.OpenAI, chat_pair: Pair) -> Non
     assert [v for part in told for v in part.text_offset] == said.text_offset
 
 
+@pytest.mark.parametrize("max_tokens", [0, 5])
+def test_echo_with_logprobs_tells_those_of_the_prompt(
+    client: openai.OpenAI, chat_pair: Pair, max_tokens: int
+) -> None:
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "prompt": "def main(argv):\n    return len(argv)",
+        "max_tokens": max_tokens,
+        "echo": True,
+        "extra_body": {"return_token_ids": True, "ignore_eos": True},
+    }
+    assert client.completions.create(**asked).choices[0].logprobs is None
+    asked["logprobs"] = 2  # of a prompt that is in the cache
+    answer = client.completions.create(**asked)
+    (choice,) = answer.choices
+    said, ids = choice.logprobs, [*choice.prompt_token_ids, *choice.token_ids]
+    assert answer.usage.completion_tokens == len(choice.token_ids) == max_tokens
+    assert choice.text.startswith(asked["prompt"])
+    assert (choice.text == asked["prompt"]) == (max_tokens == 0)
+    with torch.inference_mode():
+        rows = chat_pair.target(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+    assert said.token_logprobs[0] is said.top_logprobs[0] is None
+    expected = [float(row[token]) for row, token in zip(rows, ids[1:], strict=True)]
+    assert said.token_logprobs[1:] == pytest.approx(expected, abs=1e-4)
+    for tops, row in zip(said.top_logprobs[1:], rows, strict=True):
+        best = row.topk(2).values.tolist()
+        assert sorted(tops.values(), reverse=True)[:2] == pytest.approx(best, abs=1e-4)
+    lengths = [len(name) for name in said.tokens]
+    assert said.text_offset == [sum(lengths[:place]) for place in range(len(lengths))]
+    parts = [part.choices[0] for part in client.completions.create(**asked, stream=True)]
+    assert "".join(part.text for part in parts) == choice.text
+    told = [part.logprobs for part in parts if part.logprobs]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [v for part in told for v in getattr(part, name)] == getattr(said, name)
+
+
 def test_logprobs_of_chats_have_bytes(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="tiny",
