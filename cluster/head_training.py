@@ -102,7 +102,7 @@ def train_heads(
     order of `specs`.
 
     With several `learning_rates` every head is trained with each, in `<out>/.search`, and the one
-    with the least loss on the eval prompts becomes `<out>/<name>`.
+    with the least loss on the dev prompts becomes `<out>/<name>`.
     """
     rates = tuple(learning_rates) or (settings.learning_rate,)
     entries = [

@@ -27,7 +27,8 @@ def main(
     name: Name = None,
 ) -> None:
     """Replay more than a thousand length policies on recordings of a pair. Show the best of each
-    family, the oracle, and how well a choice made on one recording does on another.
+    family, the oracle, how well a choice made on one recording does on another, and whether a head
+    beats the confidence product on prompts that neither was chosen on.
 
     Times are modelled: counts of forwards times a profile's seconds (SpecDec++, Eq. 3.1).
     """
@@ -45,7 +46,7 @@ def main(
 
     recordings = open_recordings(traces, workspace())
     searches = {label: searched(search, recording) for label, recording in recordings.items()}
-    replays = {label: Replay(recording) for label, recording in recordings.items()}
+    replays = {label: Replay(recording, drawn=True) for label, recording in recordings.items()}
     pair = next(iter(recordings.values())).header.pair
     with ConsoleProgress(console) as progress:
         configurations = [*chain.from_iterable(searches.values())]
@@ -67,6 +68,12 @@ def main(
         f"{count:,} replays in {seconds:.1f} s, {count / seconds:,.0f} a second; decoding would "
         f"have taken {saved:,} model forwards",
         origin(times, hardware),
+        *(
+            f"{label}: sampled with {recording.header.sampling.label}; its rounds are drawn, as"
+            " rejection sampling could have taken them"
+            for label, recording in recordings.items()
+            if not recording.header.sampling.fixed_output
+        ),
     ]
     folder = workspace() / "policies" / (name or "+".join(recordings))
     params = {"recordings": list(recordings), "search": str(search), "device": times.device}

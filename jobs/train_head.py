@@ -32,7 +32,7 @@ def main(
     w_rej: Annotated[str, Option(help="Weights of rejections of specdecpp.")] = "1,3,6,12",
     width: Annotated[int, Option(help="Units of a hidden layer of the other kinds.")] = 64,
     learning_rate: Annotated[
-        str, Option(help="Adam's; the best of several, by eval loss: 3e-4,1e-3,3e-3.")
+        str, Option(help="Adam's; the best of several, by the loss on dev: 3e-4,1e-3,3e-3.")
     ] = "1e-3,3e-3",
     batch_size: Annotated[int, Option(help="Examples of a step.")] = 256,
     epochs: Annotated[int, Option(help="Passes over the examples.")] = 6,
@@ -45,7 +45,11 @@ def main(
     seed: Annotated[int, Option(help="Of weights and order.")] = 0,
     out: Annotated[Path | None, Option(help="Folder; unset, heads in the workspace.")] = None,
     evaluate: Annotated[
-        str | None, Option(help="Recording to find every head's best threshold on.")
+        str | None,
+        Option(
+            help="Recording to choose every head's threshold on, by some prompts, and report on"
+            " others; of the sampling that the heads are for."
+        ),
     ] = None,
     profile: ProfileFile = None,
 ) -> None:
@@ -87,7 +91,9 @@ def main(
         rules: dict[str, dict[str, Modelled]] = {}
         if judge is not None:
             with ConsoleProgress(console) as judging:
-                rules = {name: judge_rules(judge, name, profile, judging) for name in drafts}
+                rules = {
+                    name: judge_rules(judge, name, recordings, profile, judging) for name in drafts
+                }
         with ray_session():
             for name in drafts:
                 with _collected(undelivered):
@@ -140,7 +146,7 @@ def train(
         show(console, [fits(heads)])
         if judge is not None:
             with ConsoleProgress(console) as judging:
-                judged = judge_heads(judge, draft, heads, profile, judging)
+                judged = judge_heads(judge, draft, heads, recordings, profile, judging)
             tracking.judged = {**rules, **judged}
             show(console, [thresholds(tracking.judged)])
         with console.status("writing to MLflow"):

@@ -14,7 +14,7 @@ MOST_SHOWN = 6  # heads; the others are hidden until clicked in the legend
 
 
 def reliability_diagram(cards: Mapping[str, HeadCard]) -> go.Figure:
-    """Accepted against predicted, on the eval prompts, for each head; the marks' areas are the
+    """Accepted against predicted, on the test prompts, for each head; the marks' areas are the
     bins' shares of the candidates."""
     title = "Accepted against predicted"
     if len(cards) == 1:

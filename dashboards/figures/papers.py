@@ -40,13 +40,14 @@ QUANTITIES: dict[Quantity, Look] = {
     "discard_rate": Look("discard rate", ".3f", "thrown-away tokens per output token"),
     "verification_rate": Look("verific. rate", ".3f", "target forwards per output token"),
 }
+FRONTIER: tuple[Quantity, Quantity] = ("discard_rate", "verification_rate")
 PATTERNS = ("", "/", ".", "x", "-", "+", "|", "\\")
 DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 def paper_figure(result: PapersResult, key: str) -> go.Figure:
     """A table's ratio, else its first quantity, for every method that drafts: bars in a group for
-    each prompt set, or lines over what the table varies."""
+    each prompt set, or lines over what the table varies; of a `frontier` table, both rates."""
     table = result.plan.tables[key]
     quantity: Quantity = "speedup" if "speedup" in table.columns else table.columns[0]
     heading, _, meaning = QUANTITIES[quantity]
@@ -54,6 +55,8 @@ def paper_figure(result: PapersResult, key: str) -> go.Figure:
         meaning += ", with its 95 % interval"
     fig = base_figure(table.title, f"{heading}: {meaning}", 440)
     methods = [m for m in result.plan.methods(key) if _known(result, table, m, quantity)]
+    if table.frontier:
+        return _frontier(fig, result, key)
     if table.heat and table.varied:
         return _heat(fig, result, table, methods, quantity)
     draw = _lines if table.varied else _bars
@@ -149,6 +152,39 @@ def _lines(
             "<extra></extra>",
         )
     fig.update_xaxes(title_text=table.varied)
+
+
+def _frontier(fig: go.Figure, result: PapersResult, key: str) -> go.Figure:
+    """Verification over discard rates (SpecDec++, Fig. 3): a line for each prompt set and family of
+    configurations, in the order of the table."""
+    table = result.plan.tables[key]
+    for number, prompts in enumerate(result.sets_of(table)):
+        families: dict[str, list[Method]] = {}
+        for method in result.plan.methods(key):
+            configuration = method.configurations[0]
+            if configuration.drafter is not None and result.find(prompts, configuration):
+                families.setdefault(configuration.family, []).append(method)
+        for family, methods in families.items():
+            looks = style(family)
+            x, y = (
+                [result.value(prompts, m.configurations[0], rate) for m in methods]
+                for rate in FRONTIER
+            )
+            fig.add_scatter(
+                x=x,
+                y=y,
+                text=[method.label for method in methods],
+                mode="lines+markers",
+                name=f"{family}, {prompts}",
+                line={"color": looks.colour, "width": 2, "dash": DASHES[number % len(DASHES)]},
+                marker={"symbol": looks.symbol, "size": 9},
+                hovertemplate="<b>%{text}</b><br>discarded %{x:.3f}, verifications %{y:.3f}"
+                f"<br>{prompts}<extra></extra>",
+            )
+    x_title, y_title = (f"{QUANTITIES[q].heading}: {QUANTITIES[q].meaning}" for q in FRONTIER)
+    fig.update_xaxes(title_text=x_title, rangemode="tozero")
+    fig.update_yaxes(title_text=y_title, rangemode="tozero")
+    return legend_beside(fig)
 
 
 def _heat(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from dashboards import cells, figures
@@ -13,7 +14,9 @@ from dashboards.sections import Section
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.search.results import SweepResult
-from specdec_core.training.heads.evaluation import Modelled
+from specdec_core.studies.comparison import UNKNOWN, ratio_columns
+from specdec_core.tokens.statistics import Ratio, paired_ratio
+from specdec_core.training.heads.evaluation import PRODUCT, Modelled
 from specdec_core.training.heads.finished import Finished
 
 FITS = {
@@ -22,6 +25,7 @@ FITS = {
     "D": cells.number("depth", ".0f"),
     "train/KL": cells.number("train_kl", ".3f"),
     "eval/KL": cells.number("eval_kl", ".3f"),
+    "test/KL": cells.number("test_kl", ".3f"),
     "AUC": cells.number("auc", ".3f"),
     "ECE": cells.number("ece", ".3f"),
     "epoch": lambda row: f"{row['epoch']:.0f} of {row['epochs']}",
@@ -33,6 +37,7 @@ THRESHOLDS = {
     "MAT": cells.number("mat", ".2f"),
     "ms a token": cells.number("ms", ".3f"),
     "modelled speedup": cells.number("speedup", ".3f×"),
+    "over the product": cells.ratio("over", "over_low", "over_high"),
 }
 
 
@@ -41,6 +46,7 @@ def fits(heads: Sequence[Finished]) -> Section:
     kind and weight is marked."""
     frame = pd.DataFrame(
         {
+            "test_kl": None,  # of cards of earlier versions
             **head.card.metrics,
             "head": head.label,
             "kind": head.card.kind,
@@ -56,13 +62,15 @@ def fits(heads: Sequence[Finished]) -> Section:
     return Section(
         key="fits",
         shown=cells.table(frame, FITS),
-        legend="KL in nats, on held-out prompts where not train",
+        legend="KL in nats; eval: prompts on which epoch and rate were chosen; AUC, ECE on test",
         best=[(row, column) for row in frame.index[least]],
     )
 
 
 def thresholds(judged: Mapping[str, Modelled]) -> Section:
-    """The best threshold of each rule and head on a recording; the fastest is marked."""
+    """Each rule and head with its threshold, held against the confidence product on the same
+    prompts; the fastest is marked."""
+    product = judged.get(PRODUCT)
     frame = pd.DataFrame(
         {
             "name": name,
@@ -71,15 +79,24 @@ def thresholds(judged: Mapping[str, Modelled]) -> Section:
             "mat": modelled.mat,
             "ms": 1e3 * modelled.latency,
             "speedup": modelled.speedup,
+            **ratio_columns("over", _over(modelled, product)),
         }
         for name, modelled in judged.items()
     )
     return Section(
         key="thresholds",
         shown=cells.table(frame, THRESHOLDS),
-        legend="by replay and the profile; AUC: accepted against rejected candidates",
+        legend="by replay and the profile; chosen on half the prompts, reported on the others; AUC:"
+        " accepted against rejected candidates; the ratio's 95 % interval is over prompts",
         marked=list(frame.index[frame["speedup"] == frame["speedup"].max()]),
     )
+
+
+def _over(modelled: Modelled, other: Modelled | None) -> Ratio:
+    """How many times faster than `other`, by a bootstrap over prompts."""
+    if other is None or not modelled.seconds:
+        return UNKNOWN
+    return paired_ratio(np.array(other.seconds), np.array(modelled.seconds))
 
 
 def _chosen(policy: Any) -> str:

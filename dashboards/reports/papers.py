@@ -21,6 +21,14 @@ from specdec_core.studies.papers.plan import Method, Quantity, Table
 from specdec_core.studies.papers.result import PapersResult
 
 LESS_IS_BETTER = ("discard_rate", "verification_rate")
+FORWARDS = {
+    "prompts": cells.text("prompts"),
+    "setting": cells.text("setting"),
+    "t_draft, ms": cells.milliseconds("t_draft"),
+    "t_target, ms": cells.milliseconds("t_target"),
+    "R²": cells.number("r2", ".4f"),
+    "decodings": cells.count("decodings"),
+}
 MOST_COLUMNS = 6  # on a console
 LEGEND = (
     "Bold: the best of its column among lossless methods; “=” before a ratio: cannot be told from "
@@ -79,6 +87,7 @@ def findings(result: PapersResult) -> list[str]:
         if timed:
             lines.append(_fastest_line(result, prompts, timed))
             lines += _bandit_lines(result, prompts, timed)
+    lines += [line for key in result.tables() for line in _gains(result, key)]
     return lines + [line for key in result.tables() for line in _peaks(result, key)]
 
 
@@ -118,6 +127,47 @@ def _bandit_lines(result: PapersResult, prompts: str, timed: Sequence[Timed]) ->
             shown.append(f"{name} {cells.of_ratio(ratio)}{', a tie' if ratio.tied else ''}")
         arm = name_of(result, prompts, best.configuration)
         yield f"{prompts}: against the best arm, {arm}: {'; '.join(shown)}."
+
+
+def _gains(result: PapersResult, key: str) -> Iterator[str]:
+    """The best of each family of a `frontier` table against the best fixed K, as in Tables 1 and 4
+    of SpecDec++. Both are chosen on the prompts that are reported, as there."""
+    table = result.plan.tables[key]
+    for prompts in result.sets_of(table) if table.frontier else []:
+        families: dict[str, list[Timed]] = {}
+        for method in result.plan.methods(key):
+            measured = result.find(prompts, method.configurations[0])
+            if measured and measured.timing and measured.configuration.drafter:
+                timed = Timed(measured.configuration, measured.timing)
+                families.setdefault(timed.configuration.family, []).append(timed)
+        best = {family: _fastest(timed) for family, timed in families.items()}
+        if (chain := best.pop("fixed", None)) is None:
+            continue
+        shown = []
+        for each in best.values():
+            ratio = each.timing.over(chain.timing)
+            tie = ", a tie" if ratio.tied else ""
+            shown.append(
+                f"{name_of(result, prompts, each.configuration)} {cells.of_ratio(ratio)}{tie}"
+            )
+        if shown:
+            name = name_of(result, prompts, chain.configuration)
+            yield f"{table.title}: {prompts}: against the best fixed K, {name}: {'; '.join(shown)}."
+
+
+def _forward_times(result: PapersResult, key: str) -> Iterator[Section]:
+    """Table 2 of SpecDec++, beside a `frontier` table."""
+    frame = result.forward_times(key) if result.plan.tables[key].frontier else pd.DataFrame()
+    if frame.empty:
+        return
+    yield Section(
+        key=f"{key}-forwards",
+        title=f"Forward times by regression: {result.plan.tables[key].title}",
+        note="Seconds of each decoding over its forwards of both models and a constant for the "
+        "prompt (SpecDec++, §5.2, Table 2; there R² is 0.988 to 0.9998). Autoregressive is the "
+        "target alone.",
+        shown=cells.table(frame, FORWARDS),
+    )
 
 
 def _peaks(result: PapersResult, key: str) -> Iterator[str]:
@@ -223,7 +273,11 @@ class Column(NamedTuple):
 
 def tables(result: PapersResult) -> list[Section]:
     """A section a table: methods down; prompt sets, values and quantities across."""
-    return [_table(result, key) for key in result.tables()]
+    return [
+        section
+        for key in result.tables()
+        for section in (_table(result, key), *_forward_times(result, key))
+    ]
 
 
 def _table(result: PapersResult, key: str) -> Section:
@@ -340,11 +394,13 @@ def _heading(result: PapersResult, table: Table, column: Column) -> tuple[str, .
 def _caption(result: PapersResult, table: Table) -> str:
     """The paper, the prompts, and what the columns mean."""
     temperatures = ", ".join(f"{t:g}" for t in table.temperatures)
+    if table.top_k:
+        temperatures += f" and top-k {table.top_k}"
     sets = ", ".join(f"{name} ({result.sets[name].count})" for name in result.sets_of(table))
     looks = [QUANTITIES[quantity] for quantity in table.columns]
     columns = "; ".join(f"{look.heading}: {look.meaning}" for look in looks)
     drafts = [*result.pair.drafts]
-    draft = "" if table.each_draft or not drafts else f", draft {drafts[0]}"
+    draft = "" if table.each_draft or not drafts else f", draft {drafts[table.draft - 1]}"
     return f"{table.paper}. {sets} prompts, temperature {temperatures}{draft}. {columns}."
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pandas as pd
 
@@ -11,7 +12,14 @@ from dashboards.reports.sentences import sentences, tooltip
 from dashboards.sections import Origin, Report, Section, metric_name
 from specdec_core.config import Configuration, distinct_labels
 from specdec_core.search.results import ORACLE
-from specdec_core.studies.policies import ADAPTIVE, FIXED, Compared, best_of_families, everything
+from specdec_core.studies.policies import (
+    ADAPTIVE,
+    FIXED,
+    Compared,
+    against_product,
+    best_of_families,
+    everything,
+)
 from specdec_core.studies.policies import transfers as choices_elsewhere
 
 COLUMNS = {
@@ -26,6 +34,15 @@ COLUMNS = {
     "verific. rate": cells.number("verification_rate", ".3f"),
     "MAT": cells.number("mat", ".2f"),
 }
+AGAINST = {
+    "family": cells.text("family"),
+    "head": cells.text("head"),
+    "chosen": cells.text("configuration"),
+    "of": cells.text("tried"),
+    "over the confidence product": cells.number("over", ".3f×"),
+    "95 %": lambda row: f"{row['over_low']:.3f}–{row['over_high']:.3f}",
+}
+WORTH = 1.02  # a head that is not so many times as fast as the product is not worth training
 # A label says its family, and a console has 80 columns.
 BRIEF = [heading for heading in COLUMNS if heading not in ("family", "of")]
 METRICS = ("latency_ms", "speedup", "over_fixed", "of_oracle")
@@ -35,16 +52,21 @@ NOT_ADAPTIVE = (FIXED, ORACLE, "prompt_lookup", "autoregressive")
 def report(sets: list[Compared], origin: Origin) -> Report:
     """The best of each family on each recording, and how choices do on the other recordings."""
     best, transfers = best_of_families(sets), choices_elsewhere(sets)
+    against = pd.concat([against_product(compared) for compared in sets])
     configurations = {t.id: t.configuration for compared in sets for t in compared.trials}
     return Report(
         command="policies",
         title="Length policies compared by replay",
         origin=origin,
-        findings=headlines(best),
+        findings=[*headlines(best), *verdicts(against)],
         parts=[
             *(
                 _families(rows, str(recording), str(draft), configurations)
                 for (recording, draft), rows in best.groupby(["recording", "draft"], sort=False)
+            ),
+            *(
+                _against(rows, str(recording), str(draft))
+                for (recording, draft), rows in _groups(against)
             ),
             *(
                 _transfers(rows, str(draft))
@@ -53,7 +75,12 @@ def report(sets: list[Compared], origin: Origin) -> Report:
             ),
             sentences(_named(best, configurations), on_console=False),
         ],
-        frames={"configurations": everything(sets), "families": best, "transfer": transfers},
+        frames={
+            "configurations": everything(sets),
+            "families": best,
+            "transfer": transfers,
+            **({} if against.empty else {"against": against}),
+        },
         run_name=f"policies on {origin.name}",
         metrics=_metrics(best, transfers),
         tags={"counted": "replay"},
@@ -75,6 +102,41 @@ def headlines(best: pd.DataFrame) -> list[str]:
             line += f", {top['of_oracle']:.1%} of the oracle's speedup"
         lines.append(line)
     return lines
+
+
+def verdicts(against: pd.DataFrame) -> list[str]:
+    """Whether anything trained is more than 2 % faster than the confidence product."""
+    lines = []
+    for (recording, draft), rows in _groups(against):
+        heads = rows[rows["head"] != ""]
+        if heads.empty:
+            continue
+        top = heads.iloc[0]
+        shown = f"{top['over']:.3f}× ({top['over_low']:.3f}–{top['over_high']:.3f})"
+        verdict = (
+            "a head beats the confidence product by more than 2 %"
+            if top["over_low"] > WORTH
+            else "no head is shown to beat the confidence product by more than 2 %"
+        )
+        lines.append(f"{recording}, {draft}: {verdict}; the best, {top['head']}: {shown}")
+    return lines
+
+
+def _groups(against: pd.DataFrame) -> Iterable[tuple[Any, pd.DataFrame]]:
+    return against.groupby(["recording", "draft"], sort=False) if len(against) else ()
+
+
+def _against(rows: pd.DataFrame, recording: str, draft: str) -> Section:
+    """Every family and head against the confidence product."""
+    rows = rows.reset_index(drop=True)
+    return Section(
+        key=f"against {recording} {draft}",
+        title=f"Against the confidence product · {recording} · {draft}",
+        note=f"Chosen on some of the prompts, reported on {rows['prompts'][0]} others; intervals "
+        "by a bootstrap over prompts.",
+        shown=cells.table(rows, AGAINST),
+        marked=[n for n, low in enumerate(rows["over_low"]) if low > WORTH],
+    )
 
 
 def _named(

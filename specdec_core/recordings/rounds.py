@@ -46,6 +46,11 @@ class ReplayedRounds:
             n_draft_tokens=int(self.draft_tokens.sum()),
         )
 
+    def by_prompt(self, values: np.ndarray | None = None) -> np.ndarray:
+        """The sum of rounds' `values` for each prompt (P,), in the order of `ids`; unset, the
+        number of its rounds."""
+        return np.bincount(self.prompt, values, minlength=len(self.ids))
+
     def frame(self, **columns: str) -> pd.DataFrame:
         """One row a round, as in :func:`specdec_core.tokens.statistics.rounds_frame`; all times
         are 0."""

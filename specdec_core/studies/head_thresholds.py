@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration, PolicySettings
 from specdec_core.cost import Profile, policy_key
@@ -24,25 +26,32 @@ from specdec_core.training.heads.finished import Finished
 
 
 def judge_rules(
-    recording: Recording, draft: str, profile: Path | None = None, observer: Observer | None = None
+    recording: Recording,
+    draft: str,
+    trained: Sequence[Recording],
+    profile: Path | None = None,
+    observer: Observer | None = None,
 ) -> dict[str, Modelled]:
-    """The training-free rules, by their names. Raises :class:`UserError` where the recording cannot
-    be replayed."""
+    """The training-free rules, by their names, chosen and reported on the prompts that heads of the
+    recordings `trained` will be. Raises :class:`UserError` where the recording cannot be
+    replayed."""
     observer = observer or Observer()
     replay, rules = Replay(recording, hidden=False, drawn=True), training_free()
     times = _times(recording, draft, [tried[0] for tried in rules.values()], profile, observer)
     observer.stage(f"replaying thresholds on {recording.folder.name}")
-    return evaluate(replay, times, draft, rules)
+    return evaluate(replay, times, draft, rules, _prompts(trained))
 
 
 def judge_heads(
     recording: Recording,
     draft: str,
     heads: Sequence[Finished],
+    trained: Sequence[Recording],
     profile: Path | None = None,
     observer: Observer | None = None,
 ) -> dict[str, Modelled]:
-    """The heads, by their labels; times are those of :func:`forward_times`."""
+    """The heads, trained on the recordings `trained`, by their labels; times are those of
+    :func:`forward_times`."""
     observer = observer or Observer()
     prints = recording.header.fingerprints
     folders = {head.label: head.folder for head in heads}
@@ -60,7 +69,12 @@ def judge_heads(
     times = times.model_copy(update={"policies": {**times.policies, **by_label}})
     tried = {head.label: with_thresholds(head.card, head.label) for head in heads}
     observer.stage(f"replaying thresholds on {recording.folder.name}")
-    return evaluate(Replay(recording, load, drawn=True), times, draft, tried)
+    replay = Replay(recording, load, drawn=True)
+    return evaluate(replay, times, draft, tried, _prompts(trained))
+
+
+def _prompts(recordings: Sequence[Recording]) -> list[np.ndarray]:
+    return [tokens for recording in recordings for tokens in recording.prompts.tokens]
 
 
 def _times(

@@ -3,10 +3,11 @@ is chosen on one set of prompts does on another."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from specdec_core.base.errors import UserError
@@ -19,9 +20,12 @@ from specdec_core.recordings.schema import Recording
 from specdec_core.search.plan import load_plan
 from specdec_core.search.replaying import find_named
 from specdec_core.search.results import METRIC, ORACLE, Trial, by_estimate
-from specdec_core.tokens.statistics import Counts
+from specdec_core.studies.comparison import ratio_columns
+from specdec_core.tokens.statistics import Counts, paired_ratio
+from specdec_core.training.heads.evaluation import judging_prompts, prompt_seconds
 
 FIXED = "fixed"
+PRODUCT = "confidence_product"
 ADAPTIVE = "any adaptive"  # a family of all policies that decide anew in every round
 
 
@@ -33,6 +37,8 @@ class Compared:
     trials: list[Trial]
     profile: Profile
     context: float  # tokens in the cache half-way through the outputs
+    tokens: Sequence[np.ndarray] = ()  # of the prompts
+    seconds: Mapping[str, np.ndarray] = field(default_factory=dict)  # trial -> of each prompt
 
     def latency(self, trial: Trial) -> float:
         """Modelled seconds a token (SpecDec++, Eq. 3.1 over N)."""
@@ -97,12 +103,15 @@ def replay_search(
     if not replayable:
         raise UserError(f"{replay.recording.folder}: tells none of the search's configurations")
     observer.stage(f"replaying {name}", len(replayable))
-    context, trials = replay.recording.prompts.context, []
+    prompts = replay.recording.prompts
+    trials, seconds = [], {}
     for configuration in replayable:
-        counts = replay.run(configuration).counts
-        trials.append(Trial.of(configuration, counts, profile, context, replayed=True))
+        rounds = replay.run(configuration)
+        trial = Trial.of(configuration, rounds.counts, profile, prompts.context, replayed=True)
+        trials.append(trial)
+        seconds[trial.id] = prompt_seconds(rounds, profile, configuration, prompts.context)
         observer.step()
-    return Compared(name, trials, profile, context)
+    return Compared(name, trials, profile, prompts.context, prompts.tokens, seconds)
 
 
 def best_of_families(sets: list[Compared]) -> pd.DataFrame:
@@ -159,6 +168,49 @@ def transfers(sets: list[Compared]) -> pd.DataFrame:
                     }
                 )
     return pd.DataFrame(rows)
+
+
+def against_product(compared: Compared) -> pd.DataFrame:
+    """Whether any policy beats the confidence product: one row a draft, family and head, each with
+    the configuration that is fastest on some of the prompts, reported on the others
+    (:func:`specdec_core.training.heads.evaluation.judging_prompts`). `over` is its speedup over the
+    product, with a 95 % bootstrap interval over prompts. Empty where the recording has too few
+    prompts to choose and report on different ones, or the product was not tried."""
+    try:
+        choose, report = judging_prompts(compared.tokens)
+    except UserError:
+        return pd.DataFrame()
+    pools: dict[tuple[str, str, str], list[Trial]] = {}
+    for trial in compared.trials:
+        configuration = trial.configuration
+        if isinstance(configuration.drafter, DraftModelSettings):
+            heads = ", ".join(head for _, head in configuration.heads)
+            key = configuration.draft or "", configuration.family, heads
+            pools.setdefault(key, []).append(trial)
+    best = {
+        key: min(trials, key=lambda t: float(compared.seconds[t.id][choose].sum()))
+        for key, trials in pools.items()
+    }
+    rows = []
+    for (draft, family, head), trial in best.items():
+        product = best.get((draft, PRODUCT, ""))
+        if product is None or family == ORACLE:
+            continue
+        ours, theirs = (compared.seconds[t.id][report] for t in (trial, product))
+        rows.append(
+            {
+                "recording": compared.name,
+                "draft": draft,
+                "family": family,
+                "head": head,
+                "configuration": _label(trial.configuration),
+                "config_id": trial.id,
+                "tried": len(pools[draft, family, head]),
+                "prompts": len(report),
+                **ratio_columns("over", paired_ratio(theirs, ours)),
+            }
+        )
+    return pd.DataFrame(rows).sort_values("over", ascending=False) if rows else pd.DataFrame()
 
 
 def everything(sets: list[Compared]) -> pd.DataFrame:

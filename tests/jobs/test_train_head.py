@@ -27,9 +27,9 @@ def home(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "numbers": (len(PROMPTS), {}),
         "sampled": (len(PROMPTS), {"sampling": Sampling(temperature=1)}),
         "bare": (2, {"continuations": False}),
-        "short": (2, {"max_draft": 4}),
+        "short": (5, {"max_draft": 4}),
         "other": (2, {"fingerprints": {**fingerprints, "target": "x"}}),
-        "lost": (2, {}),
+        "lost": (5, {}),
     }
     for name, (prompts, changes) in recordings.items():
         folder = home / "traces" / name
@@ -54,7 +54,7 @@ def test_heads_are_trained_judged_and_not_trained_again(
     for name in names:
         assert first.stdout.count(name) >= 2  # its fit, its best threshold
         assert load_card(home / "heads" / name).settings.epochs == 2
-    for shown in ("eval/KL", "AUC", "fixed K", "confidence product", "modelled speedup"):
+    for shown in ("eval/KL", "test/KL", "AUC", "fixed K", "confidence product", "over the product"):
         assert shown in first.stdout
     assert "resuming: 5 of 5 done" in second.stdout
     assert second.returncode == 0, second.stderr

@@ -1,4 +1,8 @@
-"""A head's kind, training data and metrics: the JSON file next to its weights."""
+"""A head's kind, training data and metrics: the JSON file next to its weights.
+
+Rows are split by prompt: `train`, `eval` (dev, on which the epoch and the learning rate are chosen)
+and `test`. Cards without `test` rows are of an earlier version; their figures are on `eval`.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,7 @@ class TrainingSettings(Value):
 
 class Epoch(Value):
     """How training stands after an epoch. Train figures are means over the epoch's batches; KL is
-    unweighted, in nats."""
+    unweighted, in nats. Eval figures and the AUC are on the dev prompts."""
 
     epoch: int
     train_loss: float
@@ -70,12 +74,13 @@ class HeadCard(Value):
     pair: dict[str, str] = Field(description="fingerprints of `target` and `draft`")
     sampling: Sampling = Field(description="of the recordings that the head was trained on")
     recordings: tuple[str, ...] = Field(default=(), description="digests of the recordings")
-    examples: dict[str, int] = Field(default={}, description="number of `train` and `eval` rows")
+    examples: dict[str, int] = Field(default={}, description="number of rows of each split")
     settings: TrainingSettings = TrainingSettings()
     metrics: dict[str, float] = Field(
-        default={}, description="train_kl, eval_kl, eval_loss, auc, ece of the kept epoch"
+        default={},
+        description="of the kept epoch: train_kl; eval_kl, eval_loss; on test test_kl, auc, ece",
     )
     curve: tuple[Epoch, ...] = ()
-    reliability: tuple[ReliabilityBin, ...] = Field(default=(), description="on the eval rows")
+    reliability: tuple[ReliabilityBin, ...] = Field(default=(), description="on the test rows")
     training: str = Field(default="", description="digest of data, settings and spec")
     weights: str = Field(default="", description="SHA-256 of model.safetensors")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import (
@@ -82,14 +82,21 @@ class Row(Value):
 
 class Table(Value):
     """A table of a paper, in our terms. With `each_draft`, rows with a draft model are repeated for
-    each of the pair's drafts; else they use the first."""
+    each of the pair's drafts; else they use the one numbered `draft`."""
 
     title: str
     paper: str
     prompts: Annotated[tuple[str, ...], Field(min_length=1)]
     columns: Annotated[tuple[Quantity, ...], Field(min_length=1)]
     temperatures: Annotated[tuple[Temperature, ...], Field(min_length=1)] = (0.0,)
+    top_k: NonNegativeInt = Field(
+        default=0, description="where a temperature is not 0: tokens to sample from; 0, all"
+    )
     each_draft: bool = False
+    draft: PositiveInt = Field(
+        default=1,
+        description="which of the pair's drafts; a pair without so many has no such table",
+    )
     repeats: PositiveInt | None = Field(
         default=None, description="times a prompt is timed for this table; unset, the plan's"
     )
@@ -98,6 +105,11 @@ class Table(Value):
     )
     heat: bool = Field(
         default=False, description="drawn as a heat map of rows by the varied parameter"
+    )
+    frontier: bool = Field(
+        default=False,
+        description="drawn as verification over discard rates, a line a family; with the forward"
+        " times that follow from all decodings",
     )
     rows: Annotated[tuple[Row, ...], Field(min_length=1)]
     notes: tuple[str, ...] = ()
@@ -236,6 +248,8 @@ class PaperPlan(Value):
         where = f"{source}: tables.{key}.rows.{number}"
         for temperature in table.temperatures:
             sampling = {"temperature": temperature}
+            if temperature:
+                sampling["top_k"] = table.top_k
             configurations = []
             for value in table.values:
                 drafter = _filled(row.drafter, table.varied, value)
@@ -248,7 +262,8 @@ class PaperPlan(Value):
                 yield Method(row.name + suffix, tuple(configurations))
                 continue
             self._check_drafts(configurations, where)
-            for draft in list(self.pair.drafts)[: None if table.each_draft else 1]:
+            drafts = list(self.pair.drafts)
+            for draft in drafts if table.each_draft else drafts[table.draft - 1 :][:1]:
                 named = f", {draft}" if table.each_draft else ""
                 complete = tuple(with_draft(c, draft) for c in configurations)
                 yield Method(row.name + named + suffix, complete)
@@ -314,7 +329,13 @@ def load_paper_plan(
     for name in only:
         if name not in plan.tables:
             raise UserError(f"--table {name}: {path} has no such table ({', '.join(plan.tables)})")
-    tables = {key: table for key, table in plan.tables.items() if not only or key in only}
+    tables = {
+        key: table
+        for key, table in plan.tables.items()
+        if (not only or key in only) and table.draft <= max(len(plan.pair.drafts), 1)
+    }
+    if not tables:
+        raise UserError(f"--table {', '.join(only)}: the pair has too few drafts for it")
     prompts = dict(plan.prompts)
     for name, source in (sources or {}).items():
         if name not in prompts or prompts[name].mix:

@@ -9,11 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pandas as pd
 from pydantic import Field
 
 from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration, Document, PairSpec
+from specdec_core.cost.fitting import nonnegative_least_squares, r_squared
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.results import Timing
 from specdec_core.studies.papers.plan import Method, PaperPlan, Quantity, Table
@@ -28,6 +30,7 @@ class Measured(Document):
     configuration: Configuration
     counts: dict[str, int]
     metrics: dict[str, float]
+    forwards: dict[str, list[int]] = Field(default={})  # n_draft and n_target of each prompt
     timing: Timing | None = None
 
     @classmethod
@@ -55,6 +58,10 @@ class Measured(Document):
             configuration=configuration,
             counts=counts.as_dict(),
             metrics=metrics,
+            forwards={
+                name: [getattr(Counts.of([each]), name) for each in generations]
+                for name in ("n_draft", "n_target")
+            },
             timing=timing,
         )
 
@@ -99,6 +106,24 @@ class PapersResult(Document):
             if (measured := self.find(prompts, configuration)) is not None
         )
 
+    def forward_times(self, key: str) -> pd.DataFrame:
+        """Seconds of a forward by regression over all decodings of a table (SpecDec++, §5.2 and
+        Table 2): T = t_draft·N_draft + t_target·N_target + what a prompt costs, for each prompt set
+        and family of configurations. Columns prompts, setting, t_draft and t_target (seconds),
+        decodings, r2; autoregressive decoding is the stand-alone target."""
+        methods = self.plan.methods(key)
+        configurations = list(dict.fromkeys(c for m in methods for c in m.configurations))
+        alone = dict.fromkeys(Configuration(sampling=c.sampling) for c in configurations)
+        rows = []
+        for prompts in self.sets_of(self.plan.tables[key]):
+            families: dict[str, list[Measured]] = {}
+            for configuration in (*alone, *configurations):
+                measured = self.find(prompts, configuration)
+                if measured is not None and measured.timing is not None and measured.forwards:
+                    families.setdefault(configuration.family, []).append(measured)
+            rows += [_regressed(prompts, *family) for family in families.items()]
+        return pd.DataFrame(rows)
+
     @cached_property
     def _index(self) -> dict[tuple[str, Configuration], Measured]:
         return {(m.prompts, m.configuration): m for m in self.measured}
@@ -109,6 +134,24 @@ class PapersResult(Document):
     @classmethod
     def load(cls, folder: Path) -> PapersResult:
         return cls.model_validate_json((Path(folder) / "papers.json").read_text())
+
+
+def _regressed(prompts: str, family: str, measured: Sequence[Measured]) -> dict[str, Any]:
+    """The forward times of a family of configurations on a prompt set."""
+    forwards = [
+        np.concatenate([m.forwards[name] for m in measured]) for name in ("n_draft", "n_target")
+    ]
+    seconds = np.concatenate([np.median(m.timing.seconds, axis=0) for m in measured if m.timing])
+    columns = np.stack([*forwards, np.ones(len(seconds))], axis=1).astype(float)
+    solution = nonnegative_least_squares(columns, seconds)
+    return {
+        "prompts": prompts,
+        "setting": family,
+        "t_draft": solution[0] if forwards[0].any() else math.nan,
+        "t_target": solution[1],
+        "decodings": len(seconds),
+        "r2": r_squared(seconds, columns @ np.array(solution)),
+    }
 
 
 def _row(table: Table, method: Method, number: int, measured: Measured) -> dict[str, Any]:

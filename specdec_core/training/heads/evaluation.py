@@ -1,11 +1,17 @@
-"""Evaluating trained heads on a recording: the threshold that decodes fastest with each."""
+"""Evaluating heads and rules on a recording: the threshold that decodes fastest with each.
+
+A threshold is chosen on some of the recorded prompts and reported on others, and on a recording of
+the sampling that it will be used with: greedy decoding's is not that of temperature 1.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from specdec_core.base.errors import UserError
 from specdec_core.config import AnyPolicy, Configuration, PolicySettings, Value
 from specdec_core.cost import Profile
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -18,44 +24,104 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
 from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.recordings.replay import Replay
-from specdec_core.training.heads.examples import rows_after
+from specdec_core.recordings.rounds import ReplayedRounds
+from specdec_core.training.heads.examples import (
+    DEV,
+    HELD_OUT,
+    TEST,
+    TRAIN,
+    hash_places,
+    rows_after,
+    split_prompts,
+)
 
 # These include SpecDec++'s 0.1, 0.3, …, 0.9.
 THRESHOLDS = (*(round(0.05 * i, 2) for i in range(1, 20)), 0.975, 0.99)
+PRODUCT = "confidence product"  # what a head has to beat
 
 
 class Modelled(Value):
-    """A policy on a recording: its replayed counts, timed by the profile."""
+    """A policy on the prompts of a recording that it was not chosen on: its replayed counts, timed
+    by the profile."""
 
     policy: AnyPolicy
     speedup: float  # over autoregressive decoding
     latency: float  # seconds a token
     mat: float  # tokens a round
     auc: float | None = None  # of the value it compares with its threshold, predicting acceptance
+    seconds: tuple[float, ...] = ()  # of each prompt
 
 
-def model(replay: Replay, profile: Profile, draft: str, policy: PolicySettings) -> Modelled:
-    """Replay one policy."""
-    drafter = DraftModelSettings(draft=draft, policy=policy)
-    sampling = replay.header.sampling
-    configuration = Configuration(drafter=drafter, sampling=sampling)
-    counts, profile = replay.run(configuration).counts, profile.under(configuration)
-    prompts = replay.recording.prompts
-    lengths = [len(t) + len(o) // 2 for t, o in zip(prompts.tokens, prompts.outputs, strict=True)]
-    context = float(np.mean(lengths))
+def judging_prompts(
+    prompts: Sequence[np.ndarray], trained: Sequence[np.ndarray] = ()
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which of a recording's `prompts` (tokens) choose thresholds, and which report: numbers, half
+    and half by hash. Of the prompts that heads were `trained` on, dev chooses and test reports.
+
+    Raises:
+        UserError: there are too few prompts.
+    """
+    split, places = split_prompts(prompts), hash_places(prompts)
+    known = {tokens.tobytes() for tokens in _plain(trained)}
+    fresh = np.array([tokens.tobytes() not in known for tokens in _plain(prompts)], bool)
+    rest = (split == TRAIN) & fresh
+    first = places < 0.5 + HELD_OUT  # the middle of what is neither dev nor test
+    choose = np.flatnonzero((split == DEV) | (rest & first))
+    report = np.flatnonzero((split == TEST) | (rest & ~first))
+    if not len(choose) or not len(report):
+        raise UserError(
+            "too few prompts to choose thresholds on some and report on others; heads were trained"
+            f" on {int((~fresh).sum())} of the recording's {len(prompts)}"
+        )
+    return choose, report
+
+
+def _plain(prompts: Sequence[np.ndarray]) -> list[np.ndarray]:
+    return [np.asarray(tokens, np.int64) for tokens in prompts]
+
+
+def prompt_seconds(
+    rounds: ReplayedRounds, profile: Profile, configuration: Configuration, context: float
+) -> np.ndarray:
+    """Modelled seconds of each prompt (P,): SpecDec++'s Eq. 3.1, with the forwards' times at the
+    widths that they have on average over all prompts."""
+    counts, profile = rounds.counts, profile.under(configuration)
+    whole = profile.estimate_seconds(counts, configuration.draft, context)
+    undrafted = replace(counts, n_draft=0, n_draft_tokens=0)
+    verifying = profile.estimate_seconds(undrafted, configuration.draft, context)
+    seconds = rounds.by_prompt() * (verifying / max(counts.n_target, 1))
+    seconds += rounds.by_prompt(rounds.draft_forwards) * (
+        (whole - verifying) / max(counts.n_draft, 1)
+    )
+    return np.asarray(seconds)
+
+
+def chosen(
+    replay: Replay,
+    profile: Profile,
+    draft: str,
+    policies: Sequence[PolicySettings],
+    prompts: tuple[np.ndarray, np.ndarray],
+) -> Modelled:
+    """The policy that is fastest on the first of `prompts`, as it does on the second."""
+    choose, report = prompts
+    context, sampling = replay.recording.prompts.context, replay.header.sampling
+    tried = []
+    for policy in policies:
+        drafter = DraftModelSettings(draft=draft, policy=policy)
+        configuration = Configuration(drafter=drafter, sampling=sampling)
+        rounds = replay.run(configuration)
+        tried.append((policy, rounds, prompt_seconds(rounds, profile, configuration, context)))
+    policy, rounds, seconds = min(tried, key=lambda each: float(each[2][choose].sum()))
+    tokens = int(rounds.by_prompt(rounds.generated)[report].sum())
+    targets, total = int(rounds.by_prompt()[report].sum()), float(seconds[report].sum())
     return Modelled(
         policy=policy,
-        speedup=profile.speedup(counts, draft, context),
-        latency=profile.estimate_seconds(counts, draft, context) / max(counts.n, 1),
-        mat=counts.n / max(counts.n_target, 1),
+        speedup=profile.autoregressive_seconds(tokens, context) / total if total else 1.0,
+        latency=total / max(tokens, 1),
+        mat=tokens / max(targets, 1),
+        seconds=tuple(seconds[report].tolist()),
     )
-
-
-def best(
-    replay: Replay, profile: Profile, draft: str, policies: Sequence[PolicySettings]
-) -> Modelled:
-    """The fastest of some policies, as modelled."""
-    return max((model(replay, profile, draft, p) for p in policies), key=lambda m: m.speedup)
 
 
 def with_thresholds(
@@ -77,18 +143,23 @@ def training_free() -> dict[str, list[PolicySettings]]:
     return {
         "fixed K": [FixedSettings(max_tokens=k) for k in range(1, 16)],
         "confidence": [ConfidenceSettings(threshold=h) for h in THRESHOLDS],
-        "confidence product": [ConfidenceProductSettings(threshold=h) for h in THRESHOLDS],
+        PRODUCT: [ConfidenceProductSettings(threshold=h) for h in THRESHOLDS],
         "SVIP": [SvipSettings(threshold=h / 10) for h in range(1, 21)],
     }
 
 
-def predictor_auc(replay: Replay, draft: str, policy: PolicySettings) -> float:
+def predictor_auc(
+    replay: Replay, draft: str, policy: PolicySettings, prompts: np.ndarray | None = None
+) -> float:
     """Area under the ROC curve of the value that a threshold policy compares, as a predictor of
-    whether a candidate of the trajectory is accepted."""
+    whether a candidate of the trajectory is accepted; on the numbered `prompts`, unset on all."""
     trace = replay.track(draft).trace
     rule = replay.rule(draft, policy)
     values = replay.track(draft).values(rule)
     candidates, after = rows_after(trace)
+    if prompts is not None:
+        inside = np.isin(trace.prompt[candidates], prompts)
+        candidates, after = candidates[inside], after[inside]
     compared = values[after if rule.lagging else candidates]
     if not rule.stops(-np.inf):  # it stops at high values, such as an entropy
         compared = -compared
@@ -96,13 +167,20 @@ def predictor_auc(replay: Replay, draft: str, policy: PolicySettings) -> float:
 
 
 def evaluate(
-    replay: Replay, profile: Profile, draft: str, policies: Mapping[str, Sequence[PolicySettings]]
+    replay: Replay,
+    profile: Profile,
+    draft: str,
+    policies: Mapping[str, Sequence[PolicySettings]],
+    trained: Sequence[np.ndarray] = (),
 ) -> dict[str, Modelled]:
-    """The best policy of each name."""
-    fastest = {name: best(replay, profile, draft, tried) for name, tried in policies.items()}
+    """The policy chosen for each name. `trained` are the prompts that heads were trained on."""
+    prompts = judging_prompts(replay.recording.prompts.tokens, trained)
+    fastest = {name: chosen(replay, profile, draft, p, prompts) for name, p in policies.items()}
     return {
         name: modelled
         if isinstance(modelled.policy, FixedSettings)
-        else modelled.model_copy(update={"auc": predictor_auc(replay, draft, modelled.policy)})
+        else modelled.model_copy(
+            update={"auc": predictor_auc(replay, draft, modelled.policy, prompts[1])}
+        )
         for name, modelled in fastest.items()
     }

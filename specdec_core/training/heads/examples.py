@@ -1,8 +1,9 @@
 """Training examples of heads, from recordings of a pair.
 
 SpecDec++'s head learns from the recording's token-mixed sequences (§4.4), the decision models from
-the draft's pass over the target's trajectory. Prompts, not tokens, are held out, by a hash of
-their tokens: the same prompt is on the same side in every recording.
+the draft's pass over the target's trajectory. Prompts, not tokens, are split into train, dev and
+test (App. D.1), by a hash of their tokens: the same prompt is on the same side in every recording.
+What is chosen (epoch, learning rate, threshold) is chosen on dev, and reported on test.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
     from specdec_core.recordings.schema import Recording, Trace
 
-HELD_OUT = 0.1  # share of the prompts
+HELD_OUT = 0.1  # share of the prompts that are in dev, and of those that are in test
+TRAIN, DEV, TEST = range(3)
 Source = Literal["mixed", "trajectory"]
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]  # prompts, features, labels
 
@@ -33,12 +35,12 @@ Rows = tuple[np.ndarray, np.ndarray, np.ndarray]  # prompts, features, labels
 @dataclass(frozen=True)
 class Examples:
     """Rows of features (n, f) float32 and labels (n,) float32: acceptance probabilities, or 0 or 1
-    where only the outcome is known. `held_out` (n,) marks the eval rows."""
+    where only the outcome is known. `split` (n,) is TRAIN, DEV or TEST."""
 
     kind: HeadKind
     features: np.ndarray
     labels: np.ndarray
-    held_out: np.ndarray
+    split: np.ndarray
     draft: str
     hidden_size: int
     top_k: int
@@ -59,7 +61,7 @@ def load_examples(
 
     Raises:
         UserError: recordings of different pairs, models or sampling; no such draft; a recording
-            without mixed examples; too few prompts to hold some out.
+            without mixed examples; too few prompts for a split into three.
     """
     if not recordings:
         raise UserError("no recording to train on")
@@ -68,7 +70,7 @@ def load_examples(
     parts: dict[HeadKind, list[Rows]] = {kind: [] for kind in kinds}
     for recording in recordings:
         trace = recording.trace(draft)
-        held_out = held_out_prompts(trace.prompt_tokens)
+        split = split_prompts(trace.prompt_tokens)
         hidden_size = trace.hidden.shape[1]
         for kind in kinds:
             if kind != "specdecpp":
@@ -77,17 +79,29 @@ def load_examples(
                 prompts, features, labels = _after_candidates(trace, sampling)
             else:
                 prompts, features, labels = _mixed(recording.examples(draft))
-            parts[kind].append((features, labels, held_out[prompts]))
+            parts[kind].append((features, labels, split[prompts]))
     return {
         kind: _joined(kind, rows, recordings, draft, hidden_size, source)
         for kind, rows in parts.items()
     }
 
 
-def held_out_prompts(prompt_tokens: Sequence[np.ndarray], share: float = HELD_OUT) -> np.ndarray:
-    """Which prompts are for evaluation: those whose tokens' hash falls into the first `share`."""
+def split_prompts(prompt_tokens: Sequence[np.ndarray]) -> np.ndarray:
+    """TRAIN, DEV or TEST for each prompt (n,) int8."""
+    places = hash_places(prompt_tokens)
+    split = np.where(places < HELD_OUT, DEV, np.where(places < 2 * HELD_OUT, TEST, TRAIN))
+    return np.asarray(split, np.int8)
+
+
+def held_out_prompts(prompt_tokens: Sequence[np.ndarray]) -> np.ndarray:
+    """Which prompts (n,) are in dev."""
+    return hash_places(prompt_tokens) < HELD_OUT
+
+
+def hash_places(prompt_tokens: Sequence[np.ndarray]) -> np.ndarray:
+    """A number in [0, 1) for each prompt (n,), by a hash of its tokens."""
     keys = [hashlib.sha256(np.asarray(t, np.int64).tobytes()).digest() for t in prompt_tokens]
-    return np.array([int.from_bytes(key[:8]) < share * 2**64 for key in keys], dtype=bool)
+    return np.array([int.from_bytes(key[:8]) / 2**64 for key in keys], dtype=float)
 
 
 def same_models(recording: Recording, first: Recording, draft: str) -> None:
@@ -114,17 +128,18 @@ def _joined(
     hidden_size: int,
     source: Source,
 ) -> Examples:
-    features, labels, held_out = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    features, labels, split = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     header = recordings[0].header
-    if held_out.all() or not held_out.any():
+    if len(np.unique(split)) < 3:
         raise UserError(
-            f"{recordings[0].folder}: too few prompts to train on some and evaluate on the others"
+            f"{recordings[0].folder}: too few prompts to train on some, choose on others and report"
+            " on the rest"
         )
     return Examples(
         kind=kind,
         features=np.ascontiguousarray(features, dtype=np.float32),
         labels=labels,
-        held_out=held_out,
+        split=split,
         draft=draft,
         hidden_size=hidden_size,
         top_k=header.top_k,
@@ -210,6 +225,7 @@ def training_digest(spec: HeadSpec, examples: Examples, settings: TrainingSettin
         "settings": settings.model_dump(),
         "recordings": examples.recordings,
         "source": examples.source,
+        "held_out": {"dev": HELD_OUT, "test": HELD_OUT},
         "pair": examples.pair,
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -19,7 +19,7 @@ from specdec_core.drafting.heads.metrics import (
 )
 from specdec_core.drafting.heads.modules import build_head
 from specdec_core.drafting.heads.storage import weights_of
-from specdec_core.training.heads.examples import Examples, training_digest
+from specdec_core.training.heads.examples import DEV, TEST, TRAIN, Examples, training_digest
 
 CHUNK = 16384  # rows of a forward that keeps no gradients
 
@@ -33,8 +33,9 @@ class TrainedHead:
 
 
 class HeadTraining:
-    """Trains epoch by epoch and keeps the weights of the one with the least loss on the eval
-    prompts. Deterministic in data, specification and settings."""
+    """Trains epoch by epoch and keeps the weights of the one with the least loss on the dev prompts
+    (the paper's eval). The test prompts are met once, at the end. Deterministic in
+    data, specification and settings."""
 
     def __init__(
         self,
@@ -47,13 +48,14 @@ class HeadTraining:
         torch.manual_seed(settings.seed)
         self.features = torch.tensor(examples.features, device=device)
         self.labels = torch.tensor(examples.labels, device=device)
-        held_out = torch.tensor(examples.held_out, device=device)
-        self.train_rows = torch.nonzero(~held_out).squeeze(-1)
-        self.eval_rows = torch.nonzero(held_out).squeeze(-1)
+        split = torch.tensor(examples.split, device=device)
+        self.train_rows, self.eval_rows, self.test_rows = (
+            torch.nonzero(split == part).squeeze(-1) for part in (TRAIN, DEV, TEST)
+        )
         self.head = build_head(
             spec.kind, examples.hidden_size, examples.top_k, spec.depth, spec.width
         )
-        self.head.standardise(torch.tensor(examples.features[~examples.held_out]))
+        self.head.standardise(torch.tensor(examples.features[examples.split == TRAIN]))
         self.head.dropout = 0.0 if spec.kind == "t2" else settings.dropout
         self.head.to(device)
         self.optimizer = torch.optim.AdamW(
@@ -101,17 +103,19 @@ class HeadTraining:
         return epoch
 
     def result(self) -> TrainedHead:
-        """The best epoch's head, with its figures on all training and all eval rows."""
+        """The best epoch's head, with its figures on all rows of each split."""
         spec, examples = self.spec, self.examples
         self.head.load_state_dict(load(self.best))
         train_logits, train_labels = self._predict(self.train_rows)
-        logits, labels = self._predict(self.eval_rows)
+        eval_logits, eval_labels = self._predict(self.eval_rows)
+        logits, labels = self._predict(self.test_rows)
         bins = reliability(logits.sigmoid().numpy(), labels.numpy())
         metrics = {
             "epoch": min(self.curve, key=lambda e: e.eval_loss).epoch,
             "train_kl": binary_kl(train_logits, train_labels).item(),
-            "eval_kl": binary_kl(logits, labels).item(),
-            "eval_loss": weighted_bce(logits, labels, spec.w_acc, spec.w_rej).item(),
+            "eval_kl": binary_kl(eval_logits, eval_labels).item(),
+            "eval_loss": weighted_bce(eval_logits, eval_labels, spec.w_acc, spec.w_rej).item(),
+            "test_kl": binary_kl(logits, labels).item(),
             "auc": auc(logits.numpy(), labels.numpy()),
             "ece": calibration_error(bins),
         }
@@ -127,7 +131,11 @@ class HeadTraining:
             pair=examples.pair,
             sampling=examples.sampling,
             recordings=examples.recordings,
-            examples={"train": len(self.train_rows), "eval": len(self.eval_rows)},
+            examples={
+                "train": len(self.train_rows),
+                "eval": len(self.eval_rows),
+                "test": len(self.test_rows),
+            },
             settings=self.settings,
             metrics=metrics,
             curve=tuple(self.curve),

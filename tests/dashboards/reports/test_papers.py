@@ -19,7 +19,7 @@ from dashboards.outputs.mlflow_runs import log
 from dashboards.reports import papers
 from dashboards.reports.papers import findings, notes, report, tables
 from dashboards.sections import Section
-from specdec_core.config import AUTOREGRESSIVE, Configuration
+from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.results import Timing
 from specdec_core.studies.papers.plan import PaperPlan
@@ -269,3 +269,86 @@ def test_the_result_is_read_as_it_was_written(result: PapersResult, tmp_path: Pa
     for key in PLAN.tables:
         pd.testing.assert_frame_equal(again.frame(key), result.frame(key))
     assert json.loads((tmp_path / "papers.json").read_text())["name"] == "mine"
+
+
+@pytest.fixture
+def frontier() -> PapersResult:
+    """Decodings of five prompts that take 2 ms a draft forward, 10 ms a target forward and 30 ms
+    for the prompt; the head saves both kinds of forwards."""
+    drafters = {
+        "SpecDec, K=2": {"kind": "fixed", "max_tokens": 2},
+        "SpecDec, K=4": {"kind": "fixed", "max_tokens": 4},
+        "Product, 0.3": {"kind": "confidence_product", "threshold": 0.3},
+    }
+    table = {
+        "title": "Rates",
+        "paper": "SpecDec++, Fig. 3",
+        "prompts": ["code"],
+        "columns": ["discard_rate", "verification_rate", "speedup"],
+        "temperatures": [1.0],
+        "top_k": 50,
+        "frontier": True,
+        "rows": [
+            {"name": name, "drafter": {"kind": "draft_model", "policy": policy}}
+            for name, policy in drafters.items()
+        ],
+    }
+    plan = PaperPlan.model_validate(
+        {"prompts": {"code": {"source": "code.jsonl"}}, "tables": {"rates": table}}
+    )
+    configurations = [m.configurations[0] for m in plan.methods("rates")]
+    alone = Configuration(sampling=configurations[0].sampling)
+    rng, measurements = np.random.default_rng(0), []
+    for configuration, most in zip([alone, *configurations], (0, 90, 100, 60), strict=True):
+        n_draft = rng.integers(most // 2, most, 5) if most else np.zeros(5, int)
+        n_target = rng.integers(20, 30, 5) - most // 10 if most else np.arange(60, 65)
+        seconds = 0.03 + 0.002 * n_draft + 0.01 * n_target
+        each = measured("code", configuration, tuple(seconds.tolist()))
+        timing = each.timing.model_copy(update={"tokens": [60] * 5})
+        forwards = {"n_draft": n_draft.tolist(), "n_target": n_target.tolist()}
+        measurements.append(each.model_copy(update={"forwards": forwards, "timing": timing}))
+    return PapersResult(
+        name="mine",
+        started=datetime(2026, 11, 24, tzinfo=UTC),
+        plan=plan,
+        pair=plan.pair,
+        sets={"code": PromptSet(source="code.jsonl", count=5, digest="0" * 64)},
+        measured=measurements,
+    )
+
+
+def test_the_papers_sampling_is_decoded(frontier: PapersResult) -> None:
+    for method in frontier.plan.methods("rates"):
+        assert method.configurations[0].sampling == Sampling(temperature=1.0, top_k=50)
+    assert "temperature 1 and top-k 50" in tables(frontier)[0].note
+
+
+def test_forward_times_follow_from_the_decodings(frontier: PapersResult) -> None:
+    times = frontier.forward_times("rates").set_index("setting")
+    assert times["t_target"].tolist() == pytest.approx([0.01] * 3, rel=1e-6)
+    assert np.isnan(times.loc["autoregressive", "t_draft"])
+    chains = times.drop(index="autoregressive")
+    assert chains["t_draft"].tolist() == pytest.approx([0.002] * 2, rel=1e-6)
+    assert times.loc["fixed", "decodings"] == 10
+    assert times["r2"].tolist() == pytest.approx([1.0] * 3)
+    shown = [section for section in tables(frontier) if section.key == "rates-forwards"]
+    assert shown[0].shown["t_target, ms"].tolist() == ["10.00"] * 3
+
+
+def test_rates_are_drawn_against_each_other_a_line_a_family(frontier: PapersResult) -> None:
+    figure = paper_figure(frontier, "rates")
+    assert [trace.name for trace in figure.data] == ["fixed, code", "confidence_product, code"]
+    chain = frontier.plan.methods("rates")[1].configurations[0]
+    line = figure.data[0]
+    assert (line.x[1], line.y[1]) == tuple(
+        frontier.value("code", chain, rate) for rate in ("discard_rate", "verification_rate")
+    )
+
+
+def test_the_best_of_a_family_is_held_against_the_best_chain(frontier: PapersResult) -> None:
+    (line,) = [line for line in findings(frontier) if "against the best fixed K" in line]
+    product, chains = frontier.measured[-1], frontier.measured[1:-1]
+    best = max(chains, key=lambda m: m.timing.tokens_per_second)
+    ratio = product.timing.over(best.timing)
+    assert f"Product, 0.3 ({product.configuration.label}) {ratio.value:.2f}×" in line
+    assert f"({best.configuration.label})" in line

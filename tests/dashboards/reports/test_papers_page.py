@@ -115,5 +115,17 @@ def test_rows_with_the_head_of_another_pair_are_left_out() -> None:
     # The other draft takes the first place, for which the head was not trained.
     pair = own.pair.model_copy(update={"drafts": {"other": own.pair.drafts["medium"]}})
     other = with_own_heads(own.model_copy(update={"pair": pair}), watching)
-    assert [name for name in rows(own) if name not in rows(other)] == ["SpecDec++, h=0.7"]
-    assert "SpecDec++, h=0.7 is left out" in watching.warnings[0]
+    left_out = [f"SpecDec++, h={h}" for h in (0.1, 0.3, 0.5, 0.7, 0.9)]
+    assert [name for name in rows(own) if name not in rows(other)] == left_out
+    assert "SpecDec++, h=0.1 is left out" in watching.warnings[0]
+
+
+def test_a_table_of_the_second_draft_uses_it_or_is_left_out(tmp_path: Path) -> None:
+    both = load_paper_plan(PAPERS, only=["specdecpp-4"])
+    drafts = [m.configurations[0].draft for m in both.methods("specdecpp-4")]
+    assert set(drafts) == {list(both.pair.drafts)[1]}
+    assert with_own_heads(both) == both
+    one = {**both.pair.model_dump(), "drafts": {"small": "bundled:draft-small"}}
+    assert "specdecpp-4" not in load_paper_plan(PAPERS, pair=one).tables
+    with pytest.raises(UserError, match="--table specdecpp-4: the pair has too few drafts"):
+        load_paper_plan(PAPERS, only=["specdecpp-4"], pair=one)

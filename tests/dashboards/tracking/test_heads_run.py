@@ -56,7 +56,7 @@ def test_the_reliability_diagram_holds_the_bins(heads: list[Finished]) -> None:
         assert list(traces[head.label].x) == [b.predicted for b in bins]
         assert list(traces[head.label].y) == [b.accepted for b in bins]
         counts = [row[0] for row in traces[head.label].customdata]
-        assert sum(counts) == head.card.examples["eval"]
+        assert sum(counts) == head.card.examples["test"]
 
 
 def test_the_curves_hold_every_epoch_and_mark_the_one_kept(heads: list[Finished]) -> None:

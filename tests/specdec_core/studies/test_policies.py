@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
+from dashboards.reports.policies import verdicts
 from specdec_core.config import Configuration, PolicySettings
 from specdec_core.cost import ForwardCost, Profile
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
+from specdec_core.drafting.policies.confidence_product import ConfidenceProductSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.oracle import OracleSettings
+from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
 from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.search.results import Trial
 from specdec_core.studies.policies import (
     ADAPTIVE,
     Compared,
+    against_product,
     best_of_families,
     everything,
     transfers,
 )
 from specdec_core.tokens.statistics import Counts
+from specdec_core.training.heads.evaluation import judging_prompts
 
 PROFILE = Profile(
     target=ForwardCost.constant(1.0),
@@ -105,6 +111,39 @@ def test_a_choice_is_charged_for_what_it_loses_on_the_other_set(
     # What was tried on one alone is chosen on neither for the other.
     fixed = moved.loc[("fixed", "one", "two")]
     assert fixed["configuration"] == "K=3"
+
+
+def test_what_is_held_against_the_product_was_chosen_on_other_prompts() -> None:
+    prompts = [np.array([number]) for number in range(60)]
+    choose, report = judging_prompts(prompts)
+    product = ConfidenceProductSettings(threshold=0.3)
+    head = SpecDecPlusPlusSettings(head="mine", threshold=0.5)
+    other = SpecDecPlusPlusSettings(head="mine", threshold=0.7)
+    trials = [trial(policy, 140, 36) for policy in (product, head, other, SVIP)]
+    seconds = {each.id: np.full(60, 10.0) for each in trials}
+    fast, slow = seconds[trials[1].id], seconds[trials[2].id]
+    # 0.5 is faster where thresholds are chosen, 0.7 where they are reported.
+    fast[choose], fast[report] = 5.0, 12.5
+    slow[choose], slow[report] = 6.0, 1.0
+    seconds[trials[3].id] = 8 + np.arange(60) % 3
+    compared = Compared("one", trials, PROFILE, 10, prompts, seconds)
+    found = against_product(compared).set_index("family")
+    assert found.loc["specdecpp", "head"] == "mine"
+    assert found.loc["specdecpp", "config_id"] == trials[1].id
+    assert found.loc["specdecpp", "over"] == pytest.approx(0.8)
+    assert found.loc["specdecpp", "over_low"] == pytest.approx(0.8)
+    assert found.loc["confidence_product", "over"] == 1
+    assert (
+        found.loc["svip", "over_low"] < found.loc["svip", "over"] < found.loc["svip", "over_high"]
+    )
+    assert (found["prompts"] == len(report)).all()
+    (line,) = verdicts(found.reset_index())
+    assert "no head is shown to beat the confidence product by more than 2 %" in line
+    assert line.endswith("the best, mine: 0.800× (0.800–0.800)")
+    fast[report] = 5.0
+    assert "a head beats" in verdicts(against_product(compared))[0]
+    few = Compared("few", trials, PROFILE, 10, prompts[:1], seconds)
+    assert against_product(few).empty
 
 
 def test_everything_is_in_the_table(one: Compared, two: Compared) -> None:

@@ -16,10 +16,14 @@ from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.schema import Header, Recording, save_header, write_shard
 from specdec_core.training.heads.examples import (
+    DEV,
+    TEST,
+    TRAIN,
     acceptance,
     held_out_prompts,
     load_examples,
     rows_after,
+    split_prompts,
 )
 
 PROMPTS = [tuple(range(5 + 3 * i, 20 + 3 * i)) for i in range(24)]
@@ -119,22 +123,25 @@ def test_under_rejection_sampling_labels_are_acceptance_probabilities(
     assert abs(found["t2"].labels.mean() - labels.mean()) < 0.1
 
 
-def test_the_same_prompts_are_held_out_in_every_recording(
+def test_the_same_prompts_are_in_the_same_split_in_every_recording(
     recording: Recording, tiny_pair: Pair, tmp_path: Path
 ) -> None:
-    held_out = held_out_prompts([np.array(tokens) for tokens in PROMPTS])
-    assert 0 < held_out.sum() < len(PROMPTS) / 2
-    many = held_out_prompts([np.array([i]) for i in range(2000)])
-    assert many.mean() == pytest.approx(0.1, abs=0.02)
+    split = split_prompts([np.array(tokens) for tokens in PROMPTS])
+    assert set(split) == {TRAIN, DEV, TEST}
+    many = [np.array([i]) for i in range(2000)]
+    shares = np.bincount(split_prompts(many)) / len(many)
+    np.testing.assert_allclose(shares, [0.8, 0.1, 0.1], atol=0.02)
+    # What drafts are evaluated on is what heads are chosen on.
+    np.testing.assert_array_equal(held_out_prompts(many), split_prompts(many) == DEV)
 
     first = 6
     part = record(tiny_pair, tmp_path, range(first, 24))
     both = load_examples([recording, part], "draft", ["t1"])["t1"]
     whole = load_examples([recording], "draft", ["t1"])["t1"]
     owners = recording.trace("draft").prompt[recording.trace("draft").trajectory]
-    np.testing.assert_array_equal(whole.held_out, held_out[owners])
+    np.testing.assert_array_equal(whole.split, split[owners])
     again = part.trace("draft").prompt[part.trace("draft").trajectory]
-    np.testing.assert_array_equal(both.held_out, np.append(whole.held_out, held_out[first + again]))
+    np.testing.assert_array_equal(both.split, np.append(whole.split, split[first + again]))
 
 
 def test_recordings_that_do_not_fit_get_one_line(

@@ -10,6 +10,7 @@ from safetensors.torch import load
 from specdec_core.drafting.heads.card import HeadSpec, TrainingSettings
 from specdec_core.drafting.heads.loaded import LoadedHead
 from specdec_core.drafting.heads.modules import build_head
+from specdec_core.training.heads.examples import DEV, TEST
 from specdec_core.training.heads.training import HeadTraining, TrainedHead
 from tests.specdec_core.drafting.heads.examples import learnable
 
@@ -80,13 +81,30 @@ def test_the_weights_of_the_epoch_with_the_least_eval_loss_are_kept() -> None:
     assert min(losses) < losses[0]
 
 
-def test_held_out_rows_are_not_trained_on() -> None:
+def trained_with_wrong_labels(part: int) -> TrainedHead:
+    """The labels of one split are the opposite of what the features say."""
     examples = learnable()
-    examples.labels[examples.held_out] = 1 - examples.labels[examples.held_out]
+    wrong = examples.split == part
+    examples.labels[wrong] = 1 - examples.labels[wrong]
     training = HeadTraining(HeadSpec(depth=0), examples, SETTINGS)
     while not training.done:
         training.epoch()
-    card = training.result().card
-    assert card.metrics["auc"] < 0.5
-    assert card.examples["eval"] == int(np.sum(examples.held_out))
-    assert card.examples["train"] + card.examples["eval"] == len(examples.labels)
+    return training.result()
+
+
+def test_dev_rows_are_not_trained_on() -> None:
+    card = trained_with_wrong_labels(DEV).card
+    assert card.metrics["train_kl"] < 0.2 < card.metrics["eval_kl"]
+    split = learnable().split
+    counts = {name: int(np.sum(split == n)) for n, name in enumerate(("train", "eval", "test"))}
+    assert card.examples == counts
+
+
+def test_test_rows_change_the_figures_and_no_choice() -> None:
+    right, wrong = train(HeadSpec(depth=0)), trained_with_wrong_labels(TEST)
+    assert wrong.weights == right.weights
+    assert wrong.card.curve == right.card.curve
+    assert right.card.metrics["auc"] > 0.8
+    assert wrong.card.metrics["auc"] < 0.5
+    assert wrong.card.metrics["test_kl"] > right.card.metrics["test_kl"] + 0.2
+    assert sum(bin.count for bin in wrong.card.reliability) == wrong.card.examples["test"]
