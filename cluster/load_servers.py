@@ -16,6 +16,7 @@ from specdec_core.models.pair import Pair
 from specdec_core.studies.comparison import OURS
 from specdec_core.studies.load.plan import LoadPlan
 from specdec_core.studies.load.result import LoadRow
+from specdec_core.studies.peers.vllm import VllmMode
 from specdec_core.studies.peers.vllm_server import VllmServer, vllm_servers
 
 VLLM = "vllm"
@@ -62,10 +63,15 @@ def our_servers(
         yield Contestant(row, server)
 
 
-def vllm_contestants(pair: Pair, cores: Cores, needed: bool) -> Iterator[Contestant]:
-    """vLLM's server in each of its modes; with `needed`, each must start. Raises :class:`UserError`
-    where vLLM is not installed."""
-    for vllm in vllm_servers(pair):
+def vllm_contestants(
+    pair: Pair, cores: Cores, needed: bool, scratch: Path, ours: Sequence[VllmMode] = ()
+) -> Iterator[Contestant]:
+    """vLLM's server in each of its modes and in `ours`; with `needed`, each must start. Their files
+    are in `scratch`, as above. Raises :class:`UserError` where vLLM is not installed."""
+    for number, vllm in enumerate(vllm_servers(pair, ours=ours)):
+        folder = scratch / f"vllm-{number}"
+        folder.mkdir()
+        variables = vllm.environment(cores.engine, folder)
         row = LoadRow(
             name=vllm.name,
             group=VLLM,
@@ -74,11 +80,9 @@ def vllm_contestants(pair: Pair, cores: Cores, needed: bool) -> Iterator[Contest
             settings=vllm.settings(1),
         )
 
-        def server(slots: int, vllm: VllmServer = vllm) -> Server:
-            return ServerProcess(
-                vllm.name,
-                lambda port: vllm.command(slots, port),
-                vllm.environment(cores.engine),
-            )
+        def server(
+            slots: int, vllm: VllmServer = vllm, variables: dict[str, str] = variables
+        ) -> Server:
+            return ServerProcess(vllm.name, lambda port: vllm.command(slots, port), variables)
 
         yield Contestant(row, server, needed)

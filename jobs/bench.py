@@ -55,8 +55,9 @@ def main(
     config: Annotated[
         list[Path] | None,
         Option(
-            help="YAML with `pair` and `configuration` (or the beginning of an id) to add as a row;"
-            " repeatable; unset, the champion, if there is one."
+            help="YAML with `pair` and `configuration` (or the beginning of an id) to add as a row,"
+            " and as vLLM's with what is exported of it and with the plug-in; repeatable; unset,"
+            " the champion, if there is one."
         ),
     ] = None,
     rows: Annotated[
@@ -297,11 +298,13 @@ def _race(
     plan: BenchPlan, prompts: list[Prompt], pair: Pair, explicit: bool, name: str
 ) -> BenchResult:
     from dashboards.progress import RaceProgress
+    from jobs.bench_vllm import our_modes
     from specdec_core.studies.bench.benchmark import open_peers, run_bench
 
+    ours = our_modes(plan, pair)
     with (
         RaceProgress(console) as progress,
-        open_peers(plan, pair, explicit, progress) as others,
+        open_peers(plan, pair, explicit, progress, ours) as others,
     ):
         return run_bench(plan, prompts, pair, others, name, _command(), progress)
 

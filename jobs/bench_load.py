@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from jobs.bench_vllm import our_modes
 from jobs.console import console, interruptible, point, print_runs_page
 from specdec_core.base.errors import UserError
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from specdec_core.studies.load.plan import LoadPlan
     from specdec_core.studies.load.requests import LoadRequest
     from specdec_core.studies.load.result import LoadResult
+    from specdec_core.studies.peers.vllm import VllmMode
 
 ROWS = Path(__file__).with_name("bench_load.yaml")
 QUICK: dict[str, Any] = {
@@ -44,11 +46,15 @@ def bench_load(
     from cluster.load_comparison import compare_servers
     from dashboards.progress import RaceProgress
     from specdec_core.base.environment import environment
+    from specdec_core.config import distinct_labels
     from specdec_core.models.pair import load_pair
     from specdec_core.prompts.prompt_sets import PromptSet
     from specdec_core.studies.load.parts import LoadParts
     from specdec_core.studies.load.result import LoadResult
+    from specdec_core.studies.peers.vllm import plug_in
 
+    named = distinct_labels(plug_ins := plan.plugged_in())
+    ours = [*(plug_in(c, named[c.id]) for c in plug_ins), *our_modes(plan, pair)]
     started, facts = datetime.now(UTC), environment()
     prompt_set = PromptSet.of(plan.prompts.source, prompts, plan.prompts.chat_template)
     what = {
@@ -57,6 +63,7 @@ def bench_load(
         "weights": pair.fingerprints,
         "prompts": prompt_set.digest,
         "cores": cores.sentence,
+        "told": [mode.speculative for mode in ours],
         "environment": facts,
     }
     with (
@@ -67,7 +74,9 @@ def bench_load(
         if (spec := parts.pair(pair.spec)) != pair.spec:
             pair = load_pair(spec)
         with RaceProgress(console) as progress:
-            contestants = _contestants(plan, pair, cores, Path(scratch), explicit, progress.warned)
+            contestants = _contestants(
+                plan, pair, cores, Path(scratch), explicit, ours, progress.warned
+            )
             earlier = parts.times
             rows = compare_servers(plan, contestants, workload, cores, parts, progress)
         result = LoadResult(
@@ -121,6 +130,7 @@ def _contestants(
     cores: Cores,
     scratch: Path,
     explicit: bool,
+    ours: Sequence[VllmMode],
     warned: Callable[[str], None],
 ) -> list[Contestant]:
     """Our servers, whose files are in `scratch`, and vLLM's where it is installed."""
@@ -130,7 +140,7 @@ def _contestants(
     contestants = list(our_servers(plan, pair, SERVE, cores, scratch))
     if VLLM in plan.peers:
         try:
-            contestants += vllm_contestants(pair, cores, explicit)
+            contestants += vllm_contestants(pair, cores, explicit, scratch, ours)
         except UserError as error:
             if explicit:
                 raise

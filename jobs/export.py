@@ -15,13 +15,13 @@ from jobs.console import console, point, print_configuration, run
 from jobs.options import Config, Hardware, ProfileFile, check_times
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import DrafterSettings, PairConfiguration, PairSpec
+from specdec_core.config import Configuration, DrafterSettings, PairConfiguration, PairSpec
 
 if TYPE_CHECKING:
     from specdec_core.base.observer import Observer
     from specdec_core.cost import Profile
     from specdec_core.export.nearest import Nearest
-    from specdec_core.export.server import Models, Server, Written
+    from specdec_core.export.server import Counterpart, Models, Server, Written
     from specdec_core.recordings.replay import Replay
     from specdec_core.search.results import Trial
 
@@ -81,38 +81,29 @@ def main(
             f"{configuration.label} is lossy: {server.title} verifies every token, so it has no"
             " counterpart"
         )
-    models = _models(choice, server)
+    models = models_for(choice.pair, server)
     if plugin:
         written = server.plugged_in(configuration, models, choice.pair.runner)
         print_configuration(configuration, source)
         _deliver(server, written, version, _folder(out, choice, server))
         return
-    drafter, nearest = configuration.drafter, None
-    by_replay = partial(
-        _by_replay, pair=choice.pair, traces=traces, hardware=hardware, profile=profile
-    )
+    nearest = None
+    found = partial(by_replay, pair=choice.pair, traces=traces, hardware=hardware, profile=profile)
     if fastest:
         from specdec_core.export.nearest import rank
 
-        ranked = by_replay(partial(rank, server, models), "--fastest is found by replay")
-        drafter = ranked[0].configuration.drafter
-    elif server.counterpart(drafter, models) is None:
-        from specdec_core.export.nearest import find_nearest
-
-        nearest = by_replay(
-            partial(find_nearest, server, models, configuration),
-            f"{server.title} has no counterpart of {configuration.label}",
-        )
-        drafter = nearest.drafter
-    counterpart = server.counterpart(drafter, models)
-    assert counterpart is not None  # what is nearest has one
+        ranked = found(partial(rank, server, models), "--fastest is found by replay")
+        counterpart = server.counterpart(ranked[0].configuration.drafter, models)
+        assert counterpart is not None  # what is ranked has one
+    else:
+        counterpart, nearest = told(server, models, configuration, found)
     written = server.written(counterpart, models)
     if fastest:
         _show_ranked(server, ranked)
     else:
         print_configuration(configuration, source)
     if nearest is not None:
-        _say_nearest(server, configuration.drafter, nearest)
+        say_nearest(server, configuration.drafter, nearest)
     for remark in counterpart.remarks:
         console.print(f"{server.title} {escape(remark)}", soft_wrap=True)
     if not server.verified:
@@ -133,22 +124,45 @@ def _deliver(server: Server, written: Written, version: str | None, folder: Path
     console.print(f"\n{escape(written.usage)}", soft_wrap=True)
 
 
-def _models(choice: PairConfiguration, server: Server) -> Models:
+def models_for(pair: PairSpec, server: Server) -> Models:
     """Where the pair's models are for another program. Raises :class:`UserError` for a pair that
     is not there."""
     with console.status("looking the models up"):
         from specdec_core.export.places import models_of  # torch takes a second
 
-        return models_of(choice.pair, server.speculators)
+        return models_of(pair, server.speculators)
 
 
-def _by_replay(
+def told(
+    server: Server,
+    models: Models,
+    configuration: Configuration,
+    find: Callable[[Callable[[Replay, Profile, Observer], Nearest], str], Nearest],
+) -> tuple[Counterpart, Nearest | None]:
+    """What a server is told of a configuration; where it has no counterpart of that, of the nearest
+    that it has. `find` replays, as :func:`by_replay`, whose errors are
+    this one's."""
+    counterpart = server.counterpart(configuration.drafter, models)
+    if counterpart is not None:
+        return counterpart, None
+    from specdec_core.export.nearest import find_nearest
+
+    nearest = find(
+        partial(find_nearest, server, models, configuration),
+        f"{server.title} has no counterpart of {configuration.label}",
+    )
+    counterpart = server.counterpart(nearest.drafter, models)
+    assert counterpart is not None  # what is nearest has one
+    return counterpart, nearest
+
+
+def by_replay(
     find: Callable[[Replay, Profile, Observer], T],
     why: str,
     pair: PairSpec,
-    traces: str | None,
-    hardware: Path | None,
-    profile: Path | None,
+    traces: str | None = None,
+    hardware: Path | None = None,
+    profile: Path | None = None,
 ) -> T:
     """What `find` makes of a recording of the pair and the times to price it by; `why` one is
     needed."""
@@ -195,13 +209,14 @@ def _show_ranked(server: Server, ranked: list[Trial]) -> None:
     )
 
 
-def _say_nearest(server: Server, asked: DrafterSettings | None, nearest: Nearest) -> None:
-    told = nearest.drafter.label if nearest.drafter is not None else "no speculation"
+def say_nearest(server: Server, asked: DrafterSettings | None, nearest: Nearest) -> None:
+    """Say what a server is told instead of what was `asked`, and what that is expected to cost."""
+    instead = nearest.drafter.label if nearest.drafter is not None else "no speculation"
     what = asked.label if asked is not None else "autoregressive"
     share = f", {nearest.share:.2f} of its speed by replay" if nearest.share is not None else ""
     console.print(
         f"{server.title} has no counterpart of {escape(what)}; nearest of {nearest.tried}:"
-        f" {escape(told)}{share}",
+        f" {escape(instead)}{share}",
         soft_wrap=True,
     )
 

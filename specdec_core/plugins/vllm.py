@@ -89,8 +89,7 @@ class Proposer:
         self.drafter = TextDrafter(pair, configuration, self.slots)
         self._held: dict[bytes, list[int]] = {}  # the slots of each text
         self._began = perf_counter()
-        if device == "cpu":
-            vllm_sampling.repair()
+        vllm_sampling.repair()  # not everybody who gives vLLM this class has it as an entry point
 
     def load_model(self, *_: Any, **__: Any) -> None:
         """vLLM has loaded its model."""

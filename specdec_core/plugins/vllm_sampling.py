@@ -1,19 +1,84 @@
 """vLLM's sampling with speculation on a CPU, repaired.
 
 In the CPU build of 0.32 a request's temperature does not reach its tokens: what spreads it writes
-into a copy, so that speculation draws at temperatures that were never set.
+into a copy, so that speculation draws at temperatures that were never set. Where this library is
+installed, vLLM calls `repair` when any of its processes starts: it is an entry point of the group
+`vllm.general_plugins`.
 """
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torch import Tensor, tensor
+
+if TYPE_CHECKING:
+    from logging import Logger
+
+GROUP = "vllm.general_plugins"
+NAME = "specdec"
+ENTRY_POINT = f"{__name__}:repair"
 
 
 def repair() -> None:
-    """Repair it in this process, which must be one of vLLM's."""
+    """Have vLLM's function checked in this process, which must be one of vLLM's, at its first use,
+    and replaced where it is wrong. Nothing happens where there is a GPU. Calling it again does
+    nothing."""
+    from vllm.logger import init_logger
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
     from vllm.v1.sample import rejection_sampler
 
-    rejection_sampler.expand_batch_to_tokens = expanded
+    if not isinstance(rejection_sampler.expand_batch_to_tokens, Spreading):
+        own, logger = rejection_sampler.expand_batch_to_tokens, init_logger(f"vllm.{NAME}")
+        rejection_sampler.expand_batch_to_tokens = Spreading(own, logger)
+
+
+def repaired() -> bool:
+    """Whether vLLM's function is wrong and replaced in this process, which must be one that
+    samples."""
+    from vllm.v1.sample import rejection_sampler
+
+    spreading = rejection_sampler.expand_batch_to_tokens
+    return isinstance(spreading, Spreading) and spreading.chosen() is expanded
+
+
+class Spreading:
+    """vLLM's own function where it is right, else ours. What it calls is not there before a worker
+    has begun, so it is asked when it is first needed; what was found is logged."""
+
+    def __init__(self, own: Callable[..., Tensor], logger: Logger) -> None:
+        self._own, self._logger = own, logger
+        self._chosen: Callable[..., Tensor] | None = None
+
+    def __call__(self, *args: int | Tensor, **options: int) -> Tensor:
+        return self.chosen()(*args, **options)
+
+    def chosen(self) -> Callable[..., Tensor]:
+        if self._chosen is None:
+            right = spreads(self._own)
+            self._chosen = self._own if right else expanded
+            found = (
+                "spreads temperatures over candidates rightly; nothing to repair"
+                if right
+                else "draws at wrong temperatures when it speculates (expand_batch_to_tokens);"
+                " repaired"
+            )
+            self._logger.info("%s: this vLLM %s", NAME, found)
+        return self._chosen
+
+
+def spreads(spread: Callable[..., Tensor]) -> bool:
+    """Whether a function does what :func:`expanded` does, for two requests with other values each
+    time: what was not written may be anything, but not right twice."""
+    for value in (0.625, 3.5):
+        asked = tensor([value, 0.0]), tensor([1, 3])
+        if spread(*asked, 3, replace_from=0, replace_to=1).tolist() != [value, 1.0, 1.0]:
+            return False
+    return True
 
 
 def expanded(

@@ -10,14 +10,23 @@ from cluster.load_comparison import Contestant, compare_servers
 from cluster.load_servers import our_servers, vllm_contestants
 from cluster.serving.server_process import Cores
 from jobs.choice import read_config
-from specdec_core.config import AUTOREGRESSIVE, PairSpec, RunnerSettings
+from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, RunnerSettings, parse
+from specdec_core.models.location import located
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.prompts.prompt_sets import load_prompts
 from specdec_core.studies.load.parts import LoadParts
 from specdec_core.studies.load.plan import LoadPlan
 from specdec_core.studies.load.result import LoadRow
-from specdec_core.studies.peers.vllm import VENV
+from specdec_core.studies.peers.vllm import VENV, exported, plug_in
 from tests.local_server import engine_server
+
+CHAIN = {"kind": "draft_model", "policy": {"kind": "confidence_product", "threshold": 0.3}}
+HYBRID = {"kind": "hybrid", "lookup": {"kind": "suffix"}, "otherwise": CHAIN}
+BY_LOAD = {
+    "method": "draft_model",
+    "num_speculative_tokens": 5,
+    "num_speculative_tokens_per_batch_size": [[1, 1, 5], [2, 3, 2], [4, 1024, 0]],
+}
 
 
 def test_ours_are_started_with_their_file_slots_and_cores(tiny_pair: Pair, tmp_path: Path) -> None:
@@ -49,10 +58,18 @@ def test_vllm_writes_the_same_under_the_same_load(tmp_path: Path) -> None:
     cores = Cores.divide(1)
     row = LoadRow(name="autoregressive", group="specdec", autoregressive=True)
     ours = Contestant(row, lambda slots: engine_server(pair, AUTOREGRESSIVE, slots))
-    plain, *_, draft = vllm_contestants(pair, cores, needed=True)
+    hybrid = parse(Configuration, {"drafter": HYBRID}, "test")
+    mine = [
+        exported(BY_LOAD | {"model": located("bundled:draft-small")}, "by load"),
+        plug_in(hybrid, "hybrid"),
+    ]
+    plain, *own, export, plugged = vllm_contestants(pair, cores, True, tmp_path, mine)
+    draft = next(c for c in own if "draft model" in c.row.name)
+    assert plugged.row.name == "vLLM with our plug-in, hybrid"
     workload = plan.workload(prompts, pair)
     with LoadParts.open(tmp_path, {}) as parts:
-        expected, *rows = compare_servers(plan, [ours, plain, draft], workload, cores, parts)
+        servers = [ours, plain, draft, export, plugged]
+        expected, *rows = compare_servers(plan, servers, workload, cores, parts)
     (load,) = plan.loads
     for found in rows:
         assert found.errors(load) == 0, found.runs

@@ -45,6 +45,7 @@ from specdec_core.studies.bench.race import (
 )
 from specdec_core.studies.bench.result import BenchResult, Profiled, Row, fastest
 from specdec_core.studies.peers.choose import NAMES, peers_of
+from specdec_core.studies.peers.vllm import VllmMode
 from specdec_core.studies.time_shares import sample_stacks
 
 PROFILED = 4  # prompts decoded once more to profile the fastest row
@@ -225,17 +226,21 @@ def profiled(
 
 @contextmanager
 def open_peers(
-    plan: BenchPlan, pair: Pair, explicit: bool, observer: Observer | None = None
+    plan: BenchPlan,
+    pair: Pair,
+    explicit: bool,
+    observer: Observer | None = None,
+    ours: Sequence[VllmMode] = (),
 ) -> Iterator[list[PeerContestant]]:
     """Every mode of a plan's libraries that it wants, and their plug-ins of this library, loaded;
-    closed at the end.
+    closed at the end. `ours` are modes of vLLM beside its own.
 
     A library that cannot be used here is left out with a warning, or, if the user named it
     (`explicit`), a :class:`UserError`. So is a part of `only` that is in no name.
     """
     observer = observer or Observer()
     plug_ins = plan.plugged_in()
-    modes = {group: peers_of(pair, [group], plug_ins=plug_ins) for group in plan.peers}
+    modes = {group: peers_of(pair, [group], plug_ins=plug_ins, ours=ours) for group in plan.peers}
     names = [*distinct_labels(plan.configurations()).values()]
     names += [peer.name for peers in modes.values() for peer in peers]
     for part in plan.only:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
-from typing import Self
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from specdec_core.base.errors import UserError
 from specdec_core.models.pair import Pair
@@ -43,12 +42,6 @@ class LoadPlan(BenchPlan):
     least: PositiveInt = 24
     arrivals: PositiveInt = 64
     slots: PositiveInt | None = None
-
-    @model_validator(mode="after")
-    def _of_servers_alone(self) -> Self:
-        if self.plug_ins:
-            raise ValueError("plug_ins: are timed with one request at a time, not under load")
-        return self
 
     @property
     def loads(self) -> list[Load]:

@@ -153,7 +153,7 @@ class TransformersPlugIn(TransformersPeer):
     def __init__(
         self, load: Callable[[], Pair], pair: Pair, configuration: Configuration, label: str
     ) -> None:
-        super().__init__(load, TransformersMode(f"transformers plug-in {label}"))
+        super().__init__(load, TransformersMode(f"transformers with our plug-in, {label}"))
         self.settings = {"configuration": configuration.model_dump(mode="json")}
         self._engine_pair, self._configuration = pair, configuration
         self._generate: Callable[..., Any] | None = None

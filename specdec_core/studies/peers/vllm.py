@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from specdec_core.models.location import located
 from specdec_core.models.pair import Pair
 from specdec_core.models.reduced_draft import ReducedDraft
 from specdec_core.plugins import vllm as vllm_plug_in
+from specdec_core.plugins import vllm_sampling
 from specdec_core.studies.peers.peer import Peer
 from specdec_core.studies.peers.worker import Worker
 
@@ -90,11 +91,16 @@ def by_load(mode: VllmMode) -> VllmMode:
     return replace(mode, speculative={**(mode.speculative or {}), **schedule})
 
 
+def exported(settings: Mapping[str, Any], label: str) -> VllmMode:
+    """vLLM with the `speculative_config` that it is exported, the draft's place included."""
+    return VllmMode(f"vLLM with our export, {label}", dict(settings))
+
+
 def plug_in(configuration: Configuration, label: str) -> VllmMode:
     """vLLM with this library's plug-in."""
     assert configuration.drafter is not None
     return VllmMode(
-        f"vLLM plug-in {label}",
+        f"vLLM with our plug-in, {label}",
         {
             "method": "custom_class",
             "model": vllm_plug_in.CLASS,
@@ -274,10 +280,16 @@ def inherited_environment() -> dict[str, str]:
 
 
 def library_environment(folder: Path) -> dict[str, str]:
-    """Variables for a process of vLLM that imports this library: alone, by way of `folder`, without
-    what is installed beside it."""
+    """Variables for a process of vLLM in which this library is installed, with its entry point for
+    vLLM: alone, by way of `folder`, without what is installed beside it."""
     library = Path(__file__).parents[2]
     (folder / library.name).symlink_to(library, target_is_directory=True)
+    installed = folder / "specdec-0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: specdec\nVersion: 0\n")
+    (installed / "entry_points.txt").write_text(
+        f"[{vllm_sampling.GROUP}]\n{vllm_sampling.NAME} = {vllm_sampling.ENTRY_POINT}\n"
+    )
     return {"PYTHONPATH": str(folder)}
 
 

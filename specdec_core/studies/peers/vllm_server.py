@@ -19,6 +19,8 @@ from specdec_core.studies.peers.vllm import (
     environment_folder,
     has_suffix,
     inherited_environment,
+    library_environment,
+    plug_in_environment,
     process_environment,
     python_of,
 )
@@ -54,17 +56,24 @@ class VllmServer:
         # -P: the current folder may have modules named like those that it needs
         return [str(self.python), "-P", "-m", MODULE, *flags, "--disable-log-stats"]
 
-    def environment(self, cores: Sequence[int]) -> dict[str, str]:
-        """The variables of its process, its compute threads bound to `cores`, one each."""
+    def environment(self, cores: Sequence[int], folder: Path) -> dict[str, str]:
+        """The variables of its process, its compute threads bound to `cores`, one each. What the
+        plug-in needs is in `folder`, which must last as long as the server does."""
         threads = self.pair.spec.runner.threads
         bound = {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores))} if cores else {}
-        return inherited_environment() | process_environment(threads) | bound
+        variables = inherited_environment() | process_environment(threads) | bound
+        if self.mode.plug_in is not None:
+            variables |= library_environment(folder)
+            variables |= plug_in_environment(self.mode.plug_in, self.pair.spec, folder)
+        return variables
 
 
-def vllm_servers(pair: Pair, venv: Path | None = None) -> Iterator[VllmServer]:
-    """Autoregressive decoding, n-grams, every draft model, and suffixes where `arctic-inference` is
-    installed; from the virtual environment `venv`, by default the one of `make bench-peers`.
-    Raises :class:`UserError` where there is none."""
+def vllm_servers(
+    pair: Pair, venv: Path | None = None, ours: Sequence[VllmMode] = ()
+) -> Iterator[VllmServer]:
+    """Autoregressive decoding, n-grams, every draft model, suffixes where `arctic-inference` is
+    installed, and the modes `ours`; from the virtual environment `venv`, by default the one of
+    `make bench-peers`. Raises :class:`UserError` where there is none."""
     venv = venv or environment_folder()
     python = python_of(venv, "vLLM")
     installed = venv / "lib"
@@ -76,6 +85,7 @@ def vllm_servers(pair: Pair, venv: Path | None = None) -> Iterator[VllmServer]:
         modes += [(mode, name) for mode in own if mode.tokens in SERVED_TOKENS]
     if has_suffix(venv):
         modes.append((SUFFIX, None))
+    modes += [(mode, None) for mode in ours]
     for mode, draft in modes:
         yield VllmServer(pair, mode, draft, python, version)
 

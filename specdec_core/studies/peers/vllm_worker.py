@@ -54,20 +54,22 @@ def serve(lines: SimpleQueue[str], answers: TextIO) -> None:
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
-    from specdec_core.plugins.vllm_sampling import repair
+    from specdec_core.plugins import vllm_sampling
     from specdec_core.studies.peers.vllm_steps import StepClock
 
-    repair()
     llm = LLM(**engine_settings)
     config = llm.llm_engine.vllm_config
+    # By the entry point, which vLLM has called.
+    repaired = vllm_sampling.repaired()
+    version = f"vllm {vllm.__version__}" + (" (its sampling repaired)" if repaired else "")
     hello = {
-        "version": f"vllm {vllm.__version__} (its sampling repaired), torch {torch.__version__}",
+        "version": f"{version}, torch {torch.__version__}",
         "settings": {
             "compilation": config.compilation_config.mode.name,
             "model_runner": "v2" if config.use_v2_model_runner else "v1",
             "async_scheduling": bool(config.scheduler_config.async_scheduling),
             "threads": torch.get_num_threads(),
-            "repaired": ["vllm.v1.sample.rejection_sampler.expand_batch_to_tokens"],
+            "repaired": ["expand_batch_to_tokens"] if repaired else [],
         },
     }
     print(json.dumps(hello), file=answers)

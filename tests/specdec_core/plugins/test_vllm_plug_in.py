@@ -142,7 +142,7 @@ def test_vllm_writes_the_same_with_the_plug_in() -> None:
     pair = load_pair(PairSpec(drafts={"small": "bundled:draft-small"}, runner=runner))
     [reference, *_] = peers_of(pair, ["transformers"])
     peer = peers_of(pair, ["vllm"], plug_ins=[configured(HYBRID)])[-1]
-    assert peer.name.startswith("vLLM plug-in")
+    assert peer.name.startswith("vLLM with our plug-in, ")
     texts = [tuple(text) for text in TEXTS[:2]]
     with reference, peer:
         for text in texts:

@@ -1,8 +1,8 @@
 """Counts what vLLM's verification writes after candidates that are certain; run in its environment.
 
 One JSON line in: {"logits": [3][vocabulary], "temperatures": one each request, "requests",
-"candidates": 2 tokens, "repaired": whether}. One out: how often each request of a kind wrote each
-text, as {"<temperature>": {"1 2 3": count}}.
+"candidates": 2 tokens}. One out: how often each request of a kind wrote each text, as
+{"<temperature>": {"1 2 3": count}}.
 """
 
 import json
@@ -10,14 +10,15 @@ import sys
 from collections import Counter
 
 import torch
+from vllm.config.logging import LoggingConfig
+from vllm.logger import configure_logging
 from vllm.platforms import current_platform
+from vllm.plugins import load_general_plugins
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
-
-from specdec_core.plugins.vllm_sampling import repair
 
 
 def count(asked: dict) -> dict:
@@ -59,10 +60,10 @@ def count(asked: dict) -> dict:
 
 
 # As vLLM's worker begins, where there is no Triton.
+configure_logging(LoggingConfig())
+load_general_plugins()
 current_platform.import_kernels()
 current_platform.register_triton_kernel_overrides()
 torch.manual_seed(0)
 asked = json.loads(sys.stdin.read())
-if asked["repaired"]:
-    repair()
 print(json.dumps(count(asked)))

@@ -53,10 +53,10 @@ def test_its_threads_are_ours_and_bound(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     server, *_ = vllm_servers(tiny_pair, venv)
-    bound = server.environment([0])
+    bound = server.environment([0], venv)
     assert (bound["OMP_NUM_THREADS"], bound["VLLM_CPU_OMP_THREADS_BIND"]) == ("1", "0")
     assert "PYTHONPATH" not in bound
-    assert "VLLM_CPU_OMP_THREADS_BIND" not in server.environment([])
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in server.environment([], venv)
 
 
 def test_without_its_environment_the_command_that_makes_it_is_named(

@@ -1,0 +1,81 @@
+"""vLLM with what `specdec export` gives it, as rows of `specdec bench`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from jobs.console import console
+from jobs.export import by_replay, models_for, say_nearest, told
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, distinct_labels
+
+if TYPE_CHECKING:
+    from specdec_core.models.pair import Pair
+    from specdec_core.studies.bench.benchmark import BenchPlan
+    from specdec_core.studies.peers.vllm import VllmMode
+
+
+def our_modes(plan: BenchPlan, pair: Pair) -> list[VllmMode]:
+    """For each of the plan's whole configurations, as a champion, vLLM with the settings that are
+    exported of it, and with the plug-in that drafts by it; none where vLLM is not installed or not
+    asked for. What vLLM cannot be told, or the plug-in not draft by, is left out with a line."""
+    from specdec_core.studies.peers.vllm import environment_folder, exported, plug_in
+
+    python = environment_folder() / "bin" / "python"
+    if "vllm" not in plan.peers or not python.exists():
+        return []
+    modes: list[VllmMode] = []
+    labels = distinct_labels(plan.chosen)
+    elsewhere = {configuration.id for configuration in plan.plugged_in()}
+    for configuration in plan.chosen:
+        if configuration.drafter is None:
+            continue
+        label = labels[configuration.id]
+        if plan.wants(exported({}, label).label):
+            modes += _exported(configuration, pair, label)
+        if configuration.id not in elsewhere and plan.wants(plug_in(configuration, label).label):
+            modes += _plugged_in(configuration, pair, label)
+    return modes
+
+
+def _exported(configuration: Configuration, pair: Pair, label: str) -> list[VllmMode]:
+    """The mode that `specdec export --to vllm` would write; none where that is to draft nothing."""
+    from specdec_core.export.vllm import Vllm
+    from specdec_core.studies.peers.vllm import SUFFIX, environment_folder, exported, has_suffix
+
+    server = Vllm()
+    try:
+        models = models_for(pair.spec, server)
+        find = partial(by_replay, pair=pair.spec)
+        counterpart, nearest = told(server, models, configuration, find)
+    except UserError as error:
+        console.print(f"without vLLM with our export: {error}", soft_wrap=True)
+        return []
+    if nearest is not None:
+        say_nearest(server, configuration.drafter, nearest)
+    mode = exported(counterpart.settings, label)
+    if not mode.speculative:
+        console.print("without vLLM with our export: it drafts nothing, as vLLM alone")
+        return []
+    assert SUFFIX.speculative is not None
+    if mode.speculative["method"] == SUFFIX.speculative["method"] and not has_suffix(
+        environment_folder()
+    ):
+        remark = "; ".join(counterpart.remarks)
+        console.print(f"without vLLM with our export: it {remark}", soft_wrap=True)
+        return []
+    return [mode]
+
+
+def _plugged_in(configuration: Configuration, pair: Pair, label: str) -> list[VllmMode]:
+    from specdec_core.plugins import vllm
+    from specdec_core.studies.peers.vllm import plug_in
+
+    drafts = [pair.spec.drafts[pair.draft_name(name)] for name in configuration.drafts]
+    try:
+        vllm.check(configuration, drafts)
+    except UserError as error:
+        console.print(f"without vLLM with our plug-in: {error}", soft_wrap=True)
+        return []
+    return [plug_in(configuration, label)]

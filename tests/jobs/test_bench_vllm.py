@@ -1,0 +1,79 @@
+"""vLLM gets in `specdec bench` what `specdec export` writes, and the plug-in where it can draft."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jobs.bench_vllm import our_modes
+from specdec_core.config import Configuration, parse
+from specdec_core.export.places import models_of
+from specdec_core.export.vllm import Vllm
+from specdec_core.models.pair import Pair
+from specdec_core.studies.bench.benchmark import BenchPlan
+from specdec_core.studies.load.plan import LoadPlan
+from specdec_core.studies.peers.vllm_server import vllm_servers
+
+CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 3}}
+BY_BATCH = CHAIN | {"policy": {"kind": "by_batch", "tokens": {1: 3, 4: 0}}}
+SVIP = {"kind": "draft_model", "policy": {"kind": "svip", "threshold": 1.5}}
+
+
+@pytest.fixture
+def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place that has vLLM's interpreter, which is not run here."""
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    (tmp_path / "venv/bin/python").touch()
+    monkeypatch.setattr("specdec_core.studies.peers.vllm.VENV", tmp_path / "venv")
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "home"))
+    return tmp_path / "venv"
+
+
+def chosen(*drafters: dict) -> tuple[Configuration, ...]:
+    return tuple(parse(Configuration, {"drafter": drafter}, "test") for drafter in drafters)
+
+
+@pytest.mark.parametrize("kind", [BenchPlan, LoadPlan])
+def test_a_schedule_is_run_as_it_is_exported_and_as_it_is(
+    tiny_pair: Pair, venv: Path, kind: type[BenchPlan]
+) -> None:
+    schedule = parse(Configuration, {"drafter": BY_BATCH}, "test")
+    export, plug_in = our_modes(kind(pair=tiny_pair.spec, chosen=(schedule,)), tiny_pair)
+    assert export.label == f"vLLM with our export, {schedule.label}"
+    assert export.speculative["num_speculative_tokens_per_batch_size"] == [[1, 3, 3], [4, 1024, 0]]
+    told = Vllm().counterpart(schedule.drafter, models_of(tiny_pair.spec, True))
+    assert export.speculative == told.settings
+    assert plug_in.label == f"vLLM with our plug-in, {schedule.label}"
+    assert plug_in.plug_in == schedule
+    served = {server.name: server for server in vllm_servers(tiny_pair, venv, [export, plug_in])}
+    assert served[export.label].settings(4)["speculative_config"] == export.speculative
+    folder = venv.parent / "server"
+    folder.mkdir()
+    variables = served[plug_in.label].environment([], folder)
+    assert Path(variables["SPECDEC_CONFIGURATION"]).exists()
+    assert (Path(variables["PYTHONPATH"]) / "specdec_core").exists()
+    assert "SPECDEC_CONFIGURATION" not in served[export.label].environment([], folder)
+
+
+def test_what_vllm_cannot_do_is_left_out_with_its_reason(
+    tiny_pair: Pair, venv: Path, capsys: pytest.CaptureFixture
+) -> None:
+    plan = BenchPlan(pair=tiny_pair.spec, chosen=chosen(SVIP, {"kind": "tree"}, {"kind": "suffix"}))
+    modes = our_modes(plan, tiny_pair)
+    assert [mode.plug_in for mode in modes] == [plan.chosen[0], plan.chosen[2]]
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("without vLLM with our export: ") == 3
+    assert "no recording of" in said
+    assert "needs the package arctic-inference" in said
+    assert "without vLLM with our plug-in: " in said
+    assert "drafts trees" in said
+
+
+def test_without_vllm_or_its_row_nothing_is_looked_for(tiny_pair: Pair, venv: Path) -> None:
+    plan = BenchPlan(pair=tiny_pair.spec, chosen=chosen(SVIP))
+    only = plan.model_copy(update={"only": ("plug-in",)})
+    assert [mode.plug_in for mode in our_modes(only, tiny_pair)] == list(plan.chosen)
+    assert our_modes(plan.model_copy(update={"peers": ("transformers",)}), tiny_pair) == []
+    (venv / "bin/python").unlink()
+    assert our_modes(plan, tiny_pair) == []
