@@ -1,10 +1,11 @@
 """What a production server tells about its speculation, without its weights or its texts.
 
 vLLM writes how many candidates were accepted at each position and how long its steps took: as
-Prometheus text at `/metrics`, or, with `--enable-per-request-metrics`, in each response. How many
-candidates were accepted at the first k positions is what a shorter chain would have had, if
-acceptance at a position does not depend on where rounds begin. Of longer chains nothing is known;
-they are taken to go on at the last position's rate.
+Prometheus text at `/metrics`, or, with `--enable-per-request-metrics` and
+`--per-request-spec-decode-metrics summary`, in each response. How many candidates were accepted at
+the first k positions is what a shorter chain would have had, if acceptance at a position does not
+depend on where rounds begin. Of longer chains nothing is known; they are taken to go on at the last
+position's rate.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ def _of_responses(text: str, path: Path) -> Production:
     if not total:
         raise UserError(
             f"{path}: no response has metrics.speculative_decoding: start vLLM with"
-            " --enable-per-request-metrics"
+            " --enable-per-request-metrics --per-request-spec-decode-metrics summary"
         )
     length, steps = max(each.length for each in total), sum(each.steps for each in total)
     accepted = [[*each.accepted, *[0] * (length - each.length)] for each in total]
@@ -200,14 +201,16 @@ def _of_response(response: Mapping[str, Any]) -> Production | None:
         return None
     by_accepted = told["acceptance_histogram"]
     accepted = tuple(sum(by_accepted[n:]) for n in range(1, len(by_accepted)))
-    # Each step adds its accepted candidates and one token; the first token is the prompt's.
-    steps = response["usage"]["completion_tokens"] - 1 - sum(accepted)
+    # Each step adds its accepted candidates and one token; the first token is the prompt's. Of the
+    # last step's, which are counted, those beyond the text's end are not written.
+    with_candidates = int(told["num_spec_steps"])
+    steps = max(response["usage"]["completion_tokens"] - 1 - sum(accepted), with_candidates)
     if steps < 1:
         return None
     return Production(
         length=int(told["num_spec_tokens"]),
         steps=steps,
-        proposed=min(int(told["num_spec_steps"]), steps),
+        proposed=with_candidates,
         candidates=int(told["num_draft_tokens"]),
         accepted=accepted,
         seconds=milliseconds / 1e3 / steps,

@@ -11,6 +11,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.cost import ForwardCost, Profile
 from specdec_core.recordings.production import Production, expectations, read_vllm
 
+DATA = Path(__file__).parents[2] / "data"
 METRICS = """
 # HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
 # TYPE vllm:spec_decode_num_drafts_total counter
@@ -62,6 +63,18 @@ def test_responses_give_the_same_as_the_sums_over_their_steps(tmp_path: Path) ->
     assert read_vllm(file) == read_vllm(metrics(tmp_path))
 
 
+def test_what_vllm_0_32_wrote_is_read() -> None:
+    """Six answers of 32 tokens of the bundled pair, K = 3: of `/metrics` the families that tell of
+    tokens and times. Of the last steps' accepted candidates six lie beyond the texts' ends."""
+    sums, answers = (read_vllm(DATA / f"vllm-0.32-{n}") for n in ("metrics.txt", "responses.jsonl"))
+    assert (sums.length, sums.steps, sums.proposed, sums.candidates) == (3, 71, 71, 213)
+    assert sums.accepted == (57, 38, 26)
+    assert sums.steps + sum(sums.accepted) == 6 * 31 + 6
+    assert sums.seconds == pytest.approx(0.010752, rel=1e-4)
+    assert answers.seconds == pytest.approx(sums.seconds)
+    assert answers == sums.model_copy(update={"seconds": answers.seconds})
+
+
 def test_times_of_other_lengths_follow_from_a_second_server_or_a_profile(tmp_path: Path) -> None:
     two = read_vllm(metrics(tmp_path))
     four = Production(
@@ -95,7 +108,7 @@ def test_times_of_other_lengths_follow_from_a_second_server_or_a_profile(tmp_pat
     [
         ("vllm:generation_tokens_total 5.0\n", "no vllm:spec_decode_num_drafts_total in it"),
         ("a page\n<html>", "neither Prometheus text nor JSON lines"),
-        ('{"usage": {}, "metrics": null}', "start vLLM with --enable-per-request-metrics"),
+        ('{"usage": {}, "metrics": null}', "--per-request-spec-decode-metrics summary"),
         ('{"choices": []}', ":1: expected a response of vLLM"),
     ],
 )
