@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from cluster.serving.protocol.counts import Metrics, SpecDec, Usage, optional
+from cluster.serving.protocol.errors import ApiError
 from cluster.serving.protocol.fields import NewTokens, No, Part, Tops, needs, schema_rules
 from cluster.serving.protocol.generation import STREAM_RULE, GenerationRequest
 from cluster.serving.protocol.logprobs import ChatLogprobs
@@ -104,7 +105,17 @@ class ChatRequest(Rendered, GenerationRequest):
 
     @property
     def most_tokens(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
+        """Either's name will do. Raises :class:`ApiError` (400) where they say different things."""
+        if self.max_completion_tokens is None or self.max_tokens is None:
+            return self.max_completion_tokens or self.max_tokens
+        if self.max_tokens != self.max_completion_tokens:
+            raise ApiError(
+                f"max_tokens: {self.max_tokens} is not max_completion_tokens, which is"
+                f" {self.max_completion_tokens}: one of them is enough",
+                param="max_tokens",
+                code="conflicting_parameters",
+            )
+        return self.max_tokens
 
     @property
     def tops(self) -> int | None:

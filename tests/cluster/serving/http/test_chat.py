@@ -40,6 +40,14 @@ def test_the_answer_is_the_engines_text_after_the_templates_prompt(
     assert answer.specdec["accepted"] > 0
 
 
+def test_two_names_of_one_limit_may_not_differ(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_completion_tokens": 3}
+    answer = client.chat.completions.create(**asked, max_tokens=3)
+    assert answer.usage.completion_tokens == 3
+    with pytest.raises(openai.BadRequestError, match="max_tokens: 4 is not max_completion_tokens"):
+        client.chat.completions.create(**asked, max_tokens=4)
+
+
 def test_a_stream_begins_with_the_role_and_ends_with_the_counts_and_the_usage(
     client: openai.OpenAI,
 ) -> None:

@@ -183,6 +183,7 @@ def test_the_schema_allows_what_is_accepted_and_nothing_else(
     @example(least, {})
     @example({**least, "stream": True}, {})
     @example(least, {"other": 1})
+    @example({**least, "max_completion_tokens": 1}, {"max_tokens": 9})
     @given(api.values(schema), wrong)
     def agree(body: dict[str, Any], other: dict[str, Any]) -> None:
         answer = api.ask("POST", path, json=body | other)
