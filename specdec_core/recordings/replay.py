@@ -57,6 +57,17 @@ class _Place:
         return self.first + len(sequence.tokens) - self.length
 
 
+def check_replayable(recording: Recording, drawn: bool = False) -> None:
+    """Raises :class:`UserError` for a recording of which not every draft length can be replayed;
+    where the rounds may be `drawn`, any sampling can."""
+    header = recording.header
+    if not (header.replayable or (drawn and header.continuations)):
+        sampling = "" if drawn else ", and greedy decoding or sampling.coupling gumbel"
+        raise UserError(
+            f"{recording.folder}: cannot be replayed; that takes continuations{sampling}"
+        )
+
+
 class Replay:
     """Runs configurations on a recording.
 
@@ -75,12 +86,8 @@ class Replay:
         profile: Profile | None = None,
         drawn: bool = False,
     ) -> None:
+        check_replayable(recording, drawn)
         header = recording.header
-        if not (header.replayable or (drawn and header.continuations)):
-            sampling = "" if drawn else ", and greedy decoding or sampling.coupling gumbel"
-            raise UserError(
-                f"{recording.folder}: cannot be replayed; that takes continuations{sampling}"
-            )
         self.recording, self.header, self.profile = recording, header, profile
         self.facts = RecordingFacts(
             drafts=tuple(header.pair.drafts),

@@ -14,7 +14,7 @@ from specdec_core.drafting.heads.loaded import LoadedHead
 from specdec_core.drafting.heads.storage import load_head
 from specdec_core.models.fingerprints import TARGET
 from specdec_core.recordings.find import find_recording, finished, open_named
-from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.replay import Replay, check_replayable
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.plan import ResolvedPlan
 from specdec_core.search.results import OraclePoint
@@ -47,17 +47,14 @@ def recording_of(plan: ResolvedPlan, home: Path, prompts_digest: str) -> Recordi
     return recording
 
 
-def find_named(name: str, home: Path) -> Recording:
+def find_named(name: str, home: Path, drawn: bool = False) -> Recording:
     """The recording in the folder `name`, or of that name in the workspace `home`. Raises
-    :class:`UserError` where there is none that is finished and can be replayed."""
+    :class:`UserError` where there is none that is finished and can be replayed, if need be with
+    rounds that are `drawn`; see :class:`Replay`."""
     recording = open_named(name, home)
     if not finished(recording.folder):
         raise UserError(f"{recording.folder}: not finished; the same `specdec record` goes on")
-    if not recording.header.replayable:
-        raise UserError(
-            f"{recording.folder}: cannot be replayed; that takes continuations, and greedy "
-            "decoding or sampling.coupling gumbel"
-        )
+    check_replayable(recording, drawn)
     return recording
 
 

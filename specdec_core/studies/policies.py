@@ -60,7 +60,7 @@ def open_recordings(names: Iterable[str], home: Path) -> dict[str, Recording]:
     :class:`UserError` unless they are different ones of the same models."""
     opened: dict[str, Recording] = {}
     for name in names:
-        recording = find_named(name, home)
+        recording = find_named(name, home, drawn=True)
         first = next(iter(opened.values()), recording)
         if recording.header.fingerprints != first.header.fingerprints:
             raise UserError(f"{recording.folder} and {first.folder}: of different models")

@@ -11,6 +11,7 @@ import pytest
 from mlflow import MlflowClient
 
 from jobs import policies
+from specdec_core.config import Sampling
 from specdec_core.models.pair import Pair
 from tests.jobs.conftest import Command, record_prompts
 
@@ -95,3 +96,17 @@ def test_bad_input_is_one_line_with_exit_code_2(
     done = command(policies.main, home, *arguments)
     assert done.returncode == 2
     assert re.fullmatch(rf"error: .*{message}.*\n", done.stderr)
+
+
+def test_a_recording_of_plain_sampling_is_replayed_with_rounds_that_are_drawn(
+    tiny_pair: Pair, command: Command, home: Path
+) -> None:
+    folder = home / "traces" / "sampled"
+    record_prompts(tiny_pair, home / "sums.jsonl", folder, 24, Sampling(temperature=1.0, top_k=50))
+    done = command(
+        policies.main,
+        home,
+        *("--traces", "sampled", "--search", home / "search.yaml", "--hardware", home / "h.yaml"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "its rounds are drawn" in done.stdout
