@@ -21,7 +21,8 @@ from tests.test_workspace_written_before import BANDIT, home, inside
 __all__ = ["home", "inside"]
 
 CHAIN = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
-BESIDE = Configuration(drafter=PearlSettings())
+# Unless the target waits, whether a candidate comes in time says how busy this machine is.
+BESIDE = Configuration(drafter=PearlSettings(wait=2))
 PLACEMENT = Path(__file__).parents[2] / "cluster" / "local-2.yaml"
 LOSSY = Configuration(drafter=TargetTreeSettings(branching=(2, 2, 1)))
 
