@@ -75,6 +75,7 @@ def vllm_contestants(
         row = LoadRow(
             name=vllm.name,
             group=VLLM,
+            with_ours=vllm.mode.with_ours,
             autoregressive=vllm.mode.speculative is None,
             version=vllm.version,
             settings=vllm.settings(1),

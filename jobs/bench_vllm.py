@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from jobs.console import console
-from jobs.export import by_replay, models_for, say_nearest, told
+from jobs.export import by_replay, models_for, say_nearest
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, distinct_labels
 
@@ -41,6 +41,7 @@ def our_modes(plan: BenchPlan, pair: Pair) -> list[VllmMode]:
 
 def _exported(configuration: Configuration, pair: Pair, label: str) -> list[VllmMode]:
     """The mode that `specdec export --to vllm` would write; none where that is to draft nothing."""
+    from specdec_core.export.nearest import told
     from specdec_core.export.vllm import Vllm
     from specdec_core.studies.peers.vllm import SUFFIX, environment_folder, exported, has_suffix
 

@@ -15,13 +15,13 @@ from jobs.console import console, point, print_configuration, run
 from jobs.options import Config, Hardware, ProfileFile, check_times
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import Configuration, DrafterSettings, PairConfiguration, PairSpec
+from specdec_core.config import DrafterSettings, PairConfiguration, PairSpec
 
 if TYPE_CHECKING:
     from specdec_core.base.observer import Observer
     from specdec_core.cost import Profile
     from specdec_core.export.nearest import Nearest
-    from specdec_core.export.server import Counterpart, Models, Server, Written
+    from specdec_core.export.server import Models, Server, Written
     from specdec_core.recordings.replay import Replay
     from specdec_core.search.results import Trial
 
@@ -89,9 +89,9 @@ def main(
         return
     nearest = None
     found = partial(by_replay, pair=choice.pair, traces=traces, hardware=hardware, profile=profile)
-    if fastest:
-        from specdec_core.export.nearest import rank
+    from specdec_core.export.nearest import rank, told
 
+    if fastest:
         ranked = found(partial(rank, server, models), "--fastest is found by replay")
         counterpart = server.counterpart(ranked[0].configuration.drafter, models)
         assert counterpart is not None  # what is ranked has one
@@ -131,29 +131,6 @@ def models_for(pair: PairSpec, server: Server) -> Models:
         from specdec_core.export.places import models_of  # torch takes a second
 
         return models_of(pair, server.speculators)
-
-
-def told(
-    server: Server,
-    models: Models,
-    configuration: Configuration,
-    find: Callable[[Callable[[Replay, Profile, Observer], Nearest], str], Nearest],
-) -> tuple[Counterpart, Nearest | None]:
-    """What a server is told of a configuration; where it has no counterpart of that, of the nearest
-    that it has. `find` replays, as :func:`by_replay`, whose errors are
-    this one's."""
-    counterpart = server.counterpart(configuration.drafter, models)
-    if counterpart is not None:
-        return counterpart, None
-    from specdec_core.export.nearest import find_nearest
-
-    nearest = find(
-        partial(find_nearest, server, models, configuration),
-        f"{server.title} has no counterpart of {configuration.label}",
-    )
-    counterpart = server.counterpart(nearest.drafter, models)
-    assert counterpart is not None  # what is nearest has one
-    return counterpart, nearest
 
 
 def by_replay(

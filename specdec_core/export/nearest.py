@@ -7,8 +7,9 @@ left.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 from specdec_core.base.errors import UserError
@@ -25,7 +26,7 @@ from specdec_core.drafting.policies.heuristic import HeuristicSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.drafting.suffix import SuffixSettings
-from specdec_core.export.server import Models, Server, fixed_chain
+from specdec_core.export.server import Counterpart, Models, Server, fixed_chain
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.results import METRIC, Trial, by_estimate
 
@@ -48,6 +49,27 @@ def expressible(server: Server, models: Models) -> Iterator[DrafterSettings | No
     for drafter in _grid(models):
         if server.counterpart(drafter, models) is not None:
             yield drafter
+
+
+def told(
+    server: Server,
+    models: Models,
+    configuration: Configuration,
+    by_replay: Callable[[Callable[[Replay, Profile, Observer], Nearest], str], Nearest],
+) -> tuple[Counterpart, Nearest | None]:
+    """What a server is told of a configuration; where it has no counterpart of that, of the nearest
+    that it has. `by_replay` opens a recording for what it is given, saying what for; its errors
+    are raised."""
+    counterpart = server.counterpart(configuration.drafter, models)
+    if counterpart is not None:
+        return counterpart, None
+    nearest = by_replay(
+        partial(find_nearest, server, models, configuration),
+        f"{server.title} has no counterpart of {configuration.label}",
+    )
+    counterpart = server.counterpart(nearest.drafter, models)
+    assert counterpart is not None  # what is nearest has one
+    return counterpart, nearest
 
 
 def find_nearest(

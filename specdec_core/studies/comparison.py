@@ -28,6 +28,7 @@ class Contender(Document):
     group: str  # its library: OURS, "transformers", "vllm"
     autoregressive: bool = False
     lossless: bool = True
+    with_ours: bool = False  # another library with settings or a plug-in of ours: not its own best
     version: str = ""
     settings: dict[str, Any] = Field(default={})
     configuration: Configuration | None = None  # of ours

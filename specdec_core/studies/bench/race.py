@@ -102,6 +102,7 @@ class PeerContestant:
             group=self.group,
             temperature=temperature,
             autoregressive=self.autoregressive,
+            with_ours=self.peer.with_ours,
             version=self.peer.version,
             settings=dict(self.peer.settings),
         )

@@ -183,7 +183,7 @@ class BenchResult(Comparison[Row]):
         return next((row for row in self.at(temperature, group) if row.autoregressive), None)
 
     def best(self, temperature: float, group: str) -> Row | None:
-        """The fastest lossless row of a group on all prompts."""
+        """The fastest lossless row of a group on all prompts, none :attr:`Contender.with_ours`."""
         return fastest(self.at(temperature, group))
 
     def headlines(self) -> list[Best]:
@@ -227,8 +227,9 @@ def over(candidate: Row, baseline: Row, prompts: slice = slice(None)) -> Ratio:
 
 
 def fastest(rows: Iterable[Row], prompts: slice = slice(None)) -> Row | None:
-    """The fastest lossless row on some of the prompts; None where there is none."""
-    lossless = [row for row in rows if row.lossless]
+    """The fastest lossless row on some of the prompts, of a library by itself; None where there is
+    none."""
+    lossless = [row for row in rows if row.lossless and not row.with_ours]
     return max(lossless, key=lambda r: speed(r.seconds_per_token[:, prompts]), default=None)
 
 

@@ -142,7 +142,7 @@ class LoadResult(Comparison[LoadRow]):
     def best(self, load: Load, group: str, requests: slice = EVERYTHING) -> LoadRow | None:
         """The best lossless row of a group under a load, on some of the requests: at a rate the one
         with the most of them within the objective, then, and with clients, the fastest. Rows with
-        errors do not count."""
+        errors do not count, nor those :attr:`Contender.with_ours`."""
         return best_of(self.of(group), load, self.slo, requests)
 
     def leads(self) -> list[LoadLead]:
@@ -202,7 +202,8 @@ def best_of(
     rows: Iterable[LoadRow], load: Load, slo: Slo | None = None, requests: slice = EVERYTHING
 ) -> LoadRow | None:
     """See :meth:`LoadResult.best`; None where no row is lossless and answered everything."""
-    sound = [row for row in rows if row.lossless and not row.errors(load)]
+    own = [row for row in rows if row.lossless and not row.with_ours]
+    sound = [row for row in own if not row.errors(load)]
 
     def merit(row: LoadRow) -> tuple[float, float]:
         good = 0.0 if load.closed else row.good_share(load, slo, requests)

@@ -150,6 +150,8 @@ class TransformersPlugIn(TransformersPeer):
     """`generate` with this library's plug-in, whose drafts are those of `pair` as its engine runs
     them."""
 
+    with_ours = True
+
     def __init__(
         self, load: Callable[[], Pair], pair: Pair, configuration: Configuration, label: str
     ) -> None:

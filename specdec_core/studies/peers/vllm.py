@@ -39,6 +39,7 @@ class VllmMode:
     label: str
     speculative: dict[str, Any] | None = None
     plug_in: Configuration | None = None  # what the plug-in drafts by
+    with_ours: bool = False  # settings or a plug-in of this library
 
     @property
     def tokens(self) -> int | None:
@@ -93,7 +94,7 @@ def by_load(mode: VllmMode) -> VllmMode:
 
 def exported(settings: Mapping[str, Any], label: str) -> VllmMode:
     """vLLM with the `speculative_config` that it is exported, the draft's place included."""
-    return VllmMode(f"vLLM with our export, {label}", dict(settings))
+    return VllmMode(f"vLLM with our export, {label}", dict(settings), with_ours=True)
 
 
 def plug_in(configuration: Configuration, label: str) -> VllmMode:
@@ -107,6 +108,7 @@ def plug_in(configuration: Configuration, label: str) -> VllmMode:
             "num_speculative_tokens": configuration.drafter.depth,
         },
         configuration,
+        with_ours=True,
     )
 
 
@@ -125,7 +127,7 @@ class VllmPeer(Peer):
         requests: int = 1,
     ) -> None:
         self.name = mode.label + (f", {draft}" if draft else "")
-        self.version = "vllm"
+        self.version, self.with_ours = "vllm", mode.with_ours
         self._venv = venv or environment_folder()
         self._worker: Worker | None = None
         self._mode, self._spec, self._folder = mode, pair.spec, ExitStack()

@@ -59,6 +59,7 @@ def test_the_best_is_chosen_on_other_prompts_than_it_is_reported_on(
         row("steady", "specdec", odd),
         row("lossy", "specdec", [0.01] * 8, lossless=False),
         row("theirs", "transformers", [1.5] * 8),
+        row("theirs with ours", "transformers", [0.01] * 8, with_ours=True),
     ]
     (best,) = result_of(bench_result, rows).headlines()
     assert (best.ours, best.theirs, best.prompts, best.held_out) == ("lucky", "theirs", 4, True)

@@ -115,6 +115,15 @@ def test_the_best_are_chosen_on_other_requests_than_they_are_compared_on() -> No
     assert leads[1].ratio == pytest.approx(0.13 / 0.15)
 
 
+def test_another_library_with_what_is_ours_is_not_its_own_best() -> None:
+    result = load_result()
+    theirs = result.best(ONE, "vllm")
+    assert theirs is not None
+    theirs.with_ours = True
+    assert result.best(ONE, "vllm") not in (None, theirs)
+    assert theirs.name not in {lead.theirs for lead in result.leads()}
+
+
 def test_in_float32_other_texts_are_found() -> None:
     result = load_result("float32")
     assert result.unequal() == []
