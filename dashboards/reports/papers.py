@@ -165,7 +165,7 @@ def _forward_times(result: PapersResult, key: str) -> Iterator[Section]:
         title=f"Forward times by regression: {result.plan.tables[key].title}",
         note="Seconds of each decoding over its forwards of both models and a constant for the "
         "prompt (SpecDec++, §5.2, Table 2; there R² is 0.988 to 0.9998). Autoregressive is the "
-        "target alone.",
+        "target alone. What the decodings do not determine is left out.",
         shown=cells.table(frame, FORWARDS),
     )
 

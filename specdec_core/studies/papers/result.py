@@ -110,7 +110,8 @@ class PapersResult(Document):
         """Seconds of a forward by regression over all decodings of a table (SpecDec++, §5.2 and
         Table 2): T = t_draft·N_draft + t_target·N_target + what a prompt costs, for each prompt set
         and family of configurations. Columns prompts, setting, t_draft and t_target (seconds),
-        decodings, r2; autoregressive decoding is the stand-alone target."""
+        decodings, r2; autoregressive decoding is the stand-alone target. A family whose decodings
+        do not determine its times is left out."""
         methods = self.plan.methods(key)
         configurations = list(dict.fromkeys(c for m in methods for c in m.configurations))
         alone = dict.fromkeys(Configuration(sampling=c.sampling) for c in configurations)
@@ -122,7 +123,7 @@ class PapersResult(Document):
                 if measured is not None and measured.timing is not None and measured.forwards:
                     families.setdefault(configuration.family, []).append(measured)
             rows += [_regressed(prompts, *family) for family in families.items()]
-        return pd.DataFrame(rows)
+        return pd.DataFrame([row for row in rows if row])
 
     @cached_property
     def _index(self) -> dict[tuple[str, Configuration], Measured]:
@@ -137,12 +138,16 @@ class PapersResult(Document):
 
 
 def _regressed(prompts: str, family: str, measured: Sequence[Measured]) -> dict[str, Any]:
-    """The forward times of a family of configurations on a prompt set."""
+    """The forward times of a family of configurations on a prompt set; empty where decodings are
+    too few, or too much alike, to tell."""
     forwards = [
         np.concatenate([m.forwards[name] for m in measured]) for name in ("n_draft", "n_target")
     ]
     seconds = np.concatenate([np.median(m.timing.seconds, axis=0) for m in measured if m.timing])
     columns = np.stack([*forwards, np.ones(len(seconds))], axis=1).astype(float)
+    used = columns[:, columns.any(axis=0)]
+    if not len(seconds) > used.shape[1] == np.linalg.matrix_rank(used):
+        return {}
     solution = nonnegative_least_squares(columns, seconds)
     return {
         "prompts": prompts,

@@ -335,6 +335,14 @@ def test_forward_times_follow_from_the_decodings(frontier: PapersResult) -> None
     assert shown[0].shown["t_target, ms"].tolist() == ["10.00"] * 3
 
 
+def test_times_that_decodings_do_not_determine_are_left_out(frontier: PapersResult) -> None:
+    alone, *_, product = frontier.measured
+    alone.forwards["n_target"] = [60] * 5  # a forward's time and the constant cannot be told apart
+    product.forwards |= {name: counts[:3] for name, counts in product.forwards.items()}
+    product.timing.seconds = [own[:3] for own in product.timing.seconds]
+    assert frontier.forward_times("rates")["setting"].tolist() == ["fixed"]
+
+
 def test_rates_are_drawn_against_each_other_a_line_a_family(frontier: PapersResult) -> None:
     figure = paper_figure(frontier, "rates")
     assert [trace.name for trace in figure.data] == ["fixed, code", "confidence_product, code"]
