@@ -151,7 +151,7 @@ def main(
             results = [greatest_rate(service, n, objective, share) for n in numbers]
         checked = []
         if check:
-            checked = _check(chosen, replay, times, limits, check_requests, progress)
+            checked = _check(chosen, replay, limits, check_requests, progress)
 
     folder = workspace() / "capacity" / (name or recording.folder.name)
     coming = f"{gaps} arrivals, {seconds:g} s of them"
@@ -187,23 +187,18 @@ def main(
 def _check(
     chosen: PairConfiguration,
     replay: Replay,
-    times: Any,
     limits: Any,
     requests: int | None,
     progress: Any,
 ) -> list[pd.DataFrame]:
     """The tables of live and simulated measures: with clients, and at rates."""
     from specdec_core.models.pair import load_pair
-    from specdec_core.studies.load_check import CLIENTS, REQUESTS, check_arrivals, check_load
+    from specdec_core.studies.load_check import CLIENTS, REQUESTS, LoadChecker
 
     clients = [n for n in CLIENTS if n <= limits.slots]
     pair = load_pair(replay.header.pair)
-    configurations = [chosen.configuration]
-    closed = check_load(pair, replay, times, configurations, clients, limits, observer=progress)
-    number = requests or REQUESTS
-    opened = check_arrivals(
-        pair, replay, times, configurations, number=number, limits=limits, observer=progress
-    )
+    checker = LoadChecker(pair, replay, [chosen.configuration], limits, progress)
+    closed, opened = checker.with_clients(clients), checker.at_rates(number=requests or REQUESTS)
     return [closed.table(), opened.table()]
 
 

@@ -1,4 +1,8 @@
-"""The simulation of load held against the live engine: the same requests, clients and limits."""
+"""The simulation of load held against the live engine: the same requests, clients and limits.
+
+A machine is faster in one minute than in another, by more than a simulation may be off. Step times
+are therefore measured in turns with the live runs that they are to foretell.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import pandas as pd
 
 from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration, distinct_labels
-from specdec_core.cost.steps import StepTimes
+from specdec_core.cost.steps import EngineTerms, StepTimes
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits, Step
 from specdec_core.models.pair import Pair
@@ -20,6 +24,7 @@ from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.measures import COLUMNS, LoadMeasures, measure
 from specdec_core.search.load.simulator import asks_of, simulate_arrivals, simulate_clients
 from specdec_core.search.load.workload import arrival_times
+from specdec_core.studies.step_times import StepMeasurer, engine_terms
 from specdec_core.tokens.statistics import Generation
 
 CLIENTS = (1, 4, 8, 16)
@@ -189,78 +194,86 @@ def _held_against(
     return columns
 
 
-def check_load(
-    pair: Pair,
-    replay: Replay,
-    times: StepTimes,
-    configurations: Sequence[Configuration],
-    clients: Sequence[int] = CLIENTS,
-    limits: Limits | None = None,
-    repeats: int = 3,
-    observer: Observer | None = None,
-) -> LoadCheck:
-    """Answer the recorded prompts live with 1, 4, … clients under each configuration, in turns, and
-    simulate the same."""
-    distinct = list({c.id: c for c in (AUTOREGRESSIVE, *configurations)}.values())
-    limits = limits or Limits(max(clients))
-    check, observer = LoadCheck(distinct), observer or Observer()
-    engine = Engine(pair, limits=limits)
-    observer.stage("answering prompts", len(clients) * repeats * len(distinct))
-    for count in clients:
-        number = max(_EACH * count, _LEAST)
-        requests = _requests(replay, number)
-        for repeat in range(repeats):
+class LoadChecker:
+    """Answers recorded prompts live, autoregressively and under each of `configurations`, and
+    simulates the same with step times of the same minutes."""
+
+    def __init__(
+        self,
+        pair: Pair,
+        replay: Replay,
+        configurations: Sequence[Configuration],
+        limits: Limits | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.replay, self.limits = replay, limits or Limits(max(CLIENTS))
+        self.configurations = list({c.id: c for c in (AUTOREGRESSIVE, *configurations)}.values())
+        self.observer = observer or Observer()
+        self.engine = Engine(pair, limits=self.limits)
+        self.observer.stage("measuring steps")
+        self._steps = StepMeasurer(pair, self.limits.slots)
+        self._steps.measure()
+        before = self._steps.measured(EngineTerms()).times
+        self._terms = engine_terms(pair, before, self.limits.slots, self.observer)
+
+    def with_clients(self, clients: Sequence[int] = CLIENTS, repeats: int = 3) -> LoadCheck:
+        """Answer the prompts with 1, 4, … clients under each configuration, in turns."""
+        check, distinct = LoadCheck(self.configurations), self.configurations
+        self.observer.stage("answering prompts", len(clients) * repeats * len(distinct))
+        for count in clients:
+            number = max(_EACH * count, _LEAST)
+            requests = _requests(self.replay, number)
+            self._steps.forget()
+            for repeat in range(repeats):
+                for configuration in distinct:
+                    self.engine.configure(configuration)
+                    if not repeat:  # steps of a new shape compile their kernels
+                        run_clients(self.engine, requests, count)
+                    self._steps.measure()
+                    live = measure(run_clients(self.engine, requests, count).records)
+                    check.live.setdefault((count, configuration.id), []).append(live)
+                    self.observer.step()
+            times = self._times()
             for configuration in distinct:
-                engine.configure(configuration)
-                if not repeat:  # steps of a new shape compile their kernels
-                    run_clients(engine, requests, count)
-                live = measure(run_clients(engine, requests, count).records)
-                check.live.setdefault((count, configuration.id), []).append(live)
-                observer.step()
-        for configuration in distinct:
-            answers = replayed_answers(replay, configuration)
-            simulation = simulate_clients(answers, times, asks_of(answers, number), count, limits)
-            check.simulated[count, configuration.id] = simulation.measure()
-    return check
+                answers = replayed_answers(self.replay, configuration)
+                asks = asks_of(answers, number)
+                simulation = simulate_clients(answers, times, asks, count, self.limits)
+                check.simulated[count, configuration.id] = simulation.measure()
+        return check
 
-
-def check_arrivals(
-    pair: Pair,
-    replay: Replay,
-    times: StepTimes,
-    configurations: Sequence[Configuration],
-    shares: Sequence[float] = SHARES,
-    number: int = REQUESTS,
-    limits: Limits | None = None,
-    observer: Observer | None = None,
-) -> ArrivalCheck:
-    """Measure how many requests a second fill all slots under each configuration, answer `number`
-    requests live that come at random at shares of that rate, and simulate the same at the same
-    times."""
-    distinct = list({c.id: c for c in (AUTOREGRESSIVE, *configurations)}.values())
-    limits = limits or Limits(max(CLIENTS))
-    check, observer = ArrivalCheck(distinct), observer or Observer()
-    engine = Engine(pair, limits=limits)
-    observer.stage("answering requests that come at random", len(distinct) * (1 + len(shares)))
-    filling = _requests(replay, max(_EACH * limits.slots, _LEAST))
-    requests = _requests(replay, number)
-    for configuration in distinct:
-        engine.configure(configuration)
-        run_clients(engine, filling, limits.slots)  # steps of a new shape compile their kernels
-        full = run_clients(engine, filling, limits.slots).records
-        capacity = limits.slots / float((full["last"] - full["sent"]).mean())  # Little's law
-        check.capacity[configuration.id] = capacity
-        observer.step()
-        answers = replayed_answers(replay, configuration)
-        for share in shares:
-            key, arrivals = (share, configuration.id), arrival_times(share * capacity, number)
-            coming = arrivals.tolist()
-            check.live[key] = measure(run_arrivals(engine, requests, coming).records)
+    def at_rates(self, shares: Sequence[float] = SHARES, number: int = REQUESTS) -> ArrivalCheck:
+        """Measure how many requests a second fill all slots under each configuration, and answer
+        `number` requests that come at random at shares of that rate; the simulation's come at the
+        same times."""
+        check, slots = ArrivalCheck(self.configurations), self.limits.slots
+        stages = len(self.configurations) * (1 + len(shares))
+        self.observer.stage("answering requests that come at random", stages)
+        filling = _requests(self.replay, max(_EACH * slots, _LEAST))
+        requests = _requests(self.replay, number)
+        for configuration in self.configurations:
+            self.engine.configure(configuration)
+            run_clients(self.engine, filling, slots)  # steps of a new shape compile their kernels
+            full = run_clients(self.engine, filling, slots).records
+            capacity = slots / float((full["last"] - full["sent"]).mean())  # Little's law
+            check.capacity[configuration.id] = capacity
+            self.observer.step()
+            answers = replayed_answers(self.replay, configuration)
             asks = asks_of(answers, number)
-            simulation = simulate_arrivals(answers, times, asks, coming, limits)
-            check.simulated[key] = simulation.measure()
-            observer.step()
-    return check
+            for share in shares:
+                key, arrivals = (share, configuration.id), arrival_times(share * capacity, number)
+                coming = arrivals.tolist()
+                self._steps.forget()
+                self._steps.measure()
+                check.live[key] = measure(run_arrivals(self.engine, requests, coming).records)
+                self._steps.measure()
+                simulation = simulate_arrivals(answers, self._times(), asks, coming, self.limits)
+                check.simulated[key] = simulation.measure()
+                self.observer.step()
+        return check
+
+    def _times(self) -> StepTimes:
+        """From the passes among the live runs."""
+        return self._steps.measured(self._terms).times
 
 
 def _requests(replay: Replay, number: int) -> list[Request]:

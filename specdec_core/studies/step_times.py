@@ -56,6 +56,77 @@ class StepMeasurement:
         return fit_quality(terms, self.forwards[draft])
 
 
+class StepMeasurer:
+    """Measures forwards of every model at `shapes` shapes of up to `slots` rows.
+
+    Models and shapes take turns, as the forwards of steps do, so that a change of the machine's
+    load falls on all alike. Passes may be spread over other work, to tell what forwards cost while
+    that was done.
+    """
+
+    def __init__(self, pair: Pair, slots: int = SLOTS, shapes: int = SHAPES) -> None:
+        self.pair, self.slots = pair, slots
+        # One more row, which holds the longest context for the others to copy.
+        self._drafts = {name: pair.open_alone(name, slots + 1) for name in pair.drafts}
+        self._target = pair.open_runner(None, slots + 1)
+        longest = min(_LONGEST, pair.max_length // 2)
+        for runner in self._runners:
+            runner.prefill([slots], [[1] * longest])
+        self._shapes = list(step_shapes(slots, shapes, longest, pair.max_length))
+        self.forget()
+        self.measure()  # compiles kernels for the shapes
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, with the same shapes."""
+        names = (_TARGET, _ALONE, *self._drafts)
+        self._samples: dict[str, list[list[float]]] = {
+            name: [[] for _ in self._shapes] for name in names
+        }
+
+    def measure(self) -> None:
+        """A pass: every shape once."""
+        target = self._target
+        for number, shape in enumerate(self._shapes):
+            for runner in self._runners:
+                runner.fork(self.slots, range(len(shape)), [context for _, context in shape])
+            for name, runner in self._drafts.items():
+                # The first forward of a chain follows one of the target, the others their own.
+                both = _time(runner, shape), _time(runner, shape)
+                self._samples[name][number].append(sum(both) / 2)
+            self._samples[_TARGET][number].append(_time(target, shape))
+            _time(target, shape)  # the weights come back into the caches
+            self._samples[_ALONE][number].append(_time(target, shape))
+
+    def measured(self, engine: EngineTerms) -> StepMeasurement:
+        """The medians of the passes since the last :meth:`forget`, fitted, with what an engine
+        adds."""
+        forwards = {
+            name: [
+                PackedForward(seconds=statistics.median(each), **Work.of(shape)._asdict())
+                for each, shape in zip(by_shape, self._shapes, strict=True)
+            ]
+            for name, by_shape in self._samples.items()
+        }
+        terms = {name: ForwardTerms.fit(measured) for name, measured in forwards.items()}
+        times = StepTimes(
+            target=terms.pop(_TARGET),
+            alone=terms.pop(_ALONE),
+            drafts=terms,
+            engine=engine,
+            device=str(self.pair.target.device),
+            mixes=self._target.mixes,
+            pair=self.pair.spec,
+            slots=self.slots,
+        )
+        by_draft: dict[str | None, list[PackedForward]] = {None: forwards[_TARGET]}
+        return StepMeasurement(times, by_draft | {name: forwards[name] for name in self._drafts})
+
+    @property
+    def _runners(self) -> tuple[ModelRunner, ...]:
+        return (self._target, *self._drafts.values())
+
+
 def measure_steps(
     pair: Pair,
     slots: int = SLOTS,
@@ -63,57 +134,16 @@ def measure_steps(
     repeats: int = 5,
     observer: Observer | None = None,
 ) -> StepMeasurement:
-    """Measure forwards of every model at `shapes` shapes of up to `slots` rows, fit them, and
-    measure what the engine adds.
-
-    Models and shapes take turns, as the forwards of steps do, so that a change of the machine's
-    load falls on all alike. A measurement is the median of its repeats without the first, which may
-    compile kernels for its shape.
-    """
+    """Measure forwards of every model in `repeats` passes, fit them, and measure what the engine
+    adds."""
     observer = observer or Observer()
-    observer.stage("measuring steps", repeats + 1)
-    # One more row, which holds the longest context for the others to copy.
-    drafts = {name: pair.open_alone(name, slots + 1) for name in pair.drafts}
-    target = pair.open_runner(None, slots + 1)
-    longest = min(_LONGEST, pair.max_length // 2)
-    for runner in (target, *drafts.values()):
-        runner.prefill([slots], [[1] * longest])
-    wanted = list(step_shapes(slots, shapes, longest, pair.max_length))
-    samples: dict[str, list[list[float]]] = {
-        name: [[] for _ in wanted] for name in (_TARGET, _ALONE, *drafts)
-    }
-    for _ in range(repeats + 1):
-        for number, shape in enumerate(wanted):
-            for runner in (target, *drafts.values()):
-                runner.fork(slots, range(len(shape)), [context for _, context in shape])
-            for name, runner in drafts.items():
-                # The first forward of a chain follows one of the target, the others their own.
-                both = _time(runner, shape), _time(runner, shape)
-                samples[name][number].append(sum(both) / 2)
-            samples[_TARGET][number].append(_time(target, shape))
-            _time(target, shape)  # the weights come back into the caches
-            samples[_ALONE][number].append(_time(target, shape))
+    observer.stage("measuring steps", repeats)
+    measurer = StepMeasurer(pair, slots, shapes)
+    for _ in range(repeats):
+        measurer.measure()
         observer.step()
-    forwards = {
-        name: [
-            PackedForward(seconds=statistics.median(each[1:]), **Work.of(shape)._asdict())
-            for each, shape in zip(by_shape, wanted, strict=True)
-        ]
-        for name, by_shape in samples.items()
-    }
-    terms = {name: ForwardTerms.fit(measured) for name, measured in forwards.items()}
-    times = StepTimes(
-        target=terms.pop(_TARGET),
-        alone=terms.pop(_ALONE),
-        drafts=terms,
-        device=str(pair.target.device),
-        mixes=target.mixes,
-        pair=pair.spec,
-        slots=slots,
-    )
-    times = times.model_copy(update={"engine": _engine_terms(pair, times, slots, observer)})
-    by_draft: dict[str | None, list[PackedForward]] = {None: forwards[_TARGET]}
-    return StepMeasurement(times, by_draft | {name: forwards[name] for name in drafts})
+    times = measurer.measured(EngineTerms()).times
+    return measurer.measured(engine_terms(pair, times, slots, observer))
 
 
 def step_shapes(slots: int, count: int, longest: int, max_length: int) -> Iterator[list[Row]]:
@@ -220,8 +250,9 @@ class LoggedEngine:
         runner.forward = logged  # type: ignore[method-assign]
 
 
-def _engine_terms(pair: Pair, times: StepTimes, slots: int, observer: Observer) -> EngineTerms:
-    """From short runs with 1, a few and all slots busy, without a draft and with each."""
+def engine_terms(pair: Pair, times: StepTimes, slots: int, observer: Observer) -> EngineTerms:
+    """What the engine adds to the forwards: from short runs with 1, a few and all slots busy,
+    without a draft and with each."""
     prompt, tokens = min(48, pair.max_length // 4), min(24, pair.max_length // 4)
     policy = FixedSettings(max_tokens=4)
     runs: list[tuple[str | None, Configuration]] = [(None, AUTOREGRESSIVE)]
