@@ -151,8 +151,8 @@ def _checked(clients: pd.DataFrame, rates: pd.DataFrame) -> list[Section]:
             key="checked",
             title="Live and simulated",
             note="The same requests, by so many clients that each wait for their answer, decoded by"
-            " the live engine and simulated. The simulation's step times here were measured in turns"
-            " with the live runs.",
+            " the live engine and simulated, with step times that were measured in turns with the"
+            " live runs.",
             shown=cells.table(clients, _compared(clients=True)),
             ruled=cells.group_ends(clients["clients"]),
         ),
