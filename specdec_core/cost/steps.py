@@ -23,6 +23,8 @@ from specdec_core.cost.forward import ForwardCost
 from specdec_core.cost.hardware import Hardware
 from specdec_core.cost.profile import Profile
 
+FEW = 16  # tokens of a row that, up to fewer than these, read keys and values for few queries
+
 _CONTEXT = 256  # tokens in the cache, where a cost is asked for without a context
 
 # Tokens of a forward from which on arithmetic may dominate; a fit chooses one of them.
@@ -36,16 +38,20 @@ class Work(NamedTuple):
     tokens: float = 0  # fed
     cached: float = 0  # in the cache before
     pairs: float = 0  # of a token fed and a token cached before it
+    few_pairs: float = 0  # of these, in rows of fewer than FEW tokens
 
     @classmethod
     def of(cls, rows: Iterable[tuple[int, int]]) -> Work:
         """The work of rows, (tokens, context) each."""
         rows = list(rows)
+        pairs = [tokens * (context + (tokens - 1) / 2) for tokens, context in rows]
+        few = (each for each, (tokens, _) in zip(pairs, rows, strict=True) if tokens < FEW)
         return cls(
             len(rows),
             sum(tokens for tokens, _ in rows),
             sum(context for _, context in rows),
-            sum(tokens * (context + (tokens - 1) / 2) for tokens, context in rows),
+            sum(pairs),
+            sum(few),
         )
 
 
@@ -56,20 +62,23 @@ class PackedForward(Value):
     tokens: int
     cached: int
     pairs: float
+    few_pairs: float = 0
     seconds: float
 
     @property
     def work(self) -> Work:
-        return Work(self.rows, self.tokens, self.cached, self.pairs)
+        return Work(self.rows, self.tokens, self.cached, self.pairs, self.few_pairs)
 
 
 class ForwardTerms(Value):
     """t = fixed + per_row · rows + per_token · tokens + per_cached · cached + per_pair · pairs
-    + per_token_beyond · max(tokens − knee, 0): seconds of a forward's :class:`Work`.
+    + per_few_pair · few_pairs + per_token_beyond · max(tokens − knee, 0): seconds of a forward's
+    :class:`Work`.
 
     The weights are read once (fixed). Up to some number of tokens they are waited for, and more
     tokens cost little; beyond that knee arithmetic sets the pace. Keys and values are read once a
-    row (per_cached), attention's arithmetic grows with the pairs of tokens fed and seen.
+    row (per_cached). Attention's arithmetic grows with the pairs of tokens fed and seen; where few
+    queries share what is read, a pair costs more than in a chunk of a prompt (per_few_pair).
     """
 
     fixed: float = Field(default=0.0, ge=0)
@@ -77,6 +86,9 @@ class ForwardTerms(Value):
     per_token: float = Field(default=0.0, ge=0)
     per_cached: float = Field(default=0.0, ge=0)
     per_pair: float = Field(default=0.0, ge=0)
+    per_few_pair: float = Field(
+        default=0.0, ge=0, description=f"the more in rows of fewer than {FEW} tokens"
+    )
     per_token_beyond: float = Field(default=0.0, ge=0)
     knee: int = Field(default=0, ge=0, description="tokens from which on `per_token_beyond` counts")
 
@@ -107,34 +119,48 @@ class ForwardTerms(Value):
             + self.per_token * work.tokens
             + self.per_cached * work.cached
             + self.per_pair * work.pairs
+            + self.per_few_pair * work.few_pairs
             + self.per_token_beyond * max(work.tokens - self.knee, 0)
         )
 
 
+class EngineWork(NamedTuple):
+    """What the engine does in a step beside forwards."""
+
+    rows: int = 0  # that decode
+    draft_forwards: int = 0
+    candidates: int = 0  # that are verified
+    lookups: int = 0  # rows whose text is looked up
+    read: int = 0  # tokens of prompts
+
+
 class EngineTerms(Value):
-    """Seconds that the engine adds to the forwards of a step: `per_step`, `per_row` that decodes,
-    `per_draft_forward`, and `per_candidate` that is verified."""
+    """Seconds that the engine adds to the forwards of a step: `per_step`, and for each part of its
+    :class:`EngineWork`."""
 
     per_step: float = Field(default=0.0, ge=0)
     per_row: float = Field(default=0.0, ge=0)
     per_draft_forward: float = Field(default=0.0, ge=0)
     per_candidate: float = Field(default=0.0, ge=0)
+    per_lookup: float = Field(default=0.0, ge=0)
+    per_read: float = Field(default=0.0, ge=0)
 
     @classmethod
-    def fit(cls, shapes: Sequence[tuple[int, int, int]], seconds: Sequence[float]) -> EngineTerms:
-        """From the `seconds` that remain of steps, forwards taken off. `shapes` are the decoding
-        rows, draft forwards and candidates of each."""
+    def fit(cls, works: Sequence[EngineWork], seconds: Sequence[float]) -> EngineTerms:
+        """From the `seconds` that remain of steps, forwards taken off."""
         values = np.maximum(np.asarray(seconds, dtype=float), 0.0)
-        columns = np.column_stack([np.ones(len(values)), np.asarray(shapes, dtype=float)])
+        columns = np.column_stack([np.ones(len(values)), np.asarray(works, dtype=float)])
         terms = nonnegative_least_squares(columns, values)
         return cls(**dict(zip(cls.model_fields, terms, strict=True)))
 
-    def seconds(self, rows: int, draft_forwards: int, candidates: int) -> float:
+    def seconds(self, work: EngineWork) -> float:
         return (
             self.per_step
-            + self.per_row * rows
-            + self.per_draft_forward * draft_forwards
-            + self.per_candidate * candidates
+            + self.per_row * work.rows
+            + self.per_draft_forward * work.draft_forwards
+            + self.per_candidate * work.candidates
+            + self.per_lookup * work.lookups
+            + self.per_read * work.read
         )
 
 
@@ -185,8 +211,8 @@ class StepTimes(Value):
         """A step's target forward in drafting steps, for one request; see
         :meth:`specdec_core.cost.Profile.target_cost`."""
         work, engine = Work.of([(1, _CONTEXT)]), self.engine
-        idle = engine.seconds(1, 0, 0)
-        drafting = self.draft(draft).seconds(work) + engine.seconds(1, 1, 0) - idle
+        idle = engine.seconds(EngineWork(rows=1))
+        drafting = self.draft(draft).seconds(work) + engine.per_draft_forward
         return float(f"{(self.verifying(True).seconds(work) + idle) / drafting:.3g}")
 
     @classmethod

@@ -17,9 +17,11 @@ from time import perf_counter
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
-from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
+from specdec_core.config import Configuration, DrafterSettings, PairSpec
 from specdec_core.cost.steps import (
+    FEW,
     EngineTerms,
+    EngineWork,
     ForwardTerms,
     PackedForward,
     StepTimes,
@@ -29,13 +31,14 @@ from specdec_core.cost.steps import (
 )
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.models.runner import Batch, ModelRunner, Output
 
 SLOTS = 16
 SHAPES = 48  # forwards of each model
-CHUNKS = (16, 32, 64, 128, 192, 256)  # tokens of a prompt in a forward
+CHUNKS = (FEW, 32, 64, 128, 192, 256)  # tokens of a prompt in a forward
 _CANDIDATES = (0, 0, 1, 2, 3, 4, 6, 8, 12)  # of a row
 _LONGEST = 512  # context
 _TARGET, _ALONE = "\0target", "\0alone"  # never a draft's name
@@ -66,12 +69,14 @@ class StepMeasurer:
 
     def __init__(self, pair: Pair, slots: int = SLOTS, shapes: int = SHAPES) -> None:
         self.pair, self.slots = pair, slots
-        # One more row, which holds the longest context for the others to copy.
-        self._drafts = {name: pair.open_alone(name, slots + 1) for name in pair.drafts}
-        self._target = pair.open_runner(None, slots + 1)
+        # As many rows again, which hold the longest contexts. Each of the others begins like one of
+        # its own: what rows share in memory is read faster than what different requests hold.
+        self._drafts = {name: pair.open_alone(name, 2 * slots) for name in pair.drafts}
+        self._target = pair.open_runner(None, 2 * slots)
         longest = min(_LONGEST, pair.max_length // 2)
         for runner in self._runners:
-            runner.prefill([slots], [[1] * longest])
+            for row in range(slots, 2 * slots):
+                runner.prefill([row], [[1] * longest])
         self._shapes = list(step_shapes(slots, shapes, longest, pair.max_length))
         self.forget()
         self.measure()  # compiles kernels for the shapes
@@ -89,7 +94,8 @@ class StepMeasurer:
         target = self._target
         for number, shape in enumerate(self._shapes):
             for runner in self._runners:
-                runner.fork(self.slots, range(len(shape)), [context for _, context in shape])
+                for row, (_, context) in enumerate(shape):
+                    runner.fork(self.slots + row, [row], [context])
             for name, runner in self._drafts.items():
                 # The first forward of a chain follows one of the target, the others their own.
                 both = _time(runner, shape), _time(runner, shape)
@@ -166,7 +172,7 @@ def _time(runner: ModelRunner, shape: Sequence[Row]) -> float:
     """Seconds of a forward of these rows, which hold their contexts then as before. Logits of
     decoding rows are wanted."""
     tokens = [[1] * count for count, _ in shape]
-    wanted = [count if count < min(CHUNKS) else 0 for count, _ in shape]
+    wanted = [count if count < FEW else 0 for count, _ in shape]
     if not any(wanted):
         wanted[0] = 1
     start = perf_counter()
@@ -181,12 +187,14 @@ def _time(runner: ModelRunner, shape: Sequence[Row]) -> float:
 @dataclass
 class StepLog:
     """What the steps of an engine did: for each, its seconds, the works of the target's and of the
-    drafts' forwards with their seconds, decoding rows and candidates."""
+    drafts' forwards with their seconds, decoding rows, their candidates, and tokens of prompts that
+    the target read."""
 
     seconds: list[float] = field(default_factory=list)
     forwards: list[list[tuple[str | None, Work, float]]] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     candidates: list[int] = field(default_factory=list)
+    read: list[int] = field(default_factory=list)
 
     @property
     def forward_seconds(self) -> list[float]:
@@ -228,9 +236,14 @@ class LoggedEngine:
         chunks = self.engine.step(texts=False)
         self.log.seconds.append(perf_counter() - start)
         self.log.forwards.append(self._forwards)
-        self.log.rows.append(len(chunks))
-        fed = sum(work.tokens for draft, work, _ in self._forwards if draft is None)
-        self.log.candidates.append(max(int(fed) - len(chunks), 0))
+        plan = self.engine.last
+        fed = sum(int(work.tokens) for draft, work, _ in self._forwards if draft is None)
+        read = sum(plan.reading.values())
+        # A first round has no candidates, and the last token read is its own.
+        verifying = len(set(plan.decoding) - plan.reading.keys())
+        self.log.rows.append(len(plan.decoding))
+        self.log.candidates.append(max(fed - read - verifying, 0))
+        self.log.read.append(read)
         return [(chunk.request_id, chunk.finished is not None) for chunk in chunks]
 
     def _watch(self, runner: ModelRunner, draft: str | None) -> None:
@@ -252,39 +265,45 @@ class LoggedEngine:
 
 def engine_terms(pair: Pair, times: StepTimes, slots: int, observer: Observer) -> EngineTerms:
     """What the engine adds to the forwards: from short runs with 1, a few and all slots busy,
-    without a draft and with each."""
-    prompt, tokens = min(48, pair.max_length // 4), min(24, pair.max_length // 4)
+    without a draft, with each, and with lookups."""
     policy = FixedSettings(max_tokens=4)
-    runs: list[tuple[str | None, Configuration]] = [(None, AUTOREGRESSIVE)]
-    runs += [
-        (name, Configuration(drafter=DraftModelSettings(draft=name, policy=policy)))
-        for name in times.drafts
-    ]
+    drafters: list[DrafterSettings | None] = [None, SuffixSettings()]
+    drafters += [DraftModelSettings(draft=name, policy=policy) for name in times.drafts]
     # Elsewhere a forward returns before it is done.
     waits = pair.target.device.type == "cpu"
-    shapes: list[tuple[int, int, int]] = []
+    works: list[EngineWork] = []
     rest: list[float] = []
-    observer.stage("measuring the engine", len(runs))
+    observer.stage("measuring the engine", len(drafters))
     logged = LoggedEngine(Engine(pair, slots=slots))
-    for name, configuration in runs:
-        logged.engine.configure(configuration)
-        if name is not None:
-            logged.watch_draft(name)
+    for name in times.drafts:
+        logged.watch_draft(name)
+    for drafter in drafters:
+        logged.engine.configure(Configuration(drafter=drafter))
+        looked_up = isinstance(drafter, SuffixSettings)
         for together in sorted({1, max(slots // 4, 1), slots}):
             for _ in range(2):  # the first run compiles kernels for new shapes
                 logged.log = StepLog()
-                for number in range(together):
-                    request = Request(f"{number}", (1 + number,) * prompt, tokens, ignore_eos=True)
+                for request in _repeating(logged.engine, together):
                     logged.engine.add(request)
                 while not logged.engine.idle:
                     logged.step()
             log = logged.log
-            warm = range(2, len(log.seconds))
             forwards = log.forward_seconds if waits else log.predicted(times)
-            shapes += [(log.rows[n], log.draft_forwards(n), log.candidates[n]) for n in warm]
-            rest += [log.seconds[n] - forwards[n] for n in warm]
+            for n, seconds in enumerate(log.seconds):
+                drafted, rows = log.draft_forwards(n), log.rows[n]
+                lookups = rows if looked_up else 0
+                works.append(EngineWork(rows, drafted, log.candidates[n], lookups, log.read[n]))
+                rest.append(seconds - forwards[n])
         observer.step()
-    return EngineTerms.fit(shapes, rest)
+    return EngineTerms.fit(works, rest)
+
+
+def _repeating(engine: Engine, number: int) -> Iterator[Request]:
+    """Requests whose texts say everything twice, as lookups find it."""
+    half, tokens = min(48, engine.max_length // 8), min(24, engine.max_length // 4)
+    for first in range(number):
+        phrase = tuple((first + 7 * place) % engine.vocab_size for place in range(half))
+        yield Request(str(first), phrase * 2, tokens, ignore_eos=True)
 
 
 def step_times(

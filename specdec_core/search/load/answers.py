@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specdec_core.config import Configuration, DrafterSettings
+from specdec_core.config import Configuration, DrafterSettings, LookupSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.by_batch import ByBatchSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
@@ -40,18 +40,25 @@ class Answers(ABC):
 
     `prompts` are the tokens of each prompt and `lengths` those of its answer. `draft` is the draft
     model that proposes, if one does; a `lazy` one reads a text only when it proposes after it.
-    `texts` are the tokens of prompts with their answers, where they are known: prompts that begin
-    alike share that part.
+    Texts are looked up when `lookups[n]`, where n is the greatest key that is not more than the
+    number of requests that decode. `texts` are the tokens of prompts with their answers, where they
+    are known: prompts that begin alike share that part.
     """
 
     prompts: Sequence[int]
     lengths: Sequence[int]
     draft: str | None
     lazy: bool = False
+    lookups: Mapping[int, bool] = {}
     texts: Sequence[Sequence[int]] | None = None
 
     def __len__(self) -> int:
         return len(self.prompts)
+
+    def looks_up(self, decoding: int) -> bool:
+        """Whether rounds look texts up when `decoding` requests decode."""
+        least = max((n for n in self.lookups if n <= decoding), default=None)
+        return least is not None and self.lookups[least]
 
     @abstractmethod
     def round(self, answer: int, position: int, number: int, decoding: int) -> SimulatedRound:
@@ -153,10 +160,15 @@ def replayed_answers(replay: Replay, configuration: Configuration) -> Answers:
     drafter = configuration.drafter
     draft = configuration.draft_of(replay.header.pair.drafts)
     answers: Answers
-    if len(drafters_by_load(drafter)) > 1:
+    by_load = drafters_by_load(drafter)
+    if len(by_load) > 1:
         answers = ByLoad.of(replay, configuration, draft)
     else:
         answers = InOrder.of(replay.run(configuration), _prompt_lengths(replay), draft)
+    answers.lookups = {
+        least: each is not None and any(isinstance(part, LookupSettings) for part in each.walk())
+        for least, each in by_load.items()
+    }
     prompts = replay.recording.prompts
     pairs = zip(prompts.tokens, prompts.outputs, strict=True)
     answers.texts = [(*prompt.tolist(), *output.tolist()) for prompt, output in pairs]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from specdec_core.cost.steps import StepTimes, Work
+from specdec_core.cost.steps import FEW, EngineWork, StepTimes, Work
 from specdec_core.engine.prefixes import Prefixes
 from specdec_core.engine.scheduler import Limits, Scheduler, Step
 from specdec_core.search.load.answers import Answers, SimulatedRound
@@ -98,14 +98,15 @@ class Replica:
         together = bool(decoding) and (self._mixes or plan.running == 1)
         if not together:
             seconds += self._read(decoding, reading)
-        candidates = []
+        candidates, added = [], EngineWork()
         if decoding:
-            seconds += self._decode(decoding, reading if together else [])
+            forwards, added = self._decode(decoding, reading if together else [])
+            seconds += forwards
             candidates = [each.drafted for _, each in self._rounds]
             self.scheduler.fed([each.drafted for r, each in self._rounds if r.rounds])
         for request, count in reading:
             request.held += count
-        seconds += self._engine.per_step
+        seconds += self._engine.seconds(added._replace(read=sum(plan.reading.values())))
         self.steps += 1
         self.busy_seconds += seconds
         if self._log is not None:
@@ -199,12 +200,14 @@ class Replica:
 
     def _decode(
         self, decoding: list[SimulatedRequest], reading: list[tuple[SimulatedRequest, int]]
-    ) -> float:
-        """Seconds of a round of those that decode: the drafts' forwards, each over all rows that
-        still draft; and the target's over all rows, those of `reading` too."""
+    ) -> tuple[float, EngineWork]:
+        """Seconds of the forwards of a round of those that decode, and what it asks of the engine.
+        The drafts' forwards are each over all rows that still draft; the target's is over all rows,
+        those of `reading` too."""
         answers, together, number = self._answers, [], len(decoding)
-        candidates = fed = cached = 0
-        pairs = 0.0
+        candidates = fed = cached = lookups = 0
+        pairs = few_pairs = 0.0
+        looks_up = answers.looks_up(number)
         longest = draft_rows = draft_fed = draft_cached = draft_pairs = 0
         for request in decoding:
             ask, text, held = request.ask, request.tokens, request.held
@@ -215,10 +218,13 @@ class Replica:
                 each = each.within(left - 1)
             together.append((request, each))
             count = text - held + each.drafted
+            seen = count * (held + (count - 1) / 2)
             candidates += each.drafted
+            lookups += looks_up and request.rounds > 0
             fed += count
             cached += held
-            pairs += count * (held + (count - 1) / 2)
+            pairs += seen
+            few_pairs += seen if count < FEW else 0
             if forwards := each.draft_forwards:
                 if forwards > longest:
                     longest = forwards
@@ -231,16 +237,20 @@ class Replica:
                 draft_pairs += count * context
                 request.draft_held = text + min(each.generated, forwards) - 1
         self._rounds = together
-        engine, rows, seconds = self._engine, number, 0.0
+        rows, seconds, draft_forwards = number, 0.0, 0
         if longest and self._draft is not None:
-            sums = (draft_rows, draft_fed, draft_cached, draft_pairs)
+            draft_forwards = longest
+            few = draft_pairs if draft_fed < FEW * draft_rows else 0
+            sums = (draft_rows, draft_fed, draft_cached, draft_pairs, few)
             mean = Work._make(value / longest for value in sums)
-            seconds = longest * (self._draft.seconds(mean) + engine.per_draft_forward)
+            seconds = longest * self._draft.seconds(mean)
             self._target = self._times.verifying(True)
         for request, count in reading:
+            seen = count * (request.held + (count - 1) / 2)
             rows += 1
             fed += count
             cached += request.held
-            pairs += count * (request.held + (count - 1) / 2)
-        seconds += self._target.seconds(Work(rows, fed, cached, pairs))
-        return seconds + engine.per_row * number + engine.per_candidate * candidates
+            pairs += seen
+            few_pairs += seen if count < FEW else 0
+        seconds += self._target.seconds(Work(rows, fed, cached, pairs, few_pairs))
+        return seconds, EngineWork(number, draft_forwards, candidates, lookups)

@@ -11,7 +11,9 @@ import pytest
 from specdec_core.base.errors import UserError
 from specdec_core.cost import ForwardCost, Hardware, Measurement, Profile
 from specdec_core.cost.steps import (
+    FEW,
     EngineTerms,
+    EngineWork,
     ForwardTerms,
     PackedForward,
     StepTimes,
@@ -26,6 +28,7 @@ TRUE = ForwardTerms(
     per_token=5e-5,
     per_cached=2e-6,
     per_pair=3e-7,
+    per_few_pair=5e-7,
     per_token_beyond=1e-4,
     knee=64,
 )
@@ -34,7 +37,7 @@ TRUE = ForwardTerms(
 def forwards(terms: ForwardTerms, count: int = 80) -> list[PackedForward]:
     rng = random.Random(0)
     works = [
-        Work.of((rng.randint(1, 12), rng.randint(0, 500)) for _ in range(rng.randint(1, 24)))
+        Work.of((rng.randint(1, 40), rng.randint(0, 500)) for _ in range(rng.randint(1, 24)))
         for _ in range(count)
     ]
     return [PackedForward(seconds=terms.seconds(w), **w._asdict()) for w in works]
@@ -43,8 +46,10 @@ def forwards(terms: ForwardTerms, count: int = 80) -> list[PackedForward]:
 def test_work_is_the_sum_over_rows() -> None:
     work = Work.of([(1, 100), (3, 10)])
     # The second row's tokens see 10, 11 and 12 before them.
-    assert work == Work(rows=2, tokens=4, cached=110, pairs=100 + 33)
-    assert TRUE.seconds(work) == pytest.approx(8e-3 + 2 * 2e-4 + 4 * 5e-5 + 110 * 2e-6 + 133 * 3e-7)
+    assert work == Work(rows=2, tokens=4, cached=110, pairs=100 + 33, few_pairs=133)
+    assert TRUE.seconds(work) == pytest.approx(8e-3 + 2 * 2e-4 + 4 * 5e-5 + 110 * 2e-6 + 133 * 8e-7)
+    chunk = Work.of([(1, 100), (FEW, 0)])
+    assert (chunk.pairs, chunk.few_pairs) == (100 + FEW * (FEW - 1) / 2, 100)
 
 
 def test_a_fit_finds_terms_and_knee_again() -> None:
@@ -67,10 +72,18 @@ def test_no_term_is_negative_where_forwards_get_faster_with_more_work() -> None:
 
 
 def test_what_the_engine_adds_is_fitted() -> None:
-    true = EngineTerms(per_step=1e-3, per_row=1e-4, per_draft_forward=2e-4, per_candidate=1e-5)
+    true = EngineTerms(
+        per_step=1e-3,
+        per_row=1e-4,
+        per_draft_forward=2e-4,
+        per_candidate=1e-5,
+        per_lookup=3e-5,
+        per_read=5e-6,
+    )
     rng = random.Random(0)
-    shapes = [(rng.randint(1, 16), rng.randint(0, 8), rng.randint(0, 60)) for _ in range(50)]
-    fitted = EngineTerms.fit(shapes, [true.seconds(*shape) for shape in shapes])
+    most = (16, 8, 60, 16, 256)
+    works = [EngineWork(*(rng.randint(0, n) for n in most)) for _ in range(50)]
+    fitted = EngineTerms.fit(works, [true.seconds(work) for work in works])
     assert fitted.model_dump() == pytest.approx(true.model_dump(), rel=1e-6)
 
 

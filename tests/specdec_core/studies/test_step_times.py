@@ -7,13 +7,19 @@ from pathlib import Path
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration
-from specdec_core.cost.steps import ForwardTerms, StepTimes, Work
+from specdec_core.config import Configuration, PairSpec
+from specdec_core.cost.steps import EngineWork, ForwardTerms, StepTimes, Work
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
-from specdec_core.studies.step_times import LoggedEngine, measure_steps, step_shapes, step_times
+from specdec_core.models.pair import Pair, load_pair
+from specdec_core.studies.step_times import (
+    LoggedEngine,
+    StepMeasurer,
+    measure_steps,
+    step_shapes,
+    step_times,
+)
 
 
 def test_shapes_have_decoding_rows_and_chunks_within_the_cache() -> None:
@@ -34,7 +40,7 @@ def test_every_model_and_the_engine_are_measured(tiny_pair: Pair) -> None:
     work = Work.of([(5, 60)] * 3)
     assert times.target.seconds(work) > 0
     assert times.draft("draft").seconds(work) > 0
-    assert times.engine.seconds(3, 4, 12) > 0
+    assert times.engine.seconds(EngineWork(3, 4, 12)) > 0
     assert (times.pair, times.slots) == (tiny_pair.spec, 3)
 
 
@@ -58,6 +64,22 @@ def test_times_of_another_pair_or_of_fewer_slots_are_refused(
     assert step_times(spec, path, 16) == times
 
 
+def test_rows_that_are_measured_share_no_memory() -> None:
+    # What one row has read, the next finds in the processor's cache.
+    pair = load_pair(PairSpec(target="bundled:draft-small"))
+    measurer = StepMeasurer(pair, slots=3, shapes=6)
+    measurer.measure()
+    cache = measurer._target.cache  # type: ignore[attr-defined]
+    homes = [
+        (run.home_row, run.home_block + block)
+        for row in range(3)
+        for run in cache.blocks.runs(row)
+        for block in range(run.count)
+    ]
+    assert len(set(homes)) == len(homes)
+    assert cache.blocks.saved  # each begins like a row of its own
+
+
 def test_a_logged_engine_says_what_its_steps_fed(tiny_pair: Pair) -> None:
     drafting = DraftModelSettings(draft="draft", policy=FixedSettings(max_tokens=3))
     engine = Engine(tiny_pair, Configuration(drafter=drafting), slots=2)
@@ -72,6 +94,7 @@ def test_a_logged_engine_says_what_its_steps_fed(tiny_pair: Pair) -> None:
     log = logged.log
     assert sorted(finished) == ["a", "b"]
     assert log.rows[0] == 2
+    assert (log.read[0], log.candidates[0], log.read[1]) == (7, 0, 0)
     # Both rows share them: none before the first tokens, then one reads the prompts.
     assert [log.draft_forwards(step) for step in range(3)] == [0, 4, 3]
     assert log.candidates[1] == 6

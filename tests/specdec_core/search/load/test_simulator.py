@@ -84,13 +84,23 @@ def test_the_drafts_forwards_are_shared_by_all_rows() -> None:
 
 
 def test_what_the_engine_adds_is_counted() -> None:
-    engine = EngineTerms(per_step=1, per_row=10, per_draft_forward=100, per_candidate=1000)
+    engine = EngineTerms(
+        per_step=1,
+        per_row=10,
+        per_draft_forward=100,
+        per_candidate=1000,
+        per_lookup=10_000,
+        per_read=100_000,
+    )
     costs = CONSTANT.model_copy(update={"engine": engine})
     answers = drafted(rounds=1)
-    simulation = simulate_clients(answers, costs, asks_of(answers, 2), 2, Limits(2))
     forwards = 2 * T + 4 * T / 10  # of which one of each model reads the prompts
-    added = 2 * (1 + 2 * 10) + 3 * 100 + 6 * 1000
-    assert simulation.seconds == pytest.approx(forwards + added)
+    added = 2 * (1 + 2 * 10) + 3 * 100 + 6 * 1000 + 2 * answers.prompts[0] * 100_000
+    # The first round has no candidates, so that nothing is looked up.
+    for lookups, more in (({}, 0), ({1: True}, 2 * 10_000), ({1: True, 2: False}, 0)):
+        answers.lookups = lookups
+        simulation = simulate_clients(answers, costs, asks_of(answers, 2), 2, Limits(2))
+        assert simulation.seconds == pytest.approx(forwards + added + more)
 
 
 def test_the_target_alone_has_a_time_of_its_own() -> None:
