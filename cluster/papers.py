@@ -14,11 +14,13 @@ interrupted run resumes with the next. Policies and drafters that learn start ev
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Self
 
 import ray
 from pydantic import TypeAdapter
@@ -38,6 +40,7 @@ from specdec_core.recordings.schema import Recording
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.plan import PromptSource
 from specdec_core.search.results import Timing
+from specdec_core.studies.forward_times import forward_times
 from specdec_core.studies.papers.inputs import (
     load_sets,
     place_of,
@@ -46,7 +49,7 @@ from specdec_core.studies.papers.inputs import (
 )
 from specdec_core.studies.papers.plan import PaperPlan, Recorded
 from specdec_core.studies.papers.result import Measured, PapersResult
-from specdec_core.studies.papers.studies import TABLES, Decoded, Input
+from specdec_core.studies.papers.studies import TABLES, TIMES, Decoded, Input
 
 _TIMES = TypeAdapter(InterleavedTimes)
 
@@ -54,6 +57,15 @@ _TIMES = TypeAdapter(InterleavedTimes)
 @dataclass(frozen=True)
 class PapersFolder(SweepFolder):
     """The folder of the blocks and the result."""
+
+    @classmethod
+    def measured(cls, root: Path, digest: str) -> Self | None:
+        """The latest finished folder of this digest under `root`; None where there is none."""
+        folders = [cls(path.parent) for path in root.glob("*/finished")]
+        same = [folder for folder in folders if folder.digest == digest and folder.papers()]
+        return max(
+            same, key=lambda folder: (folder.path / "finished").stat().st_mtime_ns, default=None
+        )
 
     @property
     def sections(self) -> Path:
@@ -80,9 +92,11 @@ def run_papers(
     name: str | None = None,
     fresh: bool = False,
     observer: Observer | None = None,
+    again: bool = True,
 ) -> tuple[PapersResult, PapersFolder]:
     """Measure `plan` in `<home>/papers/<name>`, or resume an interrupted run there. The caller
-    marks the folder finished once it has used the result.
+    marks the folder finished once it has used the result. Unless `again`, a finished run of the
+    same plan and prompts is taken instead, if there is one.
 
     Raises :class:`UserError` for bad input, before anything is written.
     """
@@ -95,6 +109,10 @@ def run_papers(
         for key, (source, loaded) in prompts.items()
     }
     identity = plan.digest({key: prompt_set.digest for key, prompt_set in sets.items()})
+    done = None if again or fresh or name else PapersFolder.measured(home / "papers", identity)
+    if done is not None and (result := done.papers()) is not None:
+        observer.stage(f"reading {done.path}")
+        return result, done
     folder = PapersFolder.claim(
         home / "papers", name or f"{plan.pair.name}-{identity[:8]}", identity, fresh
     )
@@ -143,10 +161,14 @@ def study_inputs(
     wanted: Collection[str],
     observer: RecordingObserver,
 ) -> dict[str, Input]:
-    """The inputs among `wanted` of the page's sections: what the tables decoded, and the plan's
-    recordings, each made or resumed in `<home>/traces`. Optional prompt sets that are missing are
-    left out with a warning."""
+    """The inputs among `wanted` of the page's sections: what the tables decoded, the workspace's
+    forward times, measured if missing, and the plan's recordings, each made or resumed in
+    `<home>/traces`. Optional prompt sets that are missing are left out with a warning."""
     inputs = {}
+    if TIMES in wanted:
+        times = forward_times(plan.pair, [], None, None, observer)
+        digest = hashlib.sha256(times.model_dump_json().encode()).hexdigest()
+        inputs[TIMES] = Input(digest, lambda: times)
     if TABLES in wanted:
         inputs[TABLES] = Input(folder.digest or "", lambda: decoded(result, folder))
     for name, recorded in plan.recordings.items():

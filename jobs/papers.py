@@ -65,7 +65,8 @@ def main(
 
     Every method is decoded in turn with the others on the same prompts. Run it on an otherwise
     idle machine. Interrupted, the same command goes on where it stopped. With --page, what the
-    sections need is recorded too.
+    page's sections need is recorded too, and what was measured or computed for the same inputs is
+    taken, unless --fresh.
     """
     from specdec_core.studies.papers.methods import load_methods
     from specdec_core.studies.papers.plan import load_paper_plan
@@ -95,7 +96,8 @@ def main(
     from specdec_core.studies.papers.studies import study_tables
 
     with interruptible(), PapersProgress(console) as progress:
-        result, folder = run_papers(plan, workspace(), name, fresh, progress)
+        again = write_page is None  # the page is made of what is there
+        result, folder = run_papers(plan, workspace(), name, fresh, progress, again)
         progress.stage("writing the tables")
         shown = report(result)
         files = write(shown, folder.path, "papers", apart=True)

@@ -4,7 +4,8 @@ A new one is a :class:`~dashboards.reports.paper_sections.section.PaperSection` 
 paper.
 """
 
+from dashboards.reports.paper_sections.replayed import REPLAYED
 from dashboards.reports.paper_sections.section import PaperSection
 from dashboards.reports.paper_sections.svip import SVIP
 
-SECTIONS: tuple[PaperSection, ...] = (*SVIP,)
+SECTIONS: tuple[PaperSection, ...] = (*REPLAYED, *SVIP)

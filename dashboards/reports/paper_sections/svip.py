@@ -9,7 +9,7 @@ import pandas as pd
 from dashboards import cells
 from dashboards.figures.svg import SvgLine, lines_svg
 from dashboards.look import DRAFT_COLOURS, INK, style
-from dashboards.reports.paper_sections.section import PaperSection
+from dashboards.reports.paper_sections.section import PaperSection, shown_range
 from dashboards.sections import Section
 from specdec_core.studies.papers import svip
 from specdec_core.studies.papers.studies import Study
@@ -325,13 +325,8 @@ def _colours(names: Sequence[str]) -> list[tuple[str, str]]:
     return list(zip(dict.fromkeys(names), DRAFT_COLOURS, strict=False))
 
 
-def _range(values: pd.Series, form: str) -> str:
-    low, high = (cells.as_number(value, form) for value in (values.min(), values.max()))
-    return low if low == high else f"{low}–{high}"
-
-
 def _of_policy(table: pd.DataFrame, column: str, form: str) -> str:
-    return _range(table.loc[table["policy"] == "SVIP, h=0.3", column], form)
+    return shown_range(table.loc[table["policy"] == "SVIP, h=0.3", column], form)
 
 
 def _surge(table: pd.DataFrame) -> str:
@@ -348,7 +343,7 @@ SVIP = (
         "the variance rises steeply with context, up to thousands of tokens (a drawing only).",
         f"{SETTING}, and texts of 768 tokens; the pair holds 1,024.",
         oracle_lengths,
-        lambda table: f"variance {_range(table['variance'], '.1f')}",
+        lambda table: f"variance {shown_range(table['variance'], '.1f')}",
     ),
     PaperSection(
         Study("svip-t1", BOTH, svip.entropies),
@@ -359,8 +354,8 @@ SVIP = (
         f"{SETTING}.",
         entropies,
         lambda table: (
-            f"{_range(table['accepted'], '.2f')} accepted,"
-            f" {_range(table['rejected'], '.2f')} rejected"
+            f"{shown_range(table['accepted'], '.2f')} accepted,"
+            f" {shown_range(table['rejected'], '.2f')} rejected"
         ),
     ),
     PaperSection(
@@ -390,7 +385,7 @@ SVIP = (
         "with c = 0.18 the approximation lies between the bound and the truth in most cases.",
         "the bundled pair's small draft, sampled at temperature 1; bounds below 0 count as 0.",
         bounds,
-        lambda table: f"below β at {_range(table.groupby('prompts')['holds'].mean(), '.0%')}",
+        lambda table: f"below β at {shown_range(table.groupby('prompts')['holds'].mean(), '.0%')}",
     ),
     PaperSection(
         Study("svip-gamma", ("sampled",), svip.ratio_fits),
@@ -402,11 +397,11 @@ SVIP = (
         ratio_fits,
         lambda table: (
             "P(γ ≤ 1.36) measured "
-            + _range(table.loc[table["c"] == svip.PAPER_C, "measured"], ".0%")
+            + shown_range(table.loc[table["c"] == svip.PAPER_C, "measured"], ".0%")
             + ", Gaussian "
-            + _range(table.loc[table["c"] == svip.PAPER_C, "gaussian"], ".0%")
+            + shown_range(table.loc[table["c"] == svip.PAPER_C, "gaussian"], ".0%")
             + ", Gamma "
-            + _range(table.loc[table["c"] == svip.PAPER_C, "gamma"], ".0%")
+            + shown_range(table.loc[table["c"] == svip.PAPER_C, "gamma"], ".0%")
         ),
     ),
     PaperSection(

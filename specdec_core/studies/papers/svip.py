@@ -50,8 +50,8 @@ Recordings = Mapping[str, Recording]
 def oracle_lengths(*recordings: Recordings) -> pd.DataFrame:
     """Fig. 1: the oracle's draft lengths by context. A row a set, its sampling, and range of
     context that ends at `up_to` tokens: `rounds` of the oracle, `mean` and `variance` of the tokens
-    that they accept, and the variance's 95 % interval over prompts (`variance_low`, `variance_high`). An output's
-    last round, which its end cuts, is left out."""
+    that they accept, and the variance's 95 % interval over prompts (`variance_low`,
+    `variance_high`). An output's last round, which its end cuts, is left out."""
     rows = []
     for name, recording, track in _each(*recordings):
         prompt, start, length = _oracle_rounds(track)
