@@ -33,14 +33,22 @@ from specdec_core.base.files import write_atomically
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
 from specdec_core.engine import Request
-from specdec_core.models.pair import check_pair
-from specdec_core.prompts.prompt_sets import PromptSet
+from specdec_core.engine.turns import requests_of
+from specdec_core.models.fingerprints import fingerprints
+from specdec_core.models.pair import check_pair, load_pair
+from specdec_core.prompts.prompt_sets import PromptSet, load_prompts
 from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.plan import PromptSource
 from specdec_core.search.results import Timing
 from specdec_core.studies.forward_times import forward_times
+from specdec_core.studies.long_form import (
+    LongForm,
+    LongFormPlan,
+    measure_long_form,
+    ranges_for,
+)
 from specdec_core.studies.papers.inputs import (
     load_sets,
     place_of,
@@ -49,7 +57,7 @@ from specdec_core.studies.papers.inputs import (
 )
 from specdec_core.studies.papers.plan import PaperPlan, Recorded
 from specdec_core.studies.papers.result import Measured, PapersResult
-from specdec_core.studies.papers.studies import TABLES, TIMES, Decoded, Input
+from specdec_core.studies.papers.studies import LONG_FORM, TABLES, TIMES, Decoded, Input
 
 _TIMES = TypeAdapter(InterleavedTimes)
 
@@ -160,10 +168,12 @@ def study_inputs(
     home: Path,
     wanted: Collection[str],
     observer: RecordingObserver,
+    long_form: LongFormPlan | None = None,
 ) -> dict[str, Input]:
     """The inputs among `wanted` of the page's sections: what the tables decoded, the workspace's
-    forward times, measured if missing, and the plan's recordings, each made or resumed in
-    `<home>/traces`. Optional prompt sets that are missing are left out with a warning."""
+    forward times, measured if missing, long texts by the plan `long_form`, and the plan's
+    recordings, each made or resumed in `<home>/traces`. Optional prompt sets that are missing are
+    left out with a warning."""
     inputs = {}
     if TIMES in wanted:
         times = forward_times(plan.pair, [], None, None, observer)
@@ -171,6 +181,10 @@ def study_inputs(
         inputs[TIMES] = Input(digest, lambda: times)
     if TABLES in wanted:
         inputs[TABLES] = Input(folder.digest or "", lambda: decoded(result, folder))
+    if long_form is not None and LONG_FORM in wanted:
+        asked = [long_form.model_dump_json(), str(sorted(fingerprints(plan.pair).items()))]
+        digest = hashlib.sha256("".join(asked).encode()).hexdigest()
+        inputs[LONG_FORM] = Input(digest, lambda: _write_long(long_form, home, observer))
     for name, recorded in plan.recordings.items():
         if name in wanted:
             sets = _record(plan, recorded, home, observer)
@@ -183,6 +197,24 @@ def study_inputs(
 def decoded(result: PapersResult, folder: PapersFolder) -> Decoded:
     """What the tables decoded, from the folder's blocks."""
     return Decoded(result, {name: folder.load_block(name, 0).generations for name in result.sets})
+
+
+def _write_long(plan: LongFormPlan, home: Path, observer: Observer) -> LongForm:
+    """Long texts by `plan`, in this process; those of an interrupted run are not written again."""
+    observer.stage(f"loading {plan.pair.name}")
+    pair, asked = load_pair(plan.pair), plan.prompts
+    loaded = load_prompts(asked.source, asked.limit, pair.tokenizer, asked.chat_template)
+    tokens = [request.tokens for request in requests_of(loaded, pair, 1)]
+    return measure_long_form(
+        pair,
+        plan.configurations("long_form"),
+        tokens,
+        plan.contexts or ranges_for(pair.max_length, tokens),
+        plan.temperatures[0],
+        plan.repeats,
+        observer,
+        home / "long-form" / ".texts",
+    )
 
 
 def _record(

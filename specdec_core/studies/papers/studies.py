@@ -2,9 +2,10 @@
 
 A study is a function of inputs that returns a table. Inputs have names: each of the plan's
 recordings (a :class:`specdec_core.recordings.schema.Recording` for each prompt set), `tables`
-(:class:`Decoded`), and `times` (the forward times of this machine, a
-:class:`specdec_core.cost.Profile`). A study's table is written whole as soon as it is computed, and
-read again where study and inputs are the same.
+(:class:`Decoded`), `times` (the forward times of this machine, a
+:class:`specdec_core.cost.Profile`), and `long_form`
+(:class:`specdec_core.studies.long_form.LongForm`). A study's table is written whole as soon as it
+is computed, and read again where study and inputs are the same. What no study computes is not made.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from specdec_core.config import Configuration
 from specdec_core.studies.papers.result import PapersResult
 from specdec_core.tokens.statistics import Generation
 
-TABLES, TIMES = "tables", "times"  # inputs beside the recordings
+TABLES, TIMES, LONG_FORM = "tables", "times", "long_form"  # inputs beside the recordings
 
 
 @dataclass(frozen=True)
