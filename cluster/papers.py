@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -182,14 +183,14 @@ def study_inputs(
     if TABLES in wanted:
         inputs[TABLES] = Input(folder.digest or "", lambda: decoded(result, folder))
     if long_form is not None and LONG_FORM in wanted:
-        asked = [long_form.model_dump_json(), str(sorted(fingerprints(plan.pair).items()))]
-        digest = hashlib.sha256("".join(asked).encode()).hexdigest()
+        content = [long_form.model_dump_json(), str(sorted(fingerprints(plan.pair).items()))]
+        digest = hashlib.sha256("".join(content).encode()).hexdigest()
         inputs[LONG_FORM] = Input(digest, lambda: _write_long(long_form, home, observer))
-    for name, recorded in plan.recordings.items():
-        if name in wanted:
-            sets = _record(plan, recorded, home, observer)
-            digests = [(key, recording.header.digest) for key, recording in sets.items()]
-            if sets:
+    asked = {name: each for name, each in plan.recordings.items() if name in wanted}
+    with ray_session() if asked else nullcontext():  # one for all
+        for name, recorded in asked.items():
+            if sets := _record(plan, recorded, home, observer):
+                digests = [(key, recording.header.digest) for key, recording in sets.items()]
                 inputs[name] = Input(str(digests), lambda sets=sets: sets)
     return inputs
 
