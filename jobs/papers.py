@@ -84,9 +84,13 @@ def main(
         pair=pair_changes(target, draft, max_length),
         **{**(QUICK if quick else {}), **options},
     )
-    studies = studies_of(section)
-    known = [each.key for each in studies_of(None)]
-    listed = () if write_page is None else load_methods(METHODS, load_paper_plan(PAPERS), known)
+    if section and write_page is None:
+        raise UserError("--section goes with --page")
+    listed, studies = (), []
+    if write_page is not None:
+        studies = studies_of(section)
+        known = [each.key for each in studies_of(None)]
+        listed = load_methods(METHODS, load_paper_plan(PAPERS), known)
 
     # Ray, torch and MLflow take seconds to import.
     from cluster.papers import run_papers, study_inputs
