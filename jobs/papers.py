@@ -25,6 +25,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 
 if TYPE_CHECKING:
+    from specdec_core.studies.papers.methods import Paper
     from specdec_core.studies.papers.studies import Study
 
 PAPERS = Path(__file__).with_name("sweeps") / "papers.yaml"
@@ -86,7 +87,8 @@ def main(
     )
     if section and write_page is None:
         raise UserError("--section goes with --page")
-    listed, studies = (), []
+    listed: tuple[Paper, ...] = ()
+    studies: list[Study] = []
     if write_page is not None:
         studies = studies_of(section)
         known = [each.key for each in studies_of(None)]

@@ -9,3 +9,5 @@ from dashboards.reports.paper_sections.section import PaperSection
 from dashboards.reports.paper_sections.svip import SVIP
 
 SECTIONS: tuple[PaperSection, ...] = (*REPLAYED, *SVIP)
+
+__all__ = ["SECTIONS", "PaperSection"]
