@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -24,8 +24,13 @@ from jobs.options import (
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 
+if TYPE_CHECKING:
+    from specdec_core.studies.papers.methods import Paper
+    from specdec_core.studies.papers.studies import Study
+
 PAPERS = Path(__file__).with_name("sweeps") / "papers.yaml"
 METHODS = PAPERS.with_name("papers-methods.yaml")
+LONG_FORM = Path(__file__).with_name("long_form.yaml")
 QUICK = {"limit": 3, "max_new_tokens": 32, "repeats": 1}
 
 
@@ -40,6 +45,12 @@ def main(
     table: Annotated[
         list[str] | None, Option(help="Only this table of the file; repeatable.")
     ] = None,
+    section: Annotated[
+        list[str] | None, Option(help="Only this section from recordings, on the page; repeatable.")
+    ] = None,
+    long_form: Annotated[
+        Path, Option(help="YAML of the page's long texts, as `specdec long-form`'s.")
+    ] = LONG_FORM,
     chat_template: MaybeChatTemplate = None,
     limit: MaybeLimit = None,
     max_new_tokens: MaybeTokens = None,
@@ -58,7 +69,9 @@ def main(
     """Write the papers' comparison tables, measured live for your pair and prompts.
 
     Every method is decoded in turn with the others on the same prompts. Run it on an otherwise
-    idle machine. Interrupted, the same command goes on where it stopped.
+    idle machine. Interrupted, the same command goes on where it stopped. With --page, what the
+    page's sections need is recorded too, and what was measured or computed for the same inputs is
+    taken, unless --fresh.
     """
     from specdec_core.studies.papers.methods import load_methods
     from specdec_core.studies.papers.plan import load_paper_plan
@@ -72,28 +85,46 @@ def main(
         pair=pair_changes(target, draft, max_length),
         **{**(QUICK if quick else {}), **options},
     )
-    listed = () if write_page is None else load_methods(METHODS, load_paper_plan(PAPERS))
+    if section and write_page is None:
+        raise UserError("--section goes with --page")
+    listed: tuple[Paper, ...] = ()
+    studies: list[Study] = []
+    if write_page is not None:
+        studies = studies_of(section)
+        known = [each.key for each in studies_of(None)]
+        listed = load_methods(METHODS, load_paper_plan(PAPERS), known)
 
     # Ray, torch and MLflow take seconds to import.
-    from cluster.papers import run_papers
+    from cluster.papers import run_papers, study_inputs
     from dashboards.outputs.console import show
     from dashboards.outputs.files import write
     from dashboards.outputs.mlflow_runs import log
-    from dashboards.progress import ConsoleProgress
+    from dashboards.progress import PapersProgress
     from dashboards.reports.papers import report
     from dashboards.reports.papers_page import papers_page
     from specdec_core.base.files import write_atomically
+    from specdec_core.studies.bench.benchmark import read_bench_plan
+    from specdec_core.studies.long_form import LongFormPlan
+    from specdec_core.studies.papers.studies import study_tables
 
-    with interruptible(), ConsoleProgress(console) as progress:
-        result, folder = run_papers(plan, workspace(), name, fresh, progress)
+    same = {"pair": plan.pair.model_dump(mode="json")}
+    long_texts = read_bench_plan(LongFormPlan, long_form, **same) if write_page else None
+
+    with interruptible(), PapersProgress(console) as progress:
+        again = write_page is None  # the page is made of what is there
+        result, folder = run_papers(plan, workspace(), name, fresh, progress, again)
         progress.stage("writing the tables")
         shown = report(result)
         files = write(shown, folder.path, "papers", apart=True)
         kept = [folder.path / "papers.json", folder.path / "plan.yaml"]
         log(shown, [*files, *kept], resume=folder.path)
         if write_page is not None:
+            wanted = {name for study in studies for name in study.needs}
+            home = workspace()
+            inputs = study_inputs(plan, result, folder, home, wanted, progress, long_texts)
+            studied = study_tables(studies, inputs, folder.sections, fresh, progress)
             made_by = " ".join(["specdec papers", *sys.argv[1:]])
-            text, figures = papers_page(result, listed, made_by)
+            text, figures = papers_page(result, listed, made_by, studied)
             for file, figure in figures.items():
                 write_atomically(write_page.parent / file, figure)
             write_atomically(write_page, text)
@@ -104,6 +135,17 @@ def main(
     point("tables", folder.path / "papers.md")
     point("page", folder.path / "papers.html")
     print_runs_page(result.pair.name)
+
+
+def studies_of(keys: list[str] | None) -> list[Study]:
+    """The studies of the sections with these keys; of all, if unset."""
+    from dashboards.reports.paper_sections import SECTIONS
+
+    studies = {section.key: section.study for section in SECTIONS}
+    for key in keys or ():
+        if key not in studies:
+            raise UserError(f"--section {key}: no such section ({', '.join(studies)})")
+    return [study for key, study in studies.items() if keys is None or key in keys]
 
 
 def parse_sources(options: list[str] | None) -> dict[str, str]:
