@@ -97,6 +97,11 @@ class Table(Value):
         default=1,
         description="which of the pair's drafts; a pair without so many has no such table",
     )
+    eagle: bool = Field(
+        default=False,
+        description="with the pair's first EAGLE head as the draft; a pair without one has no such"
+        " table",
+    )
     repeats: PositiveInt | None = Field(
         default=None, description="times a prompt is timed for this table; unset, the plan's"
     )
