@@ -9,12 +9,13 @@ interrupted run resumes with the next. Policies and drafters that learn start ev
                   blocks/<set>-<repeat>.json
                   papers.json          the result
                   finished             written last
+    papers/sections/<key>-….parquet    the page's sections (:func:`study_tables`)
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,19 +23,30 @@ from pathlib import Path
 import ray
 from pydantic import TypeAdapter
 
+from cluster.recording import RecordingPlan, run_recording
 from cluster.session import get, ray_session, resources
 from cluster.sweep.timing import InterleavedTimes, RemoteTimer, alone, start_bench
+from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
 from specdec_core.engine import Request
 from specdec_core.models.pair import check_pair
 from specdec_core.prompts.prompt_sets import PromptSet
+from specdec_core.recordings.observer import RecordingObserver
+from specdec_core.recordings.schema import Recording
 from specdec_core.search.folder import SweepFolder
+from specdec_core.search.plan import PromptSource
 from specdec_core.search.results import Timing
-from specdec_core.studies.papers.inputs import load_sets, with_datastores, with_own_heads
-from specdec_core.studies.papers.plan import PaperPlan
+from specdec_core.studies.papers.inputs import (
+    load_sets,
+    place_of,
+    with_datastores,
+    with_own_heads,
+)
+from specdec_core.studies.papers.plan import PaperPlan, Recorded
 from specdec_core.studies.papers.result import Measured, PapersResult
+from specdec_core.studies.papers.studies import TABLES, Decoded, Input
 
 _TIMES = TypeAdapter(InterleavedTimes)
 
@@ -42,6 +54,11 @@ _TIMES = TypeAdapter(InterleavedTimes)
 @dataclass(frozen=True)
 class PapersFolder(SweepFolder):
     """The folder of the blocks and the result."""
+
+    @property
+    def sections(self) -> Path:
+        """The tables of the page's sections, of all runs."""
+        return self.path.parent / "sections"
 
     def papers(self) -> PapersResult | None:
         return PapersResult.load(self.path) if (self.path / "papers.json").exists() else None
@@ -116,6 +133,64 @@ def run_papers(
             result.save(folder.path)
         ray.kill(bench)
     return result, folder
+
+
+def study_inputs(
+    plan: PaperPlan,
+    result: PapersResult,
+    folder: PapersFolder,
+    home: Path,
+    wanted: Collection[str],
+    observer: RecordingObserver,
+) -> dict[str, Input]:
+    """The inputs among `wanted` of the page's sections: what the tables decoded, and the plan's
+    recordings, each made or resumed in `<home>/traces`. Optional prompt sets that are missing are
+    left out with a warning."""
+    inputs = {}
+    if TABLES in wanted:
+        inputs[TABLES] = Input(folder.digest or "", lambda: decoded(result, folder))
+    for name, recorded in plan.recordings.items():
+        if name in wanted:
+            sets = _record(plan, recorded, home, observer)
+            digests = [(key, recording.header.digest) for key, recording in sets.items()]
+            if sets:
+                inputs[name] = Input(str(digests), lambda sets=sets: sets)
+    return inputs
+
+
+def decoded(result: PapersResult, folder: PapersFolder) -> Decoded:
+    """What the tables decoded, from the folder's blocks."""
+    return Decoded(result, {name: folder.load_block(name, 0).generations for name in result.sets})
+
+
+def _record(
+    plan: PaperPlan, recorded: Recorded, home: Path, observer: RecordingObserver
+) -> dict[str, Recording]:
+    """The recordings of the sets by name."""
+    sets = {}
+    for name in recorded.prompts:
+        prompts = plan.prompts[name]
+        limits = [limit for limit in (prompts.limit, recorded.limit) if limit]
+        source = PromptSource(
+            source=place_of(prompts, home)[1],
+            limit=min(limits, default=None),
+            chat_template=prompts.chat_template,
+        )
+        wanted = RecordingPlan(
+            pair=plan.pair,
+            prompts=source,
+            sampling=recorded.sampling,
+            max_new_tokens=recorded.max_new_tokens or plan.max_new_tokens,
+            max_draft=recorded.max_draft,
+            mixing=0,
+        )
+        try:
+            sets[name] = run_recording(wanted, home, observer=observer)
+        except UserError as error:
+            if not prompts.optional:
+                raise
+            observer.warned(f"{name} is not recorded ({error})")
+    return sets
 
 
 def _measure(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -24,6 +24,9 @@ from jobs.options import (
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 
+if TYPE_CHECKING:
+    from specdec_core.studies.papers.studies import Study
+
 PAPERS = Path(__file__).with_name("sweeps") / "papers.yaml"
 METHODS = PAPERS.with_name("papers-methods.yaml")
 QUICK = {"limit": 3, "max_new_tokens": 32, "repeats": 1}
@@ -39,6 +42,9 @@ def main(
     ] = None,
     table: Annotated[
         list[str] | None, Option(help="Only this table of the file; repeatable.")
+    ] = None,
+    section: Annotated[
+        list[str] | None, Option(help="Only this section from recordings, on the page; repeatable.")
     ] = None,
     chat_template: MaybeChatTemplate = None,
     limit: MaybeLimit = None,
@@ -58,7 +64,8 @@ def main(
     """Write the papers' comparison tables, measured live for your pair and prompts.
 
     Every method is decoded in turn with the others on the same prompts. Run it on an otherwise
-    idle machine. Interrupted, the same command goes on where it stopped.
+    idle machine. Interrupted, the same command goes on where it stopped. With --page, what the
+    sections need is recorded too.
     """
     from specdec_core.studies.papers.methods import load_methods
     from specdec_core.studies.papers.plan import load_paper_plan
@@ -72,19 +79,22 @@ def main(
         pair=pair_changes(target, draft, max_length),
         **{**(QUICK if quick else {}), **options},
     )
-    listed = () if write_page is None else load_methods(METHODS, load_paper_plan(PAPERS))
+    studies = studies_of(section)
+    known = [each.key for each in studies_of(None)]
+    listed = () if write_page is None else load_methods(METHODS, load_paper_plan(PAPERS), known)
 
     # Ray, torch and MLflow take seconds to import.
-    from cluster.papers import run_papers
+    from cluster.papers import run_papers, study_inputs
     from dashboards.outputs.console import show
     from dashboards.outputs.files import write
     from dashboards.outputs.mlflow_runs import log
-    from dashboards.progress import ConsoleProgress
+    from dashboards.progress import PapersProgress
     from dashboards.reports.papers import report
     from dashboards.reports.papers_page import papers_page
     from specdec_core.base.files import write_atomically
+    from specdec_core.studies.papers.studies import study_tables
 
-    with interruptible(), ConsoleProgress(console) as progress:
+    with interruptible(), PapersProgress(console) as progress:
         result, folder = run_papers(plan, workspace(), name, fresh, progress)
         progress.stage("writing the tables")
         shown = report(result)
@@ -92,8 +102,11 @@ def main(
         kept = [folder.path / "papers.json", folder.path / "plan.yaml"]
         log(shown, [*files, *kept], resume=folder.path)
         if write_page is not None:
+            wanted = {name for study in studies for name in study.needs}
+            inputs = study_inputs(plan, result, folder, workspace(), wanted, progress)
+            studied = study_tables(studies, inputs, folder.sections, fresh, progress)
             made_by = " ".join(["specdec papers", *sys.argv[1:]])
-            text, figures = papers_page(result, listed, made_by)
+            text, figures = papers_page(result, listed, made_by, studied)
             for file, figure in figures.items():
                 write_atomically(write_page.parent / file, figure)
             write_atomically(write_page, text)
@@ -104,6 +117,17 @@ def main(
     point("tables", folder.path / "papers.md")
     point("page", folder.path / "papers.html")
     print_runs_page(result.pair.name)
+
+
+def studies_of(keys: list[str] | None) -> list[Study]:
+    """The studies of the sections with these keys; of all, if unset."""
+    from dashboards.reports.paper_sections import SECTIONS
+
+    studies = {section.key: section.study for section in SECTIONS}
+    for key in keys or ():
+        if key not in studies:
+            raise UserError(f"--section {key}: no such section ({', '.join(studies)})")
+    return [study for key, study in studies.items() if keys is None or key in keys]
 
 
 def parse_sources(options: list[str] | None) -> dict[str, str]:

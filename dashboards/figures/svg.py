@@ -1,15 +1,16 @@
-"""Bars as an SVG file, which needs no browser to be made."""
+"""Bars and lines as SVG files, which need no browser to be made."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isnan
+from math import ceil, floor, isnan, log10
 from typing import NamedTuple
 
 from dashboards.look import INK, MUTED, PAPER
 from dashboards.templating import render
 
 _ROW, _TOP, _BARS, _LETTER = 22, 58, 440, 7.0  # pixels
+_PLOT, _LEFT, _WIDTH, _HEIGHT = 260, 64, 560, 366  # of lines
 
 
 class SvgBar(NamedTuple):
@@ -61,3 +62,85 @@ def bars_svg(
             for bar in bars
         ],
     )
+
+
+class SvgLine(NamedTuple):
+    """Values over x; with `lows` and `highs` also the intervals."""
+
+    name: str
+    colour: str
+    x: Sequence[float]
+    y: Sequence[float]
+    dash: str = ""
+    lows: Sequence[float] = ()
+    highs: Sequence[float] = ()
+
+
+def lines_svg(
+    title: str,
+    subtitle: str,
+    lines: Sequence[SvgLine],
+    axes: tuple[str, str],
+    ticks: Mapping[float, str] | None = None,
+    zero: bool = True,
+) -> str:
+    """`lines` over a common x axis, whose marks are `ticks`, or else the values of x. `axes` are
+    both axes' titles. With `zero` y begins at 0, or below."""
+    xs = sorted({float(x) for line in lines for x in line.x})
+    ys = [float(y) for line in lines for y in (*line.y, *line.lows, *line.highs) if not isnan(y)]
+    ticks = ticks or {x: f"{x:g}" for x in xs}
+    low_x, high_x = min(xs, default=0.0), max(xs, default=1.0)
+    low_y, high_y, step = _round_range(
+        min([*ys, 0.0] if zero else ys, default=0.0), max(ys, default=1.0)
+    )
+    across = _WIDTH / ((high_x - low_x) or 1.0)
+    up = _PLOT / (high_y - low_y)
+
+    def place(x: float, y: float) -> str:
+        return f"{_LEFT + across * (x - low_x):.1f} {_TOP + up * (high_y - y):.1f}"
+
+    marks = [low_y + step * number for number in range(round((high_y - low_y) / step) + 1)]
+    return render(
+        "lines.jinja",
+        title=title,
+        subtitle=subtitle,
+        width=_LEFT
+        + _WIDTH
+        + 40
+        + round(_LETTER * max((len(line.name) for line in lines), default=0)),
+        height=max(_HEIGHT, _TOP + 18 * len(lines)),
+        left=_LEFT,
+        right=_LEFT + _WIDTH,
+        top=_TOP,
+        bottom=_TOP + _PLOT,
+        ink=INK,
+        muted=MUTED,
+        paper=PAPER,
+        axes=axes,
+        across=[(round(_LEFT + across * (x - low_x), 1), text) for x, text in ticks.items()],
+        up=[(round(_TOP + up * (high_y - y), 1), f"{y:.4g}") for y in marks],
+        lines=[
+            {
+                "name": line.name,
+                "colour": line.colour,
+                "dash": line.dash,
+                "path": "L".join(
+                    place(x, y) for x, y in zip(line.x, line.y, strict=True) if not isnan(y)
+                ),
+                "intervals": [
+                    f"M{place(x, low)}L{place(x, high)}"
+                    for x, low, high in zip(line.x, line.lows, line.highs, strict=False)
+                ],
+            }
+            for line in lines
+        ],
+    )
+
+
+def _round_range(low: float, high: float) -> tuple[float, float, float]:
+    """The ends of an axis that holds both, and the step of its marks: 1, 2 or 5 times a power of
+    ten."""
+    span = (high - low) or 1.0
+    power = 10.0 ** floor(log10(span / 5))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= span / 5)
+    return step * floor(low / step + 1e-9), step * ceil(high / step - 1e-9), step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -10,34 +10,53 @@ import pandas as pd
 from dashboards import cells
 from dashboards.figures.papers import QUANTITIES, paper_svg
 from dashboards.outputs.markdown import part
+from dashboards.reports.paper_sections import SECTIONS, PaperSection
 from dashboards.reports.papers import notes, tables
 from dashboards.sections import Section
-from specdec_core.studies.papers.methods import Ours, Paper, measured_range
+from specdec_core.studies.papers.methods import (
+    Ours,
+    OursOfSection,
+    Paper,
+    PaperMethod,
+    measured_range,
+)
 from specdec_core.studies.papers.result import PapersResult
 
 TITLE = "The papers, method by method"
 ABOUT = (
     "Each table names a method or result of a paper, where the code has it, the test that guards"
-    " it, the paper's number, and the one measured here: the range over the prompt sets,"
-    " drafts and temperatures of its row in a table below. A dash was not measured."
+    " it, the paper's number, and the one measured here: of a row in a table below the range over"
+    " prompt sets, drafts and temperatures. A dash was not measured."
 )
 
 
 def papers_page(
-    result: PapersResult, papers: Sequence[Paper], made_by: str
+    result: PapersResult,
+    papers: Sequence[Paper],
+    made_by: str,
+    studied: Mapping[str, pd.DataFrame] | None = None,
+    sections: Sequence[PaperSection] = SECTIONS,
 ) -> tuple[str, dict[str, str]]:
-    """The page in Markdown, and the SVG files that it shows, by name."""
+    """The page in Markdown, and the SVG files that it shows, by name. `studied` has the tables of
+    the studies behind `sections`; sections without one are left out."""
+    studied = studied or {}
     measured = {section.key: section for section in tables(result)}
     parts = [f"# {TITLE}", ABOUT, _origin(result, made_by), *notes(result)]
     figures: dict[str, str] = {}
     for paper in papers:
-        parts += [f"## {paper.title}", part(_methods(result, paper))]
+        parts += [f"## {paper.title}", part(_methods(result, paper, studied, sections))]
         if paper.errata:
             parts += ["Where the text is wrong or unclear:", _list(paper.errata)]
         for key in paper.tables:
             if key in measured:
                 figures[f"{key}.svg"] = svg = paper_svg(result, key)
                 parts.append("#" + part(replace(measured[key], svg=svg)))
+        for each in sections:
+            if each.paper == paper.title and each.key in studied:
+                shown = each.section(studied[each.key])
+                if shown.svg:
+                    figures[f"{each.key}.svg"] = shown.svg
+                parts.append("#" + part(shown))
     return "\n\n".join(filter(None, parts)) + "\n", figures
 
 
@@ -50,15 +69,28 @@ def _list(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _methods(result: PapersResult, paper: Paper) -> Section:
+def _methods(
+    result: PapersResult,
+    paper: Paper,
+    studied: Mapping[str, pd.DataFrame],
+    sections: Sequence[PaperSection],
+) -> Section:
+    of_sections = {each.key: each.ours for each in sections}
+
+    def ours(each: PaperMethod) -> str:
+        if isinstance(each.ours, OursOfSection):
+            key = each.ours.section
+            return of_sections[key](studied[key]) if key in studied else cells.NONE
+        return _ours(result, each.ours)
+
     rows = [
         {
             "method": each.method,
             "equation or algorithm": each.source,
             "code": f"`{each.code}`",
             "test": f"`{each.test}`",
-            "paper": each.reported or "–",
-            "here": _ours(result, each.ours),
+            "paper": each.reported or cells.NONE,
+            "here": ours(each),
         }
         for each in paper.methods
     ]
@@ -69,7 +101,7 @@ def _ours(result: PapersResult, ours: Ours | None) -> str:
     """A range with the quantity's name."""
     ends = None if ours is None else measured_range(result, ours)
     if ours is None or ends is None:
-        return "–"
+        return cells.NONE
     look = QUANTITIES[ours.quantity]
     low, high = (cells.as_number(value, look.form) for value in ends)
     name = "" if ours.quantity == "speedup" else f"{look.heading} "

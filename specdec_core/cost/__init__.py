@@ -4,6 +4,7 @@ Reading a profile needs neither torch nor transformers.
 """
 
 from specdec_core.cost.bounds import (
+    GaussianFit,
     RatioFit,
     approximation_bound,
     bretagnolle_huber_bound,
@@ -33,6 +34,7 @@ from specdec_core.cost.profile import Profile, draft_key, policy_key
 __all__ = [
     "ForwardCost",
     "ForwardTimes",
+    "GaussianFit",
     "Hardware",
     "Kind",
     "Measurement",

@@ -133,3 +133,36 @@ class RatioFit:
         from scipy import stats
 
         return float(stats.gamma.ppf(reliability, self.shape, scale=1 / self.rate)) / 2
+
+
+@dataclass(frozen=True)
+class GaussianFit:
+    """γ ~ N(`mean`, `deviation`²) (Eq. 14)."""
+
+    mean: float
+    deviation: float
+    fitted: int  # positions the fit is of
+    left_out: int  # positions without a finite γ
+
+    @classmethod
+    def of(cls, entropy: ArrayLike, cross_entropy: ArrayLike) -> GaussianFit:
+        """The most likely Gaussian for recorded positions. Left out are positions where γ has no
+        finite value.
+
+        Raises:
+            ValueError: fewer than two different values are left.
+        """
+        ratio = np.ravel(entropy_ratio(entropy, cross_entropy))
+        usable = ratio[np.isfinite(ratio)]
+        if len(np.unique(usable)) < 2:
+            raise ValueError("too few positions to fit the ratio of entropies")
+        left_out = len(ratio) - len(usable)
+        return cls(float(usable.mean()), float(usable.std()), len(usable), left_out)
+
+    def reliability(self, c: ArrayLike) -> np.ndarray:
+        """Eq. 14: P(γ ≤ 2c + 1) = Φ((2c + 1 - μ) / σ)."""
+        from scipy import stats
+
+        bound = 2 * np.asarray(c, dtype=float) + 1
+        share: np.ndarray = stats.norm.cdf(bound, loc=self.mean, scale=self.deviation)
+        return share

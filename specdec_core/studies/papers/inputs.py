@@ -31,7 +31,7 @@ def load_sets(
     loaded: dict[str, tuple[str, list[Prompt]]] = {}
     for name in parts:
         try:
-            loaded[name] = _load(name, plan.prompts[name], tokenizer, home)
+            loaded[name] = _load(plan.prompts[name], tokenizer, home)
         except UserError as error:
             if not plan.prompts[name].optional:
                 raise
@@ -49,16 +49,20 @@ def load_sets(
     return sets
 
 
-def _load(name: str, prompts: PromptsOf, tokenizer: Any, home: Path) -> tuple[str, list[Prompt]]:
+def _load(prompts: PromptsOf, tokenizer: Any, home: Path) -> tuple[str, list[Prompt]]:
     """Prompts of the first source that is a file, here or in the workspace, or else of the last,
     which may also be a bundled set or one of the hub's."""
-    limit, template = prompts.limit, prompts.chat_template
+    source, place = place_of(prompts, home)
+    return source, load_prompts(place, prompts.limit, tokenizer, prompts.chat_template)
+
+
+def place_of(prompts: PromptsOf, home: Path) -> tuple[str, str]:
+    """The source that a set is loaded from, and where that is: a file, a bundled set or a hub's."""
     for source in prompts.sources:
         for place in (Path(source), home / source):
             if place.is_file():
-                return source, load_prompts(str(place), limit, tokenizer, template)
-    last = prompts.sources[-1]
-    return last, load_prompts(last, limit, tokenizer, template)
+                return source, str(place)
+    return prompts.sources[-1], prompts.sources[-1]
 
 
 def _mixed(sets: Mapping[str, list[Prompt]], limit: int | None) -> tuple[str, list[Prompt]]:

@@ -6,6 +6,7 @@ A YAML file lists them by paper; it is checked against the plan's tables.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from pathlib import Path
 
 from specdec_core.base.errors import UserError
@@ -22,6 +23,12 @@ class Ours(Value):
     quantity: Quantity
 
 
+class OursOfSection(Value):
+    """The section of the page that shows where a method is measured."""
+
+    section: str
+
+
 class PaperMethod(Value):
     """A method, equation, table or figure of a paper. `code` and `test` are paths in the
     repository; `reported` is what the paper found."""
@@ -31,7 +38,7 @@ class PaperMethod(Value):
     code: str
     test: str
     reported: str = ""
-    ours: Ours | None = None
+    ours: Ours | OursOfSection | None = None
 
 
 class Paper(Value):
@@ -44,9 +51,9 @@ class Paper(Value):
     errata: tuple[str, ...] = ()
 
 
-def load_methods(path: Path, plan: PaperPlan) -> tuple[Paper, ...]:
+def load_methods(path: Path, plan: PaperPlan, sections: Collection[str] = ()) -> tuple[Paper, ...]:
     """The papers of a file. Raises :class:`UserError` for a table, row or quantity that the plan
-    lacks."""
+    lacks, and for a section that is not among `sections`."""
     papers = parse(tuple[Paper, ...], load_yaml(path), str(path))
     for paper in papers:
         for key in paper.tables:
@@ -54,6 +61,10 @@ def load_methods(path: Path, plan: PaperPlan) -> tuple[Paper, ...]:
                 raise UserError(f"{path}: {paper.title}: no table {key!r} in the plan")
         for each in paper.methods:
             if (ours := each.ours) is None:
+                continue
+            if isinstance(ours, OursOfSection):
+                if ours.section not in sections:
+                    raise UserError(f"{path}: {each.method}: no section {ours.section!r}")
                 continue
             table = plan.tables.get(ours.table)
             if table is None or ours.row not in [row.name for row in table.rows]:

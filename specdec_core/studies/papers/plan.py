@@ -19,6 +19,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import (
     Configuration,
     PairSpec,
+    Sampling,
     Temperature,
     Value,
     load_yaml,
@@ -70,6 +71,16 @@ class Datastore(Value):
     """The text that a datastore is built from if the workspace has none of its name."""
 
     source: str
+
+
+class Recorded(Value):
+    """Recordings of some prompt sets, from which the page's sections are computed."""
+
+    prompts: Annotated[tuple[str, ...], Field(min_length=1)]
+    sampling: Sampling = Sampling()
+    limit: PositiveInt | None = Field(default=None, description="prompts of each set at most")
+    max_new_tokens: PositiveInt | None = Field(default=None, description="unset, the plan's")
+    max_draft: PositiveInt = Field(default=40, description="the longest draft that is known")
 
 
 class Row(Value):
@@ -159,6 +170,9 @@ class PaperPlan(Value):
     repeats: PositiveInt = Field(default=2, description="times each prompt is decoded and timed")
     datastores: dict[str, Datastore] = Field(default={})
     tables: Annotated[dict[str, Table], Field(min_length=1)]
+    recordings: dict[str, Recorded] = Field(
+        default={}, description="what the page's sections are computed from"
+    )
     notes: tuple[str, ...] = ()
 
     def methods(self, table: str, source: str = "papers") -> list[Method]:
@@ -229,6 +243,12 @@ class PaperPlan(Value):
             for part in prompts.mix:
                 if part not in self.prompts or self.prompts[part].mix:
                     raise UserError(f"{source}: prompts.{name}.mix: no set {part!r} to mix in")
+        for key, recorded in self.recordings.items():
+            for name in recorded.prompts:
+                if name not in self.prompts or self.prompts[name].mix:
+                    raise UserError(
+                        f"{source}: recordings.{key}.prompts: no set {name!r} to record"
+                    )
         for key, table in self.tables.items():
             if not key or Path(key).name != key or key in (".", ".."):
                 raise UserError(f"{source}: tables.{key}: expected a file's name, not a path")
@@ -242,8 +262,8 @@ class PaperPlan(Value):
                 raise UserError(f"{source}: tables.{key}.rows: {again!r} is there twice")
 
     def digest(self, prompts: Mapping[str, str]) -> str:
-        """A hash of everything that the results depend on; `prompts` are the sets' digests."""
-        content = [self.model_dump(mode="json"), dict(prompts)]
+        """A hash of everything that the tables depend on; `prompts` are the sets' digests."""
+        content = [self.model_dump(mode="json", exclude={"recordings"}), dict(prompts)]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def lines(self, key: str, number: int, source: str = "papers") -> Iterator[Method]:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pandas as pd
 import pytest
 
+from dashboards import cells
 from dashboards.figures.papers import paper_figure
+from dashboards.reports.paper_sections import SECTIONS, PaperSection
 from dashboards.reports.papers_page import papers_page
+from dashboards.sections import Section
 from jobs.papers import METHODS, PAPERS
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
@@ -16,13 +20,15 @@ from specdec_core.studies.papers.inputs import with_own_heads
 from specdec_core.studies.papers.methods import Ours, Paper, load_methods, measured_range
 from specdec_core.studies.papers.plan import PaperPlan, load_paper_plan
 from specdec_core.studies.papers.result import PapersResult
+from specdec_core.studies.papers.studies import TABLES, Study
 from tests.dashboards.reports.test_papers import result  # noqa: F401 (a fixture)
 
 ROOT = Path(__file__).parents[3]
 
 
 def test_every_method_has_its_code_its_test_and_its_row() -> None:
-    papers = load_methods(METHODS, load_paper_plan(PAPERS))
+    keys = [section.key for section in SECTIONS]
+    papers = load_methods(METHODS, load_paper_plan(PAPERS), keys)
     assert len(papers) == 5
     for paper in papers:
         for each in paper.methods:
@@ -30,6 +36,10 @@ def test_every_method_has_its_code_its_test_and_its_row() -> None:
             assert (ROOT / each.test).is_file()
     shown = [key for paper in papers for key in paper.tables]
     assert sorted(shown) == sorted(load_paper_plan(PAPERS).tables)
+    assert len(set(keys)) == len(keys)
+    assert {section.paper for section in SECTIONS} <= {paper.title for paper in papers}
+    known = {TABLES, *load_paper_plan(PAPERS).recordings}
+    assert {name for section in SECTIONS for name in section.study.needs} <= known
 
 
 @pytest.mark.parametrize(
@@ -38,13 +48,14 @@ def test_every_method_has_its_code_its_test_and_its_row() -> None:
         ("row: UCBSpec,", "row: UBCSpec,", "no row 'UBCSpec' in 'banditspec'"),
         ("tables: [svip-1]", "tables: [svip-9]", "no table 'svip-9'"),
         ("row: UCBSpec, quantity: mat", "row: UCBSpec, quantity: path_rate", "has no path_rate"),
+        ("{section: svip-t4}", "{section: svip-t9}", "no section 'svip-t9'"),
     ],
 )
 def test_a_method_of_no_table_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
     file = tmp_path / "methods.yaml"
     file.write_text(METHODS.read_text().replace(old, new))
     with pytest.raises(UserError, match=said):
-        load_methods(file, load_paper_plan(PAPERS))
+        load_methods(file, load_paper_plan(PAPERS), [section.key for section in SECTIONS])
 
 
 PAPER = Paper.model_validate(
@@ -61,6 +72,14 @@ PAPER = Paper.model_validate(
                 "ours": {"table": "lengths", "row": "Chain", "quantity": "speedup"},
             },
             {"method": "Theory", "source": "Thm 1", "code": "theory.py", "test": "test_theory.py"},
+            {
+                "method": "Lengths",
+                "source": "Fig. 2",
+                "code": "lengths.py",
+                "test": "test_lengths.py",
+                "reported": "9",
+                "ours": {"section": "lengths-2"},
+            },
         ],
         "errata": ["Eq. 1 has a wrong sign."],
     }
@@ -81,6 +100,30 @@ def test_the_page_has_both_numbers_and_every_figure(result: PapersResult) -> Non
         assert f"]({name})" in text
         texts = [node.text for node in ElementTree.fromstring(svg).iter() if node.text]
         assert any(text.startswith(("Chain", "chain")) for text in texts)
+
+
+def test_a_section_has_both_numbers_its_setting_and_its_figure(
+    result: PapersResult,  # noqa: F811
+) -> None:
+    section = PaperSection(
+        Study("lengths-2", ("greedy",), pd.DataFrame),
+        "A paper",
+        "Fig. 2",
+        "Lengths",
+        "nine.",
+        "another pair.",
+        lambda table: Section(key="", svg="<svg/>", shown=cells.everything(table)),
+        lambda table: f"{table['length'].max()}",
+    )
+    studied = {"lengths-2": pd.DataFrame({"length": [4, 7]})}
+    text, figures = papers_page(result, [PAPER], "specdec papers", studied, [section])
+    assert "| Lengths | Fig. 2 | `lengths.py` | `test_lengths.py` | 9 | 7 |" in text
+    assert "### Lengths\n\n![Lengths](lengths-2.svg)\n\nA paper, Fig. 2.\n" in text
+    assert "- In the paper: nine.\n- Here: another pair.\n" in text
+    assert figures["lengths-2.svg"] == "<svg/>"
+    text, figures = papers_page(result, [PAPER], "specdec papers", {}, [section])
+    assert "| `test_lengths.py` | 9 | – |" in text
+    assert "lengths-2.svg" not in figures
 
 
 def test_a_row_that_was_not_measured_has_no_number(result: PapersResult) -> None:  # noqa: F811

@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from specdec_core.cost import (
+    GaussianFit,
     RatioFit,
     approximation_bound,
     bretagnolle_huber_bound,
@@ -107,6 +108,26 @@ class TestApproximation:
         assert np.isnan(entropy_ratio(0.0, 0.0))
         assert np.isnan(entropy_ratio(0.0, 2.0))
         assert entropy_ratio(0.5, np.inf) == np.inf
+
+
+class TestGaussianFit:
+    def test_finds_the_gaussian_that_positions_were_drawn_from(self):
+        rng = np.random.default_rng(0)
+        h = rng.exponential(2.0, size=20_000)
+        ratio = rng.normal(9.0, 1.5, size=len(h))
+        fit = GaussianFit.of(h, ratio * h)
+        assert fit.mean == pytest.approx(9.0, rel=0.01)
+        assert fit.deviation == pytest.approx(1.5, rel=0.02)
+        assert fit.reliability(4.0) == pytest.approx(0.5, abs=0.02)  # Eq. 14 at 2c + 1 = μ
+        assert fit.reliability(4.75) == pytest.approx(0.841, abs=0.02)  # one σ above
+
+    def test_positions_without_a_ratio_are_left_out(self):
+        fit = GaussianFit.of([1.0, 1.0, 0.0, 1.0], [2.0, 3.0, 1.0, np.inf])
+        assert (fit.mean, fit.fitted, fit.left_out) == (2.5, 2, 2)
+
+    def test_too_few_positions_are_refused(self):
+        with pytest.raises(ValueError, match="too few positions"):
+            GaussianFit.of([1.0, 1.0], [2.0, 2.0])
 
 
 class TestRatioFit:

@@ -1,0 +1,10 @@
+"""The sections of the page on the papers that are made from recordings or decoded texts.
+
+A new one is a :class:`~dashboards.reports.paper_sections.section.PaperSection` in the tuple of its
+paper.
+"""
+
+from dashboards.reports.paper_sections.section import PaperSection
+from dashboards.reports.paper_sections.svip import SVIP
+
+SECTIONS: tuple[PaperSection, ...] = (*SVIP,)

@@ -1,0 +1,453 @@
+"""SVIP's figures and tables that recordings hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from dashboards import cells
+from dashboards.figures.svg import SvgLine, lines_svg
+from dashboards.look import DRAFT_COLOURS, INK, style
+from dashboards.reports.paper_sections.section import PaperSection
+from dashboards.sections import Section
+from specdec_core.studies.papers import svip
+from specdec_core.studies.papers.studies import Study
+
+PAPER = "SVIP"
+BOTH = ("greedy", "sampled")
+COLOURS = {
+    "Constant, K=5": style("fixed").colour,
+    "Heuristic": style("heuristic").colour,
+    "SVIP, h=0.3": style("svip").colour,
+    "SVIP, h=1.2": style("confidence").colour,
+    svip.ORACLE: INK,
+}
+SET = {"prompts": cells.text("prompts"), "sampling": cells.text("sampling")}
+DASHES = {"greedy": "", "T=1": "5 3"}
+SETTING = (
+    "the bundled pair's small draft; texts of 96 tokens on the prompt sets named, greedy and"
+    " sampled at temperature 1"
+)
+POLICY = {
+    "policy": cells.text("policy"),
+    "drafted a round": cells.number("drafted", ".2f"),
+    "accepted": cells.number("accepted", ".1%"),
+}
+
+
+def oracle_lengths(table: pd.DataFrame) -> Section:
+    """The variance over context, a line a set."""
+    lines = [
+        SvgLine(
+            name,
+            colour,
+            each["up_to"],
+            each["variance"],
+            dash,
+            each["variance_low"],
+            each["variance_high"],
+        )
+        for name, colour, dash, each in _by_set(table)
+    ]
+    return Section(
+        key="",
+        note="An oracle drafts what will be accepted, and no more; context counts the prompt.",
+        svg=lines_svg(
+            "The variance of the oracle's draft length",
+            "tokens², with 95 % intervals over prompts",
+            lines,
+            ("context up to, tokens", "variance"),
+            {float(edge): str(edge) for edge in sorted(set(table["up_to"])) if edge != 64},
+        ),
+        shown=cells.table(
+            table,
+            {
+                **SET,
+                "context up to": cells.count("up_to"),
+                "rounds": cells.count("rounds"),
+                "mean": cells.number("mean", ".2f"),
+                "variance": cells.interval("variance", ".1f"),
+            },
+        ),
+    )
+
+
+def entropies(table: pd.DataFrame) -> Section:
+    return Section(
+        key="",
+        note="The draft's mean entropy, nats.",
+        shown=cells.table(
+            table,
+            {
+                **SET,
+                "accepted": cells.number("accepted", ".2f"),
+                "rejected": cells.number("rejected", ".2f"),
+                "tokens accepted": cells.count("n_accepted"),
+                "rejected ": cells.count("n_rejected"),
+            },
+        ),
+    )
+
+
+def divergences(table: pd.DataFrame) -> Section:
+    """KL over the place before a rejection."""
+    lines = [
+        SvgLine(name, colour, each["offset"], each["kl"], dash)
+        for name, colour, dash, each in _by_set(table)
+    ]
+    wide = table.pivot(index=["prompts", "sampling", "rejections"], columns="offset", values="kl")
+    places = {"rejected" if n == 0 else str(n): cells.number(n, ".2f") for n in wide.columns}
+    return Section(
+        key="",
+        note="Mean KL(q‖p), nats, at rejected tokens and at the four accepted ones before them.",
+        svg=lines_svg(
+            "Divergence before a rejection",
+            "mean KL(q‖p)",
+            lines,
+            ("tokens from the rejected one", "nats"),
+        ),
+        shown=cells.table(
+            wide.reset_index(), {**SET, **places, "rejections": cells.count("rejections")}
+        ),
+    )
+
+
+def sorted_probabilities(table: pd.DataFrame) -> Section:
+    """Log probability over rank, accepted and rejected, of the sampled texts."""
+    shown = table[table["sampling"] != "greedy"]
+    lines = [
+        SvgLine(
+            f"{name}, {outcome}", colour, each["rank"], each["log_probability"],
+            "" if outcome == "accepted" else "5 3",
+        )
+        for (name, colour) in _colours(shown["prompts"])
+        for outcome, each in shown[shown["prompts"] == name].groupby("outcome")
+    ]  # fmt: skip
+    firsts = table[table["rank"].isin((1, 2, 10))]
+    wide = firsts.pivot(
+        index=["prompts", "sampling", "outcome"], columns="rank", values="log_probability"
+    )
+    ranks = {f"rank {n}": cells.number(n, ".2f") for n in wide.columns}
+    return Section(
+        key="",
+        note="Mean log probability of the draft's most likely tokens, by rank.",
+        svg=lines_svg(
+            "The draft's distribution at accepted and rejected tokens",
+            "mean log probability by rank, sampled",
+            lines,
+            ("rank", "log probability"),
+            zero=False,
+        ),
+        shown=cells.table(
+            wide.reset_index(), {**SET, "candidates": cells.text("outcome"), **ranks}
+        ),
+    )
+
+
+def bounds(table: pd.DataFrame) -> Section:
+    """The bounds over positions sorted by acceptance, of the first set."""
+    first = table[table["prompts"] == table["prompts"].iloc[0]]
+    curves = {
+        "β (Eq. 1)": ("beta", INK, ""),
+        "Pinsker (Eq. 4)": ("oracle_bound", style("fixed").colour, ""),
+        "1 − √(0.18 H) (Eq. 6)": ("approximation", style("svip").colour, "5 3"),
+    }
+    means = table.groupby(["prompts", "sampling"], sort=False, as_index=False).mean()
+    return Section(
+        key="",
+        note="Positions sorted by acceptance probability; the table has the means over all.",
+        svg=lines_svg(
+            "Acceptance probability and its lower bounds",
+            f"{first['prompts'].iloc[0]}, sampled; means of equal parts",
+            [
+                SvgLine(name, colour, first["share"], first[column], dash)
+                for name, (column, colour, dash) in curves.items()
+            ],
+            ("positions sorted by β", "probability"),
+            {0.0125: "0", 0.5: "50 %", 0.9875: "100 %"},
+        ),
+        shown=cells.table(
+            means,
+            {
+                **SET,
+                "β": cells.number("beta", ".2f"),
+                "Pinsker": cells.number("oracle_bound", ".2f"),
+                "1 − √(0.18 H)": cells.number("approximation", ".2f"),
+                "the last is below β": cells.number("holds", ".1%"),
+            },
+        ),
+    )
+
+
+def ratio_fits(table: pd.DataFrame) -> Section:
+    """How often the approximation is a bound, measured and by both fits."""
+    first = table[table["prompts"] == table["prompts"].iloc[0]]
+    curves = {
+        "measured": ("measured", INK, ""),
+        "Gaussian (Eq. 14)": ("gaussian", style("fixed").colour, "5 3"),
+        "Gamma (Eq. 15)": ("gamma", style("svip").colour, "5 3"),
+    }
+    return Section(
+        key="",
+        note="γ is the cross entropy over the entropy. The approximation is below Pinsker's bound"
+        " where γ ≤ 2c + 1.",
+        svg=lines_svg(
+            "How often the approximation is a bound",
+            f"{first['prompts'].iloc[0]}, sampled",
+            [
+                SvgLine(name, colour, first["c"], first[column], dash)
+                for name, (column, colour, dash) in curves.items()
+            ],
+            ("c", "share of positions"),
+            {c: f"{c:g}" for c in (0.18, 0.5, 1.0, 2.0)},
+        ),
+        shown=cells.table(
+            table,
+            {
+                **SET,
+                "c": cells.number("c", "g"),
+                "measured": cells.number("measured", ".1%"),
+                "Gaussian": cells.number("gaussian", ".1%"),
+                "Gamma": cells.number("gamma", ".1%"),
+                "μ, σ": lambda row: f"{row['mean']:.2f}, {row['deviation']:.2f}",
+                "α, β": lambda row: f"{row['shape']:.2f}, {row['rate']:.2f}",
+            },
+        ),
+    )
+
+
+def lengths_by_context(table: pd.DataFrame) -> Section:
+    """Drafted tokens over context, a line a policy."""
+    return Section(
+        key="",
+        svg=lines_svg(
+            "Drafted tokens by context",
+            "mean of a round",
+            [
+                SvgLine(name, COLOURS[name], each["up_to"], each["drafted"])
+                for name, each in table.groupby("policy", sort=False)
+            ],
+            ("context up to, tokens", "tokens"),
+        ),
+        shown=cells.table(
+            table,
+            {
+                **SET,
+                "context up to": cells.count("up_to"),
+                "rounds": cells.count("rounds"),
+                **POLICY,
+            },
+        ),
+        ruled=cells.group_ends(table["policy"]),
+    )
+
+
+def lengths(table: pd.DataFrame) -> Section:
+    return Section(
+        key="",
+        note="Δ is drafted minus oracle's tokens.",
+        shown=cells.table(
+            table,
+            {
+                **SET,
+                **POLICY,
+                "MAT": cells.number("mat", ".2f"),
+                "mean Δ": cells.number("delta", "+.2f"),
+                "mean |Δ|": cells.number("distance", ".2f"),
+                "Δ = 0": cells.number("exact", ".1%"),
+            },
+        ),
+        ruled=cells.group_ends(zip(table["prompts"], table["sampling"], strict=True)),
+    )
+
+
+def example(table: pd.DataFrame) -> Section:
+    """Drafted tokens over the rounds of a text, a line a policy."""
+    spread = table.groupby("policy", sort=False)["drafted"].agg(["mean", "std", "max"])
+    return Section(
+        key="",
+        svg=lines_svg(
+            "Draft lengths in one text",
+            f"the first rounds, {table['prompts'].iloc[0]}",
+            [
+                SvgLine(
+                    name,
+                    COLOURS[name],
+                    each["round"],
+                    each["drafted"],
+                    "5 3" * (name == svip.ORACLE),
+                )
+                for name, each in table.groupby("policy", sort=False)
+            ],
+            ("round", "drafted tokens"),
+            {float(n): str(n) for n in (1, 10, 20, 30, 40) if n <= table["round"].max()},
+        ),
+        shown=cells.table(
+            spread.reset_index(),
+            {
+                "policy": cells.text("policy"),
+                "mean": cells.number("mean", ".2f"),
+                "standard deviation": cells.number("std", ".2f"),
+                "longest": cells.count("max"),
+            },
+        ),
+    )
+
+
+def tokens(table: pd.DataFrame) -> Section:
+    return Section(
+        key="",
+        shown=cells.table(
+            table,
+            {
+                "token": lambda row: (
+                    f"`{row['token']}`" if row["token"] != "all tokens" else row["token"]
+                ),
+                "mean entropy": cells.number("entropy", ".2f"),
+                "accepted": cells.number("accepted", ".2f"),
+                "drafted": cells.count("count"),
+            },
+        ),
+    )
+
+
+def _by_set(table: pd.DataFrame) -> list[tuple[str, str, str, pd.DataFrame]]:
+    """Name, colour, dash and rows of each set and sampling."""
+    groups = []
+    for name, colour in _colours(table["prompts"]):
+        for sampling, each in table[table["prompts"] == name].groupby("sampling", sort=False):
+            groups.append((f"{name}, {sampling}", colour, DASHES.get(str(sampling), ""), each))
+    return groups
+
+
+def _colours(names: Sequence[str]) -> list[tuple[str, str]]:
+    return list(zip(dict.fromkeys(names), DRAFT_COLOURS, strict=False))
+
+
+def _range(values: pd.Series, form: str) -> str:
+    low, high = (cells.as_number(value, form) for value in (values.min(), values.max()))
+    return low if low == high else f"{low}–{high}"
+
+
+def _of_policy(table: pd.DataFrame, column: str, form: str) -> str:
+    return _range(table.loc[table["policy"] == "SVIP, h=0.3", column], form)
+
+
+def _surge(table: pd.DataFrame) -> str:
+    at = table.set_index("offset")["kl"]
+    return f"{at[0].mean() / at[-1].mean():.1f} times that of the token before"
+
+
+SVIP = (
+    PaperSection(
+        Study("svip-f1", (*BOTH, "long"), svip.oracle_lengths),
+        PAPER,
+        "Fig. 1",
+        "The oracle's draft length by context",
+        "the variance rises steeply with context, up to thousands of tokens (a drawing only).",
+        f"{SETTING}, and texts of 768 tokens; the pair holds 1,024.",
+        oracle_lengths,
+        lambda table: f"variance {_range(table['variance'], '.1f')}",
+    ),
+    PaperSection(
+        Study("svip-t1", BOTH, svip.entropies),
+        PAPER,
+        "Table 1",
+        "The draft's entropy at accepted and rejected tokens",
+        "0.25 and 1.30 (AIME, greedy), 2.18 and 3.99 (MT-Bench, sampled).",
+        f"{SETTING}.",
+        entropies,
+        lambda table: (
+            f"{_range(table['accepted'], '.2f')} accepted,"
+            f" {_range(table['rejected'], '.2f')} rejected"
+        ),
+    ),
+    PaperSection(
+        Study("svip-f3a", BOTH, svip.divergence_before_rejections),
+        PAPER,
+        "Fig. 3a",
+        "Divergence before a rejection",
+        "it surges at the rejected token and gives no sign before (a drawing only).",
+        f"{SETTING}; rejections with at least four accepted tokens before them.",
+        divergences,
+        lambda table: f"at rejections {_surge(table)}",
+    ),
+    PaperSection(
+        Study("svip-f3b", BOTH, svip.sorted_probabilities),
+        PAPER,
+        "Fig. 3b",
+        "Sorted probabilities at accepted and rejected tokens",
+        "flatter at rejected tokens (a drawing only).",
+        f"{SETTING}; the ten most likely tokens that recordings hold, not the vocabulary.",
+        sorted_probabilities,
+    ),
+    PaperSection(
+        Study("svip-f4", ("sampled",), svip.bounds),
+        PAPER,
+        "Fig. 4, Eqs. 1, 4 and 6",
+        "The acceptance probability and its lower bounds",
+        "with c = 0.18 the approximation lies between the bound and the truth in most cases.",
+        "the bundled pair's small draft, sampled at temperature 1; bounds below 0 count as 0.",
+        bounds,
+        lambda table: f"below β at {_range(table.groupby('prompts')['holds'].mean(), '.0%')}",
+    ),
+    PaperSection(
+        Study("svip-gamma", ("sampled",), svip.ratio_fits),
+        PAPER,
+        "Eqs. 9, 14 and 15",
+        "γ by a Gaussian and by a Gamma",
+        "no numbers: it says that c trades reliability for tightness.",
+        "the bundled pair's small draft, sampled at temperature 1.",
+        ratio_fits,
+        lambda table: (
+            "P(γ ≤ 1.36) measured "
+            + _range(table.loc[table["c"] == svip.PAPER_C, "measured"], ".0%")
+            + ", Gaussian "
+            + _range(table.loc[table["c"] == svip.PAPER_C, "gaussian"], ".0%")
+            + ", Gamma "
+            + _range(table.loc[table["c"] == svip.PAPER_C, "gamma"], ".0%")
+        ),
+    ),
+    PaperSection(
+        Study("svip-f6", ("long",), svip.lengths_by_context),
+        PAPER,
+        "Fig. 6",
+        "Draft length and acceptance by context",
+        "SVIP drafts less than both others, and more of it is accepted, at all lengths to 8K.",
+        "texts of 768 tokens, sampled at temperature 1, by replay; the pair holds 1,024.",
+        lengths_by_context,
+        lambda table: f"{_of_policy(table, 'accepted', '.0%')} accepted",
+    ),
+    PaperSection(
+        Study("svip-f7", BOTH, svip.lengths),
+        PAPER,
+        "Fig. 7",
+        "Draft lengths against the oracle's",
+        "SVIP is off by less than 0.5 tokens on average; the others draft too much.",
+        f"{SETTING}; by replay, rounds with room for 40 tokens.",
+        lengths,
+        lambda table: f"mean Δ {_of_policy(table, 'delta', '+.2f')}",
+    ),
+    PaperSection(
+        Study("svip-f8", ("long",), svip.example),
+        PAPER,
+        "Fig. 8",
+        "Draft lengths in one text",
+        "SVIP's lengths vary from round to round as the oracle's do; others' do not (a drawing).",
+        "one text of 768 tokens, sampled at temperature 1, by replay.",
+        example,
+    ),
+    PaperSection(
+        Study("svip-t4", ("greedy",), svip.tokens),
+        PAPER,
+        "Table 4",
+        "Tokens that are hard and easy to draft",
+        "all tokens 0.38 and 0.68; “Wait” 1.17 and 0.53, “Alright” 1.38 and 0.22, “Actually” 1.52"
+        " and 0.33; “)”, “}”, “ynomials”, “ponents” 0.01–0.12 and 1.00.",
+        "all prompt sets together, greedy; the tokens least and most often accepted of those that"
+        " were drafted 20 times.",
+        tokens,
+        lambda table: f"all tokens {table['entropy'][0]:.2f} and {table['accepted'][0]:.2f}",
+    ),
+)

@@ -1,0 +1,67 @@
+"""A study's table is kept as soon as it is there, and computed again only for other inputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from specdec_core.base.observer import Observer
+from specdec_core.studies.papers.studies import Input, Study, study_tables
+
+
+class Counted:
+    """Doubles its input; says how often it was asked, and fails for 13."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __call__(self, number: int) -> pd.DataFrame:
+        if number == 13:
+            raise KeyboardInterrupt
+        self.asked.append(number)
+        return pd.DataFrame({"twice": [2 * number]})
+
+
+def inputs(**numbers: int) -> dict[str, Input]:
+    return {name: Input(f"is {n}", lambda n=n: n) for name, n in numbers.items()}
+
+
+def test_a_table_is_computed_once_for_the_same_inputs(tmp_path: Path) -> None:
+    measure = Counted()
+    study = Study("double", ("a",), measure)
+    first = study_tables([study], inputs(a=3), tmp_path)["double"]
+    assert list(first["twice"]) == [6]
+    pd.testing.assert_frame_equal(study_tables([study], inputs(a=3), tmp_path)["double"], first)
+    assert measure.asked == [3]
+    assert list(study_tables([study], inputs(a=4), tmp_path)["double"]["twice"]) == [8]
+    study_tables([study], inputs(a=3), tmp_path, fresh=True)
+    study_tables([Study("double", ("a",), measure, version=2)], inputs(a=3), tmp_path)
+    assert measure.asked == [3, 4, 3, 3]
+
+
+def test_an_interrupted_run_keeps_the_tables_that_it_has(tmp_path: Path) -> None:
+    measure = Counted()
+    studies = [Study("first", ("a",), measure), Study("second", ("b",), measure)]
+    with pytest.raises(KeyboardInterrupt):
+        study_tables(studies, inputs(a=3, b=13), tmp_path)
+    [kept] = tmp_path.iterdir()
+    assert kept.name.startswith("first-")
+    tables = study_tables(studies, inputs(a=3, b=5), tmp_path)
+    assert [*tables] == ["first", "second"]
+    assert measure.asked == [3, 5]
+
+
+def test_what_lacks_an_input_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    warnings = []
+
+    class Watching(Observer):
+        def warned(self, message: str) -> None:
+            warnings.append(message)
+
+    tables = study_tables(
+        [Study("double", ("a", "long"), Counted())], inputs(a=1), tmp_path, observer=Watching()
+    )
+    assert not tables
+    assert warnings == ["double is left out: no long"]
