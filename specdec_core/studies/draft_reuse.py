@@ -40,16 +40,6 @@ class BestLengths:
     lengths: pd.DataFrame
     rounds: pd.DataFrame
 
-    @property
-    def shorter(self) -> float:
-        """Share of the rounds with λ*_local below λ*_global: drafted in vain."""
-        return float((self.rounds["length"] < self.fixed).mean())
-
-    @property
-    def longer(self) -> float:
-        """Share of the rounds with λ*_local above λ*_global: a target call more than needed."""
-        return float((self.rounds["length"] > self.fixed).mean())
-
 
 def best_lengths(replay: Replay, target_cost: float, draft: str | None = None) -> BestLengths:
     """λ*_global and, round by round, λ*_local (Fig. 2a); a target call costs `target_cost` draft

@@ -207,6 +207,7 @@ BROKEN = {
         [{"name": "x"}, {"name": "x"}],
         r"tables\.methods\.rows: 'x' is there twice",
     ),
+    "against": (("tables", "once", "against"), "x", r"tables\.once\.against: no row 'x'"),
     "two": (("tables", "lengths", "vary"), {"λ": [1], "w": [1]}, r"tables\.lengths\.vary: "),
     "value": (("tables", "lengths", "vary"), {"λ": [0]}, r"max_tokens: .* \(got 0\)"),
     "mix": (("prompts", "mixture"), {"mix": ["sums", "x"]}, r"prompts\.mixture\.mix: no set 'x'"),

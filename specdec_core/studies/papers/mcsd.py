@@ -6,13 +6,15 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from specdec_core.base.errors import UserError
 from specdec_core.recordings.schema import Recording
 from specdec_core.studies.decision_values import decision_values
 
 
 def values(recordings: Mapping[str, Recording]) -> pd.DataFrame:
     """One row a candidate that a decision model judged: kind, draft, trained (examples), value,
-    accepted. Trained on some of the recordings' prompts, judged on others."""
+    accepted. Trained on some of the recordings' prompts, judged on others. Raises
+    :class:`UserError` where these are too few, or the pair has no draft model."""
     first = next(iter(recordings.values()))
     parts = [
         pd.DataFrame({"value": each.values, "accepted": each.accepted}).assign(
@@ -22,4 +24,6 @@ def values(recordings: Mapping[str, Recording]) -> pd.DataFrame:
         if draft not in first.header.eagle_heads
         for each in decision_values(list(recordings.values()), draft)
     ]
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    if not parts:
+        raise UserError("the pair has no draft model")
+    return pd.concat(parts, ignore_index=True)

@@ -119,6 +119,9 @@ class Table(Value):
     vary: dict[str, Annotated[tuple[Scalar, ...], Field(min_length=1)]] = Field(
         default={}, max_length=1
     )
+    against: str | None = Field(
+        default=None, description="a row; how each row below it compares with it is told"
+    )
     heat: bool = Field(
         default=False, description="drawn as a heat map of rows by the varied parameter"
     )
@@ -257,6 +260,8 @@ class PaperPlan(Value):
                     raise UserError(
                         f"{source}: tables.{key}.prompts: no set {name!r} (there are: {known})"
                     )
+            if table.against is not None and table.against not in [r.name for r in table.rows]:
+                raise UserError(f"{source}: tables.{key}.against: no row {table.against!r}")
             names = [method.name for method in self.methods(key, source)]
             if again := next((name for name in names if names.count(name) > 1), None):
                 raise UserError(f"{source}: tables.{key}.rows: {again!r} is there twice")
