@@ -14,11 +14,14 @@ interrupted run resumes with the next. Policies and drafters that learn start ev
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Self
 
 import ray
 from pydantic import TypeAdapter
@@ -31,13 +34,22 @@ from specdec_core.base.files import write_atomically
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
 from specdec_core.engine import Request
-from specdec_core.models.pair import check_pair
-from specdec_core.prompts.prompt_sets import PromptSet
+from specdec_core.engine.turns import requests_of
+from specdec_core.models.fingerprints import fingerprints
+from specdec_core.models.pair import check_pair, load_pair
+from specdec_core.prompts.prompt_sets import PromptSet, load_prompts
 from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.plan import PromptSource
 from specdec_core.search.results import Timing
+from specdec_core.studies.forward_times import forward_times
+from specdec_core.studies.long_form import (
+    LongForm,
+    LongFormPlan,
+    measure_long_form,
+    ranges_for,
+)
 from specdec_core.studies.papers.inputs import (
     load_sets,
     place_of,
@@ -46,7 +58,7 @@ from specdec_core.studies.papers.inputs import (
 )
 from specdec_core.studies.papers.plan import PaperPlan, Recorded
 from specdec_core.studies.papers.result import Measured, PapersResult
-from specdec_core.studies.papers.studies import TABLES, Decoded, Input
+from specdec_core.studies.papers.studies import LONG_FORM, TABLES, TIMES, Decoded, Input
 
 _TIMES = TypeAdapter(InterleavedTimes)
 
@@ -54,6 +66,15 @@ _TIMES = TypeAdapter(InterleavedTimes)
 @dataclass(frozen=True)
 class PapersFolder(SweepFolder):
     """The folder of the blocks and the result."""
+
+    @classmethod
+    def measured(cls, root: Path, digest: str) -> Self | None:
+        """The latest finished folder of this digest under `root`; None where there is none."""
+        folders = [cls(path.parent) for path in root.glob("*/finished")]
+        same = [folder for folder in folders if folder.digest == digest and folder.papers()]
+        return max(
+            same, key=lambda folder: (folder.path / "finished").stat().st_mtime_ns, default=None
+        )
 
     @property
     def sections(self) -> Path:
@@ -80,9 +101,11 @@ def run_papers(
     name: str | None = None,
     fresh: bool = False,
     observer: Observer | None = None,
+    again: bool = True,
 ) -> tuple[PapersResult, PapersFolder]:
     """Measure `plan` in `<home>/papers/<name>`, or resume an interrupted run there. The caller
-    marks the folder finished once it has used the result.
+    marks the folder finished once it has used the result. Unless `again`, a finished run of the
+    same plan and prompts is taken instead, if there is one.
 
     Raises :class:`UserError` for bad input, before anything is written.
     """
@@ -95,6 +118,10 @@ def run_papers(
         for key, (source, loaded) in prompts.items()
     }
     identity = plan.digest({key: prompt_set.digest for key, prompt_set in sets.items()})
+    done = None if again or fresh or name else PapersFolder.measured(home / "papers", identity)
+    if done is not None and (result := done.papers()) is not None:
+        observer.stage(f"reading {done.path}")
+        return result, done
     folder = PapersFolder.claim(
         home / "papers", name or f"{plan.pair.name}-{identity[:8]}", identity, fresh
     )
@@ -142,18 +169,28 @@ def study_inputs(
     home: Path,
     wanted: Collection[str],
     observer: RecordingObserver,
+    long_form: LongFormPlan | None = None,
 ) -> dict[str, Input]:
-    """The inputs among `wanted` of the page's sections: what the tables decoded, and the plan's
+    """The inputs among `wanted` of the page's sections: what the tables decoded, the workspace's
+    forward times, measured if missing, long texts by the plan `long_form`, and the plan's
     recordings, each made or resumed in `<home>/traces`. Optional prompt sets that are missing are
     left out with a warning."""
     inputs = {}
+    if TIMES in wanted:
+        times = forward_times(plan.pair, [], None, None, observer)
+        digest = hashlib.sha256(times.model_dump_json().encode()).hexdigest()
+        inputs[TIMES] = Input(digest, lambda: times)
     if TABLES in wanted:
         inputs[TABLES] = Input(folder.digest or "", lambda: decoded(result, folder))
-    for name, recorded in plan.recordings.items():
-        if name in wanted:
-            sets = _record(plan, recorded, home, observer)
-            digests = [(key, recording.header.digest) for key, recording in sets.items()]
-            if sets:
+    if long_form is not None and LONG_FORM in wanted:
+        content = [long_form.model_dump_json(), str(sorted(fingerprints(plan.pair).items()))]
+        digest = hashlib.sha256("".join(content).encode()).hexdigest()
+        inputs[LONG_FORM] = Input(digest, lambda: _write_long(long_form, home, observer))
+    asked = {name: each for name, each in plan.recordings.items() if name in wanted}
+    with ray_session() if asked else nullcontext():  # one for all
+        for name, recorded in asked.items():
+            if sets := _record(plan, recorded, home, observer):
+                digests = [(key, recording.header.digest) for key, recording in sets.items()]
                 inputs[name] = Input(str(digests), lambda sets=sets: sets)
     return inputs
 
@@ -161,6 +198,24 @@ def study_inputs(
 def decoded(result: PapersResult, folder: PapersFolder) -> Decoded:
     """What the tables decoded, from the folder's blocks."""
     return Decoded(result, {name: folder.load_block(name, 0).generations for name in result.sets})
+
+
+def _write_long(plan: LongFormPlan, home: Path, observer: Observer) -> LongForm:
+    """Long texts by `plan`, in this process; those of an interrupted run are not written again."""
+    observer.stage(f"loading {plan.pair.name}")
+    pair, asked = load_pair(plan.pair), plan.prompts
+    loaded = load_prompts(asked.source, asked.limit, pair.tokenizer, asked.chat_template)
+    tokens = [request.tokens for request in requests_of(loaded, pair, 1)]
+    return measure_long_form(
+        pair,
+        plan.configurations("long_form"),
+        tokens,
+        plan.contexts or ranges_for(pair.max_length, tokens),
+        plan.temperatures[0],
+        plan.repeats,
+        observer,
+        home / "long-form" / ".texts",
+    )
 
 
 def _record(

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 PAPERS = Path(__file__).with_name("sweeps") / "papers.yaml"
 METHODS = PAPERS.with_name("papers-methods.yaml")
+LONG_FORM = Path(__file__).with_name("long_form.yaml")
 QUICK = {"limit": 3, "max_new_tokens": 32, "repeats": 1}
 
 
@@ -46,6 +47,9 @@ def main(
     section: Annotated[
         list[str] | None, Option(help="Only this section from recordings, on the page; repeatable.")
     ] = None,
+    long_form: Annotated[
+        Path, Option(help="YAML of the page's long texts, as `specdec long-form`'s.")
+    ] = LONG_FORM,
     chat_template: MaybeChatTemplate = None,
     limit: MaybeLimit = None,
     max_new_tokens: MaybeTokens = None,
@@ -65,7 +69,8 @@ def main(
 
     Every method is decoded in turn with the others on the same prompts. Run it on an otherwise
     idle machine. Interrupted, the same command goes on where it stopped. With --page, what the
-    sections need is recorded too.
+    page's sections need is recorded too, and what was measured or computed for the same inputs is
+    taken, unless --fresh.
     """
     from specdec_core.studies.papers.methods import load_methods
     from specdec_core.studies.papers.plan import load_paper_plan
@@ -92,10 +97,16 @@ def main(
     from dashboards.reports.papers import report
     from dashboards.reports.papers_page import papers_page
     from specdec_core.base.files import write_atomically
+    from specdec_core.studies.bench.benchmark import read_bench_plan
+    from specdec_core.studies.long_form import LongFormPlan
     from specdec_core.studies.papers.studies import study_tables
 
+    same = {"pair": plan.pair.model_dump(mode="json")}
+    long_texts = read_bench_plan(LongFormPlan, long_form, **same) if write_page else None
+
     with interruptible(), PapersProgress(console) as progress:
-        result, folder = run_papers(plan, workspace(), name, fresh, progress)
+        again = write_page is None  # the page is made of what is there
+        result, folder = run_papers(plan, workspace(), name, fresh, progress, again)
         progress.stage("writing the tables")
         shown = report(result)
         files = write(shown, folder.path, "papers", apart=True)
@@ -103,7 +114,8 @@ def main(
         log(shown, [*files, *kept], resume=folder.path)
         if write_page is not None:
             wanted = {name for study in studies for name in study.needs}
-            inputs = study_inputs(plan, result, folder, workspace(), wanted, progress)
+            home = workspace()
+            inputs = study_inputs(plan, result, folder, home, wanted, progress, long_texts)
             studied = study_tables(studies, inputs, folder.sections, fresh, progress)
             made_by = " ".join(["specdec papers", *sys.argv[1:]])
             text, figures = papers_page(result, listed, made_by, studied)

@@ -45,3 +45,9 @@ class PaperSection:
             lines=[f"In the paper: {self.reported}", f"Here: {self.setting}", *shown.lines],
             frame=table,
         )
+
+
+def shown_range(values: pd.Series, form: str) -> str:
+    """The least and the greatest of some values."""
+    low, high = (cells.as_number(value, form) for value in (values.min(), values.max()))
+    return low if low == high else f"{low}–{high}"

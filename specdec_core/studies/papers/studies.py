@@ -1,9 +1,11 @@
 """Figures and tables of the papers that are computed from recordings and decoded texts.
 
 A study is a function of inputs that returns a table. Inputs have names: each of the plan's
-recordings (a :class:`specdec_core.recordings.schema.Recording` for each prompt set), and `tables`
-(:class:`Decoded`). A study's table is written whole as soon as it is computed, and read again where
-study and inputs are the same.
+recordings (a :class:`specdec_core.recordings.schema.Recording` for each prompt set), `tables`
+(:class:`Decoded`), `times` (the forward times of this machine, a
+:class:`specdec_core.cost.Profile`), and `long_form`
+(:class:`specdec_core.studies.long_form.LongForm`). A study's table is written whole as soon as it
+is computed, and read again where study and inputs are the same. What no study computes is not made.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from specdec_core.config import Configuration
 from specdec_core.studies.papers.result import PapersResult
 from specdec_core.tokens.statistics import Generation
 
-TABLES = "tables"  # the input that is what the plan's tables decoded
+TABLES, TIMES, LONG_FORM = "tables", "times", "long_form"  # inputs beside the recordings
 
 
 @dataclass(frozen=True)

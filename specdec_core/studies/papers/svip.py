@@ -27,6 +27,7 @@ from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.rounds import ReplayedRounds
 from specdec_core.recordings.schema import Recording
 from specdec_core.recordings.track import Track
+from specdec_core.studies.long_form import LongForm
 
 PAPER_C = 0.18  # Fig. 4
 CONSTANTS = (0.05, 0.18, 0.5, 1.0, 2.0)
@@ -50,8 +51,8 @@ Recordings = Mapping[str, Recording]
 def oracle_lengths(*recordings: Recordings) -> pd.DataFrame:
     """Fig. 1: the oracle's draft lengths by context. A row a set, its sampling, and range of
     context that ends at `up_to` tokens: `rounds` of the oracle, `mean` and `variance` of the tokens
-    that they accept, and the variance's 95 % interval over prompts (`variance_low`, `variance_high`). An output's
-    last round, which its end cuts, is left out."""
+    that they accept, and the variance's 95 % interval over prompts (`variance_low`,
+    `variance_high`). An output's last round, which its end cuts, is left out."""
     rows = []
     for name, recording, track in _each(*recordings):
         prompt, start, length = _oracle_rounds(track)
@@ -250,6 +251,12 @@ def lengths_by_context(*recordings: Recordings) -> pd.DataFrame:
                     }
                 )
     return pd.DataFrame(rows)
+
+
+def long_texts(long_form: LongForm) -> pd.DataFrame:
+    """Fig. 5 and Table 5: how many times as fast as autoregressive decoding, timed, from a text's
+    beginning to each context (:meth:`LongForm.table`)."""
+    return long_form.table()
 
 
 def example(recordings: Recordings) -> pd.DataFrame:

@@ -10,12 +10,14 @@ import pandas as pd
 import pytest
 
 from dashboards.reports.paper_sections.svip import SVIP
-from specdec_core.config import Sampling
+from specdec_core.config import Configuration, Sampling
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.recordings.track import Track
+from specdec_core.studies.long_form import LongForm, measure_long_form
 from specdec_core.studies.papers import svip
+from specdec_core.studies.papers.studies import LONG_FORM
 from tests.specdec_core.recordings.test_record import record
 
 Sets = dict[str, Recording]
@@ -30,6 +32,13 @@ def greedy(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Sets:
 def sampled(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Sets:
     folder = tmp_path_factory.mktemp("sampled")
     return {"code": record(tiny_pair, folder, sampling=Sampling(temperature=1))}
+
+
+@pytest.fixture(scope="module")
+def long_form(tiny_pair: Pair) -> LongForm:
+    chain = {"kind": "draft_model", "policy": {"kind": "svip", "threshold": 0.3, "max_tokens": 4}}
+    asked = [Configuration.model_validate({"drafter": chain})]
+    return measure_long_form(tiny_pair, asked, [(5, 6, 7), (8, 9)], (16, 32))
 
 
 @pytest.fixture(autouse=True)
@@ -107,8 +116,10 @@ def test_lengths_are_those_of_replay_held_against_the_oracle(sampled: Sets) -> N
     assert (delta == 1 - np.minimum(track.agreeing[start[free]], most)).all()
 
 
-def test_every_section_is_drawn_from_its_table(greedy: Sets, sampled: Sets) -> None:
-    inputs = {"greedy": greedy, "sampled": sampled, "long": sampled}
+def test_every_section_is_drawn_from_its_table(
+    greedy: Sets, sampled: Sets, long_form: LongForm
+) -> None:
+    inputs = {"greedy": greedy, "sampled": sampled, "long": sampled, LONG_FORM: long_form}
     for section in SVIP:
         table = section.study.measure(*(inputs[name] for name in section.study.needs))
         assert isinstance(table, pd.DataFrame)
@@ -122,8 +133,10 @@ def test_every_section_is_drawn_from_its_table(greedy: Sets, sampled: Sets) -> N
             assert "nan" not in shown.svg
 
 
-def test_tables_survive_being_written(greedy: Sets, sampled: Sets, tmp_path: Path) -> None:
-    inputs = {"greedy": greedy, "sampled": sampled, "long": sampled}
+def test_tables_survive_being_written(
+    greedy: Sets, sampled: Sets, long_form: LongForm, tmp_path: Path
+) -> None:
+    inputs = {"greedy": greedy, "sampled": sampled, "long": sampled, LONG_FORM: long_form}
     for section in SVIP:
         table = section.study.measure(*(inputs[name] for name in section.study.needs))
         table.to_parquet(tmp_path / "table.parquet", index=False)

@@ -1,0 +1,173 @@
+"""Sections of several papers whose rounds are replayed on recordings."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from dashboards import cells
+from dashboards.figures.svg import SvgBar, SvgLine, bars_svg, lines_svg
+from dashboards.look import DRAFT_COLOURS
+from dashboards.reports.paper_sections.section import PaperSection, shown_range
+from dashboards.sections import Section
+from specdec_core.studies.papers import replayed
+from specdec_core.studies.papers.studies import TIMES, Study
+
+SETTING = (
+    "the bundled pair's small draft, greedy texts of 96 tokens on the prompt sets named, by replay"
+)
+SET = {"prompts": cells.text("prompts")}
+
+
+def policies(table: pd.DataFrame) -> Section:
+    """The best of each family, beside the oracle."""
+    sets = dict(zip(dict.fromkeys(table["recording"]), DRAFT_COLOURS, strict=False))
+    bars = [
+        SvgBar(f"{row['family'].replace('_', ' ')}, {row['recording']}", row["recording"],
+               row["speedup"], row["speedup"], row["speedup"], f"{row['speedup']:.2f}×")
+        for row in table.to_dict("records")
+    ]  # fmt: skip
+    return Section(
+        key="",
+        note="The fastest configuration of each family; speedups are modelled (Eq. 3.1).",
+        svg=bars_svg(
+            "The best of each family of length policies",
+            "modelled speedup over autoregressive decoding",
+            bars,
+            sets,
+            one=True,
+        ),
+        shown=cells.table(
+            table,
+            {
+                "prompts": cells.text("recording"),
+                "family": lambda row: row["family"].replace("_", " "),
+                "best configuration": cells.text("configuration"),
+                "speedup": cells.number("speedup", ".2f×"),
+                "over best fixed K": cells.number("over_fixed", "+.1%"),
+                "of the oracle's": cells.number("of_oracle", ".1%"),
+                "discard rate": cells.number("discard_rate", ".3f"),
+                "verific. rate": cells.number("verification_rate", ".3f"),
+            },
+        ),
+        ruled=cells.group_ends(table["recording"]),
+    )
+
+
+def regret(table: pd.DataFrame) -> Section:
+    """MAT and regret of bandits and their arms."""
+    return Section(
+        key="",
+        note="Regret in rounds, stopping-time: against the arm that is best for all prompts, and"
+        " against the best for each prompt, i*(pt, ν). The bound is its order in Theorems 1 and 2,"
+        " with 1 for the constant that they leave out.",
+        shown=cells.table(
+            table,
+            {
+                **SET,
+                "": cells.text("name"),
+                "MAT": cells.number("mat", ".2f"),
+                "regret": cells.number("regret_rounds", ",.0f"),
+                "against each prompt's best": cells.number("each_rounds", ",.0f"),
+                "rounds of the best arm": cells.count("best_rounds"),
+                "order of the bound": cells.number("bound", ",.0f"),
+            },
+        ),
+        ruled=cells.group_ends(table["prompts"]),
+    )
+
+
+def trees(table: pd.DataFrame) -> Section:
+    best = table.groupby("prompts")["mat"].idxmax()
+    return Section(
+        key="",
+        note="α: accepted path over depth.",
+        shown=cells.table(
+            table,
+            {
+                **SET,
+                "k-configuration": cells.text("shape"),
+                "nodes": cells.count("nodes"),
+                "α": cells.number("path_rate", ".2f"),
+                "MAT": cells.number("mat", ".2f"),
+                "modelled speedup": cells.number("speedup", ".2f×"),
+            },
+        ),
+        marked=[int(row) for row in best],
+        legend="Bold: the most tokens a round of a set.",
+        ruled=cells.group_ends(table["prompts"]),
+    )
+
+
+def ranks(table: pd.DataFrame) -> Section:
+    names = dict.fromkeys(zip(table["prompts"], table["draft"], strict=True))
+    drafts = list(dict.fromkeys(table["draft"]))
+    colours = dict(zip(dict.fromkeys(table["prompts"]), DRAFT_COLOURS, strict=False))
+    lines = []
+    for name, draft in names:
+        each = table[(table["prompts"] == name) & (table["draft"] == draft)]
+        dash = "5 3" * drafts.index(draft)
+        lines.append(SvgLine(f"{name}, {draft}", colours[name], each["rank"], each["share"], dash))
+    wide = table.pivot(index=["prompts", "draft"], columns="rank", values="share").reset_index()
+    places = {str(n): cells.number(n, ".1%") for n in range(1, replayed.RANKS + 1)}
+    return Section(
+        key="",
+        note="How often the target's token has this rank in the draft's distribution.",
+        svg=lines_svg(
+            "The rank of the target's token in the draft's distribution",
+            "share of places",
+            lines,
+            ("rank", "share"),
+        ),
+        shown=cells.table(wide, {**SET, "draft": cells.text("draft"), **places}),
+    )
+
+
+def _bandits(table: pd.DataFrame) -> pd.DataFrame:
+    return table[table["kind"] == "bandit"]
+
+
+REPLAYED = (
+    PaperSection(
+        Study("specdecpp-oracle", ("greedy", TIMES), replayed.policies),
+        "SpecDec++",
+        "Table 1 and Thm 4.1",
+        "Length policies against the oracle",
+        "7.2–11.1 % over the best fixed K; the oracle's N_target/N is 0.164.",
+        f"{SETTING}; with fewer thresholds than `specdec policies`; policies' own time left out.",
+        policies,
+        lambda table: (
+            "over fixed K "
+            + shown_range(table.loc[table["family"] == "specdecpp", "over_fixed"], "+.1%")
+        ),
+    ),
+    PaperSection(
+        Study("banditspec-regret", ("greedy", TIMES), replayed.regret),
+        "BanditSpec",
+        "Thms 1 and 2, main table",
+        "Regret of bandits, against one arm and against each prompt's",
+        "MAT of UCBSpec 3.93–5.10 and of EXP3Spec 3.65–4.90; regret within the bounds' order.",
+        f"{SETTING}; arms: prompt lookup, suffix, and K = {replayed.LENGTH} of the draft model, as"
+        " dynamic trees cannot be replayed.",
+        regret,
+        lambda table: f"MAT {shown_range(_bandits(table)['mat'], '.2f')}",
+    ),
+    PaperSection(
+        Study("mcsd-trees", ("greedy", TIMES), replayed.trees),
+        "Improving MCSD",
+        "Table 2, MCSD",
+        "k-configurations of draft-initialised trees",
+        "α 0.21–0.35 (MCSD, 4×2×2×1).",
+        f"{SETTING}; temperature 0, not 0.7.",
+        trees,
+        lambda table: f"α {shown_range(table['path_rate'], '.2f')}",
+    ),
+    PaperSection(
+        Study("mcsd-ranks", ("greedy",), replayed.ranks),
+        "Improving MCSD",
+        "§2 and Fig. 4",
+        "How drafts rank the target's token",
+        "not shown; it is what a k-configuration's widths can gain.",
+        f"{SETTING}, both drafts.",
+        ranks,
+    ),
+)

@@ -1,0 +1,152 @@
+"""What existing studies compute from recordings, as tables of the papers: policies against the
+oracle, bandits against their best arm, trees by shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, parse
+from specdec_core.cost import Profile
+from specdec_core.drafting.heads.storage import load_head
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.schema import Recording
+from specdec_core.studies.bandits import ArmsPlan, replay_all
+from specdec_core.studies.policies import best_of_families, replay_search
+from specdec_core.studies.regret import exp3_bound, ucb_bound
+
+HEAD = "bundled:small-specdecpp-d3-w1"
+THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+POLICIES = (
+    *({"kind": "fixed", "max_tokens": k} for k in (1, 2, 3, 4, 5, 6, 8, 10, 12, 14)),
+    *({"kind": "specdecpp", "head": HEAD, "threshold": h} for h in THRESHOLDS),
+    *({"kind": "confidence_product", "threshold": h} for h in THRESHOLDS),
+    *({"kind": "svip", "threshold": h, "max_tokens": 20} for h in (0.3, 0.6, 0.9, 1.2, 1.5)),
+    {"kind": "oracle"},
+)
+LENGTH = 4  # K of a bandit's arm that drafts with a model
+ARMS = (
+    {"kind": "prompt_lookup"},
+    {"kind": "suffix"},
+    {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": LENGTH}},
+)
+BANDITS = {
+    "EXP3Spec": {"rule": "exp3", "memory": "request"},
+    "UCBSpec": {"rule": "ucb", "memory": "request"},
+    "UCBSpec, goes on learning": {"rule": "ucb"},
+    "UCBSpec by time": {"rule": "ucb", "reward": "time"},
+}
+TREES = ((4, 2, 2, 1), (4, 3, 1, 1), (2, 2, 2, 2), (8, 2, 1, 1), (4, 1, 1, 1), (2, 1, 1, 1))
+RANKS = 8
+
+Recordings = Mapping[str, Recording]
+
+
+def policies(recordings: Recordings, times: Profile) -> pd.DataFrame:
+    """SpecDec++'s Table 1 by replay: of each set and family of policies the fastest configuration,
+    chosen on the prompts that are reported, as in the paper
+    (:func:`specdec_core.studies.policies.best_of_families`). Policies whose head is of another pair
+    are left out."""
+    sets = []
+    for name, recording in recordings.items():
+        replay = Replay(recording)
+        asked = [_chain(recording, policy) for policy in POLICIES if _has_head(recording, policy)]
+        sets.append(replay_search(name, replay, asked, times))
+    return best_of_families(sets)
+
+
+def regret(recordings: Recordings, times: Profile) -> pd.DataFrame:
+    """BanditSpec's main table and theorems by replay: a row a set and entrant, `mat` and the regret
+    in rounds, against the best arm (`regret_rounds`) and the best for each prompt
+    (`each_rounds`), beside the order of the theorem's `bound`, whose constant is left out."""
+    tables = []
+    for name, recording in recordings.items():
+        header = recording.header
+        arms = {"arms": list(ARMS), "sampling": header.sampling.model_dump()}
+        asked = parse(ArmsPlan, {**arms, "bandits": list(BANDITS.values())}, "bandits")
+        plan = asked.under(header.pair, header.sampling)
+        comparison = replay_all(Replay(recording, hidden=False, profile=times), plan, times)
+        table = comparison.table()
+        table = table[table["kind"] != "baseline"]
+        best = comparison.best()
+        length, rounds = np.array([best.tokens.sum()]), np.array([len(best.rounds)])
+        orders = {
+            "ucb": ucb_bound(comparison.means, comparison.longest, length)[0],
+            "exp3": exp3_bound(len(ARMS), comparison.longest, rounds)[0],
+        }
+        names = dict(zip([b.name for b in comparison.of("bandit")], BANDITS.items(), strict=True))
+        tables.append(
+            table.assign(
+                prompts=name,
+                name=[names[n][0] if n in names else n for n in table["name"]],
+                bound=[
+                    orders[names[n][1]["rule"]] if n in names else np.nan for n in table["name"]
+                ],
+                best_rounds=int(rounds[0]),
+            )
+        )
+    return pd.concat(tables, ignore_index=True)
+
+
+def trees(recordings: Recordings, times: Profile) -> pd.DataFrame:
+    """Draft-initialised k-configurations (Improving MCSD, Table 2 and Fig. 4) by replay: `mat`,
+    accepted path over depth (`path_rate`), modelled `speedup`, by set and shape."""
+    rows = []
+    for name, recording in recordings.items():
+        replay = Replay(recording, hidden=False)
+        for branching in TREES:
+            drafter = {"kind": "tree", "draft": recording.draft_name(), "branching": branching}
+            configuration = _configured(recording, drafter)
+            rounds = replay.run(configuration)
+            drafting = rounds.depth > 0
+            rows.append(
+                {
+                    "prompts": name,
+                    "shape": "×".join(map(str, branching)),
+                    "nodes": int(rounds.drafted.max()),
+                    "mat": rounds.counts.metrics()["mat"],
+                    "path_rate": rounds.accepted.sum() / rounds.depth[drafting].sum(),
+                    "speedup": times.speedup(
+                        rounds.counts, recording.draft_name(), recording.prompts.context
+                    ),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def ranks(recordings: Recordings) -> pd.DataFrame:
+    """How often the target's token is the draft's first, second, … choice (`rank`, `share`), by
+    set and draft."""
+    return pd.DataFrame(
+        {"prompts": name, "draft": draft, "rank": rank, "share": share}
+        for name, recording in recordings.items()
+        for draft in recording.header.pair.drafts
+        for rank, share in enumerate(
+            Replay(recording, hidden=False).track(draft).acceptance(RANKS), start=1
+        )
+    )
+
+
+def _chain(recording: Recording, policy: Mapping[str, object]) -> Configuration:
+    drafter = {"kind": "draft_model", "draft": recording.draft_name(), "policy": policy}
+    return _configured(recording, drafter)
+
+
+def _configured(recording: Recording, drafter: Mapping[str, object]) -> Configuration:
+    content = {"drafter": drafter, "sampling": recording.header.sampling.model_dump()}
+    return parse(Configuration, content, "drafter")
+
+
+def _has_head(recording: Recording, policy: Mapping[str, object]) -> bool:
+    """Whether a policy's head, if it has one, is of the recorded pair."""
+    if "head" not in policy:
+        return True
+    prints = recording.header.fingerprints
+    try:
+        load_head(str(policy["head"]), prints[recording.draft_name()], prints["target"])
+    except UserError:
+        return False
+    return True

@@ -1,0 +1,78 @@
+"""Sections of several papers say what the studies behind them say of the same recordings."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+
+from dashboards.reports.paper_sections.replayed import REPLAYED
+from specdec_core.cost import ForwardCost, Profile
+from specdec_core.models.pair import Pair
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.schema import Recording
+from specdec_core.studies.papers import replayed
+from specdec_core.studies.papers.studies import TIMES
+from tests.specdec_core.recordings.test_record import record
+
+Sets = dict[str, Recording]
+PROFILE = Profile(
+    target=ForwardCost.constant(1.0),
+    drafts={"draft": ForwardCost.constant(0.1)},
+    device="far",
+    target_dtype="unknown",
+    draft_dtype="unknown",
+)
+
+
+@pytest.fixture(scope="module")
+def greedy(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Sets:
+    return {"code": record(tiny_pair, tmp_path_factory.mktemp("greedy"))}
+
+
+def test_no_policy_beats_the_oracle_and_heads_of_other_pairs_are_left_out(greedy: Sets) -> None:
+    table = replayed.policies(greedy, PROFILE).set_index("family")
+    assert set(table.index) == {"fixed", "confidence_product", "svip", "oracle"}
+    assert table["speedup"].idxmax() == "oracle"
+    assert table.loc["oracle", "discard_rate"] == 0
+    assert table.loc["fixed", "over_fixed"] == 0
+
+
+def test_regret_is_against_the_arm_with_the_fewest_rounds(greedy: Sets) -> None:
+    table = replayed.regret(greedy, PROFILE)
+    assert list(table["kind"]) == ["arm"] * len(replayed.ARMS) + ["bandit"] * 4
+    assert list(table["name"][-4:]) == list(replayed.BANDITS)
+    arms = table[table["kind"] == "arm"]
+    best = arms["mat"].idxmax()
+    assert arms.loc[best, "regret_rounds"] == 0
+    assert (arms["regret_rounds"] >= 0).all()
+    assert (table["each_rounds"] >= table["regret_rounds"]).all()
+    tokens = sum(map(len, greedy["code"].prompts.outputs))
+    assert arms.loc[best, "best_rounds"] == pytest.approx(tokens / arms.loc[best, "mat"])
+    assert table["bound"].notna().sum() == 4
+
+
+def test_a_chain_of_a_trees_depth_is_never_deeper_accepted(greedy: Sets) -> None:
+    table = replayed.trees(greedy, PROFILE).set_index("shape")
+    assert table.loc["4×2×2×1", "nodes"] == 4 + 8 + 16 + 16
+    assert table["path_rate"].between(0, 1).all()
+    assert table.loc["4×1×1×1", "mat"] >= table.loc["2×1×1×1", "mat"]
+
+
+def test_ranks_share_all_places(greedy: Sets) -> None:
+    table = replayed.ranks(greedy)
+    track = Replay(greedy["code"], hidden=False).track()
+    assert table["share"][0] == pytest.approx(track.agreeing.astype(bool).mean())
+    assert table["share"].sum() <= 1 + 1e-9
+
+
+def test_every_section_is_drawn_from_its_table(greedy: Sets) -> None:
+    inputs = {"greedy": greedy, TIMES: PROFILE}
+    for section in REPLAYED:
+        table = section.study.measure(*(inputs[name] for name in section.study.needs))
+        shown = section.section(table)
+        assert shown.shown is not None
+        assert len(shown.shown) > 1
+        assert section.ours(table)
+        if shown.svg:
+            ElementTree.fromstring(shown.svg)
