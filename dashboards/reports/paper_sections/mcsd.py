@@ -78,7 +78,7 @@ def values(table: pd.DataFrame) -> Section:
                 for outcome, colour in OUTCOMES.items()
             ],
             ("value", "share"),
-            {place / 10: f"{place / 10:g}" for place in range(11)},
+            {place / 10: f"{place / 10:g}" for place in range(1, 10)},
         ),
         shown=cells.table(rows, VALUES),
         ruled=cells.group_ends(row["draft"] for row in rows),
@@ -99,8 +99,8 @@ MCSD = (
         title="Values of the decision models by outcome",
         reported="T1 “struggles to effectively distinguish between negative and positive examples”;"
         " a figure without numbers in the text.",
-        setting="both drafts of the bundled pair; T1, T2 and both in one are trained here, on"
-        " greedy texts of the bundled corpus, with outcomes 0 and 1 as labels.",
+        setting="each draft model of the pair; T1, T2 and both in one are trained here, on greedy"
+        " texts of the bundled corpus, with outcomes 0 and 1 as labels.",
         show=values,
         ours=overlap,
     ),

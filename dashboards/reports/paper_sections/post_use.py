@@ -1,4 +1,4 @@
-"""Post-use & Pre-cut's figures and tables that recordings and decoded texts hold."""
+"""Post-use & Pre-cut's figures and tables that are made from recordings."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dashboards.sections import Section
 from specdec_core.studies.component_times import CACHE, CONTROLLER, M_D, M_T, ROLL_BACK
 from specdec_core.studies.draft_reuse import DRAFT_CALL, DRAFTED, LENGTH, TARGET_CALL
 from specdec_core.studies.papers import post_use
-from specdec_core.studies.papers.studies import TABLES, Study
+from specdec_core.studies.papers.studies import TIMES, Study
 
 PAPER = "Post-use & Pre-cut"
-DRAFTS = "both drafts of the bundled pair, greedy texts of 96 tokens on the prompt sets named"
+DRAFTS = "each draft model of the pair, on greedy texts of the prompt sets named"
 SHOWN = 60  # rounds in a row
 SET = {"prompts": cells.text("prompts"), "draft": cells.text("draft")}
 LENGTHS = {
@@ -92,7 +92,7 @@ def phrases(table: pd.DataFrame) -> Section:
     """How often phrases come again, by their length: a row a set, draft, call, and what phrases are
     of; lines of the first set and draft."""
     groups = ["prompts", "draft", "call", "of"]
-    wide = table.pivot(index=groups, columns="tokens", values="share").reset_index()
+    wide = table.pivot_table("share", groups, "tokens", sort=False).reset_index()
     first = table[["prompts", "draft"]].iloc[0]
     drawn = table[(table["prompts"] == first["prompts"]) & (table["draft"] == first["draft"])]
     colours = dict(zip((DRAFT_CALL, TARGET_CALL), OTHER_COLOURS, strict=False))
@@ -168,14 +168,13 @@ def forwards(table: pd.DataFrame) -> str:
 
 POST_USE = (
     PaperSection(
-        study=Study("post-use-f2a", ("greedy", TABLES), post_use.rounds),
+        study=Study("post-use-f2a", ("greedy", TIMES), post_use.rounds),
         paper=PAPER,
         source="§4.1, Fig. 2a",
         title="Best draft length, round by round",
         reported="the best length “exhibits significant variation across different SD iterations”;"
         " a figure, on Alpaca, without numbers in the text.",
-        setting=f"{DRAFTS}; the best fixed length is by Eq. 3, at the forwards' times of this"
-        " page's decodings.",
+        setting=f"{DRAFTS}; the best fixed length is by Eq. 3, at this machine's forward times.",
         show=lengths,
         ours=other_lengths,
     ),
@@ -197,8 +196,8 @@ POST_USE = (
         title="Latency by component",
         reported="M_d 21 ms, M_t 152 ms, cache fetch and verify 0.1 ms, roll back 2 ms, controller"
         " step < 0.1 ms.",
-        setting="the bundled pair with its first draft, in place of Llama-2-Chat 7B and 70B on"
-        f" A6000 GPUs; the first {post_use.MOST} prompts of the first set.",
+        setting="this pair with its first draft on this machine, in place of Llama-2-Chat 7B and"
+        f" 70B on A6000 GPUs; the first {post_use.MOST} prompts of the first set.",
         show=components,
         ours=forwards,
     ),

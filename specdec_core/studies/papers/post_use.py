@@ -1,5 +1,5 @@
-"""Post-use & Pre-cut's figures and tables that recordings and decoded texts hold: Figs. 2a and 2b,
-Table 9."""
+"""Post-use & Pre-cut's Figs. 2a and 2b, which recordings hold, and its Table 9, timed on their
+prompts."""
 
 from __future__ import annotations
 
@@ -8,53 +8,36 @@ from collections.abc import Mapping
 import pandas as pd
 
 from specdec_core.base.errors import UserError
+from specdec_core.cost import Profile
 from specdec_core.engine import Request
 from specdec_core.models.pair import load_pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.studies.component_times import component_times
 from specdec_core.studies.draft_reuse import best_lengths, recycled
-from specdec_core.studies.papers.studies import Decoded
 
 MOST = 6  # prompts that are decoded to time components
 
 
-def rounds(greedy: Mapping[str, Recording], decoded: Decoded) -> pd.DataFrame:
-    """λ*_local round by round (Fig. 2a): columns prompts, draft, fixed (λ*_global at the forwards'
-    times of the decoded texts), request, round, length. Drafts with which no chain was decoded are
-    left out. Raises :class:`UserError` where none is left."""
-    parts, costs = [], target_costs(decoded)
-    if not costs:
-        raise UserError("no chain of a draft model was decoded, which tells what forwards cost")
+def rounds(greedy: Mapping[str, Recording], times: Profile) -> pd.DataFrame:
+    """λ*_local round by round (Fig. 2a): columns prompts, draft, fixed (λ*_global at these forward
+    times), request, round, length. Raises :class:`UserError` for a pair without a draft model."""
+    parts = []
     for name, recording in greedy.items():
         replay = Replay(recording, hidden=False)
-        for draft, cost in costs.items():
-            if draft in recording.header.pair.drafts:
-                found = best_lengths(replay, cost, draft)
-                columns = {"prompts": name, "draft": draft, "fixed": found.fixed}
-                parts.append(found.rounds.assign(**columns))
+        for draft in _drafts(recording):
+            cost = times.target_cost(draft, recording.prompts.context)
+            found = best_lengths(replay, cost, draft)
+            parts.append(found.rounds.assign(prompts=name, draft=draft, fixed=found.fixed))
     return pd.concat(parts, ignore_index=True)
 
 
-def target_costs(decoded: Decoded) -> dict[str, float]:
-    """What a target forward takes in draft forwards, by draft, over all rounds with chains."""
-    seconds: dict[str, list[float]] = {}
-    for measured in decoded.result.measured:
-        drafter, draft = measured.configuration.drafter, measured.configuration.draft
-        if drafter is None or draft is None or drafter.kind != "draft_model":
-            continue
-        for generation in decoded.of(measured.prompts, measured.configuration):
-            sums = seconds.setdefault(draft, [0.0, 0.0, 0.0, 0.0])
-            for each in generation.rounds[1:]:
-                sums[0] += each.target_forward_seconds
-                sums[1] += 1
-                sums[2] += each.draft_forward_seconds
-                sums[3] += each.draft_forwards
-    return {
-        draft: (target / rounds) / (drafting / forwards)
-        for draft, (target, rounds, drafting, forwards) in seconds.items()
-        if rounds and forwards and drafting
-    }
+def _drafts(recording: Recording) -> list[str]:
+    """The draft models that are no heads. Raises :class:`UserError` where there are none."""
+    header = recording.header
+    if found := [draft for draft in header.pair.drafts if draft not in header.eagle_heads]:
+        return found
+    raise UserError("the pair has no draft model")
 
 
 def phrases(greedy: Mapping[str, Recording]) -> pd.DataFrame:
@@ -63,12 +46,8 @@ def phrases(greedy: Mapping[str, Recording]) -> pd.DataFrame:
     parts = []
     for name, recording in greedy.items():
         replay = Replay(recording, hidden=False)
-        for draft in recording.header.pair.drafts:
-            if draft not in recording.header.eagle_heads:
-                found = recycled(replay, draft)
-                parts.append(found.assign(prompts=name, draft=draft))
-    if not parts:
-        raise UserError("the pair has no draft model")
+        for draft in _drafts(recording):
+            parts.append(recycled(replay, draft).assign(prompts=name, draft=draft))
     return pd.concat(parts, ignore_index=True)
 
 
