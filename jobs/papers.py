@@ -25,6 +25,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 
 if TYPE_CHECKING:
+    from specdec_core.studies.papers.methods import Paper
     from specdec_core.studies.papers.studies import Study
 
 PAPERS = Path(__file__).with_name("sweeps") / "papers.yaml"
@@ -84,9 +85,14 @@ def main(
         pair=pair_changes(target, draft, max_length),
         **{**(QUICK if quick else {}), **options},
     )
-    studies = studies_of(section)
-    known = [each.key for each in studies_of(None)]
-    listed = () if write_page is None else load_methods(METHODS, load_paper_plan(PAPERS), known)
+    if section and write_page is None:
+        raise UserError("--section goes with --page")
+    listed: tuple[Paper, ...] = ()
+    studies: list[Study] = []
+    if write_page is not None:
+        studies = studies_of(section)
+        known = [each.key for each in studies_of(None)]
+        listed = load_methods(METHODS, load_paper_plan(PAPERS), known)
 
     # Ray, torch and MLflow take seconds to import.
     from cluster.papers import run_papers, study_inputs

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from math import ceil, floor, isnan, log10
 from typing import NamedTuple
 
+import pandas as pd
+
 from dashboards.look import INK, MUTED, PAPER
 from dashboards.templating import render
 
@@ -74,6 +76,22 @@ class SvgLine(NamedTuple):
     dash: str = ""
     lows: Sequence[float] = ()
     highs: Sequence[float] = ()
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        colour: str,
+        frame: pd.DataFrame,
+        x: str,
+        y: str,
+        dash: str = "",
+        ends: tuple[str, str] | None = None,
+    ) -> SvgLine:
+        """Column `y` over column `x`, with the columns of the intervals' `ends`."""
+        lows, highs = ([float(v) for v in frame[end]] for end in ends) if ends else ([], [])
+        values = ([float(v) for v in frame[column]] for column in (x, y))
+        return cls(name, colour, *values, dash, lows, highs)
 
 
 def lines_svg(

@@ -188,6 +188,38 @@ def test_tables_are_measured_and_written_and_an_interrupted_run_goes_on(
     assert files >= {"papers.md", "papers.html", "methods.csv", "lengths.md", "figures"}
 
 
+@pytest.mark.long
+def test_the_page_records_what_its_sections_need_and_takes_what_is_there(
+    command: Command, ray_running: None, tiny_spec: PairSpec, tmp_path: Path
+) -> None:
+    config, home, page = tmp_path / "papers.yaml", tmp_path / "home", tmp_path / "page.md"
+    content = plan(tmp_path, tiny_spec)
+    content["tables"] = {"once": content["tables"]["once"]}
+    content["recordings"] = {"greedy": {"prompts": ["loops", "absent"], "max_draft": 6}}
+    content["recordings"]["sampled"] = {"prompts": ["sums"], "sampling": {"temperature": 1}}
+    config.write_text(json.dumps(content))
+    arguments = ["--config", str(config), "--page", str(page)]
+    arguments += ["--section", "svip-t1", "--section", "mcsd-ranks"]
+    done = command(papers.main, home, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "absent is not recorded" in done.stdout
+    text = page.read_text()
+    assert "### The draft's entropy at accepted and rejected tokens" in text
+    assert "| loops | greedy |" in text
+    assert "| sums | T=1 |" in text
+    assert (tmp_path / "mcsd-ranks.svg").exists()
+    kept = {p: p.stat().st_mtime_ns for p in home.glob("papers/sections/*.parquet")}
+    assert len(kept) == 2
+    blocks = {p: p.stat().st_mtime_ns for p in home.glob("papers/*/blocks/*.json")}
+
+    again = command(papers.main, home, *arguments, "--section", "svip-f3a")
+    assert again.returncode == 0, again.stdout + again.stderr
+    after = {p: p.stat().st_mtime_ns for p in home.glob("papers/sections/*.parquet")}
+    assert after.items() >= kept.items()
+    assert len(after) == 3
+    assert {p: p.stat().st_mtime_ns for p in home.glob("papers/*/blocks/*.json")} == blocks
+
+
 BROKEN = {
     "unknown": (("tables", "methods", "colums"), ["mat"], r"tables\.methods\.colums: unknown key"),
     "column": (("tables", "methods", "columns"), ["speed"], r"tables\.methods\.columns\.0: "),
@@ -213,6 +245,11 @@ BROKEN = {
     "mix": (("prompts", "mixture"), {"mix": ["sums", "x"]}, r"prompts\.mixture\.mix: no set 'x'"),
     "both": (("prompts", "sums"), {"mix": ["loops"], "source": "x"}, "either source or mix"),
     "folder": (("tables", "a/b"), {}, r"tables\.a/b"),
+    "recording": (
+        ("recordings",),
+        {"greedy": {"prompts": ["mixture"]}},
+        r"recordings\.greedy\.prompts: no set 'mixture' to record",
+    ),
     "missing": (("prompts", "loops"), {"source": "missing.jsonl"}, r"missing\.jsonl: no such file"),
 }
 
@@ -239,6 +276,11 @@ def test_a_bad_plan_is_one_line(case: str, tiny_spec: PairSpec, tmp_path: Path) 
     [
         (["--config", "none.yaml"], r"none\.yaml: no such file"),
         (["--table", "none"], r"--table none: .* has no such table"),
+        (["--section", "svip-t1"], "--section goes with --page"),
+        (
+            ["--section", "none", "--page", "x.md"],
+            r"--section none: no such section \(.*svip-t1.*\)",
+        ),
         (["--prompts", "HumanEval"], "expected NAME=source"),
         (["--prompts", "x=y.jsonl"], r"--prompts x=y\.jsonl: .* has no such set"),
         (["--repeats", "0"], r"repeats: .* \(got 0\)"),

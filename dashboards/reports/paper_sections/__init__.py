@@ -11,3 +11,5 @@ from dashboards.reports.paper_sections.section import PaperSection
 from dashboards.reports.paper_sections.svip import SVIP
 
 SECTIONS: tuple[PaperSection, ...] = (*POST_USE, *MCSD, *REPLAYED, *SVIP)
+
+__all__ = ["SECTIONS", "PaperSection"]

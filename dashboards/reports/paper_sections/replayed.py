@@ -106,7 +106,7 @@ def ranks(table: pd.DataFrame) -> Section:
     for name, draft in names:
         each = table[(table["prompts"] == name) & (table["draft"] == draft)]
         dash = "5 3" * drafts.index(draft)
-        lines.append(SvgLine(f"{name}, {draft}", colours[name], each["rank"], each["share"], dash))
+        lines.append(SvgLine.of(f"{name}, {draft}", colours[name], each, "rank", "share", dash))
     wide = table.pivot(index=["prompts", "draft"], columns="rank", values="share").reset_index()
     places = {str(n): cells.number(n, ".1%") for n in range(1, replayed.RANKS + 1)}
     return Section(

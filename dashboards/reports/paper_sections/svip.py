@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import pandas as pd
 
 from dashboards import cells
 from dashboards.figures.svg import SvgLine, lines_svg
-from dashboards.look import DRAFT_COLOURS, INK, OTHER_COLOURS, style
+from dashboards.look import ARM_COLOURS, DRAFT_COLOURS, INK, style
 from dashboards.reports.paper_sections.section import PaperSection, shown_range
 from dashboards.sections import Section
 from specdec_core.studies.papers import svip
@@ -39,15 +39,7 @@ POLICY = {
 def oracle_lengths(table: pd.DataFrame) -> Section:
     """The variance over context, a line a set."""
     lines = [
-        SvgLine(
-            name,
-            colour,
-            each["up_to"],
-            each["variance"],
-            dash,
-            each["variance_low"],
-            each["variance_high"],
-        )
+        SvgLine.of(name, colour, each, "up_to", "variance", dash, ("variance_low", "variance_high"))
         for name, colour, dash, each in _by_set(table)
     ]
     return Section(
@@ -93,11 +85,11 @@ def entropies(table: pd.DataFrame) -> Section:
 def divergences(table: pd.DataFrame) -> Section:
     """KL over the place before a rejection."""
     lines = [
-        SvgLine(name, colour, each["offset"], each["kl"], dash)
+        SvgLine.of(name, colour, each, "offset", "kl", dash)
         for name, colour, dash, each in _by_set(table)
     ]
     wide = table.pivot(index=["prompts", "sampling", "rejections"], columns="offset", values="kl")
-    places = {"rejected" if n == 0 else str(n): cells.number(n, ".2f") for n in wide.columns}
+    places = {str(n) if n else "rejected": cells.number(n, ".2f") for n in range(-svip.BEFORE, 1)}
     return Section(
         key="",
         note="Mean KL(q‖p), nats, at rejected tokens and at the four accepted ones before them.",
@@ -117,8 +109,8 @@ def sorted_probabilities(table: pd.DataFrame) -> Section:
     """Log probability over rank, accepted and rejected, of the sampled texts."""
     shown = table[table["sampling"] != "greedy"]
     lines = [
-        SvgLine(
-            f"{name}, {outcome}", colour, each["rank"], each["log_probability"],
+        SvgLine.of(
+            f"{name}, {outcome}", colour, each, "rank", "log_probability",
             "" if outcome == "accepted" else "5 3",
         )
         for (name, colour) in _colours(shown["prompts"])
@@ -161,7 +153,7 @@ def bounds(table: pd.DataFrame) -> Section:
             "Acceptance probability and its lower bounds",
             f"{first['prompts'].iloc[0]}, sampled; means of equal parts",
             [
-                SvgLine(name, colour, first["share"], first[column], dash)
+                SvgLine.of(name, colour, first, "share", column, dash)
                 for name, (column, colour, dash) in curves.items()
             ],
             ("positions sorted by β", "probability"),
@@ -196,7 +188,7 @@ def ratio_fits(table: pd.DataFrame) -> Section:
             "How often the approximation is a bound",
             f"{first['prompts'].iloc[0]}, sampled",
             [
-                SvgLine(name, colour, first["c"], first[column], dash)
+                SvgLine.of(name, colour, first, "c", column, dash)
                 for name, (column, colour, dash) in curves.items()
             ],
             ("c", "share of positions"),
@@ -225,8 +217,8 @@ def lengths_by_context(table: pd.DataFrame) -> Section:
             "Drafted tokens by context",
             "mean of a round",
             [
-                SvgLine(name, COLOURS[name], each["up_to"], each["drafted"])
-                for name, each in table.groupby("policy", sort=False)
+                SvgLine.of(name, COLOURS[name], each, "up_to", "drafted")
+                for name, each in _by_policy(table)
             ],
             ("context up to, tokens", "tokens"),
         ),
@@ -267,11 +259,15 @@ def long_texts(table: pd.DataFrame) -> Section:
     _, *names = dict.fromkeys(table["configuration"])  # the first is autoregressive decoding
     wide = table.pivot(index="configuration", columns="up_to", values="so_far").loc[names]
     lines = [
-        SvgLine(
-            name, colour, each["up_to"], each["so_far"], "", each["so_far_low"], each["so_far_high"]
+        SvgLine.of(
+            name,
+            colour,
+            table[table["configuration"] == name],
+            "up_to",
+            "so_far",
+            ends=("so_far_low", "so_far_high"),
         )
-        for name, colour in zip(names, [*DRAFT_COLOURS, *OTHER_COLOURS], strict=False)
-        for each in [table[table["configuration"] == name]]
+        for name, colour in zip(names, ARM_COLOURS, strict=False)
     ]
     return Section(
         key="",
@@ -301,14 +297,10 @@ def example(table: pd.DataFrame) -> Section:
             "Draft lengths in one text",
             f"the first rounds, {table['prompts'].iloc[0]}",
             [
-                SvgLine(
-                    name,
-                    COLOURS[name],
-                    each["round"],
-                    each["drafted"],
-                    "5 3" * (name == svip.ORACLE),
+                SvgLine.of(
+                    name, COLOURS[name], each, "round", "drafted", "5 3" * (name == svip.ORACLE)
                 )
-                for name, each in table.groupby("policy", sort=False)
+                for name, each in _by_policy(table)
             ],
             ("round", "drafted tokens"),
             {float(n): str(n) for n in (1, 10, 20, 30, 40) if n <= table["round"].max()},
@@ -351,8 +343,12 @@ def _by_set(table: pd.DataFrame) -> list[tuple[str, str, str, pd.DataFrame]]:
     return groups
 
 
-def _colours(names: Sequence[str]) -> list[tuple[str, str]]:
+def _colours(names: Iterable[str]) -> list[tuple[str, str]]:
     return list(zip(dict.fromkeys(names), DRAFT_COLOURS, strict=False))
+
+
+def _by_policy(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    return [(str(name), each) for name, each in table.groupby("policy", sort=False)]
 
 
 def _svip(table: pd.DataFrame) -> pd.DataFrame:

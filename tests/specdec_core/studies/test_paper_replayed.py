@@ -27,7 +27,7 @@ PROFILE = Profile(
 
 @pytest.fixture(scope="module")
 def greedy(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Sets:
-    return {"code": record(tiny_pair, tmp_path_factory.mktemp("greedy"))}
+    return {"code": record(tiny_pair, tmp_path_factory.mktemp("greedy"), max_draft=40)}
 
 
 def test_no_policy_beats_the_oracle_and_heads_of_other_pairs_are_left_out(greedy: Sets) -> None:
@@ -72,7 +72,7 @@ def test_every_section_is_drawn_from_its_table(greedy: Sets) -> None:
         table = section.study.measure(*(inputs[name] for name in section.study.needs))
         shown = section.section(table)
         assert shown.shown is not None
-        assert len(shown.shown) > 1
+        assert len(shown.shown)
         assert section.ours(table)
         if shown.svg:
             ElementTree.fromstring(shown.svg)

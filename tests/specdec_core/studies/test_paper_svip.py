@@ -25,13 +25,13 @@ Sets = dict[str, Recording]
 
 @pytest.fixture(scope="module")
 def greedy(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Sets:
-    return {"code": record(tiny_pair, tmp_path_factory.mktemp("greedy"))}
+    return {"code": record(tiny_pair, tmp_path_factory.mktemp("greedy"), max_draft=40)}
 
 
 @pytest.fixture(scope="module")
 def sampled(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Sets:
     folder = tmp_path_factory.mktemp("sampled")
-    return {"code": record(tiny_pair, folder, sampling=Sampling(temperature=1))}
+    return {"code": record(tiny_pair, folder, sampling=Sampling(temperature=1), max_draft=40)}
 
 
 @pytest.fixture(scope="module")
