@@ -155,6 +155,25 @@ def _gains(result: PapersResult, key: str) -> Iterator[str]:
             yield f"{table.title}: {prompts}: against the best fixed K, {name}: {'; '.join(shown)}."
 
 
+def _against(result: PapersResult, key: str) -> Iterator[str]:
+    """How the rows below a table's `against` compare with it, a line a prompt set."""
+    table, names = result.plan.tables[key], [row.name for row in result.plan.tables[key].rows]
+    if table.against is None:
+        return
+    numbers = range(names.index(table.against), len(names))
+    methods = [method for number in numbers for method in result.plan.lines(key, number)]
+    for prompts in result.sets_of(table):
+        found = [result.find(prompts, method.configurations[0]) for method in methods]
+        timings = [measured.timing if measured else None for measured in found]
+        shown = [
+            f"{method.label} {cells.of_ratio(timing.over(timings[0]))}"
+            for method, timing in zip(methods[1:], timings[1:], strict=True)
+            if timing is not None and timings[0] is not None
+        ]
+        if shown:
+            yield f"{prompts}: times as fast as {methods[0].label}: {'; '.join(shown)}."
+
+
 def _forward_times(result: PapersResult, key: str) -> Iterator[Section]:
     """Table 2 of SpecDec++, beside a `frontier` table."""
     frame = result.forward_times(key) if result.plan.tables[key].frontier else pd.DataFrame()
@@ -311,7 +330,7 @@ def _table(result: PapersResult, key: str) -> Section:
         key=key,
         title=table.title,
         note=_caption(result, table),
-        lines=table.notes,
+        lines=(*table.notes, *_against(result, key)),
         figure=paper_figure(result, key),
         frame=result.frame(key),
         shown=shown,

@@ -186,7 +186,22 @@ class ModelSettings(DrafterSettings):
 class PolicyDrafterSettings(ModelSettings):
     """What drafters with a draft model and a length policy have in common."""
 
+    # Whether it tells its policy which candidates of the chain the target would choose.
+    tells_matches: ClassVar[bool] = False
+
     policy: AnyPolicy
+
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
+        if self.policy.reads_rejected and not self.tells_matches:
+            raise ValueError(
+                f"{self.kind}: does not tell its policy the matches behind rejections; draft_model,"
+                " cascade and post_use do"
+            )
+
+    @property
+    def reads_rejected(self) -> bool:
+        return super().reads_rejected or self.policy.reads_rejected
 
     @property
     def policies(self) -> tuple[tuple[str | None, PolicySettings], ...]:

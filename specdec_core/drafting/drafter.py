@@ -48,6 +48,16 @@ class Outcome:
     def accepted(self) -> int:
         return len(self.path)
 
+    def useful(self, length: int) -> tuple[bool, ...]:
+        """Whether each of the tree's first `length` nodes is USEFUL: in the output, or the target's
+        own choice after the drafted tokens before it, also behind a rejection (Post-use, Eq. 7)."""
+        tree, accepted = self.tree, set(self.path)
+        return tuple(
+            node in accepted
+            or (node < tree.read and tree.tokens[node] == self.choices[tree.parents[node] + 1])
+            for node in range(length)
+        )
+
 
 class Drafter:
     """Proposes a token tree for each slot and learns from its outcome."""

@@ -105,7 +105,9 @@ class GuessedChain(Drafter):
         if length:
             accepted = sum(node < length for node in outcome.path)
             reused = len(outcome.path) - accepted
-            result = PolicyOutcome(length, accepted, outcome.tree.draft_forwards, reused)
+            useful = outcome.useful(length) if self.policy.reads_rejected else None
+            calls = outcome.tree.draft_forwards
+            result = PolicyOutcome(length, accepted, calls, reused, useful)
             self.policy.observe(sequence.slot, result)
 
     def _forward(self, active: list[_Draft]) -> Signals:

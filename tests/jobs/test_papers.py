@@ -19,12 +19,18 @@ from mlflow import MlflowClient
 from jobs import papers
 from jobs.papers import PAPERS, parse_sources
 from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.datastores.datastore import open_datastore
 from specdec_core.models.fingerprints import tokenizer_digest
 from specdec_core.models.pair import load_tokenizer
-from specdec_core.studies.papers.inputs import load_sets, with_datastores
+from specdec_core.studies.papers.inputs import (
+    load_sets,
+    with_datastores,
+    with_eagle_heads,
+    with_own_heads,
+)
 from specdec_core.studies.papers.plan import PaperPlan, load_paper_plan
 from specdec_core.studies.papers.result import PapersResult
 from tests.conftest import chat_tokenizer
@@ -233,6 +239,7 @@ BROKEN = {
         [{"name": "x"}, {"name": "x"}],
         r"tables\.methods\.rows: 'x' is there twice",
     ),
+    "against": (("tables", "once", "against"), "x", r"tables\.once\.against: no row 'x'"),
     "two": (("tables", "lengths", "vary"), {"λ": [1], "w": [1]}, r"tables\.lengths\.vary: "),
     "value": (("tables", "lengths", "vary"), {"λ": [0]}, r"max_tokens: .* \(got 0\)"),
     "mix": (("prompts", "mixture"), {"mix": ["sums", "x"]}, r"prompts\.mixture\.mix: no set 'x'"),
@@ -307,6 +314,36 @@ def test_the_papers_plan_holds_for_any_pair() -> None:
     names = {method.name for method in alone.methods("banditspec")}
     assert {"Vanilla", "PLD", "Suffix Tree"} <= names
     assert "Dynamic tree" not in names
+
+
+def test_tables_of_eagle_heads_are_for_pairs_that_have_one(
+    tiny_spec: PairSpec, tmp_path: Path
+) -> None:
+    config, content = tmp_path / "papers.yaml", plan(tmp_path, tiny_spec)
+    content["tables"]["methods"]["eagle"] = True
+    config.write_text(json.dumps(content))
+    observer = Warned()
+    without = with_eagle_heads(load_paper_plan(config), observer)
+    assert list(without.tables) == ["once", "lengths"]
+    assert observer.lines == ["Methods by task: left out (the pair has no EAGLE head)"]
+    head = {"drafts": {**tiny_spec.drafts, "eagle": "bundled:smollm2-eagle"}}
+    found = with_eagle_heads(load_paper_plan(config, pair=head))
+    assert found.methods("methods")[1].configurations[0].draft == "eagle"
+    assert found.methods("once")[0].configurations[0].draft == "draft"
+    content["tables"] = {"methods": content["tables"]["methods"]}
+    config.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="no table is left"):
+        with_own_heads(load_paper_plan(config))
+
+
+class Warned(Observer):
+    """Keeps its warnings."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def warned(self, message: str) -> None:
+        self.lines.append(message)
 
 
 def test_bandits_choose_among_the_rows_of_their_table() -> None:

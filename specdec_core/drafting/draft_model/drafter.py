@@ -142,4 +142,5 @@ def _report(policy: LengthPolicy, slot: int, outcome: Outcome) -> None:
     """Report a chain's outcome to its length policy."""
     if drafted := len(outcome.tree):
         calls = outcome.tree.draft_forwards
-        policy.observe(slot, PolicyOutcome(drafted, outcome.accepted, calls))
+        useful = outcome.useful(drafted) if policy.reads_rejected else None
+        policy.observe(slot, PolicyOutcome(drafted, outcome.accepted, calls, useful=useful))

@@ -24,7 +24,8 @@ class DynamicTreeSettings(PolicyDrafterSettings):
         default=0.0, ge=0, le=1, description="confidence below which a node is left out"
     )
 
-    def model_post_init(self, _: Any) -> None:
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
         expanded = self.expand * (self.depth - 1)  # the draft model reads these
         if expanded > MOST_NODES:
             raise ValueError(

@@ -45,6 +45,9 @@ class PolicyOutcome:
     accepted: int  # the first ones
     draft_calls: int  # forwards of the draft model that the round took
     reused: int = 0  # accepted tokens behind the chain's that took no draft, such as cached phrases
+    # Whether the target itself chooses each candidate after those before it (Post-use, Eq. 7), also
+    # behind a rejection; None where the policy does not ask (`reads_rejected`).
+    useful: tuple[bool, ...] | None = None
 
 
 class LengthPolicy:
@@ -58,6 +61,8 @@ class LengthPolicy:
     learns = False
     # May want no candidates for many rounds; the draft model then reads the text only when it does.
     rests = False
+    # Learns from candidates that the target chooses behind a rejection (`PolicyOutcome.useful`).
+    reads_rejected = False
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings

@@ -13,6 +13,7 @@ from specdec_core.base.observer import Observer
 from specdec_core.drafting.datastores.datastore import open_datastore, resolve_datastore
 from specdec_core.drafting.heads.storage import load_head
 from specdec_core.models.fingerprints import fingerprint, tokenizer_digest
+from specdec_core.models.pair import eagle_heads_of
 from specdec_core.prompts.prompt_sets import Prompt, load_prompts
 from specdec_core.studies.papers.plan import Datastore, PaperPlan, PromptsOf
 from specdec_core.training.datastores.build import write_datastore
@@ -98,10 +99,12 @@ def with_datastores(plan: PaperPlan, tokenizer: Any, observer: Observer | None =
 
 
 def with_own_heads(plan: PaperPlan, observer: Observer | None = None) -> PaperPlan:
-    """`plan` without the rows whose trained heads are of another pair, or not there; each is left
-    out with a warning."""
+    """`plan` without the rows whose trained heads are of another pair, or not there, and without
+    the tables of EAGLE heads for a pair that has none; each is left out with a warning. Raises
+    :class:`UserError` where nothing is left."""
     observer = observer or Observer()
     tables, prints = {}, cache(fingerprint)
+    plan = with_eagle_heads(plan, observer)
     for key, table in plan.tables.items():
         rows = []
         for number, row in enumerate(table.rows):
@@ -113,6 +116,25 @@ def with_own_heads(plan: PaperPlan, observer: Observer | None = None) -> PaperPl
                 observer.warned(f"{table.title}: {row.name} is left out ({error})")
         if rows:
             tables[key] = table.model_copy(update={"rows": tuple(rows)})
+    if not tables:
+        raise UserError("no table is left: none of their heads is there for this pair")
+    return plan.model_copy(update={"tables": tables})
+
+
+def with_eagle_heads(plan: PaperPlan, observer: Observer | None = None) -> PaperPlan:
+    """`plan` with the pair's first EAGLE head as the draft of the tables for one; they are left out
+    with a warning where there is none."""
+    observer = observer or Observer()
+    tables, names = {}, list(plan.pair.drafts)
+    heads = eagle_heads_of(plan.pair) if any(t.eagle for t in plan.tables.values()) else ()
+    for key, table in plan.tables.items():
+        if not table.eagle:
+            tables[key] = table
+        elif heads:
+            draft = names.index(heads[0]) + 1
+            tables[key] = table.model_copy(update={"draft": draft})
+        else:
+            observer.warned(f"{table.title}: left out (the pair has no EAGLE head)")
     return plan.model_copy(update={"tables": tables})
 
 

@@ -108,11 +108,19 @@ class Table(Value):
         default=1,
         description="which of the pair's drafts; a pair without so many has no such table",
     )
+    eagle: bool = Field(
+        default=False,
+        description="with the pair's first EAGLE head as the draft; a pair without one has no such"
+        " table",
+    )
     repeats: PositiveInt | None = Field(
         default=None, description="times a prompt is timed for this table; unset, the plan's"
     )
     vary: dict[str, Annotated[tuple[Scalar, ...], Field(min_length=1)]] = Field(
         default={}, max_length=1
+    )
+    against: str | None = Field(
+        default=None, description="a row; how each row below it compares with it is told"
     )
     heat: bool = Field(
         default=False, description="drawn as a heat map of rows by the varied parameter"
@@ -252,6 +260,8 @@ class PaperPlan(Value):
                     raise UserError(
                         f"{source}: tables.{key}.prompts: no set {name!r} (there are: {known})"
                     )
+            if table.against is not None and table.against not in [r.name for r in table.rows]:
+                raise UserError(f"{source}: tables.{key}.against: no row {table.against!r}")
             names = [method.name for method in self.methods(key, source)]
             if again := next((name for name in names if names.count(name) > 1), None):
                 raise UserError(f"{source}: tables.{key}.rows: {again!r} is there twice")

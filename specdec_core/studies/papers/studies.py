@@ -20,6 +20,7 @@ from typing import Any
 
 import pandas as pd
 
+from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_path
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
@@ -77,7 +78,8 @@ def study_tables(
     observer: Observer | None = None,
 ) -> dict[str, pd.DataFrame]:
     """The studies' tables by key, from `<folder>/<key>-<digest>.parquet` or, `fresh` or where that
-    is missing, computed and written. A study that lacks an input is left out with a warning."""
+    is missing, computed and written. A study that lacks an input, or cannot do with it (a
+    :class:`UserError`), is left out with a warning."""
     observer = observer or Observer()
     studies = list(studies)
     observer.stage("computing sections", len(studies))
@@ -89,7 +91,11 @@ def study_tables(
         needed = [inputs[name] for name in study.needs]
         file = folder / f"{study.key}-{study.digest(needed)[:8]}.parquet"
         if fresh or not file.exists():
-            table = study.measure(*(each.value for each in needed))
+            try:
+                table = study.measure(*(each.value for each in needed))
+            except UserError as error:
+                observer.warned(f"{study.key} is left out: {error}")
+                continue
             with atomic_path(file) as path:
                 table.to_parquet(path, index=False, compression="zstd")
         tables[study.key] = pd.read_parquet(file)

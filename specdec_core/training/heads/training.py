@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from safetensors.torch import load
 from torch import Tensor
@@ -143,6 +144,12 @@ class HeadTraining:
             training=training_digest(spec, examples, self.settings),
         )
         return TrainedHead(self.best, card)
+
+    def tested(self) -> tuple[np.ndarray, np.ndarray]:
+        """Probabilities and labels (n,) of the test rows, by the weights as they are: after
+        :meth:`result`, the best epoch's."""
+        logits, labels = self._predict(self.test_rows)
+        return logits.sigmoid().numpy().astype(np.float64), labels.numpy().astype(np.float64)
 
     def _set_rate(self, step: int) -> None:
         progress = step / (self.batches * self.settings.epochs)

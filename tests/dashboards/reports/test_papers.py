@@ -132,6 +132,18 @@ def rows(sheet: Section) -> dict[str, list[str]]:
     return {row[0].strip("* "): row[1:] for row in cells}
 
 
+def test_rows_are_compared_with_the_row_that_a_table_names(result: PapersResult) -> None:
+    table = PLAN.tables["methods"].model_copy(update={"against": "Chain"})
+    plan = PLAN.model_copy(update={"tables": {"methods": table}})
+    [section] = tables(result.model_copy(update={"plan": plan}))
+    code, sums = section.lines[1:]
+    # 8.2 seconds of the chain over 8 of prompt lookup
+    assert code.startswith("code: times as fast as Chain: PLD 1.02× (")
+    assert "Wide (lossy) 4.10×" in code
+    assert "PLD" not in sums  # not measured there
+    assert tables(result)[0].lines == PLAN.tables["methods"].notes
+
+
 def test_a_column_is_a_prompt_set_and_a_quantity(result: PapersResult) -> None:
     methods, _ = tables(result)
     cells = rows(methods)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.studies.papers.studies import Input, Study, study_tables
 
@@ -65,3 +66,20 @@ def test_what_lacks_an_input_is_left_out_with_a_warning(tmp_path: Path) -> None:
     )
     assert not tables
     assert warnings == ["double is left out: no long"]
+
+
+def test_what_cannot_do_with_an_input_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    warnings = []
+
+    class Watching(Observer):
+        def warned(self, message: str) -> None:
+            warnings.append(message)
+
+    def refuse(number: int) -> pd.DataFrame:
+        raise UserError(f"{number} prompts are too few")
+
+    studies = [Study("values", ("a",), refuse), Study("double", ("a",), Counted())]
+    tables = study_tables(studies, inputs(a=1), tmp_path, observer=Watching())
+    assert [*tables] == ["double"]
+    assert warnings == ["values is left out: 1 prompts are too few"]
+    assert [file.name.partition("-")[0] for file in tmp_path.iterdir()] == ["double"]

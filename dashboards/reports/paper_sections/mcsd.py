@@ -1,0 +1,107 @@
+"""Improved MCSD's figure that recordings hold."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from dashboards import cells
+from dashboards.figures.svg import SvgLine, lines_svg
+from dashboards.look import PARTS
+from dashboards.reports.paper_sections.section import PaperSection
+from dashboards.sections import Section
+from specdec_core.studies.decision_values import THRESHOLD, DecisionValues
+from specdec_core.studies.papers import mcsd
+from specdec_core.studies.papers.studies import Study
+
+OUTCOMES = {
+    "accepted": PARTS["draft forwards, kept"],
+    "rejected": PARTS["draft forwards, thrown away"],
+}
+VALUES = {
+    "decision model": cells.text("kind"),
+    "draft": cells.text("draft"),
+    "trained on": cells.count("trained"),
+    "judged": cells.count("judged"),
+    "AUC": cells.number("auc", ".3f"),
+    "overlap": cells.number("overlap", ".0%"),
+    "accepted, but stopped at": cells.number("stopped", ".0%"),
+    "rejected, but passed": cells.number("passed", ".0%"),
+}
+
+
+def judged(table: pd.DataFrame) -> list[DecisionValues]:
+    """The decision models of the table, which has a row a candidate."""
+    return [
+        DecisionValues(
+            kind,
+            draft,
+            int(rows["trained"].iloc[0]),
+            rows["value"].to_numpy(),
+            rows["accepted"].to_numpy(),
+        )
+        for (draft, kind), rows in table.groupby(["draft", "kind"], sort=False)
+    ]
+
+
+def values(table: pd.DataFrame) -> Section:
+    """A row a decision model; the histograms of the first one, T1."""
+    found = judged(table)
+    shares = found[0].shares()
+    rows = [
+        {
+            "kind": each.kind,
+            "draft": each.draft,
+            "trained": each.trained,
+            "judged": len(each.values),
+            "auc": each.auc,
+            "overlap": each.overlap,
+            "stopped": each.stopped,
+            "passed": each.passed,
+        }
+        for each in found
+    ]
+    return Section(
+        key="",
+        note="Of candidates of prompts that the models were neither trained nor chosen on. Overlap"
+        " is the area that the histograms of accepted and of rejected candidates share; the last"
+        f" columns are with the threshold of {THRESHOLD:g}.",
+        svg=lines_svg(
+            f"Values of {found[0].kind.upper()} by outcome",
+            f"share of the accepted and of the rejected candidates; {found[0].draft}",
+            [
+                SvgLine(
+                    outcome,
+                    colour,
+                    ((shares["low"] + shares["high"]) / 2).tolist(),
+                    shares[outcome].tolist(),
+                )
+                for outcome, colour in OUTCOMES.items()
+            ],
+            ("value", "share"),
+            {place / 10: f"{place / 10:g}" for place in range(1, 10)},
+        ),
+        shown=cells.table(rows, VALUES),
+        ruled=cells.group_ends(row["draft"] for row in rows),
+    )
+
+
+def overlap(table: pd.DataFrame) -> str:
+    """How much T1's values overlap, for the first draft."""
+    first = judged(table)[0]
+    return f"{first.overlap:.0%} overlap, AUC {first.auc:.2f}"
+
+
+MCSD = (
+    PaperSection(
+        study=Study("mcsd-f7", ("heads",), mcsd.values),
+        paper="Improving MCSD",
+        source="§3.3 and A.2, Fig. 7",
+        title="Values of the decision models by outcome",
+        reported="T1 “struggles to effectively distinguish between negative and positive examples”;"
+        " a figure without numbers in the text.",
+        setting="each draft model of the pair; T1, T2 and both in one are trained here, on greedy"
+        " texts of the bundled corpus, with outcomes 0 and 1 as labels.",
+        show=values,
+        ours=overlap,
+    ),
+)

@@ -1,0 +1,99 @@
+"""Post-use's and improved MCSD's sections say what was measured, in tables and figures."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+
+from dashboards.outputs.markdown import part
+from dashboards.reports.paper_sections import SECTIONS
+from dashboards.sections import Section
+from specdec_core.studies.component_times import CONTROLLER, M_D, M_T, REST
+from specdec_core.studies.draft_reuse import DRAFT_CALL, DRAFTED, REJECTED, TARGET_CALL
+
+ROUNDS = pd.DataFrame(
+    {
+        "prompts": "sums", "draft": "small", "fixed": 3,
+        "request": "a", "round": [1, 2, 3, 4], "length": [0, 3, 5, 28],
+    }
+)  # fmt: skip
+PHRASES = pd.DataFrame(
+    {
+        "prompts": "sums", "draft": "small", "call": call, "tokens": tokens, "of": of,
+        "calls": 10, "share": share / tokens,
+    }
+    for call in (DRAFT_CALL, TARGET_CALL)
+    for tokens in (1, 2, 3)
+    for of, share in ((DRAFTED, 0.6), (REJECTED, 0.3))
+)  # fmt: skip
+COMPONENTS = pd.DataFrame(
+    {
+        "component": [M_D, M_T, CONTROLLER, REST],
+        "each": [1.0, 7.0, 0.1, 0.5],
+        "a_round": [2.0, 1.0, 3.0, 1.0],
+        "share": [0.2, 0.7, 0.03, 0.07],
+        "tokens": 20, "drafted": 8, "recycled": 4, "suffixes": 5,
+    }
+)  # fmt: skip
+VALUES = pd.DataFrame(
+    {
+        "kind": "t1", "draft": "small", "trained": 99,
+        "value": [0.1, 0.9, 0.9], "accepted": [0.0, 0.0, 1.0],
+    }
+)  # fmt: skip
+TABLES = {
+    "post-use-f2a": ROUNDS,
+    "post-use-f2b": PHRASES,
+    "post-use-9": COMPONENTS,
+    "mcsd-f7": VALUES,
+}
+OURS = {
+    "post-use-f2a": "75% of the rounds want another length",
+    "post-use-f2b": "after 20%–20% of the target calls",
+    "post-use-9": "M_d 1.0 ms, M_t 7.0 ms",
+    "mcsd-f7": "50% overlap, AUC 0.75",
+}
+
+
+def shown(key: str) -> Section:
+    [section] = [each for each in SECTIONS if each.key == key]
+    return section.section(TABLES[key])
+
+
+def test_lengths_are_told_with_the_share_of_rounds_on_either_side() -> None:
+    [row] = shown("post-use-f2a").shown.to_dict("records")
+    assert (row["rounds"], row["best fixed"]) == ("4", "3")
+    assert (row["shorter than fixed"], row["longer"]) == ("25%", "50%")
+
+
+def test_shares_of_phrases_are_by_call_length_and_what_they_are_of() -> None:
+    table = shown("post-use-f2b").shown
+    assert list(table["after a"]) == [DRAFT_CALL] * 2 + [TARGET_CALL] * 2
+    assert list(table["3 tokens"]) == ["20%", "10%"] * 2
+
+
+def test_components_stand_beside_the_papers() -> None:
+    section = shown("post-use-9")
+    assert list(section.shown["paper, each"]) == ["21 ms", "152 ms", "< 0.1 ms", "–"]
+    assert "Of 8 drafted tokens, 4 (50%)" in section.lines[-1]
+    assert "of 20 tokens of the output, 5 (25%)" in section.lines[-1]
+
+
+def test_values_are_told_by_outcome() -> None:
+    [row] = shown("mcsd-f7").shown.to_dict("records")
+    assert (row["accepted, but stopped at"], row["rejected, but passed"]) == ("0%", "50%")
+    assert (row["AUC"], row["overlap"]) == ("0.750", "50%")
+
+
+@pytest.mark.parametrize("key", TABLES)
+def test_each_is_on_the_page_with_the_papers_finding_and_ours(key: str) -> None:
+    [section] = [each for each in SECTIONS if each.key == key]
+    text = part(shown(key))
+    assert "In the paper: " in text
+    assert "Here: " in text
+    assert section.ours(TABLES[key]) == OURS[key]
+    if (svg := shown(key).svg) is not None:
+        ElementTree.fromstring(svg)
+        assert f"({key}.svg)" in text
