@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from cluster.serving.load_client import run_load
 from cluster.serving.server_process import Cores, Server, on_cores, running
@@ -16,19 +17,44 @@ from specdec_core.studies.load.requests import LoadRecord, LoadRequest
 from specdec_core.studies.load.result import LoadRow
 
 
+class Entrant(Protocol):
+    """Who takes part. One that is not `needed` may fail to start: it is left out then, with a
+    warning."""
+
+    @property
+    def row(self) -> LoadRow: ...
+
+    @property
+    def needed(self) -> bool: ...
+
+    def measure(
+        self, plan: LoadPlan, workload: Sequence[LoadRequest], load: Load, cores: Cores
+    ) -> list[LoadRecord]:
+        """Start anew, warm up with prompts that are not measured, and answer those that are."""
+        ...
+
+
 @dataclass(frozen=True)
 class Contestant:
-    """A row, and its server for up to a number of requests together. One that is not `needed` may
-    fail to start: it is left out then, with a warning."""
+    """A row, and its server for up to a number of requests together; see :class:`Entrant`."""
 
     row: LoadRow
     server: Callable[[int], Server]
     needed: bool = True
 
+    def measure(
+        self, plan: LoadPlan, workload: Sequence[LoadRequest], load: Load, cores: Cores
+    ) -> list[LoadRecord]:
+        """See :meth:`Entrant.measure`."""
+        clients = plan.warm_up(load)
+        with running(self.server(plan.together(load))) as url, on_cores(cores.client):
+            run_load(url, workload[:clients], clients)
+            return run_load(url, plan.requests_of(load, workload), load.clients)
+
 
 def compare_servers(
     plan: LoadPlan,
-    contestants: Sequence[Contestant],
+    contestants: Sequence[Entrant],
     workload: Sequence[LoadRequest],
     cores: Cores,
     parts: LoadParts,
@@ -48,7 +74,7 @@ def compare_servers(
             records = parts.get(turn, contestant.row)
             if records is None:
                 try:
-                    records = measure(plan, contestant, workload, load, cores)
+                    records = contestant.measure(plan, workload, load, cores)
                 except UserError as error:
                     if contestant.needed:
                         raise
@@ -59,17 +85,3 @@ def compare_servers(
                 observer.step()
             contestant.row.runs.setdefault(load.key, []).append(records)
     return [contestant.row for contestant in entered]
-
-
-def measure(
-    plan: LoadPlan,
-    contestant: Contestant,
-    workload: Sequence[LoadRequest],
-    load: Load,
-    cores: Cores,
-) -> list[LoadRecord]:
-    """Start a server, warm it up with prompts that are not measured, and put it under load."""
-    clients = plan.warm_up(load)
-    with running(contestant.server(plan.together(load))) as url, on_cores(cores.client):
-        run_load(url, workload[:clients], clients)
-        return run_load(url, plan.requests_of(load, workload), load.clients)

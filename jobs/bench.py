@@ -133,6 +133,13 @@ def main(
             " are clients, and 16 at a rate.",
         ),
     ] = None,
+    engine_alone: Annotated[
+        bool,
+        Option(
+            "--engine-alone",
+            help="Under load: measure this engine without a server, too, and say what HTTP costs.",
+        ),
+    ] = False,
     only: Annotated[
         list[str] | None,
         Option(
@@ -157,7 +164,7 @@ def main(
     comes to the physical limit. With --clients or --rate, compare servers under load: tokens a
     second, time to the first token, time per token; interrupted, the same command resumes. Run it
     on an otherwise idle machine."""
-    load = _load_options(clients, rate, slo, seed, requests, slots, fresh)
+    load = _load_options(clients, rate, slo, seed, requests, slots, engine_alone, fresh)
     if load is not None:
         _check_together(temperature, baseline)
     spec, chosen = _chosen(config or [], target, draft)
@@ -235,14 +242,17 @@ def _load_options(
     seed: int | None,
     requests: int | None,
     slots: int | None,
+    engine_alone: bool,
     fresh: bool,
 ) -> dict[str, Any] | None:
     """What the options say of a load; None where they name none. Raises :class:`UserError` for
     those that need one."""
     if clients is None and rate is None:
-        alone = given(slo=slo, seed=seed, requests=requests, slots=slots, fresh=fresh or None)
+        alone = given(slo=slo, seed=seed, requests=requests, slots=slots)
+        alone |= given(engine_alone=engine_alone or None, fresh=fresh or None)
         if alone:
-            raise UserError(f"--{next(iter(alone))} needs --clients or --rate")
+            name = next(iter(alone)).replace("_", "-")
+            raise UserError(f"--{name} needs --clients or --rate")
         return None
     if seed is not None and rate is None:
         raise UserError("--seed needs --rate: with --clients nothing comes at random")
@@ -254,6 +264,7 @@ def _load_options(
         "clients": sizes(clients, "--clients") if clients is not None else (),
         "rates": rates,
         **given(slo=objective, seed=seed, requests=requests, slots=slots),
+        "engine_alone": engine_alone,
     }
 
 

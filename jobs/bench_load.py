@@ -14,7 +14,7 @@ from jobs.console import console, interruptible, point, print_runs_page
 from specdec_core.base.errors import UserError
 
 if TYPE_CHECKING:
-    from cluster.load_comparison import Contestant
+    from cluster.load_comparison import Entrant
     from cluster.serving.server_process import Cores
     from specdec_core.models.pair import Pair
     from specdec_core.prompts.prompt_sets import Prompt
@@ -132,12 +132,17 @@ def _contestants(
     explicit: bool,
     ours: Sequence[VllmMode],
     warned: Callable[[str], None],
-) -> list[Contestant]:
-    """Our servers, whose files are in `scratch`, and vLLM's where it is installed."""
+) -> list[Entrant]:
+    """Our servers, whose files are in `scratch`, their engines alone where that is asked for, and
+    vLLM's servers where it is installed."""
+    from cluster.engine_alone import EngineAlone
     from cluster.load_servers import VLLM, our_servers, vllm_contestants
-    from specdec_core.studies.comparison import OURS
 
-    contestants = list(our_servers(plan, pair, SERVE, cores, scratch))
+    contestants: list[Entrant] = []
+    for server in our_servers(plan, pair, SERVE, cores, scratch):
+        contestants.append(server)
+        if plan.engine_alone:
+            contestants.append(EngineAlone.of(server.row, pair.spec))
     if VLLM in plan.peers:
         try:
             contestants += vllm_contestants(pair, cores, explicit, scratch, ours)
@@ -153,7 +158,7 @@ def _contestants(
         contestant
         for contestant in contestants
         if plan.wants(contestant.row.name)
-        or (contestant.row.group == OURS and contestant.row.autoregressive)
+        or (contestant.row.ours and contestant.row.autoregressive and contestant.row.over_http)
     ]
 
 

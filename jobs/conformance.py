@@ -49,7 +49,10 @@ def main(
             " or give --leaving or --answers"
         )
     key = os.environ.get("OPENAI_API_KEY")
-    target = clients.Target(url.rstrip("/"), _model(url, key), tokenizer, key)
+    model = _model(url, key)
+    target = clients.Target(url.rstrip("/"), model, tokenizer, key, chats=_answers_chats(url))
+    if (vllm or guidellm) and not target.chats:
+        console.print("its model has no chat template: completions alone")
     passed = True
     for program, client, count in (
         (vllm, clients.vllm_bench, requests),
@@ -104,6 +107,16 @@ def _model(url: str, key: str | None) -> str:
         return str(answer.json()["data"][0]["id"])
     except (httpx.HTTPError, ValueError, LookupError) as error:
         raise UserError(f"{url}: it does not tell its models: {error}") from None
+
+
+def _answers_chats(url: str) -> bool:
+    """Whether the server says that it does; one that says nothing may. Raises
+    :class:`UserError`."""
+    try:
+        answer = httpx.get(f"{url.rstrip('/')}/health", trust_env=False)
+        return not (answer.is_success and answer.json().get("chat") is False)
+    except (httpx.HTTPError, ValueError, AttributeError) as error:
+        raise UserError(f"{url}: it does not tell its health: {error}") from None
 
 
 if __name__ == "__main__":

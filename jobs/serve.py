@@ -168,6 +168,9 @@ def main(
     request_timeout: Annotated[
         float | None, Option(min=0.001, help="Seconds until an answer must be complete.")
     ] = None,
+    drain: Annotated[
+        float, Option(min=0, help="Seconds that answers may still take when the server is stopped.")
+    ] = 4.0,
     sample_prompts: Annotated[
         Path | None,
         Option(help="Keep a sample of the prompts in this folder, for sweeps; unset, none."),
@@ -250,6 +253,7 @@ def main(
                 replicas=number,
                 samples=samples,
                 tls=tls,
+                drain=drain,
             )
             with server as url:
                 status.stop()

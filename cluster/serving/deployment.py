@@ -20,7 +20,7 @@ from cluster.serving.control import TOKEN, announced, new_operation
 from cluster.serving.engine_loop import QUEUE
 from cluster.serving.http.access import EVERYBODY, Access
 from cluster.serving.http.app import build_app
-from cluster.serving.http.listener import Listener
+from cluster.serving.http.listener import DRAIN, Listener
 from cluster.serving.http.pages import Page
 from cluster.serving.http.samples import Sampling
 from cluster.serving.replicas.fleet import Fleet
@@ -55,14 +55,11 @@ for _name, _value in _PROXY.items():
 
 APPLICATION = "specdec"
 LIMITS = Limits(4, share_prefixes=True)
+_CLOSING = 1.0  # seconds in which a replica that has drained ends
 REFUSALS = 64  # requests that a replica may be refusing while all others wait
 
 
-@serve.deployment(
-    name="completions",
-    max_constructor_retry_count=1,
-    graceful_shutdown_timeout_s=5,
-)
+@serve.deployment(name="completions", max_constructor_retry_count=1)
 @serve.ingress()
 class CompletionServer:
     """One pair, one engine, one HTTP application: nothing is between them."""
@@ -89,7 +86,6 @@ class CompletionServer:
 @serve.deployment(
     name="ingress",
     max_constructor_retry_count=1,
-    graceful_shutdown_timeout_s=5,
     ray_actor_options={"num_cpus": 0},
 )
 @serve.ingress()
@@ -228,6 +224,7 @@ def _bound(
     page: Page | None,
     samples: Sampling | None,
     listener: Listener | None = None,
+    drain: float = DRAIN,
 ) -> serve.Application:
     spec, limits = start.pair, start.limits
     needs = {"CPU": 0.0, "GPU": 0.0}
@@ -235,9 +232,10 @@ def _bound(
         needs = resources(spec.runner.threads, spec.runner.device)
     own = {"num_cpus": needs["CPU"], "num_gpus": needs["GPU"]}
     requests = limits.slots + start.queue  # at a replica
+    ending = {"graceful_shutdown_timeout_s": drain + _CLOSING}
     if replicas.most == 1:
         server = CompletionServer.options(  # type: ignore[attr-defined]  # the decorator made one
-            ray_actor_options=own, max_ongoing_requests=requests + REFUSALS
+            ray_actor_options=own, max_ongoing_requests=requests + REFUSALS, **ending
         )
         return server.bind(start, page, samples, listener)
     engines = EngineReplica.options(  # type: ignore[attr-defined]
@@ -248,9 +246,10 @@ def _bound(
             request_router_kwargs={"slots": limits.slots},
         ),
         **replicas.options(limits.slots),
+        **ending,
     )
     ingress = Ingress.options(  # type: ignore[attr-defined]
-        max_ongoing_requests=replicas.most * requests + REFUSALS
+        max_ongoing_requests=replicas.most * requests + REFUSALS, **ending
     )
     return ingress.bind(engines.bind(start, replicas.most), start, page, samples, listener)
 
@@ -275,6 +274,7 @@ def serving(
     replicas: Replicas = ONE,
     samples: Sampling | None = None,
     tls: Tls | None = None,
+    drain: float = DRAIN,
 ) -> Iterator[str]:
     """Serve while the block runs; yields the base URL once requests are answered. A bandit over
     drafters keeps learning, from its state when it was served last.
@@ -294,6 +294,7 @@ def serving(
         placement: the devices that the models are on; unset, every replica has them.
         source: where the configuration comes from, in words; and its `version`, if registered.
         tls: the certificate and key to encrypt with; unset, nothing is encrypted.
+        drain: seconds that answers under way may still take when the block is left.
 
     Raises:
         UserError: the pair, the configuration or the port cannot be used, or the replica failed.
@@ -322,8 +323,8 @@ def serving(
             access,
         )
         # On several nodes the replica may be elsewhere; Ray Serve's proxy is on the head node.
-        listener = None if several_nodes() else Listener(host, port, tls)
-        bound = _bound(start, replicas, page, samples, listener)
+        listener = None if several_nodes() else Listener(host, port, tls, drain)
+        bound = _bound(start, replicas, page, samples, listener, drain)
         if placement is None:
             check_room(spec, replicas)
         try:

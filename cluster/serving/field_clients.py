@@ -47,12 +47,19 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Target:
-    """The server at `url`, its model's name and the folder of its tokenizer."""
+    """The server at `url`, its model's name and the folder of its tokenizer. It may answer no
+    `chats`."""
 
     url: str
     model: str
     tokenizer: str
     key: str | None = None
+    chats: bool = True
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The protocols to speak."""
+        return (COMPLETIONS, CHAT) if self.chats else (COMPLETIONS,)
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -62,8 +69,9 @@ class Target:
 
 
 def vllm_bench(python: Path, target: Target, requests: int) -> Iterator[Outcome]:
-    """`vllm bench serve` in both protocols, four requests at a time."""
-    for kind, path in (("openai", COMPLETIONS), ("openai-chat", CHAT)):
+    """`vllm bench serve` in each protocol, four requests at a time."""
+    for path in target.paths:
+        kind = "openai-chat" if path == CHAT else "openai"
         with TemporaryDirectory() as folder:
             options = ["--backend", kind, "--endpoint", path, "--base-url", target.url]
             options += ["--model", target.model, "--tokenizer", target.tokenizer]
@@ -79,8 +87,8 @@ def vllm_bench(python: Path, target: Target, requests: int) -> Iterator[Outcome]
 
 
 def guidellm(program: Path, target: Target, requests: int) -> Iterator[Outcome]:
-    """`guidellm run` in both protocols, two requests at a time."""
-    for path in (COMPLETIONS, CHAT):
+    """`guidellm run` in each protocol, two requests at a time."""
+    for path in target.paths:
         with TemporaryDirectory() as folder:
             report = Path(folder) / "report.json"
             backend = f"kind=openai_http,target={target.url},request_format={path}"

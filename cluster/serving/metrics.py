@@ -67,6 +67,7 @@ class Metrics(Collector, LoopObserver):
         # Zero from the beginning: of a counter that appears late, Prometheus misses the first rise.
         self._origins: Counter[Origin] = Counter(dict.fromkeys(Origin, 0))
         self._seconds = dict.fromkeys(("draft", "target", "other"), 0.0)
+        self._oracle = 0.0
         self._ended: Counter[str] = Counter(stop=0, length=0, abort=0, error=0)
         self._refused = self._prompt = self._generated = self._asked = self._cached = 0
         self.drift = Drift()
@@ -131,7 +132,7 @@ class Metrics(Collector, LoopObserver):
                 self.drift.finished(configuration, chunk.finished, prompt)
                 self._end(chunk.request_id, chunk.finished.finish_reason)
         if chunks:
-            self._spend(chunks[0].round)
+            self._spend([chunk.round for chunk in chunks])
 
     def dropped(self, request_id: str) -> None:
         self._end(request_id, "abort")
@@ -145,11 +146,17 @@ class Metrics(Collector, LoopObserver):
         if self._began.pop(request_id, None) is not None:
             self._ended[reason] += 1
 
-    def _spend(self, step: Round) -> None:
-        """The requests of a step share its times."""
+    def _spend(self, rounds: Sequence[Round]) -> None:
+        """The requests of a step share its times. An oracle would have drafted up to the deepest
+        candidate that was accepted."""
+        step = rounds[0]
         self._seconds["draft"] += step.draft_seconds
         self._seconds["target"] += step.target_seconds
         self._seconds["other"] += step.other_seconds
+        deepest = max(each.depth for each in rounds)
+        wanted = max(min(each.accepted, each.depth) for each in rounds)
+        drafting = step.draft_seconds * wanted / deepest if deepest else 0.0
+        self._oracle += drafting + step.target_seconds + step.other_seconds
 
     # What is asked for.
 
@@ -248,6 +255,11 @@ class Metrics(Collector, LoopObserver):
         yield self._counters("specdec:tokens", "Tokens by origin.", "origin", self._origins)
         yield self._counters(
             "specdec:step_seconds", "Time of the engine's steps by part.", "part", self._seconds
+        )
+        yield self._counter(
+            "specdec:oracle_seconds",
+            "Estimated time of the same steps, had every draft ended with its last accepted token.",
+            self._oracle,
         )
         yield self._candidates(drafted)
 

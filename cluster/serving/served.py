@@ -36,6 +36,11 @@ class Deployment(Value):
     certificate: str | None = None
     learned: Path | None = None
 
+    @property
+    def told_source(self) -> str:
+        """`source` as everybody may read it: of a file, its name without the server's folders."""
+        return Path(self.source).name
+
 
 class Operation(NamedTuple):
     """How a server is operated while it runs: the token of those who may do that, and the file of

@@ -28,11 +28,14 @@ from specdec_core.studies.load.load import Load
 from specdec_core.studies.load.plan import SLOTS
 from specdec_core.studies.load.result import (
     LoadResult,
+    added_ttft,
     arms_frame,
+    http_frame,
     over,
     requests_frame,
     summary_frame,
 )
+from specdec_core.tokens.statistics import Ratio
 
 # Of the nested runs; those of the summary that are numbers by load.
 METRICS = (
@@ -52,7 +55,7 @@ RATIOS = (
 
 
 def report(result: LoadResult) -> Report:
-    summary, arms = summary_frame(result), arms_frame(result)
+    summary, arms, http = summary_frame(result), arms_frame(result), http_frame(result)
     return Report(
         command="bench",
         title=f"Servers under load, {result.pair.name}",
@@ -67,6 +70,7 @@ def report(result: LoadResult) -> Report:
         findings=findings(result),
         parts=[
             *_load(result, summary),
+            *_http(http),
             *_drafting(result, summary, arms),
             *_errors(result),
             contestants(result.rows),
@@ -76,6 +80,7 @@ def report(result: LoadResult) -> Report:
             "requests": requests_frame(result),
             "summary": summary,
             **({"arms": arms} if len(arms) else {}),
+            **({"http": http} if len(http) else {}),
         },
         metrics=_leads(result),
         tags=report_tags(result),
@@ -92,6 +97,7 @@ def findings(result: LoadResult) -> list[str]:
         *_against_peers(result),
         *_against_ourselves(result),
         *_within_the_limits(result),
+        *_costs_of_http(result),
         *_unequal(result),
     ]
 
@@ -140,6 +146,27 @@ def _within_the_limits(result: LoadResult) -> Iterator[str]:
             f"{row.good_share(load, result.slo):.0%} of {row.name}'s" for row in best if row
         )
         yield f"{load}: {shares} requests keep {result.slo}"
+
+
+def _costs_of_http(result: LoadResult) -> Iterator[str]:
+    """What clients of a server wait longer than the engine alone takes."""
+    for load in result.loads:
+        for served, alone in result.with_and_without_http:
+            share, later = over(served, alone, load), added_ttft(served, alone, load)
+            yield (
+                f"{load}: over HTTP {served.name} answers at"
+                f" {_percent(share)} of the speed of its engine alone, and first tokens come"
+                f" {_of_milliseconds(later)} later"
+            )
+
+
+def _percent(share: Ratio) -> str:
+    return f"{share.value:.1%} ({share.low:.1%} to {share.high:.1%})"
+
+
+def _of_milliseconds(seconds: Ratio) -> str:
+    value, low, high = (1e3 * each for each in (seconds.value, seconds.low, seconds.high))
+    return f"{value:.1f} ms ({low:.1f} to {high:.1f})"
 
 
 def _unequal(result: LoadResult) -> Iterator[str]:
@@ -293,6 +320,36 @@ def _milliseconds(name: str) -> Cell:
         return cells.as_number(milliseconds, ".1f" if milliseconds < 100 else ".0f")
 
     return cell
+
+
+def _http(frame: pd.DataFrame) -> Iterator[Section]:
+    """What HTTP costs, where engines were measured alone, too."""
+    if not len(frame):
+        return
+    yield Section(
+        key="http",
+        title="What HTTP costs",
+        note="Each server of ours against its engine alone: a process that decodes the same"
+        " requests under the same load, whose clients wait in that process. `speed` is the server's"
+        " share of the engine's tokens a second, `TTFT` are means in milliseconds; differences are"
+        f" of the same requests, {RATIOS}",
+        frame=frame,
+        shown=cells.table(
+            frame,
+            {
+                "load": cells.text("load"),
+                "contestant": cells.text("contestant"),
+                "tokens/s": cells.number("tokens_per_second", ".0f"),
+                "engine alone": cells.number("tokens_per_second_alone", ".0f"),
+                "speed": cells.interval("share", ".1%"),
+                "TTFT ms": _milliseconds("ttft"),
+                "TTFT alone": _milliseconds("ttft_alone"),
+                "HTTP adds ms": lambda row: _of_milliseconds(
+                    Ratio(row["adds"], row["adds_low"], row["adds_high"])
+                ),
+            },
+        ),
+    )
 
 
 def _drafting(result: LoadResult, summary: pd.DataFrame, arms: pd.DataFrame) -> Iterator[Section]:

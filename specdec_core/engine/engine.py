@@ -223,9 +223,10 @@ class Engine:
     def _place(self, name: str, free: Sequence[int]) -> tuple[int, int]:
         """The slot for a waiting request, and how much of its prompt a slot holds already; nothing
         for one whose prompt's logits are wanted, which the cache does not have."""
-        request = self._waiting[name]
-        prompt = () if request.prompt_logprobs else request.text
-        slot, source, count = self.prefixes.find(prompt, self.target.lengths, free)
+        request, held = self._waiting[name], self.target.lengths
+        slot, source, count = self.prefixes.find(
+            request.text, held, free, read=not request.prompt_logprobs
+        )
         self._begun[slot] = source, count
         return slot, count
 

@@ -46,18 +46,28 @@ class Prefixes:
                 kept -= held[slot]
         return forgotten
 
+    def _oldest(self, free: Sequence[int]) -> int:
+        """The slot of `free` whose text is missed the least: one without a text, else the one that
+        was left first."""
+        empty = (slot for slot in free if slot not in self._left)
+        return next(empty, next((slot for slot in self._left if slot in free), free[0]))
+
     def find(
-        self, prompt: Sequence[int], held: Sequence[int], free: Sequence[int]
+        self, prompt: Sequence[int], held: Sequence[int], free: Sequence[int], read: bool = True
     ) -> tuple[int, int, int]:
         """The slot of `free` to enter, and the slot and number of tokens to begin with there, all
-        but the last of the prompt at most; `held` are the tokens in each slot's row."""
-        best, source = 0, free[0]  # where nothing is alike
+        but the last of the prompt at most; `held` are the tokens in each slot's row. Unless it may
+        be taken as `read`, a prompt begins with none, in the slot whose text it writes again: so
+        that no other text is lost for it."""
+        best, source = 0, (oldest := self._oldest(free))
         for slot, text in self._texts.items():
             alike = _alike(prompt, text, min(held[slot], len(prompt) - 1))
             if alike >= _LEAST and (alike, slot in free) > (best, source in free):
                 best, source = alike, slot
-        entered = source if source in free else free[0]
+        entered = source if source in free else oldest
         self._texts.pop(entered, None)
+        if not read:
+            return entered, entered, 0
         self.hits += best > 0
         self.tokens += best
         return entered, source, best

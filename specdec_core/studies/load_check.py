@@ -56,18 +56,23 @@ class LiveRun:
         return [[next(rounds[name]).drafted for name in step] for step in self.decoded]
 
 
-def run_clients(engine: Engine, requests: Sequence[Request], clients: int) -> LiveRun:
-    """A closed loop: each of `clients` clients sends the next request when its answer is whole."""
+def run_clients(
+    engine: Engine, requests: Sequence[Request], clients: int, texts: bool = False
+) -> LiveRun:
+    """A closed loop: each of `clients` clients sends the next request when its answer is whole.
+    With `texts` each step makes its tokens' text, too, as for clients that read along."""
     waiting = iter(requests)
 
     def more(now: float, finished: int, started: bool) -> Iterable[Request]:
         wanted = finished if started else clients
         return [r for _, r in zip(range(wanted), waiting, strict=False)]
 
-    return _run(engine, requests, more)
+    return _run(engine, requests, more, texts)
 
 
-def run_arrivals(engine: Engine, requests: Sequence[Request], arrivals: Sequence[float]) -> LiveRun:
+def run_arrivals(
+    engine: Engine, requests: Sequence[Request], arrivals: Sequence[float], texts: bool = False
+) -> LiveRun:
     """An open loop: each request comes at its second of `arrivals`, however busy the engine is."""
     coming = list(zip(arrivals, requests, strict=True))
 
@@ -81,7 +86,7 @@ def run_arrivals(engine: Engine, requests: Sequence[Request], arrivals: Sequence
         ready, coming[:arrived] = [request for _, request in coming[:arrived]], []
         return ready
 
-    run = _run(engine, requests, more)
+    run = _run(engine, requests, more, texts)
     # A request has come when it should have, though the engine was in a step just then.
     sent = {request.id: at for at, request in zip(arrivals, requests, strict=True)}
     ids = [request.id for request in requests]
@@ -93,6 +98,7 @@ def _run(
     engine: Engine,
     requests: Sequence[Request],
     more: Callable[[float, int, bool], Iterable[Request]],
+    texts: bool,
 ) -> LiveRun:
     """Step until every request is answered; `more` returns the requests that come now, after so
     many have finished."""
@@ -108,7 +114,7 @@ def _run(
             engine.add(request)
             sent[request.id] = now
         start = perf_counter()
-        chunks = engine.step(texts=False)
+        chunks = engine.step(texts)
         end = perf_counter()
         run.steps.append(engine.last)
         run.seconds.append(end - start)

@@ -6,7 +6,7 @@ drafted tokens that are not in the output. "Acceptance rate" means accepted / dr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -169,7 +169,7 @@ def path_rate(generations: Iterable[Generation], depth: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A ratio of two times and its bootstrap interval."""
+    """A ratio of two times, or their difference in seconds, and its bootstrap interval."""
 
     value: float
     low: float
@@ -190,6 +190,28 @@ def paired_ratio(
     prompt's time is its median over the repeats; the ratio is that of the sums over prompts, and
     the interval resamples prompts and repeats, keeping pairs together.
     """
+    return _paired(baseline, candidate, lambda theirs, ours: theirs / ours, confidence, draws)
+
+
+def paired_difference(
+    baseline: np.ndarray, candidate: np.ndarray, confidence: float = 0.95, draws: int = 2000
+) -> Ratio:
+    """By how many seconds `candidate` is longer than `baseline`, a prompt on average; times and
+    interval as in :func:`paired_ratio`."""
+    prompts = np.atleast_2d(baseline).shape[1]
+    return _paired(
+        baseline, candidate, lambda theirs, ours: (ours - theirs) / prompts, confidence, draws
+    )
+
+
+def _paired(
+    baseline: np.ndarray,
+    candidate: np.ndarray,
+    compared: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    confidence: float,
+    draws: int,
+) -> Ratio:
+    """What `compared` makes of the sums of both, which may be arrays of sums, with its interval."""
     baseline, candidate = np.atleast_2d(baseline), np.atleast_2d(candidate)
     if baseline.shape != candidate.shape:
         raise ValueError(f"unpaired times: {baseline.shape} and {candidate.shape}")
@@ -202,8 +224,8 @@ def paired_ratio(
         chosen = times[r, p] if pick else times[None]
         return np.asarray(np.median(chosen, axis=1).sum(axis=-1))
 
-    ratios = total(baseline, True) / total(candidate, True)
+    drawn = compared(total(baseline, True), total(candidate, True))
     tail = (1 - confidence) / 2 * 100
-    low, high = np.percentile(ratios, [tail, 100 - tail])
-    value = total(baseline, False)[0] / total(candidate, False)[0]
+    low, high = np.percentile(drawn, [tail, 100 - tail])
+    value = compared(total(baseline, False), total(candidate, False))[0]
     return Ratio(float(value), float(low), float(high))

@@ -58,6 +58,7 @@ def test_a_server_is_measured_over_http(
         (["--clients=a"], "--clients a: expected positive numbers as 1,2,4"),
         (["--clients=4,4"], "--clients: a number of clients is given twice"),
         (["--requests=4"], "--requests needs --clients or --rate"),
+        (["--engine-alone"], "--engine-alone needs --clients or --rate"),
         (["--slots=4"], "--slots needs --clients or --rate"),
         (["--slo=ttft=1"], "--slo needs --clients or --rate"),
         (

@@ -11,13 +11,14 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from math import ceil
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.serving.tls import Tls
 
-DRAIN = 4  # seconds that answers under way may still take when the server stops
+DRAIN = 4.0  # seconds that answers under way may still take when the server stops
 _KEEP = 90  # seconds that an idle connection stays open
 _LOOK = 0.01
 
@@ -70,11 +71,13 @@ class UntilDisconnected:
 
 @dataclass(frozen=True)
 class Listener:
-    """An address to listen on, encrypted with `tls`, if given."""
+    """An address to listen on, encrypted with `tls`, if given. When it is left, answers that are
+    under way may still take `drain` seconds."""
 
     host: str
     port: int
     tls: Tls | None = None
+    drain: float = DRAIN
 
     @asynccontextmanager
     async def serving(self, app: ASGIApp) -> AsyncIterator[None]:
@@ -91,7 +94,7 @@ class Listener:
             log_level="critical",
             server_header=False,
             timeout_keep_alive=_KEEP,
-            timeout_graceful_shutdown=DRAIN,
+            timeout_graceful_shutdown=ceil(self.drain),
             ssl_certfile=self.tls.certificate if self.tls else None,
             ssl_keyfile=self.tls.key if self.tls else None,
         )

@@ -213,7 +213,7 @@ class CompletionService(Service):
             cancelled=self.loop.cancelled,
             chat=self.prompts.template is not None,
             since=served.since,
-            source=served.deployment.source,
+            source=served.deployment.told_source,
             version=served.deployment.version,
             certified=served.deployment.certificate is not None,
             certificate=served.deployment.certificate,

@@ -30,7 +30,7 @@ from specdec_core.drafting.bandit.gains import added
 from specdec_core.engine import Request
 
 
-@serve.deployment(name="engines", max_constructor_retry_count=1, graceful_shutdown_timeout_s=5)
+@serve.deployment(name="engines", max_constructor_retry_count=1)
 class EngineReplica:
     """One engine in a process of its own. `replicas` is the most that there will be: each has its
     part of the cores."""

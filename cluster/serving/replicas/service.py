@@ -70,7 +70,7 @@ class ReplicatedService(Service):
                 "configuration": served.configuration.id,
                 "label": served.configuration.label,
                 "lossless": served.configuration.lossless,
-                "source": served.source,
+                "source": served.told_source,
                 "version": served.version,
                 "certified": served.certificate is not None,
                 "certificate": served.certificate,

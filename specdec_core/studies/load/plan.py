@@ -28,7 +28,8 @@ class LoadPlan(BenchPlan):
     `requests` requests go to a server that was started for them. It decodes up to `slots` of them
     together; unset, as many as there are clients, or 16 at a rate. `requests` unset, each client
     sends as many: `waves`, or more where there would be fewer than `least`; at a rate there are
-    `arrivals`. `slo` are the limits that goodput counts by."""
+    `arrivals`. `slo` are the limits that goodput counts by. With `engine_alone` the engine of each
+    of this library's servers is measured without it, too."""
 
     prompts: PromptSource = PromptSource()
     repeats: PositiveInt = 2
@@ -42,6 +43,7 @@ class LoadPlan(BenchPlan):
     least: PositiveInt = 24
     arrivals: PositiveInt = 64
     slots: PositiveInt | None = None
+    engine_alone: bool = False
 
     @property
     def loads(self) -> list[Load]:

@@ -30,7 +30,7 @@ from specdec_core.studies.comparison import (
 )
 from specdec_core.studies.load.load import Load
 from specdec_core.studies.load.requests import LoadRecord
-from specdec_core.tokens.statistics import Ratio, paired_ratio
+from specdec_core.tokens.statistics import Ratio, paired_difference, paired_ratio
 
 EVERYTHING = slice(None)
 
@@ -38,6 +38,7 @@ EVERYTHING = slice(None)
 class LoadRow(Contender):
     """A contestant, and by load its records [repeat][request]."""
 
+    over_http: bool = True  # not: the engine of a server of ours, without it
     runs: dict[str, list[list[LoadRecord]]] = Field(default={})  # by the load's key
 
     def of(self, load: Load) -> list[list[LoadRecord]]:
@@ -137,12 +138,20 @@ class LoadResult(Comparison[LoadRow]):
         return [row for row in self.rows if row.group == group]
 
     def autoregressive(self, group: str = OURS) -> LoadRow | None:
-        return next((row for row in self.of(group) if row.autoregressive), None)
+        served = (row for row in self.of(group) if row.over_http)
+        return next((row for row in served if row.autoregressive), None)
+
+    @property
+    def with_and_without_http(self) -> list[tuple[LoadRow, LoadRow]]:
+        """Our servers and their engines alone, of those whose engine was measured."""
+        ours = [(row, row.configuration.id) for row in self.of(OURS) if row.configuration]
+        alone = {config_id: row for row, config_id in ours if not row.over_http}
+        return [(row, alone[i]) for row, i in ours if row.over_http and i in alone]
 
     def best(self, load: Load, group: str, requests: slice = EVERYTHING) -> LoadRow | None:
         """The best lossless row of a group under a load, on some of the requests: at a rate the one
         with the most of them within the objective, then, and with clients, the fastest. Rows with
-        errors do not count, nor those :attr:`Contender.with_ours`."""
+        errors do not count, nor those :attr:`Contender.with_ours` or not over HTTP."""
         return best_of(self.of(group), load, self.slo, requests)
 
     def leads(self) -> list[LoadLead]:
@@ -198,11 +207,21 @@ def over(candidate: LoadRow, baseline: LoadRow, load: Load, requests: slice = EV
     return paired_ratio(theirs[:, answered], ours[:, answered])
 
 
+def added_ttft(served: LoadRow, alone: LoadRow, load: Load) -> Ratio:
+    """Seconds by which first tokens come later from a server than from its engine alone, on average
+    over the requests that both answered every time."""
+    theirs, ours = (row.values(load, lambda record: record.ttft) for row in (alone, served))
+    answered = ~(np.isnan(theirs).any(axis=0) | np.isnan(ours).any(axis=0))
+    if not answered.any():
+        return UNKNOWN
+    return paired_difference(theirs[:, answered], ours[:, answered])
+
+
 def best_of(
     rows: Iterable[LoadRow], load: Load, slo: Slo | None = None, requests: slice = EVERYTHING
 ) -> LoadRow | None:
     """See :meth:`LoadResult.best`; None where no row is lossless and answered everything."""
-    own = [row for row in rows if row.lossless and not row.with_ours]
+    own = [row for row in rows if row.lossless and row.over_http and not row.with_ours]
     sound = [row for row in own if not row.errors(load)]
 
     def merit(row: LoadRow) -> tuple[float, float]:
@@ -284,6 +303,30 @@ def summary_frame(result: LoadResult) -> pd.DataFrame:
             equal = row.equal_texts(load, baseline) if baseline is not None else (None, None)
             summary["equal"], summary["compared"] = equal
             rows.append(summary)
+    return pd.DataFrame(rows)
+
+
+def http_frame(result: LoadResult) -> pd.DataFrame:
+    """One row a load and server of ours whose engine was measured alone: tokens a second of both,
+    the server's `share` of the engine's speed, and the seconds to the first token of both (means)
+    and what HTTP `adds`, each with its interval."""
+    rows: list[dict[str, Any]] = []
+    for load in result.loads:
+        for served, alone in result.with_and_without_http:
+            rows.append(
+                {
+                    "load": load.key,
+                    "clients": load.clients,
+                    "rate": load.rate,
+                    "contestant": served.name,
+                    "tokens_per_second": served.tokens_per_second(load),
+                    "tokens_per_second_alone": alone.tokens_per_second(load),
+                    "ttft": float(np.nanmean(served.values(load, lambda record: record.ttft))),
+                    "ttft_alone": float(np.nanmean(alone.values(load, lambda record: record.ttft))),
+                    **ratio_columns("share", over(served, alone, load)),
+                    **ratio_columns("adds", added_ttft(served, alone, load)),
+                }
+            )
     return pd.DataFrame(rows)
 
 

@@ -9,9 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.serving.field_clients import Outcome, Target, guidellm, schemathesis, vllm_bench
+from cluster.serving.server_process import running
 from jobs.cli import app
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairSpec
+from specdec_core.config import AUTOREGRESSIVE, PairSpec
+from specdec_core.models.pair import Pair
+from tests.local_server import engine_server
 
 PEERS = Path(__file__).parents[3] / ".venv-peers" / "bin" / "python"
 
@@ -34,6 +37,16 @@ def test_a_client_that_writes_no_result_has_failed() -> None:
             list(client(Path("/no/such/program"), nobody, 1))
     assert Outcome("client", "/", 3, 0).passed
     assert not Outcome("client", "/", 3, 1).passed
+
+
+def test_a_server_without_a_chat_template_is_asked_for_completions(
+    tiny_pair: Pair,
+) -> None:
+    with running(engine_server(tiny_pair, AUTOREGRESSIVE, 2)) as url:
+        asked = ["conformance", url, "--tokenizer", "x", "--guidellm", "/bin/false"]
+        said = CliRunner().invoke(app, asked).output
+    assert "no chat template: completions alone" in said
+    assert said.count("failed  guidellm run") == said.count("/v1/completions: 0 requests") == 1
 
 
 def test_the_command_names_what_it_needs() -> None:

@@ -9,14 +9,20 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cluster.serving.engine_loop import EngineLoop
 from cluster.serving.http.app import build_app
 from cluster.serving.http.service import CompletionService
+from cluster.serving.metrics import Metrics
+from cluster.serving.rollout import Rollout
+from cluster.serving.served import Deployment, Served
 from specdec_core.config import Configuration
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.engine import Engine
+from specdec_core.engine import Chunk, Engine, Request
 from specdec_core.models.pair import Pair
+from specdec_core.tokens.statistics import Round
+from specdec_core.tokens.token_tree import Origin
 
 FIXED = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
 PROMPTS = ["def main(", "import", "class A:"]
@@ -104,8 +110,31 @@ def test_counts_are_those_of_the_answers(engine: Engine) -> None:
         assert value(found, "vllm:request_success_total", finished_reason="length") == 3
         parts = [value(found, "specdec:step_seconds_total", part=p) for p in ("draft", "target")]
         assert min(parts) > 0
+        other = value(found, "specdec:step_seconds_total", part="other")
+        oracle = value(found, "specdec:oracle_seconds_total")
+        assert parts[1] + other <= oracle < sum(parts) + other  # not all candidates were accepted
 
     serve(engine, story)
+
+
+def test_an_oracle_drafts_up_to_the_last_accepted_candidate(engine: Engine) -> None:
+    def chunk(drafted: int, accepted: int) -> Chunk:
+        step = Round(0, drafted, accepted, accepted + 1, 4, 8.0, 2.0, 1.0, depth=drafted)
+        return Chunk(str(drafted), "", [1], [Origin.BONUS], step)
+
+    deployment = Deployment(pair=engine.pair.spec, configuration=FIXED)
+    metrics = Metrics("tiny", Rollout(Served(EngineLoop(engine), deployment)))
+    for asked in (0, 2, 4):
+        metrics.submitted(Request(str(asked), (1,), 9))
+    for chunks, seconds in (
+        ([chunk(4, 1), chunk(2, 2)], 8.0 * 2 / 4 + 3.0),
+        ([chunk(4, 0)], 3.0),
+        ([chunk(0, 0)], 3.0),
+        ([chunk(4, 4)], 11.0),
+    ):
+        before = metrics._oracle
+        metrics.stepped(FIXED, chunks)
+        assert metrics._oracle - before == pytest.approx(seconds)
 
 
 def test_the_configuration_is_named(engine: Engine) -> None:

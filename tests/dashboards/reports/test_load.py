@@ -15,7 +15,7 @@ from dashboards.outputs.mlflow_runs import log
 from dashboards.reports.load import findings, report
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.studies.load.result import summary_frame
-from tests.load_result import REQUESTS, load_result, open_result
+from tests.load_result import CHAIN, REQUESTS, load_result, load_row, open_result
 
 
 def test_the_report_says_who_wins_and_how_it_was_measured() -> None:
@@ -49,6 +49,26 @@ def test_everybody_has_a_line_with_a_point_for_each_number_of_clients() -> None:
     assert [trace.name for trace in figure.data if trace.showlegend] == [
         row.name for row in result.rows
     ]
+
+
+def test_what_http_costs_is_said() -> None:
+    result = load_result()
+    served = result.rows[1]
+    # Its engine writes a token in 0.9 of the time, and the first one 20 ms sooner with one client.
+    alone = load_row(
+        "chain, engine alone", "specdec", 0.08, 0.0045, configuration=CHAIN, over_http=False
+    )
+    result.rows.append(alone)
+    one, four = (line for line in findings(result) if "over HTTP" in line)
+    seconds = (0.08 + 10 * 0.0045) / (0.1 + 10 * 0.005)
+    assert one.startswith(f"1 client: over HTTP chain answers at {seconds:.1%} ")
+    assert "first tokens come 20.7 ms (20.4 to 21.0) later" in one  # request n takes 1 + n/100
+    assert "first tokens come 41.4 ms" in four
+    assert result.best(result.loads[0], "specdec") is served  # it answers nobody over HTTP
+    assert result.autoregressive() is result.rows[0]
+    (section,) = (part for part in report(result).sections if part.key == "http")
+    assert list(section.shown["contestant"]) == ["chain"] * 2
+    assert section.shown["HTTP adds ms"][0].startswith("20.7 ms")
 
 
 def test_goodput_at_rates_is_drawn_and_said() -> None:

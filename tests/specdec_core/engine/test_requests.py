@@ -104,6 +104,24 @@ def test_a_prompts_log_probabilities_are_those_of_one_forward(
     assert (again.cached_tokens > 0) == (limits == "with prefixes in the cache")
 
 
+def test_a_prompt_that_is_measured_takes_no_other_text_from_the_cache(tiny_pair: Pair) -> None:
+    """It enters the slot whose text it writes again, not the one that was left first. A text that
+    is like no other takes a slot that is empty."""
+    engine = Engine(tiny_pair, limits=Limits(2, share_prefixes=True))
+    first, second = Request("first", SHORT, 2), Request("second", LONG, 2)
+    for request in (first, second):
+        engine.generate([request])
+    for request in (second, first):  # one of them is in the slot that was left first
+        measured = replace(request, id="measured", logprobs=0, prompt_logprobs=True)
+        [found] = engine.generate([measured])
+        assert len(found.prompt_logprobs or ()) == len(request.tokens) - 1
+        assert found.cached_tokens == 0
+    assert engine.status().prefix_hits == 0
+    for request in (first, second):
+        [again] = engine.generate([replace(request, id="again")])
+        assert again.cached_tokens == len(request.tokens) - 1
+
+
 @pytest.mark.parametrize("drafter", ["chain", "target tree"])
 def test_a_request_for_no_tokens_reads_its_prompt_alone(tiny_pair: Pair, drafter: str) -> None:
     engine = Engine(tiny_pair, under(drafter), 3)

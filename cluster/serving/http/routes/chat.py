@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 
 from cluster.serving.http.answer import Answer
-from cluster.serving.http.bodies import read_body
+from cluster.serving.http.bodies import SMALL, read_body, soon
 from cluster.serving.http.choices import choices
 from cluster.serving.http.openapi import CHAT, body_of
 from cluster.serving.http.service import Service
@@ -43,9 +42,11 @@ def router(service: Service) -> APIRouter:
         openapi_extra=body_of(ChatRequest),
     )
     async def chat(request: HttpRequest) -> Any:
-        body = await asyncio.to_thread(ChatRequest.from_body, await read_body(request))
+        content = await read_body(request)
+        small = len(content) <= SMALL
+        body = await soon(small, ChatRequest.from_body, content)
         service.check_model(body.model)
-        asked = await asyncio.to_thread(requests, body)
+        asked = await soon(small and body.response_format is None, requests, body)
         return await ChatAnswer(service, body, asked).respond(request.state.account)
 
     return routes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 
 from cluster.serving.http.answer import Answer
-from cluster.serving.http.bodies import read_body
+from cluster.serving.http.bodies import SMALL, read_body, soon
 from cluster.serving.http.choices import choices
 from cluster.serving.http.openapi import COMPLETION, body_of
 from cluster.serving.http.service import Service
@@ -50,10 +49,12 @@ def router(service: Service) -> APIRouter:
     )
     async def completions(request: HttpRequest) -> Any:
         # The body is read here so that curl without a content type works and errors are OpenAI's.
-        body = await asyncio.to_thread(CompletionRequest.from_body, await read_body(request))
+        content = await read_body(request)
+        small = len(content) <= SMALL
+        body = await soon(small, CompletionRequest.from_body, content)
         service.check_model(body.model)
-        # Encoding a long prompt takes a while: not on the event loop.
-        asked = await asyncio.to_thread(requests, body)
+        # Encoding a long prompt, or compiling a grammar, takes a while: not on the event loop.
+        asked = await soon(small and body.response_format is None, requests, body)
         return await CompletionAnswer(service, body, asked).respond(request.state.account)
 
     return routes
