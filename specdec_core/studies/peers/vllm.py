@@ -176,6 +176,9 @@ class VllmPeer(Peer):
         self.steps = answer["steps"]
         return list(answer["tokens"])
 
+    def forget(self) -> None:
+        self._ask({"forget": True})
+
     def measure(
         self, rows: int, context: int, lengths: Sequence[int], repeats: int, forced: bool
     ) -> list[dict[str, float]]:

@@ -27,9 +27,8 @@ class StepClock:
 
     def __init__(self, llm: LLM) -> None:
         self._engine: Any = llm.llm_engine
-        core: Any = self._engine.engine_core.engine_core
-        self._scheduler = core.scheduler
-        self._runner = core.model_executor.driver_worker.worker.model_runner
+        self._scheduler = _core(llm).scheduler
+        self._runner = _runner(llm)
         self._vocabulary = self._engine.vllm_config.model_config.get_vocab_size()
         self._length = 0
         self._forward = 0.0  # seconds of the target's forwards, summed up
@@ -119,3 +118,23 @@ class StepClock:
 
         setattr(owner, name, timed)
         return lambda: delattr(owner, name)
+
+
+def forget(llm: LLM) -> None:
+    """Have the drafter forget what it learned from earlier requests; none is being decoded. Of
+    vLLM's own, suffix decoding alone learns: it copies from all earlier answers."""
+    drafter: Any = getattr(_runner(llm), "drafter", None)
+    if (cache := getattr(drafter, "suffix_cache", None)) is not None:
+        drafter.suffix_cache = type(cache)(cache.max_tree_depth, cache.max_cached_requests)
+    elif (own := getattr(drafter, "forget", None)) is not None:  # the plug-in's
+        own()
+
+
+def _core(llm: LLM) -> Any:
+    core: Any = llm.llm_engine.engine_core
+    return core.engine_core
+
+
+def _runner(llm: LLM) -> Any:
+    """What runs the models, in this process."""
+    return _core(llm).model_executor.driver_worker.worker.model_runner
