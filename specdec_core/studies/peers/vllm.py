@@ -187,6 +187,11 @@ class VllmPeer(Peer):
         answer = self._ask({"measure": {**wanted, "forced": forced}})
         return list(answer["times"])
 
+    def read(self, tokens: int, repeats: int) -> float:
+        """Seconds of reading a prompt; see
+        :meth:`specdec_core.studies.peers.vllm_steps.StepClock.read`."""
+        return float(self._ask({"read": {"tokens": tokens, "repeats": repeats}})["seconds"])
+
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         assert self._worker is not None  # it is open
         return self._worker.ask(question, _DECODE)

@@ -49,7 +49,7 @@ class StepClock:
         restore.append(self._timed(self._runner.model, "compute_logits"))
         if forced:
             restore.append(self._force())
-        names = self._begin(rows, max(context - len(lengths) * (repeats + WARM), 4))
+        self._begin(rows, max(context - len(lengths) * (repeats + WARM), 4))
         samples: list[list[tuple[float, float]]] = [[] for _ in lengths]
         for _ in range(repeats + WARM):
             for length, taken in zip(lengths, samples, strict=True):
@@ -59,9 +59,7 @@ class StepClock:
                 start = perf_counter()
                 self._engine.step()
                 taken.append((perf_counter() - start, self._forward))
-        self._engine.abort_request(names)
-        while self._engine.has_unfinished_requests():
-            self._engine.step()
+        self._abort()
         for undo in restore:
             undo()
         return [
@@ -72,27 +70,46 @@ class StepClock:
             for taken in samples
         ]
 
-    def _begin(self, rows: int, tokens: int) -> list[str]:
-        """Rows that decode, each behind a prompt of so many tokens."""
+    def read(self, tokens: int, repeats: int) -> float:
+        """The median seconds of the step that reads a prompt of so many tokens, and proposes one
+        candidate behind it where a draft model does."""
+        taken = []
+        self.set_length(1)
+        for number in range(repeats + WARM):
+            self._add(number, tokens)
+            start = perf_counter()
+            self._engine.step()
+            taken.append(perf_counter() - start)
+            self._abort()
+        return statistics.median(taken[WARM:])
+
+    def _add(self, row: int, tokens: int) -> None:
+        """A request with a prompt of so many tokens."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
         sampling = SamplingParams(
             max_tokens=1 << 20, temperature=0.0, ignore_eos=True, detokenize=False
         )
-        names = []
+        # No text repeats itself, as those of people do not.
+        ids = [(row * 101 + 7 * n * n + n) % self._vocabulary for n in range(tokens)]
+        self._engine.add_request(f"row {row}", TokensPrompt(prompt_token_ids=ids), sampling)
+
+    def _abort(self) -> None:
+        """End all requests."""
+        self._engine.abort_request([request.request_id for request in self._scheduler.running])
+        while self._engine.has_unfinished_requests():
+            self._engine.step()
+
+    def _begin(self, rows: int, tokens: int) -> None:
+        """Rows that decode, each behind a prompt of so many tokens."""
         for row in range(rows):
-            # No text repeats itself, as those of people do not.
-            ids = [(row * 101 + 7 * n * n + n) % self._vocabulary for n in range(tokens)]
-            names.append(
-                self._engine.add_request(f"row {row}", TokensPrompt(prompt_token_ids=ids), sampling)
-            )
+            self._add(row, tokens)
         while self._scheduler.waiting or any(
             request.num_computed_tokens < request.num_prompt_tokens
             for request in self._scheduler.running
         ):
             self._engine.step()
-        return [request.request_id for request in self._scheduler.running]
 
     def _force(self) -> Callable[[], None]:
         """Have the drafter give every row candidates, after it has looked for its own."""

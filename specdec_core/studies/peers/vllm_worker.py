@@ -4,7 +4,8 @@ Runs in vLLM's own virtual environment, so it imports of this project only what 
 The first line in is {"engine": keyword arguments of vllm.LLM}, answered by {"version", "settings"}
 once the model is loaded. Each further line is {"prompt", "max_new_tokens", "temperature", "seed",
 "eos"}, answered by {"tokens", "steps"}: new tokens, and how many each step of the engine added; or
-{"measure": arguments of StepClock.measure}, answered by {"times"}; or {"forget": true}, answered by
+{"measure": arguments of StepClock.measure}, answered by {"times"}; or {"read": arguments of
+StepClock.read}, answered by {"seconds"}; or {"forget": true}, answered by
 {} once the drafter has forgotten what it learned from earlier requests. {"length": K} with a prompt
 sets how many candidates a step proposes, where the engine was started with lengths by load.
 {"error"} instead of an answer says in one line why there is none, and ends the process; so does the
@@ -79,6 +80,9 @@ def serve(lines: SimpleQueue[str], answers: TextIO) -> None:
         request = json.loads(lines.get())
         if "measure" in request:
             print(json.dumps({"times": clock.measure(**request["measure"])}), file=answers)
+            continue
+        if "read" in request:
+            print(json.dumps({"seconds": clock.read(**request["read"])}), file=answers)
             continue
         if "forget" in request:
             forget(llm)
