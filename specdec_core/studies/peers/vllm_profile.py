@@ -36,7 +36,7 @@ from specdec_core.studies.peers.vllm import (
 WIDTHS = (1, 2, 3, 5, 8, 12)  # tokens of a row in a step
 CONTEXTS = (64, 256, 512)
 BATCHES = (1, 4)
-LAPS = 3
+LAPS = 5
 LENGTHS = (1, 2, 4, 7)  # of a draft's chain; one less than widths, with which they are compared
 PROMPTS = (32, 128, 384)  # tokens of a prompt
 _PLAIN, _NGRAM, _SUFFIX = "\0plain", "prompt_lookup", "suffix"  # no draft's names
@@ -69,7 +69,7 @@ def profile_vllm(
     observer = observer or Observer()
     contexts, batches = contexts or CONTEXTS, sorted({*batches, 1})
     widths = sorted({1, *widths, *(1 + length for length in LENGTHS)})
-    contexts = _checked(contexts, len(widths) * (repeats + 2), pair.max_length)
+    contexts = _checked(contexts, len(widths) * (repeats + 4), pair.max_length)
     modes = _modes(pair, max(widths) - 1, venv)
     observer.stage("starting vLLM in its modes", len(modes))
     with ExitStack() as opened:
@@ -102,7 +102,8 @@ def profile_vllm(
 
 
 def _checked(contexts: Sequence[int], growth: int, max_length: int) -> list[int]:
-    """The contexts that fit, in order. Rows grow by two tokens or more with each sample."""
+    """The contexts that fit, in order. Rows grow by a token or more with each step,
+    of which four more than `repeats` are made at each width."""
     fitting = sorted({context for context in contexts if context + growth <= max_length})
     if not fitting:
         raise UserError(

@@ -7,6 +7,7 @@ set before each step, so one start of vLLM is enough for all lengths.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vllm import LLM
 
-WARM = 2  # untimed repeats
+WARM = 2  # untimed steps
 
 
 class StepClock:
@@ -44,28 +45,34 @@ class StepClock:
         self, rows: int, context: int, lengths: Sequence[int], repeats: int, forced: bool
     ) -> list[dict[str, float]]:
         """For each length the median seconds of a step in which `rows` rows verify so many
-        candidates each, of its forward of the target, with about `context` tokens in the cache."""
+        candidates each, of its forward of the target, with about `context` tokens in the cache.
+
+        Steps of a length follow each other, as they do where a length is set: steps of changing
+        lengths are slower. All lengths have their turn twice, the second time in the other order,
+        for texts grow."""
         restore = [self._timed(self._runner, "_model_forward")]
         restore.append(self._timed(self._runner.model, "compute_logits"))
         if forced:
             restore.append(self._force())
         self._begin(rows, max(context - len(lengths) * (repeats + WARM), 4))
         samples: list[list[tuple[float, float]]] = [[] for _ in lengths]
-        for _ in range(repeats + WARM):
-            for length, taken in zip(lengths, samples, strict=True):
-                self.set_length(length)
-                self._engine.step()  # verifies what was proposed before, proposes by this length
+        order = [*zip(lengths, samples, strict=True)]
+        for length, taken in (*order, *reversed(order)):
+            self.set_length(length)
+            for number in range(WARM + math.ceil(repeats / 2)):
                 self._forward = 0.0
                 start = perf_counter()
                 self._engine.step()
-                taken.append((perf_counter() - start, self._forward))
+                # The first one verifies what was proposed before, by another length.
+                if number >= WARM:
+                    taken.append((perf_counter() - start, self._forward))
         self._abort()
         for undo in restore:
             undo()
         return [
             {
-                "step": statistics.median(step for step, _ in taken[WARM:]),
-                "forward": statistics.median(forward for _, forward in taken[WARM:]),
+                "step": statistics.median(step for step, _ in taken),
+                "forward": statistics.median(forward for _, forward in taken),
             }
             for taken in samples
         ]
