@@ -139,7 +139,8 @@ def how_measured(result: BenchResult) -> list[str]:
         models(result.pair),
         f"{prompts.count} prompts of {prompts.label} (sha256 {prompts.digest[:16]}…),"
         f" {result.max_new_tokens} new tokens, repeats {result.repeats}: every prompt is decoded by"
-        " everybody in turn, another one beginning each time",
+        " everybody in turn, another one beginning each time; before a repeat all drafters forget"
+        " what they learned from earlier prompts, those of other libraries, too",
         *result.notes,
     ]
 

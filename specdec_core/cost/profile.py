@@ -29,7 +29,8 @@ class Profile(Value):
     of one token. `policies` are seconds that a length policy takes for a candidate token, by
     :func:`policy_key`. `proposals` are seconds that a round takes longer where something proposes,
     apart from drafting steps, by :func:`proposer_keys`; `proposing` is their sum
-    :meth:`under` a configuration.
+    :meth:`under` a configuration. `whole_chains` says that every round drafts all candidates of a
+    chain, also where the text ends sooner, as vLLM does.
     """
 
     target: ForwardCost
@@ -44,6 +45,7 @@ class Profile(Value):
     policies: dict[str, float] = Field(default_factory=dict)
     proposals: dict[str, float] = Field(default_factory=dict)
     proposing: float = 0.0
+    whole_chains: bool = False
 
     def under(self, configuration: Configuration) -> Profile:
         """The costs under `configuration`. What proposes adds its time to each round; its length

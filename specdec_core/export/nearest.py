@@ -8,7 +8,7 @@ left.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
@@ -29,6 +29,7 @@ from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.export.server import Counterpart, Models, Server, fixed_chain
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.results import METRIC, Trial, by_estimate
+from specdec_core.tokens.statistics import Counts
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
 THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
@@ -129,9 +130,29 @@ def rank(
 
 
 def estimated(option: Configuration, replay: Replay, profile: Profile) -> Trial:
-    """A configuration's counts on a recording, and its time by a profile."""
-    context = replay.recording.prompts.context
-    return Trial.of(option, replay.run(option).counts, profile, context, replayed=True)
+    """A configuration's counts on a recording, and its time by a profile, prompts included where
+    it has their times."""
+    prompts, counts = replay.recording.prompts, replay.run(option).counts
+    if profile.whole_chains:
+        counts = whole_chains(option, counts)
+    lengths = map(len, prompts.tokens)
+    return Trial.of(option, counts, profile, prompts.context, lengths, replayed=True)
+
+
+def whole_chains(option: Configuration, counts: Counts) -> Counts:
+    """The counts of an engine whose rounds draft a chain in full, also behind the prompt and where
+    fewer tokens are left; of other drafters, as they are."""
+    chain = fixed_chain(option.drafter)
+    if chain is None:
+        return counts
+    drafted = chain.spans[0].tokens * counts.n_target
+    return replace(
+        counts,
+        n_draft=drafted,
+        n_draft_tokens=drafted,
+        n_drafted=drafted,
+        n_discarded=drafted - counts.n_accepted,
+    )
 
 
 def _resting(

@@ -161,6 +161,9 @@ class _Told(Peer):
     def open(self) -> None:
         """The engine is open."""
 
+    def forget(self) -> None:
+        self._engine.forget()
+
     def decode(
         self,
         prompt_tokens: tuple[int, ...],

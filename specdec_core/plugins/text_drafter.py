@@ -65,8 +65,14 @@ class TextDrafter:
             lambda: pair.tokenizer_digest,
             slots=slots,
         )
-        self.drafter = resources.build(configuration.drafter)
+        self._build = partial(resources.build, configuration.drafter)
         self.texts: dict[int, SlotState] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what was learned from earlier texts, and the texts that have not ended."""
+        self.drafter = self._build()
+        self.texts.clear()
         self._trees: dict[int, TokenTree] = {}
 
     def begin(

@@ -76,6 +76,12 @@ def of_pair(pair: Pair, configuration: Configuration) -> Callable[..., Any]:
     return partial(_generate, Candidates(pair, configuration), Lock())
 
 
+def forget(generate: Callable[..., Any]) -> None:
+    """Have a function of :func:`speculative` forget what its drafter learned from earlier texts."""
+    assert isinstance(generate, partial)
+    generate.args[0].drafter.forget()
+
+
 def _pair(model: PreTrainedModel, drafts: Mapping[str, str], runner: RunnerSettings) -> Pair:
     """The model with its drafts, on its device."""
     spec = PairSpec(

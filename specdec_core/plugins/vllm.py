@@ -94,6 +94,11 @@ class Proposer:
     def load_model(self, *_: Any, **__: Any) -> None:
         """vLLM has loaded its model."""
 
+    def forget(self) -> None:
+        """Forget what was learned from earlier requests; none is being decoded."""
+        self.drafter.forget()
+        self._held = {}
+
     def propose(
         self,
         sampled_token_ids: Sequence[Sequence[int]],

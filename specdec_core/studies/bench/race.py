@@ -108,7 +108,7 @@ class PeerContestant:
         )
 
     def begin(self) -> None:
-        """A peer manages its caches itself."""
+        self.peer.forget()
 
     def decode(
         self, tokens: Sequence[int], new_tokens: int, sampling: Sampling, seed: int

@@ -45,6 +45,9 @@ class Peer(ABC):
         temperature 0, else drawn from the whole distribution (no top-k, no top-p) with `seed`, as
         far as the peer uses it: vLLM's draft models do not."""
 
+    def forget(self) -> None:  # noqa: B027 (most learn nothing)
+        """Forget what was learned from earlier requests, as an engine does that is started anew."""
+
     def close(self) -> None:  # noqa: B027 (most hold nothing)
         """Free what `open` took. Closing twice does nothing."""
 

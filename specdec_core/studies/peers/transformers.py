@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from specdec_core.config import Configuration
 from specdec_core.models.pair import Pair
-from specdec_core.plugins.transformers import of_pair
+from specdec_core.plugins.transformers import forget, of_pair
 from specdec_core.studies.peers.peer import Peer
 
 
@@ -169,6 +169,10 @@ class TransformersPlugIn(TransformersPeer):
             "draft_dtype": pair.spec.runner.draft_dtype,
             "compiled_drafts": pair.spec.runner.compile,
         }
+
+    def forget(self) -> None:
+        assert self._generate is not None  # it is open
+        forget(self._generate)
 
     @torch.inference_mode()
     def decode(

@@ -176,6 +176,9 @@ class VllmPeer(Peer):
         self.steps = answer["steps"]
         return list(answer["tokens"])
 
+    def forget(self) -> None:
+        self._ask({"forget": True})
+
     def measure(
         self, rows: int, context: int, lengths: Sequence[int], repeats: int, forced: bool
     ) -> list[dict[str, float]]:
@@ -183,6 +186,11 @@ class VllmPeer(Peer):
         wanted = {"rows": rows, "context": context, "lengths": list(lengths), "repeats": repeats}
         answer = self._ask({"measure": {**wanted, "forced": forced}})
         return list(answer["times"])
+
+    def read(self, tokens: int, repeats: int) -> float:
+        """Seconds of reading a prompt; see
+        :meth:`specdec_core.studies.peers.vllm_steps.StepClock.read`."""
+        return float(self._ask({"read": {"tokens": tokens, "repeats": repeats}})["seconds"])
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         assert self._worker is not None  # it is open

@@ -36,12 +36,16 @@ from specdec_core.studies.peers.vllm import (
 WIDTHS = (1, 2, 3, 5, 8, 12)  # tokens of a row in a step
 CONTEXTS = (64, 256, 512)
 BATCHES = (1, 4)
-LAPS = 3
+LAPS = 5
 LENGTHS = (1, 2, 4, 7)  # of a draft's chain; one less than widths, with which they are compared
+PROMPTS = (32, 128, 384)  # tokens of a prompt
 _PLAIN, _NGRAM, _SUFFIX = "\0plain", "prompt_lookup", "suffix"  # no draft's names
+_LEAST = 1e-6  # seconds of what takes some
 
 # Seconds of whole steps by rows, context and length.
 Steps = dict[tuple[int, int, int], float]
+# Seconds of the steps that read prompts, by mode and tokens.
+Prompts = dict[str, dict[int, float]]
 
 
 def profile_vllm(
@@ -65,7 +69,7 @@ def profile_vllm(
     observer = observer or Observer()
     contexts, batches = contexts or CONTEXTS, sorted({*batches, 1})
     widths = sorted({1, *widths, *(1 + length for length in LENGTHS)})
-    contexts = _checked(contexts, len(widths) * (repeats + 2), pair.max_length)
+    contexts = _checked(contexts, len(widths) * (repeats + 4), pair.max_length)
     modes = _modes(pair, max(widths) - 1, venv)
     observer.stage("starting vLLM in its modes", len(modes))
     with ExitStack() as opened:
@@ -75,6 +79,7 @@ def profile_vllm(
             peers[name] = opened.enter_context(peer)
             observer.step()
         steps: dict[str, Steps] = {name: {} for name in peers}
+        prompts: Prompts = {}
         rest: list[float] = []  # seconds of a step beyond its forward
         shapes = list(product(contexts, batches))
         observer.stage("measuring steps", LAPS * len(shapes) * len(peers))
@@ -87,12 +92,18 @@ def profile_vllm(
             if name == _PLAIN and rows == 1:
                 rest.append(times[0]["step"] - times[0]["forward"])
             observer.step()
+        readers = [name for name in peers if name not in (_NGRAM, _SUFFIX)]
+        for _, tokens, name in product(range(LAPS), PROMPTS, readers):
+            if tokens + 2 <= pair.max_length:
+                least = prompts.setdefault(name, {}).get(tokens, math.inf)
+                prompts[name][tokens] = min(peers[name].read(tokens, repeats), least)
         version = peers[_PLAIN].version
-    return assembled(pair, steps, min(rest), version)
+    return assembled(pair, steps, prompts, min(rest), version)
 
 
 def _checked(contexts: Sequence[int], growth: int, max_length: int) -> list[int]:
-    """The contexts that fit, in order. Rows grow by two tokens or more with each sample."""
+    """The contexts that fit, in order. Rows grow by a token or more with each step,
+    of which four more than `repeats` are made at each width."""
     fitting = sorted({context for context in contexts if context + growth <= max_length})
     if not fitting:
         raise UserError(
@@ -121,8 +132,10 @@ def _lengths(name: str, widths: Sequence[int]) -> list[int]:
     return [width - 1 for width in widths] if name == _NGRAM else list(LENGTHS)
 
 
-def assembled(pair: Pair, steps: dict[str, Steps], overhead: float, version: str) -> Profile:
-    """The profile of measured `steps`, by mode."""
+def assembled(
+    pair: Pair, steps: dict[str, Steps], prompts: Prompts, overhead: float, version: str
+) -> Profile:
+    """The profile of measured `steps` and `prompts`, by mode."""
     steps = dict(steps)
     plain, lookup = steps.pop(_PLAIN), steps.pop(_NGRAM)
     proposals = {_NGRAM: _beyond(lookup, plain)}
@@ -133,6 +146,7 @@ def assembled(pair: Pair, steps: dict[str, Steps], overhead: float, version: str
         Measurement(width=1 + length, context=context, batch=rows, seconds=seconds - overhead)
         for (rows, context, length), seconds in {**plain, **verifying}.items()
     ]
+    reading = prompts.get(_PLAIN, {})
     drafts: dict[str, ForwardCost] = {}
     for draft, taken in steps.items():
         chains = {shape: seconds - verifying[shape] for shape, seconds in taken.items()}
@@ -142,16 +156,25 @@ def assembled(pair: Pair, steps: dict[str, Steps], overhead: float, version: str
             forwards[rows, context] = each
             if rows == 1:
                 begun.append(once)
-        proposals[draft_key(draft)] = statistics.median(begun)
-        drafts[draft] = ForwardCost.fit(
+        once = proposals[draft_key(draft)] = statistics.median(begun)
+        cost = ForwardCost.fit(
             [
                 Measurement(width=1, context=context, batch=rows, seconds=seconds)
                 for (rows, context), seconds in sorted(forwards.items())
             ]
         )
-    runner = pair.spec.runner
+        # Behind a prompt a draft model proposes one candidate, too.
+        own = {
+            tokens: max(seconds - reading[tokens] - once - cost.seconds(1, tokens), _LEAST)
+            for tokens, seconds in prompts.get(draft, {}).items()
+        }
+        drafts[draft] = cost.with_prefill(own) if own else cost
+    runner, target_cost = pair.spec.runner, ForwardCost.fit(target)
+    if reading:
+        beyond = {tokens: seconds - overhead for tokens, seconds in reading.items()}
+        target_cost = target_cost.with_prefill(beyond)
     return Profile(
-        target=ForwardCost.fit(target),
+        target=target_cost,
         drafts=drafts,
         device=f"{pair.target.device}, {version}",
         target_dtype=runner.target_dtype,
@@ -159,6 +182,7 @@ def assembled(pair: Pair, steps: dict[str, Steps], overhead: float, version: str
         threads=runner.threads,
         round_overhead=overhead,
         proposals=proposals,
+        whole_chains=True,
     )
 
 
@@ -174,4 +198,4 @@ def _line(chains: Steps, rows: int, context: int) -> tuple[float, float]:
     seconds = [max(chains[rows, context, length], 0.0) for length in lengths]
     columns = np.column_stack([np.ones(len(lengths)), lengths])
     once, each = nonnegative_least_squares(columns, np.array(seconds))
-    return float(once), max(float(each), 1e-6)
+    return float(once), max(float(each), _LEAST)

@@ -7,6 +7,7 @@ set before each step, so one start of vLLM is enough for all lengths.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vllm import LLM
 
-WARM = 2  # untimed repeats
+WARM = 2  # untimed steps
 
 
 class StepClock:
@@ -27,9 +28,8 @@ class StepClock:
 
     def __init__(self, llm: LLM) -> None:
         self._engine: Any = llm.llm_engine
-        core: Any = self._engine.engine_core.engine_core
-        self._scheduler = core.scheduler
-        self._runner = core.model_executor.driver_worker.worker.model_runner
+        self._scheduler = _core(llm).scheduler
+        self._runner = _runner(llm)
         self._vocabulary = self._engine.vllm_config.model_config.get_vocab_size()
         self._length = 0
         self._forward = 0.0  # seconds of the target's forwards, summed up
@@ -45,55 +45,78 @@ class StepClock:
         self, rows: int, context: int, lengths: Sequence[int], repeats: int, forced: bool
     ) -> list[dict[str, float]]:
         """For each length the median seconds of a step in which `rows` rows verify so many
-        candidates each, of its forward of the target, with about `context` tokens in the cache."""
+        candidates each, of its forward of the target, with about `context` tokens in the cache.
+
+        Steps of a length follow each other, as they do where a length is set: steps of changing
+        lengths are slower. All lengths have their turn twice, the second time in the other order,
+        for texts grow."""
         restore = [self._timed(self._runner, "_model_forward")]
         restore.append(self._timed(self._runner.model, "compute_logits"))
         if forced:
             restore.append(self._force())
-        names = self._begin(rows, max(context - len(lengths) * (repeats + WARM), 4))
+        self._begin(rows, max(context - len(lengths) * (repeats + WARM), 4))
         samples: list[list[tuple[float, float]]] = [[] for _ in lengths]
-        for _ in range(repeats + WARM):
-            for length, taken in zip(lengths, samples, strict=True):
-                self.set_length(length)
-                self._engine.step()  # verifies what was proposed before, proposes by this length
+        order = [*zip(lengths, samples, strict=True)]
+        for length, taken in (*order, *reversed(order)):
+            self.set_length(length)
+            for number in range(WARM + math.ceil(repeats / 2)):
                 self._forward = 0.0
                 start = perf_counter()
                 self._engine.step()
-                taken.append((perf_counter() - start, self._forward))
-        self._engine.abort_request(names)
-        while self._engine.has_unfinished_requests():
-            self._engine.step()
+                # The first one verifies what was proposed before, by another length.
+                if number >= WARM:
+                    taken.append((perf_counter() - start, self._forward))
+        self._abort()
         for undo in restore:
             undo()
         return [
             {
-                "step": statistics.median(step for step, _ in taken[WARM:]),
-                "forward": statistics.median(forward for _, forward in taken[WARM:]),
+                "step": statistics.median(step for step, _ in taken),
+                "forward": statistics.median(forward for _, forward in taken),
             }
             for taken in samples
         ]
 
-    def _begin(self, rows: int, tokens: int) -> list[str]:
-        """Rows that decode, each behind a prompt of so many tokens."""
+    def read(self, tokens: int, repeats: int) -> float:
+        """The median seconds of the step that reads a prompt of so many tokens, and proposes one
+        candidate behind it where a draft model does."""
+        taken = []
+        self.set_length(1)
+        for number in range(repeats + WARM):
+            self._add(number, tokens)
+            start = perf_counter()
+            self._engine.step()
+            taken.append(perf_counter() - start)
+            self._abort()
+        return statistics.median(taken[WARM:])
+
+    def _add(self, row: int, tokens: int) -> None:
+        """A request with a prompt of so many tokens."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
         sampling = SamplingParams(
             max_tokens=1 << 20, temperature=0.0, ignore_eos=True, detokenize=False
         )
-        names = []
+        # No text repeats itself, as those of people do not.
+        ids = [(row * 101 + 7 * n * n + n) % self._vocabulary for n in range(tokens)]
+        self._engine.add_request(f"row {row}", TokensPrompt(prompt_token_ids=ids), sampling)
+
+    def _abort(self) -> None:
+        """End all requests."""
+        self._engine.abort_request([request.request_id for request in self._scheduler.running])
+        while self._engine.has_unfinished_requests():
+            self._engine.step()
+
+    def _begin(self, rows: int, tokens: int) -> None:
+        """Rows that decode, each behind a prompt of so many tokens."""
         for row in range(rows):
-            # No text repeats itself, as those of people do not.
-            ids = [(row * 101 + 7 * n * n + n) % self._vocabulary for n in range(tokens)]
-            names.append(
-                self._engine.add_request(f"row {row}", TokensPrompt(prompt_token_ids=ids), sampling)
-            )
+            self._add(row, tokens)
         while self._scheduler.waiting or any(
             request.num_computed_tokens < request.num_prompt_tokens
             for request in self._scheduler.running
         ):
             self._engine.step()
-        return [request.request_id for request in self._scheduler.running]
 
     def _force(self) -> Callable[[], None]:
         """Have the drafter give every row candidates, after it has looked for its own."""
@@ -119,3 +142,23 @@ class StepClock:
 
         setattr(owner, name, timed)
         return lambda: delattr(owner, name)
+
+
+def forget(llm: LLM) -> None:
+    """Have the drafter forget what it learned from earlier requests; none is being decoded. Of
+    vLLM's own, suffix decoding alone learns: it copies from all earlier answers."""
+    drafter: Any = getattr(_runner(llm), "drafter", None)
+    if (cache := getattr(drafter, "suffix_cache", None)) is not None:
+        drafter.suffix_cache = type(cache)(cache.max_tree_depth, cache.max_cached_requests)
+    elif (own := getattr(drafter, "forget", None)) is not None:  # the plug-in's
+        own()
+
+
+def _core(llm: LLM) -> Any:
+    core: Any = llm.llm_engine.engine_core
+    return core.engine_core
+
+
+def _runner(llm: LLM) -> Any:
+    """What runs the models, in this process."""
+    return _core(llm).model_executor.driver_worker.worker.model_runner

@@ -4,8 +4,10 @@ Runs in vLLM's own virtual environment, so it imports of this project only what 
 The first line in is {"engine": keyword arguments of vllm.LLM}, answered by {"version", "settings"}
 once the model is loaded. Each further line is {"prompt", "max_new_tokens", "temperature", "seed",
 "eos"}, answered by {"tokens", "steps"}: new tokens, and how many each step of the engine added; or
-{"measure": arguments of StepClock.measure}, answered by {"times"}. {"length": K} with a prompt sets
-how many candidates a step proposes, where the engine was started with lengths by load.
+{"measure": arguments of StepClock.measure}, answered by {"times"}; or {"read": arguments of
+StepClock.read}, answered by {"seconds"}; or {"forget": true}, answered by
+{} once the drafter has forgotten what it learned from earlier requests. {"length": K} with a prompt
+sets how many candidates a step proposes, where the engine was started with lengths by load.
 {"error"} instead of an answer says in one line why there is none, and ends the process; so does the
 end of the input, whatever it is doing then.
 """
@@ -55,7 +57,7 @@ def serve(lines: SimpleQueue[str], answers: TextIO) -> None:
     from vllm.inputs import TokensPrompt
 
     from specdec_core.plugins import vllm_sampling
-    from specdec_core.studies.peers.vllm_steps import StepClock
+    from specdec_core.studies.peers.vllm_steps import StepClock, forget
 
     llm = LLM(**engine_settings)
     config = llm.llm_engine.vllm_config
@@ -78,6 +80,13 @@ def serve(lines: SimpleQueue[str], answers: TextIO) -> None:
         request = json.loads(lines.get())
         if "measure" in request:
             print(json.dumps({"times": clock.measure(**request["measure"])}), file=answers)
+            continue
+        if "read" in request:
+            print(json.dumps({"seconds": clock.read(**request["read"])}), file=answers)
+            continue
+        if "forget" in request:
+            forget(llm)
+            print(json.dumps({}), file=answers)
             continue
         if "length" in request:
             clock.set_length(request["length"])

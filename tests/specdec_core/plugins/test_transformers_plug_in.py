@@ -16,7 +16,7 @@ from specdec_core.config import Configuration, PairConfiguration, Sampling, pars
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.plugins.text_drafter import TextDrafter
-from specdec_core.plugins.transformers import Candidates, of_pair, speculative
+from specdec_core.plugins.transformers import Candidates, forget, of_pair, speculative
 from specdec_core.studies.toy_pair import PROMPT, VOCABULARY, exact_distribution, toy_pair
 from tests.specdec_core.engine.test_eagle_heads import HEAD, pair_with_head
 from tests.specdec_core.plugins.branches import Branches
@@ -71,6 +71,21 @@ def test_greedy_output_is_that_of_generate(pair: Pair, name: str) -> None:
         assert len(forwards) < written, "nothing was ever accepted, so nothing was shown"
     left = [len(m._forward_pre_hooks) for m in model.modules()]
     assert left == hooks, "hooks are left behind"
+
+
+def test_what_was_learned_from_earlier_texts_is_forgotten(pair: Pair) -> None:
+    generate = of_pair(pair, configured(DRAFTERS["suffix"]))
+    forwards: list[int] = []
+    hook = pair.target.register_forward_hook(lambda *_: forwards.append(1))
+    counts = []
+    for again in (False, False, True):
+        if again:
+            forget(generate)
+        forwards.clear()
+        generate(**inputs(TEXTS[1]), do_sample=False)
+        counts.append(len(forwards))
+    hook.remove()
+    assert counts[1] < counts[0] == counts[2]
 
 
 @pytest.mark.parametrize("name", ["head", "cascade"])

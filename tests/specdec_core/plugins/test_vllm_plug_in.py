@@ -109,6 +109,18 @@ def test_requests_are_found_by_their_texts(
     assert rounds(own, outputs, with_pauses()) == expected
 
 
+def test_what_was_learned_from_earlier_requests_is_forgotten(
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = {"kind": "suffix", "memory": "all", "max_tokens": MOST}
+    outputs = {1: list(range(40, 40 + NEW))}  # nothing in it repeats
+    own = proposer(tiny_pair, shared, tmp_path, monkeypatch)
+    first, again = (len(rounds(own, outputs, iter([[1]] * 99))[1]) for _ in range(2))
+    own.forget()
+    assert len(rounds(own, outputs, iter([[1]] * 99))[1]) == first == NEW
+    assert again < first
+
+
 @pytest.mark.parametrize(
     ("drafter", "reason"),
     [
@@ -149,3 +161,5 @@ def test_vllm_writes_the_same_with_the_plug_in() -> None:
             assert peer.decode(text, 32) == reference.decode(text, 32)
             assert peer.steps is not None
             assert max(peer.steps) > 1
+        peer.forget()
+        assert peer.decode(texts[0], 32) == reference.decode(texts[0], 32)

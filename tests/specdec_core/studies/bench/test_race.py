@@ -30,6 +30,7 @@ class OffByOne(Peer):
     def __init__(self, peer: Peer, place: int) -> None:
         self.name, self.version, self.settings = "altered", peer.version, peer.settings
         self.peer, self.place = peer, place
+        self.forgot = 0
 
     def open(self) -> None:
         self.peer.open()
@@ -40,6 +41,9 @@ class OffByOne(Peer):
         tokens = self.peer.decode(prompt_tokens, max_new_tokens, *asked)
         tokens[self.place] += 1
         return tokens
+
+    def forget(self) -> None:
+        self.forgot += 1
 
 
 def test_everybody_decodes_every_prompt_and_agrees_in_float32(bench_result: BenchResult) -> None:
@@ -67,6 +71,7 @@ def test_a_contestant_that_alters_a_token_is_caught(tiny_pair: Pair) -> None:
         reference, row = race(everybody, asked, NEW_TOKENS, GREEDY, repeats=2)
     found = row.agreement(reference)
     assert (found.compared, found.equal, found.first) == (4, 0, 4)
+    assert altered.forgot == 3  # before the warm-up and before each repeat, in which no text recurs
     assert reference.agreement(reference).complete
 
 

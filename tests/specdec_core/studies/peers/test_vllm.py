@@ -15,7 +15,7 @@ from specdec_core.models.eagle.loading import load_head, save_head
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.plugins.vllm_sampling import expanded
 from specdec_core.studies.peers.choose import peers_of
-from specdec_core.studies.peers.vllm import VENV
+from specdec_core.studies.peers.vllm import SUFFIX, VENV, VllmPeer, has_suffix
 from tests.specdec_core.models.eagle.pair_heads import head_of
 
 installed = pytest.mark.skipif(
@@ -100,3 +100,18 @@ def test_vllm_and_transformers_write_the_same() -> None:
             assert peer.version.startswith("vllm ")
             with pytest.raises(UserError, match=r"vLLM.*: .*maximum"):
                 peer.decode(tuple(range(5, 300)), 10)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not has_suffix(VENV), reason="arctic-inference is not installed for vLLM")
+def test_suffix_decoding_forgets_the_answers_of_earlier_requests() -> None:
+    runner = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=256)
+    pair = load_pair(PairSpec(drafts={}, runner=runner))
+    with VllmPeer(pair, SUFFIX) as peer:
+        forwards = []
+        for _ in range(2):
+            peer.decode(PROMPT, 48)
+            forwards.append(len(peer.steps or ()))
+        peer.forget()
+        peer.decode(PROMPT, 48)
+        assert forwards[1] < forwards[0] == len(peer.steps or ())

@@ -13,13 +13,18 @@ from specdec_core.models.pair import Pair
 from specdec_core.studies.peers import vllm_profile
 from specdec_core.studies.peers.vllm_profile import LENGTHS, assembled, profile_vllm
 
-OVERHEAD, LOOKUP, BEGUN, EACH = 2e-3, 4e-4, 1e-3, 5e-4
+OVERHEAD, LOOKUP, BEGUN, EACH, DRAFT_READS = 2e-3, 4e-4, 1e-3, 5e-4, 2e-5
 SHAPES = [(rows, context) for rows in (1, 4) for context in (64, 256)]
 
 
 def step(rows: int, context: int, width: int) -> float:
     """Seconds of a step of the target in this made-up engine."""
     return OVERHEAD + 4e-3 + 2e-4 * rows * width + 1e-6 * rows * context
+
+
+def reading(tokens: int) -> float:
+    """Seconds of the step that reads a prompt."""
+    return OVERHEAD + 4e-3 + 1e-4 * tokens
 
 
 def test_times_of_steps_are_split_and_put_together_again(tiny_pair: Pair) -> None:
@@ -33,8 +38,17 @@ def test_times_of_steps_are_split_and_put_together_again(tiny_pair: Pair) -> Non
             (r, c, k): step(r, c, 1 + k) + BEGUN + EACH * k for r, c in SHAPES for k in LENGTHS
         },
     }
-    profile = assembled(tiny_pair, steps, OVERHEAD, "vllm 0.32.0")
+    prompts = {
+        vllm_profile._PLAIN: {tokens: reading(tokens) for tokens in (32, 128)},
+        "draft": {t: reading(t) + DRAFT_READS * t + BEGUN + EACH for t in (32, 128)},
+    }
+    profile = assembled(tiny_pair, steps, prompts, OVERHEAD, "vllm 0.32.0")
     assert profile.device == "cpu, vllm 0.32.0"
+    assert profile.whole_chains
+    drafting = profile.prefill_seconds([64], ["draft"]) - profile.prefill_seconds([64])
+    assert drafting == pytest.approx(64 * DRAFT_READS, rel=1e-3)
+    first = profile.t_target() + OVERHEAD
+    assert profile.prefill_seconds([64]) + first == pytest.approx(reading(64), rel=1e-3)
     chain = DraftModelSettings(draft="draft", policy=FixedSettings(max_tokens=4))
     for drafter, seconds in (
         (chain, step(1, 256, 5) + BEGUN + 4 * EACH),
