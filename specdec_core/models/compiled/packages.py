@@ -29,6 +29,8 @@ from specdec_core.base.workspace import kept_folder
 from specdec_core.models import attention
 from specdec_core.models.compiled.graphs import CannotCompile, first_line
 from specdec_core.models.compiled.loading import load
+from specdec_core.models.products import graph as products
+from specdec_core.models.products import operator
 
 log = logging.getLogger(__name__)
 
@@ -43,13 +45,16 @@ class Packages:
     tensors and lists of them, and that calls the model.
 
     `facts` are what a graph depends on beside the code, torch and the processor: other facts, other
-    graphs.
+    graphs. Where it pays, the project's operator multiplies by matrices in bfloat16.
     """
 
     def __init__(self, step: nn.Module, config: PretrainedConfig, facts: Sequence[object]) -> None:
         self._step = step
         self._name = config.name_or_path or config.model_type
-        own = (config._attn_implementation, *facts)
+        reduced = any(weight.dtype == torch.bfloat16 for weight in step.parameters())
+        self._multiplies = reduced and operator.available()
+        multiplied = map(inspect.getsource, (products, operator) if self._multiplies else ())
+        own = (config._attn_implementation, *facts, *multiplied)
         # The digest needs a compiler to detect the processor's features, so it is made when needed.
         self._folder = cache(lambda: kept_folder("graphs") / _digest(step, own))
 
@@ -84,6 +89,12 @@ class Packages:
                 program = torch.export.export(
                     self._step, inputs, dynamic_shapes=shapes, strict=False
                 )
+                if self._multiplies:
+                    module = program.module()
+                    products.replace_linear_layers(module)
+                    program = torch.export.export(
+                        module, inputs, dynamic_shapes=shapes, strict=False
+                    )
                 torch._inductor.aoti_compile_and_package(
                     program, package_path=str(temporary), inductor_configs=dict(_OPTIONS)
                 )

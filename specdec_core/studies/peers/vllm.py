@@ -52,21 +52,14 @@ class VllmMode:
 
 
 AUTOREGRESSIVE = VllmMode("vLLM")
+# Drawn from the draft's distribution when sampling: more is accepted than of its argmax.
+_DRAWN = {"draft_sample_method": "probabilistic"}
 DRAFT_MODEL = tuple(
-    VllmMode(
-        f"vLLM draft model K={k}",
-        # Drawn from the draft's distribution when sampling: more is accepted than of its argmax.
-        {
-            "method": "draft_model",
-            "num_speculative_tokens": k,
-            "draft_sample_method": "probabilistic",
-        },
-    )
+    VllmMode(f"vLLM draft model K={k}", {"method": "draft_model", TOKENS: k, **_DRAWN})
     for k in (3, 5, 7)
 )
 HEAD = tuple(
-    VllmMode(f"vLLM EAGLE-3 K={k}", {"method": "eagle3", "num_speculative_tokens": k})
-    for k in (3, 5)
+    VllmMode(f"vLLM EAGLE-3 K={k}", {"method": "eagle3", TOKENS: k, **_DRAWN}) for k in (3, 5)
 )
 
 

@@ -1,0 +1,1 @@
+"""Products with a model's matrices in bfloat16, by an operator of the project's own."""

@@ -1,0 +1,93 @@
+"""Products by the project's operator, and graphs that use it."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specdec_core.models.compiled.runner import CompiledRunner
+from specdec_core.models.eager import EagerRunner
+from specdec_core.models.products import operator
+from specdec_core.models.products.graph import replace_linear_layers
+from specdec_core.models.runner import Batch
+
+needs_operator = pytest.mark.skipif(
+    not operator.available(), reason="the operator is for AVX-512 with bfloat16, without AMX"
+)
+
+
+def random(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).bfloat16()
+
+
+@needs_operator
+@pytest.mark.parametrize("rows", [1, 2, 12, 13, 14, 27, 100])
+@pytest.mark.parametrize(("columns", "dimensions"), [(32, 2), (64, 96), (160, 30)])
+def test_a_product_is_rounded_once(rows: int, columns: int, dimensions: int) -> None:
+    x, weight = random(rows, dimensions), random(columns, dimensions)
+    wanted = x.double() @ weight.double().T
+    found = operator.multiply(x, operator.panels(weight))
+    torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=2**-8)
+
+
+@needs_operator
+def test_a_row_is_what_it_is_alone_bit_for_bit_whoever_is_with_it() -> None:
+    x, panels = random(40, 64), operator.panels(random(96, 64))
+    together = operator.multiply(x, panels)
+    assert all(torch.equal(operator.multiply(row[None], panels)[0], own)
+               for row, own in zip(x, together, strict=True))  # fmt: skip
+
+
+@needs_operator
+def test_layers_that_read_the_same_rows_become_one_product_and_others_stay() -> None:
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key = nn.Linear(16, 64, bias=False), nn.Linear(16, 32, bias=False)
+            self.narrow, self.biased = nn.Linear(16, 24, bias=False), nn.Linear(16, 32)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            return self.query(x), self.narrow(x), self.key(x), self.biased(x)
+
+    layers = Layers().bfloat16().eval()
+    x = random(3, 16)
+    with torch.no_grad():
+        module = torch.export.export(layers, (x,)).module()
+        replace_linear_layers(module)
+        targets = [str(node.target) for node in module.graph.nodes]
+        assert targets.count("specdec.multiply.default") == 1
+        assert targets.count("aten.linear.default") == 2
+        assert {name for name, _ in module.named_parameters()} == {
+            *("narrow.weight", "biased.weight", "biased.bias")
+        }
+        for found, wanted in zip(module(x), layers(x), strict=True):
+            torch.testing.assert_close(found, wanted)
+
+
+@needs_operator
+def test_a_compiled_model_in_bfloat16_multiplies_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=32, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).bfloat16().eval()
+    eager = EagerRunner(model, 3, 96)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="running without compiled graphs")
+        compiled = CompiledRunner(EagerRunner(model, 3, 96), "weights")
+    batch = Batch([0, 1, 2], [[5, 6, 7], [9], [*range(20, 40)]])
+    with torch.inference_mode():
+        found, wanted = compiled.forward(batch).logits, eager.forward(batch).logits
+    assert (found.float() - wanted.float()).norm() < 0.02 * wanted.float().norm()
+    graph = next(tmp_path.rglob("*.wrapper.cpp"))
+    assert "multiply" in graph.read_text()
