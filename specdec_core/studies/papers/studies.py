@@ -77,7 +77,8 @@ def study_tables(
     observer: Observer | None = None,
 ) -> dict[str, pd.DataFrame]:
     """The studies' tables by key, from `<folder>/<key>-<digest>.parquet` or, `fresh` or where that
-    is missing, computed and written. A study that lacks an input is left out with a warning."""
+    is missing, computed and written. A study that lacks an input, or finds nothing in them, is left
+    out with a warning."""
     observer = observer or Observer()
     studies = list(studies)
     observer.stage("computing sections", len(studies))
@@ -92,6 +93,10 @@ def study_tables(
             table = study.measure(*(each.value for each in needed))
             with atomic_path(file) as path:
                 table.to_parquet(path, index=False, compression="zstd")
-        tables[study.key] = pd.read_parquet(file)
+        table = pd.read_parquet(file)
+        if table.empty:
+            observer.warned(f"{study.key} is left out: its inputs are too small")
+        else:
+            tables[study.key] = table
         observer.step()
     return tables

@@ -210,6 +210,8 @@ def lengths(*recordings: Recordings) -> pd.DataFrame:
     for name, recording, track in _each(*recordings):
         for policy, rounds in _replayed(recording, POLICIES):
             free, delta = _deltas(track, rounds)
+            if not free.any():
+                continue
             rows.append(
                 {
                     "prompts": name,
