@@ -20,6 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -191,7 +192,7 @@ def study_inputs(
         for name, recorded in asked.items():
             if sets := _record(plan, recorded, home, observer):
                 digests = [(key, recording.header.digest) for key, recording in sets.items()]
-                inputs[name] = Input(str(digests), lambda sets=sets: sets)
+                inputs[name] = Input(str(digests), partial(dict, sets))
     return inputs
 
 

@@ -90,8 +90,8 @@ class SvgLine(NamedTuple):
     ) -> SvgLine:
         """Column `y` over column `x`, with the columns of the intervals' `ends`."""
         lows, highs = ([float(v) for v in frame[end]] for end in ends) if ends else ([], [])
-        values = ([float(v) for v in frame[column]] for column in (x, y))
-        return cls(name, colour, *values, dash, lows, highs)
+        across, values = ([float(v) for v in frame[column]] for column in (x, y))
+        return cls(name, colour, across, values, dash, lows, highs)
 
 
 def lines_svg(

@@ -4,6 +4,7 @@ oracle, bandits against their best arm, trees by shape."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,7 @@ from specdec_core.studies.regret import exp3_bound, ucb_bound
 
 HEAD = "bundled:small-specdecpp-d3-w1"
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-POLICIES = (
+POLICIES: tuple[dict[str, Any], ...] = (
     *({"kind": "fixed", "max_tokens": k} for k in (1, 2, 3, 4, 5, 6, 8, 10, 12, 14)),
     *({"kind": "specdecpp", "head": HEAD, "threshold": h} for h in THRESHOLDS),
     *({"kind": "confidence_product", "threshold": h} for h in THRESHOLDS),
@@ -130,17 +131,17 @@ def ranks(recordings: Recordings) -> pd.DataFrame:
     )
 
 
-def _chain(recording: Recording, policy: Mapping[str, object]) -> Configuration:
+def _chain(recording: Recording, policy: Mapping[str, Any]) -> Configuration:
     drafter = {"kind": "draft_model", "draft": recording.draft_name(), "policy": policy}
     return _configured(recording, drafter)
 
 
-def _configured(recording: Recording, drafter: Mapping[str, object]) -> Configuration:
+def _configured(recording: Recording, drafter: Mapping[str, Any]) -> Configuration:
     content = {"drafter": drafter, "sampling": recording.header.sampling.model_dump()}
     return parse(Configuration, content, "drafter")
 
 
-def _has_head(recording: Recording, policy: Mapping[str, object]) -> bool:
+def _has_head(recording: Recording, policy: Mapping[str, Any]) -> bool:
     """Whether a policy's head, if it has one, is of the recorded pair."""
     if "head" not in policy:
         return True

@@ -78,8 +78,8 @@ def study_tables(
     observer: Observer | None = None,
 ) -> dict[str, pd.DataFrame]:
     """The studies' tables by key, from `<folder>/<key>-<digest>.parquet` or, `fresh` or where that
-    is missing, computed and written. A study that lacks an input, or cannot do with it (a
-    :class:`UserError`), is left out with a warning."""
+    is missing, computed and written. A study that lacks an input, cannot do with it (a
+    :class:`UserError`) or finds nothing in it is left out with a warning."""
     observer = observer or Observer()
     studies = list(studies)
     observer.stage("computing sections", len(studies))
@@ -98,6 +98,10 @@ def study_tables(
                 continue
             with atomic_path(file) as path:
                 table.to_parquet(path, index=False, compression="zstd")
-        tables[study.key] = pd.read_parquet(file)
+        table = pd.read_parquet(file)
+        if table.empty:
+            observer.warned(f"{study.key} is left out: its inputs are too small")
+        else:
+            tables[study.key] = table
         observer.step()
     return tables

@@ -9,6 +9,7 @@ is drawn once (rejection sampling, :mod:`specdec_core.recordings.verified`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -37,7 +38,7 @@ LEAST = 20  # times that a token is drafted, to be in Table 4
 SHOWN = 4  # tokens of the least and of the greatest acceptance in Table 4
 EXAMPLE_ROUNDS = 40  # Fig. 8
 ORACLE = "Oracle"
-POLICIES = {
+POLICIES: dict[str, dict[str, Any]] = {
     **{f"Constant, K={k}": {"kind": "fixed", "max_tokens": k} for k in (2, 3, 4, 5)},
     "Heuristic": {"kind": "heuristic", "start": 5, "max_tokens": 40},
     "SVIP, h=0.3": {"kind": "svip", "threshold": 0.3, "max_tokens": 40},
@@ -209,6 +210,8 @@ def lengths(*recordings: Recordings) -> pd.DataFrame:
     for name, recording, track in _each(*recordings):
         for policy, rounds in _replayed(recording, POLICIES):
             free, delta = _deltas(track, rounds)
+            if not free.any():
+                continue
             rows.append(
                 {
                     "prompts": name,
@@ -348,7 +351,7 @@ def _variance_interval(
 
 
 def _replayed(
-    recording: Recording, policies: Mapping[str, Mapping[str, object]]
+    recording: Recording, policies: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[tuple[str, ReplayedRounds]]:
     """The rounds of chains of the first draft, by policy."""
     replay = Replay(recording, hidden=False, drawn=True)

@@ -54,6 +54,19 @@ def test_an_interrupted_run_keeps_the_tables_that_it_has(tmp_path: Path) -> None
     assert measure.asked == [3, 5]
 
 
+def test_an_empty_table_is_no_section(tmp_path: Path) -> None:
+    warnings = []
+
+    class Watching(Observer):
+        def warned(self, message: str) -> None:
+            warnings.append(message)
+
+    study = Study("none", ("a",), lambda number: pd.DataFrame())
+    for _ in range(2):
+        assert not study_tables([study], inputs(a=1), tmp_path, observer=Watching())
+    assert warnings == ["none is left out: its inputs are too small"] * 2
+
+
 def test_what_lacks_an_input_is_left_out_with_a_warning(tmp_path: Path) -> None:
     warnings = []
 

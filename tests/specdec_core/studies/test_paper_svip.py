@@ -21,17 +21,18 @@ from specdec_core.studies.papers.studies import LONG_FORM
 from tests.specdec_core.recordings.test_record import record
 
 Sets = dict[str, Recording]
+MOST = 8  # candidates that are recorded; texts have 40 tokens
 
 
 @pytest.fixture(scope="module")
 def greedy(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Sets:
-    return {"code": record(tiny_pair, tmp_path_factory.mktemp("greedy"), max_draft=40)}
+    return {"code": record(tiny_pair, tmp_path_factory.mktemp("greedy"), max_draft=MOST)}
 
 
 @pytest.fixture(scope="module")
 def sampled(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Sets:
     folder = tmp_path_factory.mktemp("sampled")
-    return {"code": record(tiny_pair, folder, sampling=Sampling(temperature=1), max_draft=40)}
+    return {"code": record(tiny_pair, folder, sampling=Sampling(temperature=1), max_draft=MOST)}
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +45,11 @@ def long_form(tiny_pair: Pair) -> LongForm:
 @pytest.fixture(autouse=True)
 def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(svip, "LEAST", 1)
+    shorter = {
+        name: {**policy, "max_tokens": min(policy["max_tokens"], MOST)}
+        for name, policy in svip.POLICIES.items()
+    }
+    monkeypatch.setattr(svip, "POLICIES", shorter)
 
 
 def texts(sets: Sets) -> list[tuple[np.ndarray, Track]]:
