@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from specdec_core.config import Configuration
+from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.pre_cut import PreCutSettings
 from specdec_core.drafting.post_use.drafter import PostUseDrafter
 from specdec_core.drafting.post_use.settings import PostUseSettings
@@ -83,11 +84,11 @@ def component_times(
     watches[ROLL_BACK].over(method.runner, "keep", "truncate")
     watches[ROLL_BACK].over(engine.target, "keep", "truncate")
     watches[CONTROLLER].over(method.policy, "go_on", "observe")
-    told: list[tuple[int, int, int]] = []
+    told: list[PolicyOutcome] = []
     judged = method.policy.observe
 
-    def observe(slot: int, outcome: Any) -> None:
-        told.append((outcome.drafted, outcome.draft_calls, outcome.reused))
+    def observe(slot: int, outcome: PolicyOutcome) -> None:
+        told.append(outcome)
         judged(slot, outcome)
 
     method.policy.observe = observe  # type: ignore[method-assign]
@@ -111,5 +112,11 @@ def component_times(
         }
         for name, (calls, seconds) in timed.items()
     )
-    drafted, calls, reused = (sum(column) for column in zip(*told, strict=True))
-    return ComponentTimes(table, Counts.of(generations), drafted, drafted - calls, reused)
+    drafted = sum(outcome.drafted for outcome in told)
+    return ComponentTimes(
+        table,
+        Counts.of(generations),
+        drafted,
+        recycled=drafted - sum(outcome.draft_calls for outcome in told),
+        suffixes=sum(outcome.reused for outcome in told),
+    )

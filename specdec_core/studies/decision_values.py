@@ -42,12 +42,12 @@ class DecisionValues:
     @property
     def stopped(self) -> float:
         """Share of the accepted candidates at which a chain would stop: prematurely."""
-        return float(np.average(self.values < THRESHOLD, weights=self.accepted))
+        return _share(self.values < THRESHOLD, self.accepted)
 
     @property
     def passed(self) -> float:
         """Share of the rejected candidates after which a chain would go on."""
-        return float(np.average(self.values >= THRESHOLD, weights=1 - self.accepted))
+        return _share(self.values >= THRESHOLD, 1 - self.accepted)
 
     @property
     def overlap(self) -> float:
@@ -98,3 +98,8 @@ def judged(
     training.result()
     values, accepted = training.tested()
     return DecisionValues(examples.kind, examples.draft, len(training.train_rows), values, accepted)
+
+
+def _share(chosen: np.ndarray, weights: np.ndarray) -> float:
+    """The share of the weights that is `chosen`; NaN where there is no weight."""
+    return float(weights[chosen].sum() / weights.sum()) if weights.any() else float("nan")

@@ -33,13 +33,13 @@ def judged(table: pd.DataFrame) -> list[DecisionValues]:
     """The decision models of the table, which has a row a candidate."""
     return [
         DecisionValues(
-            kind,
-            draft,
+            rows["kind"].iloc[0],
+            str(draft),
             int(rows["trained"].iloc[0]),
             rows["value"].to_numpy(),
             rows["accepted"].to_numpy(),
         )
-        for (draft, kind), rows in table.groupby(["draft", "kind"], sort=False)
+        for (draft, _), rows in table.groupby(["draft", "kind"], sort=False)
     ]
 
 

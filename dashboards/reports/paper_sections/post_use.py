@@ -84,8 +84,8 @@ def lengths(table: pd.DataFrame) -> Section:
 
 
 def _fixed(table: pd.DataFrame) -> Iterator[tuple[str, str, int, pd.DataFrame]]:
-    for (prompts, draft, fixed), rows in table.groupby(["prompts", "draft", "fixed"], sort=False):
-        yield prompts, draft, int(fixed), rows
+    for (prompts, draft, _), rows in table.groupby(["prompts", "draft", "fixed"], sort=False):
+        yield str(prompts), str(draft), int(rows["fixed"].iloc[0]), rows
 
 
 def phrases(table: pd.DataFrame) -> Section:

@@ -395,7 +395,7 @@ class PreCutPolicy(LengthPolicy):
             return
         for decision in reversed(decisions):
             accepted = min(decision.drafted, outcome.accepted)
-            if outcome.useful is not None:
+            if self.reads_rejected and outcome.useful is not None:
                 accepted = sum(outcome.useful[: decision.drafted])
             if following is None:
                 accepted += outcome.reused

@@ -36,6 +36,7 @@ def test_shares_and_errors_follow_from_values_and_outcomes() -> None:
     shares = found.shares()
     assert shares["accepted"].iloc[19] == pytest.approx(2 / 3)
     assert shares[["accepted", "rejected"]].sum().tolist() == pytest.approx([1, 1])
+    assert np.isnan(replace(found, accepted=np.ones(5)).passed)
     # Under sampling a candidate is accepted with a probability, and counts on both sides.
     half = replace(found, values=np.array([0.2, 0.6]), accepted=np.array([0.5, 0.5]))
     assert (half.stopped, half.passed) == (0.5, 0.5)

@@ -251,6 +251,7 @@ def changed(name: str, value: object) -> object:
     """Another value of a setting."""
     others = {"head": "other", "table": "learned.json", "transient": False, "cumulative": True}
     others |= {"tokens": {1: 7}, "target_cost": 9.0, "q_init": "confidence", "updates": False}
+    others |= {"useful": "matches"}
     if name in others:
         return others[name]
     return value + 1 if isinstance(value, int) else value * 0.75

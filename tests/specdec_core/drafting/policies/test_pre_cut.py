@@ -322,8 +322,8 @@ def test_matches_behind_a_rejection_are_earned_where_they_are_asked_for() -> Non
                     free=[False],
                 )
             )
-        told = (True, False, True, True) if policy.reads_rejected else None
-        policy.observe(0, PolicyOutcome(4, 1, 4, useful=told))
+        # Another policy of the drafter may have asked.
+        policy.observe(0, PolicyOutcome(4, 1, 4, useful=(True, False, True, True)))
         stopped = [state for state, trials in enumerate(policy.table.stopped) if trials]
         earned[useful] = [(policy.table.stop[s] + 1) * (n + 4) for n, s in enumerate(stopped)]
     assert earned["accepted"] == pytest.approx([2, 2, 2, 2])
