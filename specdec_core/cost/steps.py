@@ -132,6 +132,7 @@ class EngineWork(NamedTuple):
     candidates: int = 0  # that are verified
     lookups: int = 0  # rows whose text is looked up
     read: int = 0  # tokens of prompts
+    entering: int = 0  # requests that enter a slot
 
 
 class EngineTerms(Value):
@@ -144,6 +145,7 @@ class EngineTerms(Value):
     per_candidate: float = Field(default=0.0, ge=0)
     per_lookup: float = Field(default=0.0, ge=0)
     per_read: float = Field(default=0.0, ge=0)
+    per_entering: float = Field(default=0.0, ge=0)
 
     @classmethod
     def fit(cls, works: Sequence[EngineWork], seconds: Sequence[float]) -> EngineTerms:
@@ -161,6 +163,7 @@ class EngineTerms(Value):
             + self.per_candidate * work.candidates
             + self.per_lookup * work.lookups
             + self.per_read * work.read
+            + self.per_entering * work.entering
         )
 
 

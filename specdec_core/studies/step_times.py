@@ -187,14 +187,15 @@ def _time(runner: ModelRunner, shape: Sequence[Row]) -> float:
 @dataclass
 class StepLog:
     """What the steps of an engine did: for each, its seconds, the works of the target's and of the
-    drafts' forwards with their seconds, decoding rows, their candidates, and tokens of prompts that
-    the target read."""
+    drafts' forwards with their seconds, decoding rows, their candidates, tokens of prompts that the
+    target read, and requests that entered a slot."""
 
     seconds: list[float] = field(default_factory=list)
     forwards: list[list[tuple[str | None, Work, float]]] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     candidates: list[int] = field(default_factory=list)
     read: list[int] = field(default_factory=list)
+    entering: list[int] = field(default_factory=list)
 
     @property
     def forward_seconds(self) -> list[float]:
@@ -214,6 +215,16 @@ class StepLog:
 
     def draft_forwards(self, step: int) -> int:
         return sum(draft is not None for draft, _, _ in self.forwards[step])
+
+    def work(self, step: int) -> EngineWork:
+        """What the engine did beside forwards, lookups left out."""
+        return EngineWork(
+            self.rows[step],
+            self.draft_forwards(step),
+            self.candidates[step],
+            read=self.read[step],
+            entering=self.entering[step],
+        )
 
 
 class LoggedEngine:
@@ -244,6 +255,7 @@ class LoggedEngine:
         self.log.rows.append(len(plan.decoding))
         self.log.candidates.append(max(fed - read - verifying, 0))
         self.log.read.append(read)
+        self.log.entering.append(len(plan.entering))
         return [(chunk.request_id, chunk.finished is not None) for chunk in chunks]
 
     def _watch(self, runner: ModelRunner, draft: str | None) -> None:
@@ -290,9 +302,8 @@ def engine_terms(pair: Pair, times: StepTimes, slots: int, observer: Observer) -
             log = logged.log
             forwards = log.forward_seconds if waits else log.predicted(times)
             for n, seconds in enumerate(log.seconds):
-                drafted, rows = log.draft_forwards(n), log.rows[n]
-                lookups = rows if looked_up else 0
-                works.append(EngineWork(rows, drafted, log.candidates[n], lookups, log.read[n]))
+                work = log.work(n)
+                works.append(work._replace(lookups=work.rows if looked_up else 0))
                 rest.append(seconds - forwards[n])
         observer.step()
     return EngineTerms.fit(works, rest)

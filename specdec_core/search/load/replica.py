@@ -106,7 +106,8 @@ class Replica:
             self.scheduler.fed([each.drafted for r, each in self._rounds if r.rounds])
         for request, count in reading:
             request.held += count
-        seconds += self._engine.seconds(added._replace(read=sum(plan.reading.values())))
+        read, entering = sum(plan.reading.values()), len(plan.entering)
+        seconds += self._engine.seconds(added._replace(read=read, entering=entering))
         self.steps += 1
         self.busy_seconds += seconds
         if self._log is not None:

@@ -79,9 +79,10 @@ def test_what_the_engine_adds_is_fitted() -> None:
         per_candidate=1e-5,
         per_lookup=3e-5,
         per_read=5e-6,
+        per_entering=7e-4,
     )
     rng = random.Random(0)
-    most = (16, 8, 60, 16, 256)
+    most = (16, 8, 60, 16, 256, 4)
     works = [EngineWork(*(rng.randint(0, n) for n in most)) for _ in range(50)]
     fitted = EngineTerms.fit(works, [true.seconds(work) for work in works])
     assert fitted.model_dump() == pytest.approx(true.model_dump(), rel=1e-6)

@@ -94,7 +94,8 @@ def test_a_logged_engine_says_what_its_steps_fed(tiny_pair: Pair) -> None:
     log = logged.log
     assert sorted(finished) == ["a", "b"]
     assert log.rows[0] == 2
-    assert (log.read[0], log.candidates[0], log.read[1]) == (7, 0, 0)
+    assert log.work(0) == EngineWork(rows=2, read=7, entering=2)
+    assert log.work(1) == EngineWork(2, log.draft_forwards(1), 6)
     # Both rows share them: none before the first tokens, then one reads the prompts.
     assert [log.draft_forwards(step) for step in range(3)] == [0, 4, 3]
     assert log.candidates[1] == 6

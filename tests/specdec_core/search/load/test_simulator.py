@@ -91,11 +91,12 @@ def test_what_the_engine_adds_is_counted() -> None:
         per_candidate=1000,
         per_lookup=10_000,
         per_read=100_000,
+        per_entering=1e7,
     )
     costs = CONSTANT.model_copy(update={"engine": engine})
     answers = drafted(rounds=1)
     forwards = 2 * T + 4 * T / 10  # of which one of each model reads the prompts
-    added = 2 * (1 + 2 * 10) + 3 * 100 + 6 * 1000 + 2 * answers.prompts[0] * 100_000
+    added = 2 * (1 + 2 * 10) + 3 * 100 + 6 * 1000 + 2 * (answers.prompts[0] * 100_000 + 1e7)
     # The first round has no candidates, so that nothing is looked up.
     for lookups, more in (({}, 0), ({1: True}, 2 * 10_000), ({1: True, 2: False}, 0)):
         answers.lookups = lookups
