@@ -149,10 +149,15 @@ class EngineTerms(Value):
 
     @classmethod
     def fit(cls, works: Sequence[EngineWork], seconds: Sequence[float]) -> EngineTerms:
-        """From the `seconds` that remain of steps, forwards taken off."""
-        values = np.maximum(np.asarray(seconds, dtype=float), 0.0)
-        columns = np.column_stack([np.ones(len(values)), np.asarray(works, dtype=float)])
-        terms = nonnegative_least_squares(columns, values)
+        """From the `seconds` that remain of steps, forwards taken off. Of steps with the same work
+        the median counts, so that few slow ones do not, and errors count relatively."""
+        alike: dict[EngineWork, list[float]] = {}
+        for work, each in zip(works, seconds, strict=True):
+            alike.setdefault(work, []).append(each)
+        values = np.array([max(float(np.median(each)), 0.0) for each in alike.values()])
+        scale = np.maximum(values, max(float(np.median(values)) / 4, 1e-9))
+        columns = np.column_stack([np.ones(len(values)), np.array(list(alike), dtype=float)])
+        terms = nonnegative_least_squares(columns / scale[:, None], values / scale)
         return cls(**dict(zip(cls.model_fields, terms, strict=True)))
 
     def seconds(self, work: EngineWork) -> float:

@@ -12,6 +12,7 @@ import random
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 
@@ -41,6 +42,7 @@ SHAPES = 48  # forwards of each model
 CHUNKS = (FEW, 32, 64, 128, 192, 256)  # tokens of a prompt in a forward
 _CANDIDATES = (0, 0, 1, 2, 3, 4, 6, 8, 12)  # of a row
 _LONGEST = 512  # context
+_EACH = 3  # requests for each that is answered at a time, of a run that measures the engine
 _TARGET, _ALONE = "\0target", "\0alone"  # never a draft's name
 
 Row = tuple[int, int]  # tokens fed, tokens held before
@@ -295,10 +297,13 @@ def engine_terms(pair: Pair, times: StepTimes, slots: int, observer: Observer) -
         for together in sorted({1, max(slots // 4, 1), slots}):
             for _ in range(2):  # the first run compiles kernels for new shapes
                 logged.log = StepLog()
-                for request in _repeating(logged.engine, together):
+                coming = _repeating(logged.engine, _EACH * together)
+                for request in islice(coming, together):
                     logged.engine.add(request)
                 while not logged.engine.idle:
-                    logged.step()
+                    done = sum(finished for _, finished in logged.step())
+                    for request in islice(coming, done):
+                        logged.engine.add(request)
             log = logged.log
             forwards = log.forward_seconds if waits else log.predicted(times)
             for n, seconds in enumerate(log.seconds):
@@ -310,11 +315,12 @@ def engine_terms(pair: Pair, times: StepTimes, slots: int, observer: Observer) -
 
 
 def _repeating(engine: Engine, number: int) -> Iterator[Request]:
-    """Requests whose texts say everything twice, as lookups find it."""
-    half, tokens = min(48, engine.max_length // 8), min(24, engine.max_length // 4)
+    """Requests whose texts say everything twice, as lookups find it, with answers of several
+    lengths: so they end one by one."""
+    half, tokens = min(96, engine.max_length // 8), min(24, engine.max_length // 4)
     for first in range(number):
         phrase = tuple((first + 7 * place) % engine.vocab_size for place in range(half))
-        yield Request(str(first), phrase * 2, tokens, ignore_eos=True)
+        yield Request(str(first), phrase * 2, max(tokens - 3 * (first % 5), 2), ignore_eos=True)
 
 
 def step_times(
