@@ -86,6 +86,10 @@ def test_what_the_engine_adds_is_fitted() -> None:
     works = [EngineWork(*(rng.randint(0, n) for n in most)) for _ in range(50)]
     fitted = EngineTerms.fit(works, [true.seconds(work) for work in works])
     assert fitted.model_dump() == pytest.approx(true.model_dump(), rel=1e-6)
+    # Of steps that did the same a slow one does not count.
+    seconds = [true.seconds(work) * factor for work in works for factor in (1, 1, 20)]
+    fitted = EngineTerms.fit([work for work in works for _ in range(3)], seconds)
+    assert fitted.model_dump() == pytest.approx(true.model_dump(), rel=1e-6)
 
 
 def test_a_profile_tells_step_times() -> None:
