@@ -18,7 +18,10 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from specdec_core.models.blocks import BLOCK, Blocks, Run
 from specdec_core.models.pages import Pages
 
-_SPARE = 256  # positions: so few that a cut row no longer holds keep their memory
+# To give memory back and to take it anew for the next text costs a fifth of reading that text. So
+# rows that were cut keep what they no longer hold, all together this much:
+_SPARE = 1024  # positions,
+_SPARE_SHARE = 8  # or one for so many that are held
 _MOST_ENTRIES = 16_384  # of the system's 65,530, by which places are led to others' memory
 
 
@@ -217,8 +220,18 @@ class SlotCache(Cache):
         if length > self.lengths[row]:
             raise ValueError(f"row {row} holds {self.lengths[row]} tokens, cannot keep {length}")
         self.lengths[row] = length
-        if self._used[row] - length > _SPARE:
-            self._release(row, length)
+        if self._used[row] - length > BLOCK:
+            self._bound_spare(row)
+
+    def _bound_spare(self, cut: int) -> None:
+        """Give back memory that holds nothing, where there is much of it: first that of row
+        `cut`."""
+        most = max(_SPARE, sum(self.lengths) // _SPARE_SHARE)
+        for row in (cut, *range(self.slots)):
+            if sum(self._used) - sum(self.lengths) <= most:
+                return
+            if self._used[row] - self.lengths[row] > BLOCK:
+                self._release(row, self.lengths[row])
 
     def held(self) -> list[SlotLayer]:
         """The layers that this process runs; another process may run others."""

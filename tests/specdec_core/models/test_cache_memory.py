@@ -11,7 +11,7 @@ import torch
 
 from specdec_core.models.cache import SlotCache
 
-SLOTS, TOKENS, HEADS, SIZE, LAYERS = 4, 500, 8, 64, 2
+SLOTS, TOKENS, HEADS, SIZE, LAYERS = 4, 1500, 8, 64, 2
 HELD = SLOTS * TOKENS * LAYERS * 2 * HEADS * SIZE * 4  # bytes of keys and values in float32
 
 
@@ -43,3 +43,31 @@ def test_memory_follows_the_tokens_held() -> None:
     assert torch.equal(cache.layers[0].keys[1, :, :100], kept)
     filled(cache, 0, states)
     assert torch.equal(cache.layers[0].values[0, :, :TOKENS], states[0])
+
+
+def test_a_row_that_is_filled_again_takes_no_memory_anew() -> None:
+    states = torch.randn(1, HEADS, 400, SIZE)
+    cache = SlotCache(LAYERS, SLOTS, 4096, torch.float32)
+    for row in range(SLOTS):
+        filled(cache, row, states)
+    taken = cache.taken
+    if not taken:
+        pytest.skip("the system does not count a cache's memory")
+    cache.truncate(0, 0)
+    assert cache.taken == taken
+    filled(cache, 0, states)
+    assert cache.taken == taken
+
+
+def test_memory_that_holds_nothing_is_bounded_over_all_rows() -> None:
+    states = torch.randn(1, HEADS, 1000, SIZE)
+    cache = SlotCache(LAYERS, 8, 4096, torch.float32)
+    for row in range(8):
+        filled(cache, row, states)
+    taken = cache.taken
+    if not taken:
+        pytest.skip("the system does not count a cache's memory")
+    for row in range(7):
+        cache.truncate(row, 300)
+    needed = taken * sum(cache.lengths) / 8000
+    assert cache.taken <= needed + taken / 8000 * (1024 + 8 * 2 * 64)

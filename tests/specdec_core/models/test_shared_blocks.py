@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from specdec_core.models import cache as slot_cache
 from specdec_core.models.blocks import BLOCK, Blocks, Run
 from specdec_core.models.cache import SlotCache
 
@@ -25,7 +26,8 @@ def write(cache: SlotCache, row: int, states: torch.Tensor) -> None:
 
 
 @linux
-def test_a_common_beginning_takes_memory_once() -> None:
+def test_a_common_beginning_takes_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_cache, "_SPARE", 0)
     cache = SlotCache(LAYERS, SLOTS, POSITIONS, torch.float32)
     write(cache, 0, torch.randn(6 * BLOCK, HEADS, SIZE))
     once = cache.taken
@@ -41,8 +43,12 @@ def test_a_common_beginning_takes_memory_once() -> None:
 
 
 @linux
-def test_rows_that_share_a_beginning_never_change_one_another() -> None:
+@pytest.mark.parametrize("spare", [0, 2 * BLOCK, 1024])
+def test_rows_that_share_a_beginning_never_change_one_another(
+    spare: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Against copies, through any forks, cuts and writes.
+    monkeypatch.setattr(slot_cache, "_SPARE", spare)
     chance = random.Random(0)
     cache = SlotCache(LAYERS, SLOTS, POSITIONS, torch.float32)
     texts = [torch.zeros(0, HEADS, SIZE) for _ in range(SLOTS)]
@@ -82,7 +88,10 @@ def test_rows_that_share_a_beginning_never_change_one_another() -> None:
 
 
 @linux
-def test_a_row_that_is_cut_gives_nothing_back_that_another_reads() -> None:
+def test_a_row_that_is_cut_gives_nothing_back_that_another_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slot_cache, "_SPARE", 0)
     cache = SlotCache(LAYERS, 2, POSITIONS, torch.float32)
     text = torch.randn(6 * BLOCK, HEADS, SIZE)
     write(cache, 0, text)
@@ -92,7 +101,10 @@ def test_a_row_that_is_cut_gives_nothing_back_that_another_reads() -> None:
     assert torch.equal(cache.layers[0].keys[1, :, : len(text)], text.transpose(0, 1))
 
 
-def test_sizes_of_which_no_block_is_whole_pages_are_copied() -> None:
+def test_sizes_of_which_no_block_is_whole_pages_are_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slot_cache, "_SPARE", 0)
     cache = SlotCache(1, 2, POSITIONS, torch.bfloat16)
     text = torch.randn(3 * BLOCK, HEADS, 8).bfloat16()  # a block of 1,024 bytes
     write(cache, 0, text)
