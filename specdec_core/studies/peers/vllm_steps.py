@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vllm import LLM
 
-WARM = 2  # untimed steps
+WARM = 2  # untimed steps of a length
+WARM_SECONDS = 0.2
 
 
 class StepClock:
@@ -50,6 +51,7 @@ class StepClock:
         Steps of a length follow each other, as they do where a length is set: steps of changing
         lengths are slower. All lengths have their turn twice, the second time in the other order,
         for texts grow."""
+        self._warm_up()
         restore = [self._timed(self._runner, "_model_forward")]
         restore.append(self._timed(self._runner.model, "compute_logits"))
         if forced:
@@ -81,6 +83,7 @@ class StepClock:
         """The median seconds of the step that reads a prompt of so many tokens, and proposes one
         candidate behind it where a draft model does."""
         taken = []
+        self._warm_up()
         self.set_length(1)
         for number in range(repeats + WARM):
             self._add(number, tokens)
@@ -89,6 +92,15 @@ class StepClock:
             taken.append(perf_counter() - start)
             self._abort()
         return statistics.median(taken[WARM:])
+
+    def _warm_up(self) -> None:
+        """Decode a text that is given up: behind the turns of other engines steps are slow at
+        first."""
+        self._begin(1, 16)
+        end = perf_counter() + WARM_SECONDS
+        while perf_counter() < end and self._engine.has_unfinished_requests():
+            self._engine.step()
+        self._abort()
 
     def _add(self, row: int, tokens: int) -> None:
         """A request with a prompt of so many tokens."""
