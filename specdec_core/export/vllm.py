@@ -45,10 +45,9 @@ class Vllm(Server):
                 "method": _METHODS[kind],
                 "model": place,
                 "num_speculative_tokens": chain.most,
-            }
-            if kind == "model":
                 # More is accepted of tokens drawn from the draft's distribution than of its argmax.
-                settings["draft_sample_method"] = "probabilistic"
+                "draft_sample_method": "probabilistic",
+            }
             if chain.scheduled:
                 by_load = [_inclusive(span) for span in chain.spans]
                 settings["num_speculative_tokens_per_batch_size"] = by_load

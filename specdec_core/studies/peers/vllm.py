@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -23,6 +24,8 @@ from specdec_core.plugins import vllm as vllm_plug_in
 from specdec_core.plugins import vllm_sampling
 from specdec_core.studies.peers.peer import Peer
 from specdec_core.studies.peers.worker import Worker
+
+log = logging.getLogger(__name__)
 
 VENV = Path(__file__).parents[3] / ".venv-peers"
 _WORKER = Path(__file__).with_name("vllm_worker.py")
@@ -211,8 +214,8 @@ def vllm_peers(pair: Pair, venv: Path | None = None) -> Iterator[VllmPeer]:
             yield VllmPeer(pair, mode, draft, venv)
     for mode in NGRAM:
         yield VllmPeer(pair, mode, venv=venv)
-    if has_suffix(venv or environment_folder()):
-        yield VllmPeer(pair, SUFFIX, venv=venv)
+    for mode in suffix_modes(venv or environment_folder()):
+        yield VllmPeer(pair, mode, venv=venv)
 
 
 def draft_modes(pair: Pair) -> Iterator[tuple[str, Sequence[VllmMode]]]:
@@ -222,6 +225,18 @@ def draft_modes(pair: Pair) -> Iterator[tuple[str, Sequence[VllmMode]]]:
             yield name, HEAD
         elif not isinstance(draft, EagleOneHead | ReducedDraft):
             yield name, DRAFT_MODEL
+
+
+def suffix_modes(venv: Path) -> tuple[VllmMode, ...]:
+    """Suffix decoding; where vLLM lacks the package for it none, which a warning says."""
+    if has_suffix(venv):
+        return (SUFFIX,)
+    log.warning(
+        "vLLM's suffix decoding does not take part; for it: %s -m pip install --no-deps"
+        " arctic-inference==0.1.1",
+        venv / "bin" / "python",
+    )
+    return ()
 
 
 def has_suffix(venv: Path) -> bool:

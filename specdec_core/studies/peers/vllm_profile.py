@@ -29,8 +29,8 @@ from specdec_core.studies.peers.vllm import (
     by_load,
     draft_modes,
     environment_folder,
-    has_suffix,
     lookup_mode,
+    suffix_modes,
 )
 
 WIDTHS = (1, 2, 3, 5, 8, 12)  # tokens of a row in a step
@@ -118,7 +118,7 @@ def _modes(pair: Pair, most: int, venv: Path | None) -> dict[str, tuple[VllmMode
         _PLAIN: (AUTOREGRESSIVE, None),
         _NGRAM: (by_load(lookup_mode(2, 4, most)), None),
     }
-    if has_suffix(venv or environment_folder()):
+    if suffix_modes(venv or environment_folder()):
         settings = {"method": "suffix", "num_speculative_tokens": most}
         modes[_SUFFIX] = (VllmMode("vLLM suffix", settings), None)
     for draft, own in draft_modes(pair):

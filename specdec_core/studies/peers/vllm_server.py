@@ -12,17 +12,16 @@ from specdec_core.models.pair import Pair
 from specdec_core.studies.peers.vllm import (
     AUTOREGRESSIVE,
     NGRAM,
-    SUFFIX,
     VllmMode,
     draft_modes,
     engine_settings,
     environment_folder,
-    has_suffix,
     inherited_environment,
     library_environment,
     plug_in_environment,
     process_environment,
     python_of,
+    suffix_modes,
 )
 
 MODULE = "vllm.entrypoints.openai.api_server"  # the `vllm` program needs a package called vllm
@@ -83,8 +82,7 @@ def vllm_servers(
     modes += [(mode, None) for mode in SERVED_NGRAM]
     for name, own in draft_modes(pair):
         modes += [(mode, name) for mode in own if mode.tokens in SERVED_TOKENS]
-    if has_suffix(venv):
-        modes.append((SUFFIX, None))
+    modes += [(mode, None) for mode in suffix_modes(venv)]
     modes += [(mode, None) for mode in ours]
     for mode, draft in modes:
         yield VllmServer(pair, mode, draft, python, version)

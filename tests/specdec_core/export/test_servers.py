@@ -60,6 +60,7 @@ def test_vllm_is_told_of_chains_heads_lookups_and_lengths_by_load() -> None:
         "method": "eagle3",
         "model": "org/head",
         "num_speculative_tokens": 4,
+        "draft_sample_method": "probabilistic",
     }
     assert settings("vllm", BY_LOAD)["num_speculative_tokens_per_batch_size"] == [
         [1, 7, 5],
