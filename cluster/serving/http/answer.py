@@ -8,6 +8,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from fastapi.responses import StreamingResponse
@@ -91,9 +92,9 @@ class Answer(ABC, Generic[Body]):
             taken.used += len(chunk.tokens)
             yield index, chunk
 
-    @property
+    @cached_property
     def common(self) -> dict[str, Any]:
-        """What all parts of the answer have."""
+        """What all parts of the answer have; from when the engine has the requests."""
         return {
             "id": self.id,
             "created": self.created,

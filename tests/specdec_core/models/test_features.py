@@ -95,3 +95,21 @@ def test_compiled_a_head_drafts_what_it_drafts_eagerly(
         logits.append(torch.cat([runner.forward(part).logits for part in parts]))
     torch.testing.assert_close(*kept, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(*logits, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.long
+def test_a_compiled_forward_touches_features_of_its_tokens_alone(
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    taken = []
+    for weights in (None, "0"):
+        target = EagerRunner(tiny_pair.target, 32, 4096, compact=True, features=(0, 1, 2))
+        if weights is not None:
+            target = CompiledRunner(target, weights)
+        target.forward(Batch([1], [TEXT]))
+        taken.append(target.cache.taken)
+    if not taken[0]:
+        pytest.skip("the system does not count a cache's memory")
+    # A copy of the store would take 50 MiB.
+    assert taken[1] <= 2 * taken[0]

@@ -88,7 +88,8 @@ class PackedStep(nn.Module):
         )
         for store in features:
             assert self._layer_inputs is not None
-            store[rows, 0, places] = self._layer_inputs.take()[0].to(store.dtype)
+            # With a number in place of the slice, compilers would copy the whole store.
+            store[rows, :, places] = self._layer_inputs.take()[0][:, None].to(store.dtype)
         hidden, logits = self._read.pop()[0], output.logits[0, :, : self.vocab_size]
         if not self.keeps_logits:
             hidden, logits = hidden[wanted], logits[wanted]
