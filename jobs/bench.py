@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +17,7 @@ from jobs.console import (
     point,
     print_runs_page,
     run,
+    typed,
 )
 from jobs.options import (
     Drafts,
@@ -216,7 +216,7 @@ def _under_load(
     under = bench_load.QUICK if quick else {}
     plan = read_bench_plan(LoadPlan, rows or bench_load.ROWS, **_merged(under, options))
     folder = _folder(name, plan)
-    result = bench_load.bench_load(plan, folder, name, _command(), explicit, fresh)
+    result = bench_load.bench_load(plan, folder, name, typed("bench"), explicit, fresh)
     _end(len(result.unequal()))
 
 
@@ -228,11 +228,6 @@ def _end(unequal: int) -> None:
             " autoregressive decoding"
         )
         sys.exit(1)
-
-
-def _command() -> str:
-    """The command, as the user gave it."""
-    return shlex.join(["specdec", "bench", *sys.argv[1 + sys.argv[1:2].count("bench") :]])
 
 
 def _load_options(
@@ -317,7 +312,7 @@ def _race(
         RaceProgress(console) as progress,
         open_peers(plan, pair, explicit, progress, ours) as others,
     ):
-        return run_bench(plan, prompts, pair, others, name, _command(), progress)
+        return run_bench(plan, prompts, pair, others, name, typed("bench"), progress)
 
 
 def _deliver(

@@ -39,6 +39,11 @@ def program(name: str) -> str:
     return os.path.relpath(Path(sys.executable).with_name(name))
 
 
+def typed(name: str) -> str:
+    """The command of this name, as the user gave it: by `specdec` or from its module."""
+    return shlex.join(["specdec", name, *sys.argv[1 + sys.argv[1:2].count(name) :]])
+
+
 def run(command: Callable[..., None] | typer.Typer) -> None:
     """Run a typer application, or a function as one, turning a :class:`UserError` into one line
     on standard error and exit code 2. A pipe that breaks is one, too, unless it is our output's:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from jobs.console import console, interruptible, point, print_runs_page, run
+from jobs.console import console, interruptible, point, print_runs_page, run, typed
 from jobs.options import (
     Drafts,
     Fresh,
@@ -123,8 +122,7 @@ def main(
             home = workspace()
             inputs = study_inputs(plan, result, folder, home, wanted, progress, long_texts)
             studied = study_tables(studies, inputs, folder.sections, fresh, progress)
-            made_by = " ".join(["specdec papers", *sys.argv[1:]])
-            text, figures = papers_page(result, listed, made_by, studied)
+            text, figures = papers_page(result, listed, typed("papers"), studied)
             for file, figure in figures.items():
                 write_atomically(write_page.parent / file, figure)
             write_atomically(write_page, text)

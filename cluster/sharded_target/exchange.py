@@ -41,6 +41,13 @@ class Exchange(Protocol):
         ...
 
 
+def all_agree(exchange: Exchange, device: torch.device, own: bool) -> bool:
+    """Whether every rank's `own` is true; exchanged by a tensor on `device`."""
+    votes = torch.tensor([float(own)], device=device)
+    exchange.sum(votes)
+    return round(votes.item()) == exchange.parts
+
+
 class NcclExchange:
     """Through the default process group; for GPUs."""
 

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psutil
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from cluster.devices import claim_device
-from cluster.sharded_target.exchange import Exchange, NcclExchange, SocketExchange
+from cluster.sharded_target.exchange import Exchange, NcclExchange, SocketExchange, all_agree
 from cluster.sharded_target.shard_weights import load_heads, load_layers
 from specdec_core.base.wire import LinkLost, connect
 from specdec_core.config import PairSpec
@@ -96,8 +97,8 @@ class Shard:
             self.model = load(name, kind, exchange)
             if spec.runner.pack and self.device.type == "cpu":
                 pack_linear_layers(self.model)
-            length = spec.runner.max_length
-            self._open = lambda slots: EagerRunner(self.model, slots, length, packs=False)
+            length, agree = spec.runner.max_length, partial(all_agree, exchange, self.device)
+            self._open = lambda slots: EagerRunner(self.model, slots, length, agree=agree)
         weights = _weights(self.model)
         return ShardFacts(
             rank=self.rank,
@@ -153,7 +154,11 @@ class Shard:
     # A runner's calls: the operations of :class:`ModelRunner`.
 
     def open(self, number: int, slots: int) -> None:
-        self.runners[number] = self._open(slots)
+        runner = self.runners[number] = self._open(slots)
+        if isinstance(runner, EagerRunner):
+            # All ranks decide how rows are run before there are any.
+            with torch.inference_mode():
+                runner.prepare()
 
     def close(self, number: int) -> None:
         self.runners.pop(number, None)
@@ -161,6 +166,9 @@ class Shard:
 
     def expect(self, number: int, parents: Sequence[int]) -> None:
         self.runners[number].expect(parents)
+
+    def mixes(self, number: int) -> bool:
+        return self.runners[number].mixes
 
     def watch_hidden(self, number: int, watch: bool) -> None:
         if self.answers:

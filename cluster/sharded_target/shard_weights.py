@@ -256,7 +256,10 @@ def _connect(model: PreTrainedModel, exchange: Exchange) -> None:
             try:
                 return whole(*args, input_ids=input_ids, **kwargs)
             except _HandedOn:
+                rows, width = input_ids.shape
+                kept = kwargs.get("logits_to_keep", 0)
+                count = len(kept) if isinstance(kept, Tensor) else kept or width
                 nothing = torch.zeros((), dtype=model.dtype, device=model.device)
-                return CausalLMOutputWithPast(logits=nothing.expand(*input_ids.shape, size))
+                return CausalLMOutputWithPast(logits=nothing.expand(rows, count, size))
 
         model.forward = functools.wraps(whole)(forward)

@@ -49,11 +49,24 @@ class ShardedRunner(ModelRunner):
         self._answer: Any = None
         self._watched = False
         self._expected: list[tuple[int, ...]] = []
+        self._mixes: bool | None = None
         self._number = group.add(self)
 
     @property
     def lengths(self) -> list[int]:
         return self._lengths
+
+    @property
+    def mixes(self) -> bool:  # type: ignore[override]
+        if self._mixes is None:
+            calls = self._flush()
+            while self._mixes is None:
+                try:
+                    self._mixes = self.group.ask([*calls, self._call("mixes", ())])
+                except ShardLost:
+                    self.group.rebuild()
+                    calls = []  # made again, as far as the rows need them
+        return self._mixes
 
     def watch_hidden(self, watch: bool) -> None:
         if watch != self._watched:

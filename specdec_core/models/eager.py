@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,8 @@ class EagerRunner(LocalRunner):
     padded rows. With `compact` the cache keeps the model's own data type, and the project's
     operator attends to it, as always on a GPU; unset, on a CPU for several slots of a model in
     bfloat16, which halves the memory that is read. The inputs of the layers `features` are kept of
-    every token.
+    every token. Of a model that several processes share, `agree` says to each whether all of them
+    find the logits the same: they are run alike.
     """
 
     def __init__(
@@ -56,9 +57,10 @@ class EagerRunner(LocalRunner):
         packs: bool = True,
         compact: bool | None = None,
         features: Sequence[int] = (),
+        agree: Callable[[bool], bool] = bool,
     ) -> None:
         super().__init__()
-        self.model = model.eval()
+        self.model, self._agree = model.eval(), agree
         config = model.config.get_text_config(decoder=True)
         check_supported(config, config.model_type)
         self.device = model.device
@@ -147,7 +149,7 @@ class EagerRunner(LocalRunner):
                 if run == self._forward_padded:
                     return  # it has no room where packed rows may have some
                 log.info("%s pads its rows: %s", self.model.config.model_type, error)
-                self.packs = False
+                self.packs = self._agree(False)
                 return
             finally:
                 for row, length in zip(batch.rows, lengths, strict=True):
@@ -157,6 +159,7 @@ class EagerRunner(LocalRunner):
         if self.packs:
             alike = _ALIKE.get(self.model.dtype, _ALIKE_REDUCED) * padded.norm()
             self.packs = bool((packed - padded).norm() <= alike)
+        self.packs = self._agree(self.packs)
         self.compared = True
 
     def _forward_padded(self, batch: Batch) -> Output:

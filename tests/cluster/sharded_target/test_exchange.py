@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from cluster.sharded_target.exchange import SocketExchange
+from cluster.sharded_target.exchange import SocketExchange, all_agree
 
 RANKS = 3
 LARGE = 1 << 21  # 8 MB: more than sockets hold
@@ -22,6 +22,9 @@ def rank_of_three(rank: int, folder: str) -> None:
         own = torch.full((size, 1), rank + 1.0)
         exchange.sum(own)
         assert (own == 6).all()
+    cpu = torch.device("cpu")
+    assert all_agree(exchange, cpu, True)
+    assert not all_agree(exchange, cpu, rank != 1)
     pieces = exchange.gather(torch.tensor([[rank]], dtype=torch.bfloat16))
     assert [int(piece) for piece in pieces] == ([0, 1, 2] if rank == 0 else [])
     # A chain, twice, of which the first two are done before the last has begun.
@@ -36,7 +39,7 @@ def rank_of_three(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def test_all_have_the_sum_the_first_has_the_pieces_the_next_has_what_was_sent(
+def test_all_have_the_sum_and_the_vote_the_first_the_pieces_the_next_what_was_sent(
     tmp_path: Path,
 ) -> None:
     mp.start_processes(rank_of_three, (str(tmp_path),), RANKS, start_method="fork")

@@ -107,6 +107,8 @@ def test_logits_are_those_of_the_whole_model(both: Both) -> None:
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
     assert choices[0] == choices[1]
     assert runners[0].lengths == runners[1].lengths
+    assert runners[0].mixes
+    assert runners[1].mixes
 
 
 def test_each_rank_has_only_its_part(both: Both) -> None:
