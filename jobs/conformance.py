@@ -17,7 +17,9 @@ from specdec_core.base.errors import UserError
 
 def main(
     url: Annotated[str, Argument(help="The server, without /v1.")],
-    tokenizer: Annotated[str, Option(help="Folder or hub id of the served model's tokenizer.")],
+    tokenizer: Annotated[
+        str, Option(help="The served model, for its tokenizer: folder, hub id or bundled:….")
+    ],
     vllm: Annotated[
         Path | None, Option(help="The Python of an environment with vLLM, for `vllm bench serve`.")
     ] = None,
@@ -42,6 +44,7 @@ def main(
     The server's key is in OPENAI_API_KEY, if it needs one."""
     from cluster.serving import field_clients as clients
     from cluster.serving.fire import json_answers, under_fire
+    from specdec_core.models.location import located
 
     if not any((vllm, guidellm, schemathesis, leaving, answers)):
         raise UserError(
@@ -50,7 +53,9 @@ def main(
         )
     key = os.environ.get("OPENAI_API_KEY")
     model = _model(url, key)
-    target = clients.Target(url.rstrip("/"), model, tokenizer, key, chats=_answers_chats(url))
+    target = clients.Target(
+        url.rstrip("/"), model, located(tokenizer), key, chats=_answers_chats(url)
+    )
     if (vllm or guidellm) and not target.chats:
         console.print("its model has no chat template: completions alone")
     passed = True
