@@ -42,6 +42,7 @@ SHAPES = 48  # forwards of each model
 CHUNKS = (FEW, 32, 64, 128, 192, 256)  # tokens of a prompt in a forward
 _CANDIDATES = (0, 0, 1, 2, 3, 4, 6, 8, 12)  # of a row
 _LONGEST = 512  # context
+_TURNS = 4  # of a round's forwards; the last one is timed
 _EACH = 3  # requests for each that is answered at a time, of a run that measures the engine
 _TARGET, _ALONE = "\0target", "\0alone"  # never a draft's name
 
@@ -98,13 +99,20 @@ class StepMeasurer:
             for runner in self._runners:
                 for row, (_, context) in enumerate(shape):
                     runner.fork(self.slots + row, [row], [context])
-            for name, runner in self._drafts.items():
-                # The first forward of a chain follows one of the target, the others their own.
-                both = _time(runner, shape), _time(runner, shape)
-                self._samples[name][number].append(sum(both) / 2)
-            self._samples[_TARGET][number].append(_time(target, shape))
-            _time(target, shape)  # the weights come back into the caches
-            self._samples[_ALONE][number].append(_time(target, shape))
+            # A chunk of a prompt is read once. Rounds follow rounds, and only after some of them is
+            # in the processor's caches what stays there.
+            turns = 1 if any(count >= FEW for count, _ in shape) else _TURNS
+            for turn in range(turns):
+                for name, runner in self._drafts.items():
+                    # The first forward of a chain follows one of the target, the others their own.
+                    both = _time(runner, shape), _time(runner, shape)
+                    if turn == turns - 1:
+                        self._samples[name][number].append(sum(both) / 2)
+                seconds = _time(target, shape)
+            self._samples[_TARGET][number].append(seconds)
+            for _ in range(turns + 1):
+                seconds = _time(target, shape)
+            self._samples[_ALONE][number].append(seconds)
 
     def measured(self, engine: EngineTerms) -> StepMeasurement:
         """The medians of the passes since the last :meth:`forget`, fitted, with what an engine
