@@ -59,13 +59,15 @@ class ShardedRunner(ModelRunner):
     @property
     def mixes(self) -> bool:  # type: ignore[override]
         if self._mixes is None:
-            calls = self._flush()
+            # What else is queued waits for a forward: a lost shard is restored to the last one.
+            opening = bool(self._queue) and self._queue[0][0] == "open"
+            calls = self._flush() if opening else []
             while self._mixes is None:
                 try:
                     self._mixes = self.group.ask([*calls, self._call("mixes", ())])
                 except ShardLost:
                     self.group.rebuild()
-                    calls = []  # made again, as far as the rows need them
+                    calls = []  # it was opened again
         return self._mixes
 
     def watch_hidden(self, watch: bool) -> None:
