@@ -206,6 +206,24 @@ def test_a_killed_shard_costs_no_token_and_changes_none(both: Both) -> None:
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("both", ["heads"], indirect=True)
+def test_a_shard_lost_between_forwards_costs_nothing_that_was_cut_since(both: Both) -> None:
+    """Where it is missed when the runner is asked whether its rows mix."""
+    logits = []
+    for pair in (both.sharded, both.whole):
+        runner = pair.open_runner(None, 2)
+        runner.prefill([0], [PROMPTS[1]])
+        runner.forward(Batch([0], [[5, 6, 7, 8]]))
+        runner.truncate(0, len(PROMPTS[1]) + 1)
+        if pair is both.sharded:
+            lost = both.sharded.group.rebuilt
+            os.kill(both.sharded.group.facts[0].pid, signal.SIGKILL)  # the one that answers
+            assert runner.mixes
+            assert both.sharded.group.rebuilt == lost + 1
+        logits.append(runner.forward(Batch([0], [[9, 10]])).logits)
+    torch.testing.assert_close(*logits, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("both", ["layers"], indirect=True)
 def test_a_shard_that_fails_alone_is_heard(both: Both) -> None:
     """One that answers nothing else, while the other waits for what it will never send."""
