@@ -15,6 +15,7 @@ from zipfile import ZipFile
 import torch
 
 from specdec_core.base.files import alone, atomic_folder
+from specdec_core.models import huge_pages
 
 
 @cache
@@ -25,7 +26,10 @@ def load(package: Path) -> Any:
 
     Raises OSError, RuntimeError or BadZipFile for a package that cannot be unpacked or loaded.
     """
-    return torch._C._aoti.AOTIModelPackageLoader(str(unpacked(package)), "model", False, 1, -1)
+    graph = torch._C._aoti.AOTIModelPackageLoader(str(unpacked(package)), "model", False, 1, -1)
+    if package.stat().st_size >= huge_pages.SIZE:
+        huge_pages.settle()
+    return graph
 
 
 def unpacked(package: Path) -> Path:
