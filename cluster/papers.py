@@ -59,7 +59,14 @@ from specdec_core.studies.papers.inputs import (
 )
 from specdec_core.studies.papers.plan import PaperPlan, Recorded
 from specdec_core.studies.papers.result import Measured, PapersResult
-from specdec_core.studies.papers.studies import LONG_FORM, TABLES, TIMES, Decoded, Input
+from specdec_core.studies.papers.studies import (
+    LONG_FORM,
+    LONG_FORM_GREEDY,
+    TABLES,
+    TIMES,
+    Decoded,
+    Input,
+)
 
 _TIMES = TypeAdapter(InterleavedTimes)
 
@@ -173,9 +180,9 @@ def study_inputs(
     long_form: LongFormPlan | None = None,
 ) -> dict[str, Input]:
     """The inputs among `wanted` of the page's sections: what the tables decoded, the workspace's
-    forward times, measured if missing, long texts by the plan `long_form`, and the plan's
-    recordings, each made or resumed in `<home>/traces`. Optional prompt sets that are missing are
-    left out with a warning."""
+    forward times, measured if missing, long texts by the plan `long_form`, also greedy, and the
+    plan's recordings, each made or resumed in `<home>/traces`. Optional prompt sets that are
+    missing are left out with a warning."""
     inputs = {}
     if TIMES in wanted:
         times = forward_times(plan.pair, [], None, None, observer)
@@ -183,10 +190,12 @@ def study_inputs(
         inputs[TIMES] = Input(digest, lambda: times)
     if TABLES in wanted:
         inputs[TABLES] = Input(folder.digest or "", lambda: decoded(result, folder))
-    if long_form is not None and LONG_FORM in wanted:
-        content = [long_form.model_dump_json(), str(sorted(fingerprints(plan.pair).items()))]
-        digest = hashlib.sha256("".join(content).encode()).hexdigest()
-        inputs[LONG_FORM] = Input(digest, lambda: _write_long(long_form, home, observer))
+    if long_form is not None and {LONG_FORM, LONG_FORM_GREEDY} & set(wanted):
+        greedy = long_form.model_copy(update={"temperatures": (0.0,)})
+        for name, texts in ((LONG_FORM, long_form), (LONG_FORM_GREEDY, greedy)):
+            content = [texts.model_dump_json(), str(sorted(fingerprints(plan.pair).items()))]
+            digest = hashlib.sha256("".join(content).encode()).hexdigest()
+            inputs[name] = Input(digest, partial(_write_long, texts, home, observer))
     asked = {name: each for name, each in plan.recordings.items() if name in wanted}
     with ray_session() if asked else nullcontext():  # one for all
         for name, recorded in asked.items():

@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import yaml
 from mlflow import MlflowClient
 
 from jobs import papers
@@ -314,6 +315,55 @@ def test_the_papers_plan_holds_for_any_pair() -> None:
     names = {method.name for method in alone.methods("banditspec")}
     assert {"Vanilla", "PLD", "Suffix Tree"} <= names
     assert "Dynamic tree" not in names
+
+
+def test_a_plan_may_extend_another(tiny_spec: PairSpec, tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(plan(tmp_path, tiny_spec)))
+    config = tmp_path / "own.yaml"
+    own = {
+        "extends": "base.yaml",
+        "pair": {"runner": {"max_length": 77}},
+        "prompts": {"absent": None, "sums": {"limit": 1}},
+        "tables": {"once": None, "methods": {"prompts": ["loops"]}},
+        "repeats": 5,
+    }
+    config.write_text(yaml.safe_dump(own))
+    base, extended = load_paper_plan(tmp_path / "base.yaml"), load_paper_plan(config)
+    assert set(extended.tables) == {"methods", "lengths"}
+    assert extended.tables["methods"].prompts == ("loops",)
+    assert extended.tables["methods"].rows == base.tables["methods"].rows
+    assert extended.tables["lengths"] == base.tables["lengths"]
+    assert extended.prompts["sums"].sources == base.prompts["sums"].sources
+    assert extended.prompts["sums"].limit == 1
+    assert "absent" not in extended.prompts
+    assert extended.pair.target == base.pair.target
+    assert extended.pair.runner.max_length == 77
+    assert extended.repeats == 5
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ("own.yaml", "own.yaml: extends: it extends itself"),
+        (3, "own.yaml: extends: expected the path of a file"),
+        ("missing.yaml", "missing.yaml: no such file"),
+    ],
+)
+def test_a_plan_that_extends_nothing_is_refused(other: Any, message: str, tmp_path: Path) -> None:
+    config = tmp_path / "own.yaml"
+    config.write_text(yaml.safe_dump({"extends": other}))
+    with pytest.raises(UserError) as caught:
+        load_paper_plan(config)
+    assert str(caught.value).endswith(message)
+
+
+def test_the_chat_models_plan_has_the_papers_tables_on_its_prompts() -> None:
+    chat = load_paper_plan(PAPERS.with_name("papers-llm.yaml"))
+    assert set(chat.tables) < set(load_paper_plan(PAPERS).tables)
+    asked = {name for table in chat.tables.values() for name in table.prompts}
+    assert not asked & {"stdlib", "corpus"}  # Python alone, which no chat model is asked for
+    names = {part for name in asked for part in chat.prompts[name].mix or (name,)}
+    assert all(chat.prompts[name].chat_template == "always" for name in names)
 
 
 def test_tables_of_eagle_heads_are_for_pairs_that_have_one(

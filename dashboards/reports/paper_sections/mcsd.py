@@ -100,7 +100,7 @@ MCSD = (
         reported="T1 “struggles to effectively distinguish between negative and positive examples”;"
         " a figure without numbers in the text.",
         setting="each draft model of the pair; T1, T2 and both in one are trained here, on greedy"
-        " texts of the bundled corpus, with outcomes 0 and 1 as labels.",
+        " texts, with outcomes 0 and 1 as labels.",
         show=values,
         ours=overlap,
     ),

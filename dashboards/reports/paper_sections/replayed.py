@@ -12,9 +12,7 @@ from dashboards.sections import Section
 from specdec_core.studies.papers import replayed
 from specdec_core.studies.papers.studies import TIMES, Study
 
-SETTING = (
-    "the bundled pair's small draft, greedy texts of 96 tokens on the prompt sets named, by replay"
-)
+SETTING = "the pair's first draft, greedy texts of the prompt sets named, by replay"
 SET = {"prompts": cells.text("prompts")}
 
 

@@ -339,6 +339,33 @@ def with_draft(value: Any, draft: str) -> Any:
     return value.model_copy(update=changes)
 
 
+def _extended(path: str | Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
+    """The content of a file, laid over that of the file that it `extends`, a path beside its own:
+    mappings key by key, and what is null is left out. Raises :class:`UserError`."""
+    path = Path(path)
+    if path.resolve() in extending:
+        raise UserError(f"{path}: extends: it extends itself")
+    content = load_yaml(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a mapping with prompts and tables in it")
+    if (other := content.pop("extends", None)) is None:
+        return content
+    if not isinstance(other, str):
+        raise UserError(f"{path}: extends: expected the path of a file")
+    base = _extended(path.parent / other, (*extending, path.resolve()))
+    merged: dict[str, Any] = _laid_over(base, content)
+    return merged
+
+
+def _laid_over(old: Any, new: Any) -> Any:
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return new
+    kept = {key: value for key, value in old.items() if new.get(key, value) is not None}
+    return kept | {
+        key: _laid_over(old.get(key), value) for key, value in new.items() if value is not None
+    }
+
+
 def load_paper_plan(
     path: str | Path,
     only: Sequence[str] = (),
@@ -352,9 +379,7 @@ def load_paper_plan(
     `overrides` replace top-level values (:func:`specdec_core.config.overridden`).
 
     Raises :class:`UserError` for anything wrong in it, every configuration included."""
-    content = load_yaml(path)
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected a mapping with prompts and tables in it")
+    content = _extended(path)
     plan = parse(PaperPlan, overridden(content, overrides), str(path))
     for name in only:
         if name not in plan.tables:

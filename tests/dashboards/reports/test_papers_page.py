@@ -20,7 +20,7 @@ from specdec_core.studies.papers.inputs import with_own_heads
 from specdec_core.studies.papers.methods import Ours, Paper, load_methods, measured_range
 from specdec_core.studies.papers.plan import PaperPlan, load_paper_plan
 from specdec_core.studies.papers.result import PapersResult
-from specdec_core.studies.papers.studies import LONG_FORM, TABLES, TIMES, Study
+from specdec_core.studies.papers.studies import LONG_FORM, LONG_FORM_GREEDY, TABLES, TIMES, Study
 from tests.dashboards.reports.test_papers import result  # noqa: F401 (a fixture)
 
 ROOT = Path(__file__).parents[3]
@@ -38,7 +38,7 @@ def test_every_method_has_its_code_its_test_and_its_row() -> None:
     assert sorted(shown) == sorted(load_paper_plan(PAPERS).tables)
     assert len(set(keys)) == len(keys)
     assert {section.paper for section in SECTIONS} <= {paper.title for paper in papers}
-    known = {LONG_FORM, TABLES, TIMES, *load_paper_plan(PAPERS).recordings}
+    known = {LONG_FORM, LONG_FORM_GREEDY, TABLES, TIMES, *load_paper_plan(PAPERS).recordings}
     assert {name for section in SECTIONS for name in section.study.needs} <= known
 
 
@@ -46,7 +46,7 @@ def test_every_method_has_its_code_its_test_and_its_row() -> None:
     ("old", "new", "said"),
     [
         ("row: UCBSpec,", "row: UBCSpec,", "no row 'UBCSpec' in 'banditspec'"),
-        ("tables: [svip-1]", "tables: [svip-9]", "no table 'svip-9'"),
+        ("tables: [svip-1, svip-2]", "tables: [svip-9]", "no table 'svip-9'"),
         ("row: UCBSpec, quantity: mat", "row: UCBSpec, quantity: path_rate", "has no path_rate"),
         ("{section: svip-t4}", "{section: svip-t9}", "no section 'svip-t9'"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -17,11 +18,16 @@ from specdec_core.recordings.schema import Recording
 from specdec_core.recordings.track import Track
 from specdec_core.studies.long_form import LongForm, measure_long_form
 from specdec_core.studies.papers import svip
-from specdec_core.studies.papers.studies import LONG_FORM
+from specdec_core.studies.papers.studies import LONG_FORM, LONG_FORM_GREEDY
 from tests.specdec_core.recordings.test_record import record
 
 Sets = dict[str, Recording]
 MOST = 8  # candidates that are recorded; texts have 40 tokens
+
+
+def all_inputs(greedy: Sets, sampled: Sets, texts: LongForm) -> dict[str, Any]:
+    recorded = {"greedy": greedy, "sampled": sampled, "long": sampled}
+    return {**recorded, LONG_FORM: texts, LONG_FORM_GREEDY: texts}
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +131,7 @@ def test_lengths_are_those_of_replay_held_against_the_oracle(sampled: Sets) -> N
 def test_every_section_is_drawn_from_its_table(
     greedy: Sets, sampled: Sets, long_form: LongForm
 ) -> None:
-    inputs = {"greedy": greedy, "sampled": sampled, "long": sampled, LONG_FORM: long_form}
+    inputs = all_inputs(greedy, sampled, long_form)
     for section in SVIP:
         table = section.study.measure(*(inputs[name] for name in section.study.needs))
         assert isinstance(table, pd.DataFrame)
@@ -142,7 +148,7 @@ def test_every_section_is_drawn_from_its_table(
 def test_tables_survive_being_written(
     greedy: Sets, sampled: Sets, long_form: LongForm, tmp_path: Path
 ) -> None:
-    inputs = {"greedy": greedy, "sampled": sampled, "long": sampled, LONG_FORM: long_form}
+    inputs = all_inputs(greedy, sampled, long_form)
     for section in SVIP:
         table = section.study.measure(*(inputs[name] for name in section.study.needs))
         table.to_parquet(tmp_path / "table.parquet", index=False)
