@@ -11,10 +11,10 @@ from cluster.serving.server_process import Cores, Server, on_cores, running
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.studies.load.load import Load
-from specdec_core.studies.load.parts import LoadParts
 from specdec_core.studies.load.plan import LoadPlan
 from specdec_core.studies.load.requests import LoadRecord, LoadRequest
 from specdec_core.studies.load.result import LoadRow
+from specdec_core.studies.parts import Parts
 
 
 class Entrant(Protocol):
@@ -57,7 +57,7 @@ def compare_servers(
     contestants: Sequence[Entrant],
     workload: Sequence[LoadRequest],
     cores: Cores,
-    parts: LoadParts,
+    parts: Parts[LoadRecord],
     observer: Observer | None = None,
 ) -> list[LoadRow]:
     """The contestants' rows with their records. All answer the same load before the next one comes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
     from specdec_core.models.pair import Pair
     from specdec_core.prompts.prompt_sets import Prompt
     from specdec_core.studies.bench.benchmark import BenchPlan
-    from specdec_core.studies.bench.result import BenchResult
+    from specdec_core.studies.bench.result import BenchResult, Take
+    from specdec_core.studies.parts import Parts
 
 ROWS = Path(__file__).with_name("bench.yaml")
 QUICK = {"max_new_tokens": 32, "repeats": 1, "prompts": {"limit": 4}}
@@ -156,15 +158,15 @@ def main(
     ] = False,
     name: Name = None,
     fresh: Annotated[
-        bool, Option("--fresh", help="Under load: measure again what an interrupted run has.")
+        bool, Option("--fresh", help="Measure again what an interrupted run has.")
     ] = False,
 ) -> None:
     """Decode the same prompts with this engine, transformers and vLLM, in turns. Report who is how
     much faster, whether all write what the model alone would write, and how close this engine
     comes to the physical limit. With --clients or --rate, compare servers under load: tokens a
-    second, time to the first token, time per token; interrupted, the same command resumes. Run it
-    on an otherwise idle machine."""
-    load = _load_options(clients, rate, slo, seed, requests, slots, engine_alone, fresh)
+    second, time to the first token, time per token. Interrupted, the same command resumes, with the
+    repeat or server that it was at. Run it on an otherwise idle machine."""
+    load = _load_options(clients, rate, slo, seed, requests, slots, engine_alone)
     if load is not None:
         _check_together(temperature, baseline)
     spec, chosen = _chosen(config or [], target, draft)
@@ -189,14 +191,18 @@ def main(
     if load is not None:
         _under_load(rows, {**options, **load}, quick, name, peers is not None, fresh)
         return
+    from specdec_core.models.pair import load_pair
     from specdec_core.studies.bench.benchmark import load_bench_plan
 
     plan = load_bench_plan(rows or ROWS, **_merged(QUICK if quick else {}, options))
     folder = _folder(name, plan)
     pair, loaded, answers = _load(plan, baseline)
-    with interruptible("nothing was written"):
-        result = _race(plan, loaded, pair, peers is not None, folder.name)
-    _deliver(result, pair, loaded, answers, folder)
+    with interruptible(), _parts(plan, pair, loaded, name, folder.parent, fresh) as parts:
+        if (kept := parts.pair(pair.spec)) != pair.spec:
+            pair = load_pair(kept)
+        result = _race(plan, loaded, pair, peers is not None, folder.name, parts)
+        _deliver(result, pair, loaded, answers, folder)
+        parts.remove()
     _end(len(result.unequal()))
 
 
@@ -238,13 +244,12 @@ def _load_options(
     requests: int | None,
     slots: int | None,
     engine_alone: bool,
-    fresh: bool,
 ) -> dict[str, Any] | None:
     """What the options say of a load; None where they name none. Raises :class:`UserError` for
     those that need one."""
     if clients is None and rate is None:
         alone = given(slo=slo, seed=seed, requests=requests, slots=slots)
-        alone |= given(engine_alone=engine_alone or None, fresh=fresh or None)
+        alone |= given(engine_alone=engine_alone or None)
         if alone:
             name = next(iter(alone)).replace("_", "-")
             raise UserError(f"--{name} needs --clients or --rate")
@@ -300,8 +305,33 @@ def _load(
         return pair, loaded, answers
 
 
+def _parts(
+    plan: BenchPlan, pair: Pair, prompts: list[Prompt], name: str | None, root: Path, fresh: bool
+) -> AbstractContextManager[Parts[Take]]:
+    """What an interrupted run of the same plan, prompts, code and `name` has measured."""
+    from specdec_core.base.environment import environment
+    from specdec_core.prompts.prompt_sets import PromptSet
+    from specdec_core.studies.bench.result import Take
+    from specdec_core.studies.parts import Parts
+
+    asked = PromptSet.of(plan.prompts.source, prompts, plan.prompts.chat_template)
+    what = {
+        "name": name,
+        "plan": plan.model_dump(mode="json"),
+        "weights": pair.fingerprints,
+        "prompts": asked.digest,
+        "environment": environment(),
+    }
+    return Parts.open(root, what, Take, fresh)
+
+
 def _race(
-    plan: BenchPlan, prompts: list[Prompt], pair: Pair, explicit: bool, name: str
+    plan: BenchPlan,
+    prompts: list[Prompt],
+    pair: Pair,
+    explicit: bool,
+    name: str,
+    parts: Parts[Take],
 ) -> BenchResult:
     from dashboards.progress import RaceProgress
     from jobs.bench_vllm import our_modes
@@ -312,7 +342,7 @@ def _race(
         RaceProgress(console) as progress,
         open_peers(plan, pair, explicit, progress, ours) as others,
     ):
-        return run_bench(plan, prompts, pair, others, name, typed("bench"), progress)
+        return run_bench(plan, prompts, pair, others, name, typed("bench"), progress, parts)
 
 
 def _deliver(

@@ -49,8 +49,9 @@ def bench_load(
     from specdec_core.config import distinct_labels
     from specdec_core.models.pair import load_pair
     from specdec_core.prompts.prompt_sets import PromptSet
-    from specdec_core.studies.load.parts import LoadParts
+    from specdec_core.studies.load.requests import LoadRecord
     from specdec_core.studies.load.result import LoadResult
+    from specdec_core.studies.parts import Parts
     from specdec_core.studies.peers.vllm import plug_in
 
     named = distinct_labels(plug_ins := plan.plugged_in())
@@ -68,7 +69,7 @@ def bench_load(
     }
     with (
         interruptible(),
-        LoadParts.open(folder.parent, what, fresh) as parts,
+        Parts.open(folder.parent, what, LoadRecord, fresh) as parts,
         TemporaryDirectory() as scratch,
     ):
         if (spec := parts.pair(pair.spec)) != pair.spec:
@@ -77,7 +78,7 @@ def bench_load(
             contestants = _contestants(
                 plan, pair, cores, Path(scratch), explicit, ours, progress.warned
             )
-            earlier = parts.times
+            resumed = parts.notes
             rows = compare_servers(plan, contestants, workload, cores, parts, progress)
         result = LoadResult(
             name=folder.name,
@@ -93,20 +94,12 @@ def bench_load(
             slots=plan.slots,
             requests={load.key: plan.count(load) for load in plan.loads},
             rows=rows,
-            notes=[cores.sentence, *_resumed(earlier)],
+            notes=[cores.sentence, *resumed],
             environment=facts,
         )
         _deliver(result, prompts, folder)
         parts.remove()
     return result
-
-
-def _resumed(earlier: Sequence[datetime]) -> list[str]:
-    """That servers were measured at other times, where they were."""
-    if not earlier:
-        return []
-    until = f"{earlier[-1]:%-d %B %Y, %H:%M} UTC"
-    return [f"interrupted and resumed: of the runs, {len(earlier)} had been measured until {until}"]
 
 
 def _load(plan: LoadPlan) -> tuple[Pair, list[Prompt], list[LoadRequest]]:

@@ -17,9 +17,10 @@ from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.studies.load.load import Load
-from specdec_core.studies.load.parts import LoadParts
 from specdec_core.studies.load.plan import LoadPlan
+from specdec_core.studies.load.requests import LoadRecord
 from specdec_core.studies.load.result import LoadRow, over
+from specdec_core.studies.parts import Parts
 from tests.local_server import LocalServer, engine_server
 
 CHAIN = Configuration(drafter=DraftModelSettings())
@@ -85,13 +86,13 @@ def workload(pair: Pair, plan: LoadPlan = PLAN) -> list:
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> Iterator[LoadParts]:
-    with LoadParts.open(tmp_path, {"plan": 1}) as parts:
+def parts(tmp_path: Path) -> Iterator[Parts[LoadRecord]]:
+    with Parts.open(tmp_path, {"plan": 1}, LoadRecord) as parts:
         yield parts
 
 
 def test_all_answer_the_same_requests_of_every_load_in_turns(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, parts: LoadParts
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, parts: Parts[LoadRecord]
 ) -> None:
     turns, observer = Turns(tiny_pair, monkeypatch), Watched()
     contestants = [
@@ -121,7 +122,7 @@ def test_all_answer_the_same_requests_of_every_load_in_turns(
 
 
 def test_an_interrupted_comparison_goes_on_with_what_is_missing(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, parts: LoadParts, tmp_path: Path
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, parts: Parts[LoadRecord], tmp_path: Path
 ) -> None:
     plan = PLAN.model_copy(update={"clients": (1,), "rates": (50.0,), "repeats": 1, "slots": 2})
     turns, cores = Turns(tiny_pair, monkeypatch), Cores()
@@ -150,15 +151,17 @@ def test_an_interrupted_comparison_goes_on_with_what_is_missing(
     assert chain.equal_texts(load, plain) == (4, 4)
 
     # Another configuration begins anew, and so does the same one where that is wanted.
-    with LoadParts.open(tmp_path, {"plan": 2}) as other:
+    with Parts.open(tmp_path, {"plan": 2}, LoadRecord) as other:
         assert other.times == []
     assert len(parts.times) == 4
 
 
-def test_one_process_at_a_time_measures_a_comparison(parts: LoadParts, tmp_path: Path) -> None:
+def test_one_process_at_a_time_measures_a_comparison(
+    parts: Parts[LoadRecord], tmp_path: Path
+) -> None:
     with (
         pytest.raises(UserError, match="this comparison is running in another process"),
-        LoadParts.open(tmp_path, {"plan": 1}),
+        Parts.open(tmp_path, {"plan": 1}, LoadRecord),
     ):
         pass
 
@@ -166,21 +169,21 @@ def test_one_process_at_a_time_measures_a_comparison(parts: LoadParts, tmp_path:
 def test_fresh_forgets_what_was_kept(tmp_path: Path) -> None:
     row = LoadRow(name="autoregressive", group="specdec")
     first = PairSpec(runner=RunnerSettings(target_dtype="bfloat16"))
-    with LoadParts.open(tmp_path, {}) as parts:
+    with Parts.open(tmp_path, {}, LoadRecord) as parts:
         assert parts.pair(first) == first
         parts.keep(0, row, [])
-    with LoadParts.open(tmp_path, {}) as parts:
+    with Parts.open(tmp_path, {}, LoadRecord) as parts:
         assert parts.pair(PairSpec()) == first  # every run has the same data types
         assert parts.get(0, row) == []
         assert parts.get(1, row) is None
         assert parts.get(0, row.model_copy(update={"version": "2"})) is None
-    with LoadParts.open(tmp_path, {}, fresh=True) as parts:
+    with Parts.open(tmp_path, {}, LoadRecord, fresh=True) as parts:
         assert parts.get(0, row) is None
-    assert not list(tmp_path.iterdir())  # without a run nothing is left
+    assert not tmp_path.exists()  # without a run nothing is left
 
 
 def test_a_server_that_is_needed_must_start(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, parts: LoadParts
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, parts: Parts[LoadRecord]
 ) -> None:
     turns = Turns(tiny_pair, monkeypatch)
     contestants = [broken(needed=True), turns.contestant("autoregressive", AUTOREGRESSIVE)]

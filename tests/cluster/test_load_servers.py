@@ -14,9 +14,10 @@ from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, RunnerS
 from specdec_core.models.location import located
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.prompts.prompt_sets import load_prompts
-from specdec_core.studies.load.parts import LoadParts
 from specdec_core.studies.load.plan import LoadPlan
+from specdec_core.studies.load.requests import LoadRecord
 from specdec_core.studies.load.result import LoadRow
+from specdec_core.studies.parts import Parts
 from specdec_core.studies.peers.vllm import VENV, exported, plug_in
 from tests.local_server import engine_server
 
@@ -67,7 +68,7 @@ def test_vllm_writes_the_same_under_the_same_load(tmp_path: Path) -> None:
     draft = next(c for c in own if "draft model" in c.row.name)
     assert plugged.row.name == "vLLM with our plug-in, hybrid"
     workload = plan.workload(prompts, pair)
-    with LoadParts.open(tmp_path, {}) as parts:
+    with Parts.open(tmp_path, {}, LoadRecord) as parts:
         servers = [ours, plain, draft, export, plugged]
         expected, *rows = compare_servers(plan, servers, workload, cores, parts)
     (load,) = plan.loads

@@ -65,7 +65,6 @@ def test_a_server_is_measured_over_http(
             ["--rate=20", "--requests=4", "--slots=2", "--only=x"],
             "--only x: no server's name contains it",
         ),
-        (["--fresh"], "--fresh needs --clients or --rate"),
         (["--rate=0"], "--rate 0: expected requests a second as 2,4.5"),
         (["--rate=a"], "--rate a: expected numbers as"),
         (["--rate=2,2"], "--rate: a rate is given twice"),

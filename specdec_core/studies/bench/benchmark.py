@@ -43,7 +43,8 @@ from specdec_core.studies.bench.race import (
     race,
     take,
 )
-from specdec_core.studies.bench.result import BenchResult, Profiled, Row, fastest
+from specdec_core.studies.bench.result import BenchResult, Profiled, Row, Take, fastest
+from specdec_core.studies.parts import Parts
 from specdec_core.studies.peers.choose import NAMES, peers_of
 from specdec_core.studies.peers.vllm import VllmMode
 from specdec_core.studies.time_shares import sample_stacks
@@ -149,8 +150,10 @@ def run_bench(
     name: str,
     command: str,
     observer: Observer | None = None,
+    parts: Parts[Take] | None = None,
 ) -> BenchResult:
-    """Race this engine's rows on `pair` and `peers` at every temperature.
+    """Race this engine's rows on `pair` and `peers` at every temperature. Repeats that are in
+    `parts` are not made again.
 
     Raises :class:`UserError` for prompts that do not fit.
     """
@@ -163,7 +166,8 @@ def run_bench(
     contestants: list[Contestant] = [*ours, *peers]
     clock = ForwardClock(pair, _typical_context(texts, plan.max_new_tokens))
     rows: list[Row] = []
-    for temperature in plan.temperatures:
+    resumed = parts.notes if parts else []
+    for number, temperature in enumerate(plan.temperatures):
         at = f" at temperature {temperature:g}" if len(plan.temperatures) > 1 else ""
         steps = len(contestants) * len(texts) * plan.repeats
         observer.stage(f"{len(contestants)} contestants in turns{at}", steps)
@@ -175,6 +179,8 @@ def run_bench(
             plan.repeats,
             observer.step,
             lambda so_far: clock.measure(widths_of([r for r in so_far if r.ours], pair)),
+            parts,
+            number * plan.repeats,
         )
     forwards = clock.forwards()
     observer.stage("profiling our best, measuring the oracle")
@@ -193,7 +199,7 @@ def run_bench(
         forwards=forwards,
         oracles=oracle_limits(pair, _outputs(texts, greedy), forwards) if greedy else [],
         profiled=profiled(ours, rows, texts[:PROFILED], plan.max_new_tokens),
-        notes=_notes(texts),
+        notes=[*_notes(texts), *resumed],
         environment=facts,
     )
 

@@ -15,6 +15,7 @@ from specdec_core.engine import Engine, Request
 from specdec_core.prompts.conversation import Conversation
 from specdec_core.studies.bench.result import Effort, Row, Take
 from specdec_core.studies.comparison import OURS
+from specdec_core.studies.parts import Parts
 from specdec_core.studies.peers.peer import Peer
 from specdec_core.tokens.statistics import Generation, Round
 
@@ -125,18 +126,27 @@ def race(
     repeats: int,
     on_take: Callable[[], None] = lambda: None,
     on_repeat: Callable[[list[Row]], None] = lambda rows: None,
+    parts: Parts[Take] | None = None,
+    first_turn: int = 0,
 ) -> list[Row]:
     """All contestants decode a prompt before the next one comes, each time another one first, so
     that the machine's load falls on all alike. After every repeat `on_repeat` is called with the
-    rows so far, while no clock runs."""
+    rows so far, while no clock runs. Repeats that are in `parts` are not made again, and those that
+    are made are kept there, as turns from `first_turn` on."""
     rows = [contestant.row(sampling.temperature) for contestant in contestants]
-    for contestant in contestants:
-        contestant.begin()
-        # Warm up with all prompts: compilers meet new sizes in each.
-        for prompt in prompts:
-            contestant.decode(prompt.tokens(), new_tokens, sampling, 0)
-    gc.collect()
+    warm = False
     for repeat in range(repeats):
+        kept = [parts.get(first_turn + repeat, row) if parts else None for row in rows]
+        if all(kept):
+            for row, takes in zip(rows, kept, strict=True):
+                row.takes.append(takes or [])
+                for _ in prompts:
+                    on_take()
+            on_repeat(rows)
+            continue
+        if not warm:
+            _warm_up(contestants, prompts, new_tokens, sampling)
+            warm = True
         for contestant, row in zip(contestants, rows, strict=True):
             contestant.begin()
             row.takes.append([])
@@ -150,8 +160,25 @@ def race(
                     taken.steps = [[1] * len(output) for output in taken.outputs]
                 rows[index].takes[repeat].append(taken)
                 on_take()
+        if parts is not None:
+            for row in rows:
+                parts.keep(first_turn + repeat, row, row.takes[repeat])
         on_repeat(rows)
     return rows
+
+
+def _warm_up(
+    contestants: Sequence[Contestant],
+    prompts: Sequence[Conversation],
+    new_tokens: int,
+    sampling: Sampling,
+) -> None:
+    """With all prompts: compilers meet new sizes in each."""
+    for contestant in contestants:
+        contestant.begin()
+        for prompt in prompts:
+            contestant.decode(prompt.tokens(), new_tokens, sampling, 0)
+    gc.collect()
 
 
 def take(

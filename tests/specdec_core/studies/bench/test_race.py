@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +16,8 @@ from specdec_core.prompts.chat import rendered
 from specdec_core.prompts.conversation import Conversation, conversations
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.studies.bench.race import Decoded, EngineContestant, PeerContestant, race
-from specdec_core.studies.bench.result import BenchResult
+from specdec_core.studies.bench.result import BenchResult, Row, Take
+from specdec_core.studies.parts import Parts
 from specdec_core.studies.peers.choose import peers_of
 from specdec_core.studies.peers.peer import Peer
 from tests.bench_race import CHAIN, NEW_TOKENS
@@ -75,31 +76,66 @@ def test_a_contestant_that_alters_a_token_is_caught(tiny_pair: Pair) -> None:
     assert reference.agreement(reference).complete
 
 
+class Noted:
+    """A contestant that puts its name down; from the `last` time on it fails."""
+
+    def __init__(self, name: str, order: list[str], last: int | None = None) -> None:
+        self.name, self.order, self.last = name, order, last
+
+    def row(self, temperature: float) -> Row:
+        return EngineContestant(None, AUTOREGRESSIVE, self.name).row(temperature)
+
+    def begin(self) -> None:
+        pass
+
+    def decode(self, *_: object) -> Decoded:
+        if len(self.order) == self.last:
+            raise KeyboardInterrupt
+        self.order.append(self.name)
+        return Decoded([len(self.order)])
+
+
+def asked_of_noted() -> list[Conversation]:
+    def whole(text: str) -> dict[str, list[int]]:
+        return {"input_ids": [ord(c) for c in text]}
+
+    return [Conversation(Prompt(text, text), whole) for text in "xy"]
+
+
 def test_another_one_begins_each_time() -> None:
-    order: list[tuple[str, Sequence[int]]] = []
+    order: list[str] = []
+    race([Noted(name, order) for name in "abc"], asked_of_noted(), 1, GREEDY, repeats=2)
+    assert "".join(order[6:]) == "abc" + "bca" + "cab" + "abc"  # behind the warm-up
 
-    class Noted:
-        def __init__(self, name: str) -> None:
-            self.name = name
 
-        def row(self, temperature: float) -> object:
-            return EngineContestant(None, AUTOREGRESSIVE, self.name).row(temperature)
-
-        def begin(self) -> None:
-            pass
-
-        def decode(self, tokens: Sequence[int], *_: object) -> Decoded:
-            order.append((self.name, tokens))
-            return Decoded([1])
-
-    class Whole:
-        def __call__(self, text: str) -> dict[str, list[int]]:
-            return {"input_ids": [ord(c) for c in text]}
-
-    asked = [Conversation(Prompt(text, text), Whole()) for text in "xy"]
-    race([Noted(name) for name in "abc"], asked, 1, GREEDY, repeats=2)
-    timed = "".join(name for name, _ in order[6:])  # behind the warm-up
-    assert timed == "abc" + "bca" + "cab" + "abc"
+def test_an_interrupted_race_goes_on_with_the_repeat_that_it_was_at(tmp_path: Path) -> None:
+    order: list[str] = []
+    several = [Noted(name, order, last=14) for name in "abc"]
+    with Parts.open(tmp_path, {}, Take) as parts, pytest.raises(KeyboardInterrupt):
+        race(several, asked_of_noted(), 1, GREEDY, repeats=3, parts=parts, first_turn=3)
+    again: list[str] = []
+    seen: list[int] = []
+    with Parts.open(tmp_path, {}, Take) as parts:
+        rows = race(
+            [Noted(name, again) for name in "abc"],
+            asked_of_noted(),
+            1,
+            GREEDY,
+            repeats=3,
+            on_repeat=lambda so_far: seen.append(len(so_far[0].takes)),
+            parts=parts,
+            first_turn=3,
+        )
+        assert "resumed" in parts.notes[0]
+    assert "".join(again[6:]) == "cab" + "abc" + "bca" + "cab"  # the first repeat is there
+    assert seen == [1, 2, 3]
+    outputs = [[take.outputs for take in takes] for takes in rows[0].takes]
+    assert outputs[0] == [[[order[:7].index("a", 6) + 1]], [[order.index("a", 7) + 1]]]
+    assert all(len(row.takes) == 3 for row in rows)
+    with Parts.open(tmp_path, {}, Take) as parts:  # another temperature has other turns
+        later: list[str] = []
+        race([Noted("a", later)], asked_of_noted(), 1, GREEDY, 1, parts=parts, first_turn=9)
+    assert later == ["a"] * 4
 
 
 def test_rounds_and_forwards_add_up(bench_result: BenchResult) -> None:

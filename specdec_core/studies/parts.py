@@ -1,8 +1,8 @@
-"""What is measured of a comparison under load, kept until it is whole.
+"""What is measured of a comparison, kept until it is whole.
 
     <folder>/comparison.json        what is compared; the folder's name is the digest of it
     <folder>/pair.json              the pair with the data types that every run uses
-    <folder>/<turn>-<who>.json      the run of a contestant in a turn: its records
+    <folder>/<turn>-<who>.json      the run of a contestant in a turn: its records or takes
 
 Every file is written whole or not at all, so a run is there or was not made.
 """
@@ -17,32 +17,34 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter
 
 from specdec_core.base.files import locked, write_atomically
 from specdec_core.config import PairSpec
 from specdec_core.studies.comparison import Contender
-from specdec_core.studies.load.requests import LoadRecord
 
-_RECORDS = TypeAdapter(list[LoadRecord])
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class LoadParts:
-    """The runs of one comparison in a folder of their own."""
+class Parts(Generic[Item]):
+    """The runs of one comparison in a folder of their own, each a list of `kind`."""
 
     folder: Path
+    kind: type[Item]
 
     @classmethod
     @contextmanager
-    def open(cls, root: Path, what: Mapping[str, Any], fresh: bool = False) -> Iterator[LoadParts]:
+    def open(
+        cls, root: Path, what: Mapping[str, Any], kind: type[Item], fresh: bool = False
+    ) -> Iterator[Parts[Item]]:
         """The runs of the comparison that `what` describes, all of it in JSON: those that an
         interrupted one left below `root`, unless `fresh`. Another description has other runs.
         Raises :class:`UserError` where another process measures the same."""
         text = json.dumps(what, sort_keys=True, indent=1)
-        parts = cls(root / f".{_digest(text)}")
+        parts = cls(root / f".{_digest(text)}", kind)
         with locked(parts.folder, "comparison"):
             if fresh:
                 for file in parts.folder.glob("*.json"):
@@ -53,6 +55,8 @@ class LoadParts:
             finally:
                 if not parts.times:
                     parts.remove()
+                    if not any(root.iterdir()):
+                        root.rmdir()
 
     def pair(self, resolved: PairSpec) -> PairSpec:
         """The pair with the data types that the first run had; `resolved` where there was none.
@@ -63,15 +67,24 @@ class LoadParts:
         write_atomically(path, resolved.model_dump_json(indent=1))
         return resolved
 
-    def get(self, turn: int, who: Contender) -> list[LoadRecord] | None:
-        """The records of a run that was kept; None of one that was not."""
+    def get(self, turn: int, who: Contender) -> list[Item] | None:
+        """A run that was kept; None of one that was not."""
         path = self._path(turn, who)
-        return _RECORDS.validate_json(path.read_bytes()) if path.exists() else None
+        return self._content.validate_json(path.read_bytes()) if path.exists() else None
 
-    def keep(self, turn: int, who: Contender, records: Sequence[LoadRecord]) -> None:
-        """Keep the records of a run."""
-        text = _RECORDS.dump_json(list(records)).decode()
-        write_atomically(self._path(turn, who), text)
+    def keep(self, turn: int, who: Contender, run: Sequence[Item]) -> None:
+        """Keep a run."""
+        write_atomically(self._path(turn, who), self._content.dump_json(list(run)).decode())
+
+    @property
+    def notes(self) -> list[str]:
+        """That some runs are of another time, where they are: to be asked before others are
+        kept."""
+        if not self.times:
+            return []
+        until = f"{self.times[-1]:%-d %B %Y, %H:%M} UTC"
+        runs = f"of the runs, {len(self.times)} had been measured until {until}"
+        return [f"interrupted and resumed: {runs}"]
 
     @property
     def times(self) -> list[datetime]:
@@ -81,6 +94,10 @@ class LoadParts:
     def remove(self) -> None:
         """Forget the runs."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def _content(self) -> TypeAdapter[list[Item]]:
+        return TypeAdapter(list[self.kind])  # type: ignore[name-defined]  # known here alone
 
     def _runs(self) -> list[Path]:
         return list(self.folder.glob("[0-9]*-*.json"))
