@@ -28,12 +28,17 @@ def settle() -> int:
     """Move what this process holds into huge pages, wherever all small pages of a huge one are in
     use, so that it takes no more memory than before. Returns the bytes that lie in huge pages now,
     0 where the system does not do it."""
-    if not Path("/proc/self/pagemap").exists() or SIZE % mmap.PAGESIZE:
+    if SIZE % mmap.PAGESIZE:
+        return 0
+    try:
+        stretches = list(_full())
+    except OSError as error:  # no Linux, or one that does not tell a process of its pages
+        log.debug("weights stay in small pages: %s", error)
         return 0
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
     settled = 0
-    for start, end in _full():
+    for start, end in stretches:
         if madvise(start, end - start, _COLLAPSE) == 0:
             settled += end - start
         else:  # too old a system, a mapping that refuses them, or none free
