@@ -190,9 +190,12 @@ def study_inputs(
         inputs[TIMES] = Input(digest, lambda: times)
     if TABLES in wanted:
         inputs[TABLES] = Input(folder.digest or "", lambda: decoded(result, folder))
-    if long_form is not None and {LONG_FORM, LONG_FORM_GREEDY} & set(wanted):
+    if long_form is not None:
         greedy = long_form.model_copy(update={"temperatures": (0.0,)})
-        for name, texts in ((LONG_FORM, long_form), (LONG_FORM_GREEDY, greedy)):
+        by_name = {LONG_FORM: long_form, LONG_FORM_GREEDY: greedy}
+        for name, texts in by_name.items():
+            if name not in wanted:
+                continue
             content = [texts.model_dump_json(), str(sorted(fingerprints(plan.pair).items()))]
             digest = hashlib.sha256("".join(content).encode()).hexdigest()
             inputs[name] = Input(digest, partial(_write_long, texts, home, observer))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from specdec_core.studies.bench.benchmark import BenchPlan
     from specdec_core.studies.bench.result import BenchResult, Take
     from specdec_core.studies.parts import Parts
+    from specdec_core.studies.peers.vllm import VllmMode
 
 ROWS = Path(__file__).with_name("bench.yaml")
 QUICK = {"max_new_tokens": 32, "repeats": 1, "prompts": {"limit": 4}}
@@ -191,16 +192,26 @@ def main(
     if load is not None:
         _under_load(rows, {**options, **load}, quick, name, peers is not None, fresh)
         return
+    # torch and transformers take seconds to import.
+    from jobs.bench_vllm import our_modes
+    from specdec_core.base.environment import environment
     from specdec_core.models.pair import load_pair
+    from specdec_core.prompts.prompt_sets import PromptSet
     from specdec_core.studies.bench.benchmark import load_bench_plan
+    from specdec_core.studies.bench.result import Take
+    from specdec_core.studies.parts import Parts, described
 
     plan = load_bench_plan(rows or ROWS, **_merged(QUICK if quick else {}, options))
     folder = _folder(name, plan)
     pair, loaded, answers = _load(plan, baseline)
-    with interruptible(), _parts(plan, pair, loaded, name, folder.parent, fresh) as parts:
+    ours = our_modes(plan, pair)
+    asked = PromptSet.of(plan.prompts.source, loaded, plan.prompts.chat_template)
+    told = [mode.speculative for mode in ours]
+    what = described(name, plan, pair.fingerprints, asked, told, environment())
+    with interruptible(), Parts.open(folder.parent, what, Take, fresh) as parts:
         if (kept := parts.pair(pair.spec)) != pair.spec:
             pair = load_pair(kept)
-        result = _race(plan, loaded, pair, peers is not None, folder.name, parts)
+        result = _race(plan, loaded, pair, ours, peers is not None, folder.name, parts)
         _deliver(result, pair, loaded, answers, folder)
         parts.remove()
     _end(len(result.unequal()))
@@ -305,39 +316,18 @@ def _load(
         return pair, loaded, answers
 
 
-def _parts(
-    plan: BenchPlan, pair: Pair, prompts: list[Prompt], name: str | None, root: Path, fresh: bool
-) -> AbstractContextManager[Parts[Take]]:
-    """What an interrupted run of the same plan, prompts, code and `name` has measured."""
-    from specdec_core.base.environment import environment
-    from specdec_core.prompts.prompt_sets import PromptSet
-    from specdec_core.studies.bench.result import Take
-    from specdec_core.studies.parts import Parts
-
-    asked = PromptSet.of(plan.prompts.source, prompts, plan.prompts.chat_template)
-    what = {
-        "name": name,
-        "plan": plan.model_dump(mode="json"),
-        "weights": pair.fingerprints,
-        "prompts": asked.digest,
-        "environment": environment(),
-    }
-    return Parts.open(root, what, Take, fresh)
-
-
 def _race(
     plan: BenchPlan,
     prompts: list[Prompt],
     pair: Pair,
+    ours: Sequence[VllmMode],
     explicit: bool,
     name: str,
     parts: Parts[Take],
 ) -> BenchResult:
     from dashboards.progress import RaceProgress
-    from jobs.bench_vllm import our_modes
     from specdec_core.studies.bench.benchmark import open_peers, run_bench
 
-    ours = our_modes(plan, pair)
     with (
         RaceProgress(console) as progress,
         open_peers(plan, pair, explicit, progress, ours) as others,

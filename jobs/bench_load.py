@@ -51,22 +51,15 @@ def bench_load(
     from specdec_core.prompts.prompt_sets import PromptSet
     from specdec_core.studies.load.requests import LoadRecord
     from specdec_core.studies.load.result import LoadResult
-    from specdec_core.studies.parts import Parts
+    from specdec_core.studies.parts import Parts, described
     from specdec_core.studies.peers.vllm import plug_in
 
     named = distinct_labels(plug_ins := plan.plugged_in())
     ours = [*(plug_in(c, named[c.id]) for c in plug_ins), *our_modes(plan, pair)]
     started, facts = datetime.now(UTC), environment()
     prompt_set = PromptSet.of(plan.prompts.source, prompts, plan.prompts.chat_template)
-    what = {
-        "name": name,
-        "plan": plan.model_dump(mode="json"),
-        "weights": pair.fingerprints,
-        "prompts": prompt_set.digest,
-        "cores": cores.sentence,
-        "told": [mode.speculative for mode in ours],
-        "environment": facts,
-    }
+    told = [mode.speculative for mode in ours]
+    what = described(name, plan, pair.fingerprints, prompt_set, told, facts, cores=cores.sentence)
     with (
         interruptible(),
         Parts.open(folder.parent, what, LoadRecord, fresh) as parts,

@@ -22,10 +22,34 @@ from typing import Any, Generic, TypeVar
 from pydantic import TypeAdapter
 
 from specdec_core.base.files import locked, write_atomically
-from specdec_core.config import PairSpec
+from specdec_core.config import PairSpec, Value
+from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.studies.comparison import Contender
 
 Item = TypeVar("Item")
+
+
+def described(
+    name: str | None,
+    plan: Value,
+    weights: Mapping[str, str],
+    prompts: PromptSet,
+    told: Sequence[Any],
+    environment: Mapping[str, str],
+    **more: Any,
+) -> dict[str, Any]:
+    """What two runs must have in common for one to go on with the other's parts: the `name` that
+    was given, if any, the plan, the models' `weights` by their digests, the prompts, what other
+    libraries are `told` of ours, and the machine and code."""
+    return {
+        "name": name,
+        "plan": plan.model_dump(mode="json"),
+        "weights": dict(weights),
+        "prompts": prompts.digest,
+        "told": list(told),
+        "environment": dict(environment),
+        **more,
+    }
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, Llama
 
 from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.engine import Engine, Request
+from specdec_core.models import huge_pages
 from specdec_core.models.compiled import CompiledRunner
 from specdec_core.models.compiled.loading import load, unpacked
 from specdec_core.models.eager import EagerRunner
@@ -208,6 +209,28 @@ def test_a_damaged_copy_is_unpacked_again_and_what_a_killed_process_left_is_clea
     assert file.read_bytes() == whole
     found = {path for path in tmp_path.iterdir() if path.name.startswith(".")}
     assert found == {neighbour}
+
+
+@pytest.mark.long
+def test_weights_of_a_graph_lie_in_huge_pages(graphs: Path, tmp_path: Path) -> None:
+    def in_huge_pages() -> int:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("AnonHugePages"))
+
+    if not huge_pages.settle():
+        pytest.skip("this system gives no huge pages to who asks")
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2}
+    config = LlamaConfig(**sizes, num_attention_heads=8, vocab_size=4096)
+    model = LlamaForCausalLM(config).eval()
+    CompiledRunner(EagerRunner(model, 1, 64, compact=True), "large")
+    package = max(graphs.glob("*/*.pt2"), key=lambda path: path.stat().st_size)
+    again = tmp_path / "again.pt2"
+    shutil.copy(package, again)  # what is loaded already would be shared
+    huge_pages.settle()
+    before = in_huge_pages()
+    load(again)
+    weights = sum(p.numel() * p.element_size() for p in model.parameters()) // 1024
+    assert in_huge_pages() - before > 0.8 * weights
 
 
 def test_a_graph_that_was_kept_packed_is_loaded(compiled_pair: Pair, graphs: Path) -> None:
