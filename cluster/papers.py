@@ -185,7 +185,7 @@ def study_inputs(
     missing are left out with a warning."""
     inputs = {}
     if TIMES in wanted:
-        times = forward_times(plan.pair, [], None, None, observer)
+        times = forward_times(result.pair, [], None, None, observer)
         digest = hashlib.sha256(times.model_dump_json().encode()).hexdigest()
         inputs[TIMES] = Input(digest, lambda: times)
     if TABLES in wanted:

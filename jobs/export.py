@@ -172,7 +172,7 @@ def recorded(
             f"{why}, and no recording of {pair.name} tells what comes nearest: make one with"
             " `specdec record`"
         )
-    times = forward_times(pair, [], hardware, profile, observer)
+    times = forward_times(recording.header.pair, [], hardware, profile, observer)
     return Replay(recording, hidden=False, profile=times), times
 
 

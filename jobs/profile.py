@@ -33,7 +33,8 @@ def main(
     out: Annotated[
         Path | None,
         Option(
-            help="Where to write; unset, profile.json in the workspace, for vLLM profile-vllm.json."
+            help="Where to write; unset, where the workspace has the pair's profile, for vLLM"
+            " profile-vllm.json there."
         ),
     ] = None,
     widths: Annotated[str | None, Option(help="Tokens a forward, as 1,2,4.")] = None,
@@ -61,12 +62,15 @@ def main(
         from dashboards.progress import ConsoleProgress
         from dashboards.reports.profile import sections
         from specdec_core.models.pair import load_pair
+        from specdec_core.studies.forward_times import workspace_profile
 
         pair = load_pair(spec)
     with ConsoleProgress(console) as progress:
         profile = _measured(engine, pair, settings, progress)
-    name = "profile.json" if engine == "specdec" else f"profile-{engine}.json"
-    path = profile.save(workspace() / name if out is None else out)
+    if out is None:
+        ours = engine == "specdec"
+        out = workspace_profile(pair.spec) if ours else workspace() / f"profile-{engine}.json"
+    path = profile.save(out)
     show(console, sections(profile))
     if min(cost.r2 for cost in (profile.target, *profile.drafts.values())) < POOR_FIT:
         console.print(

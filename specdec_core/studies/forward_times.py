@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from specdec_core.base.observer import Observer
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.cost import Profile, load_hardware, policy_key
+from specdec_core.models.fingerprints import fingerprints
 from specdec_core.models.pair import load_pair
 from specdec_core.studies.profiling import measure_policies, profile_pair
 
@@ -21,12 +24,13 @@ def forward_times(
     profile: Path | None,
     observer: Observer | None = None,
 ) -> Profile:
-    """The times of the machine in the file `hardware`, of the file `profile`, or of the workspace.
-    What the workspace's lack, the configurations' policies included, is measured now. Raises
-    :class:`UserError` for a profile that lacks a draft."""
+    """The times of the machine in the file `hardware`, of the file `profile`, or of the workspace's
+    for the pair, whose data types are known. What the workspace's lack, the configurations'
+    policies included, is measured now. Raises :class:`UserError` for a profile that lacks a
+    draft."""
     if hardware is not None:
         return load_hardware(hardware).profile(list(pair.drafts))
-    path = profile or workspace() / "profile.json"
+    path = profile or workspace_profile(pair)
     times = Profile.load(path) if profile is not None or path.exists() else None
     for draft in pair.drafts:
         if times is not None and draft not in times.drafts:
@@ -47,6 +51,15 @@ def forward_times(
         times = times.model_copy(update={"policies": policies})
         times.save(path)
     return times
+
+
+def workspace_profile(pair: PairSpec) -> Path:
+    """Where the workspace has the times of a pair: of these models, run in this way. Raises
+    :class:`UserError` for models that are not there."""
+    run = pair.runner.model_dump(mode="json", exclude={"max_length"})
+    content = json.dumps([fingerprints(pair), run], sort_keys=True)
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    return workspace() / "profiles" / f"{pair.name}-{digest[:8]}.json"
 
 
 def origin(times: Profile, hardware: Path | None) -> str:

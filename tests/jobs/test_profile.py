@@ -19,9 +19,10 @@ def test_a_pairs_profile_is_shown_and_saved(command, tiny_pair_folders, tmp_path
         *("--widths", "1,2,4", "--contexts", "16,32", "--batches", "1", "--repeats", "2"),
     )
     assert done.returncode == 0, done.stderr
-    for shown in ("target", "noisy", "÷ target", "R²", "the engine adds", "profile.json"):
+    for shown in ("target", "noisy", "÷ target", "R²", "the engine adds", "profiles/"):
         assert shown in done.stdout
-    saved = Profile.load(tmp_path / "profile.json")
+    (path,) = tmp_path.glob("profiles/*.json")
+    saved = Profile.load(path)
     assert {m.width for m in saved.target.measurements} == {1, 2, 4}
     assert list(saved.drafts) == ["noisy"]
 

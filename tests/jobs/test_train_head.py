@@ -10,9 +10,11 @@ import pytest
 from jobs.options import numbers
 from jobs.train_head import grid, main
 from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
 from specdec_core.config import Sampling
 from specdec_core.drafting.heads.storage import load_card
 from specdec_core.models.pair import Pair
+from specdec_core.studies.forward_times import workspace_profile
 from specdec_core.studies.profiling import profile_pair
 from tests.jobs.conftest import Command
 from tests.specdec_core.training.heads.test_examples import PROMPTS, record
@@ -36,7 +38,7 @@ def home(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
         record(tiny_pair, folder, range(prompts), **{"fingerprints": fingerprints, **changes})
     shutil.rmtree(home / "traces" / "lost" / "drafts")
     profile_pair(tiny_pair, widths=(1, 2, 4), contexts=(16, 32), repeats=2).save(
-        home / "profile.json"
+        home / workspace_profile(tiny_pair.spec).relative_to(workspace())
     )
     return home
 

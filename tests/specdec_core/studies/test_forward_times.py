@@ -1,0 +1,55 @@
+"""Each pair has forward times of its own, also where drafts of two pairs have the same name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import PairSpec
+from specdec_core.cost import ForwardCost, Profile
+from specdec_core.studies.forward_times import forward_times, workspace_profile
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    return tmp_path
+
+
+def profile_of(*drafts: str) -> Profile:
+    costs = {name: ForwardCost.constant(0.25) for name in drafts}
+    types = {"target_dtype": "float32", "draft_dtype": "float32"}
+    return Profile(target=ForwardCost.constant(0.5), drafts=costs, device="known", **types)
+
+
+def test_a_pairs_times_are_found_again_and_another_pairs_measured(
+    home: Path, tiny_spec: PairSpec
+) -> None:
+    kept = profile_of(*tiny_spec.drafts)
+    kept.save(workspace_profile(tiny_spec))
+    assert forward_times(tiny_spec, [], None, None) == kept
+    other = tiny_spec.model_copy(
+        update={"drafts": dict.fromkeys(tiny_spec.drafts, tiny_spec.target)}
+    )
+    assert forward_times(other, [], None, None).device != "known"
+    assert forward_times(tiny_spec, [], None, None) == kept
+    assert len(list(home.glob("profiles/*.json"))) == 2
+
+
+def test_how_a_pair_is_run_names_its_times_and_what_it_holds_does_not(
+    home: Path, tiny_spec: PairSpec
+) -> None:
+    def run(**settings: object) -> Path:
+        runner = tiny_spec.runner.model_copy(update=settings)
+        return workspace_profile(tiny_spec.model_copy(update={"runner": runner}))
+
+    assert run(max_length=99) == run()
+    assert len({run(), run(compile=True), run(threads=2), run(target_dtype="bfloat16")}) == 4
+
+
+def test_a_file_that_lacks_a_draft_is_refused(home: Path, tiny_spec: PairSpec) -> None:
+    file = profile_of("other").save(home / "given.json")
+    with pytest.raises(UserError, match="no forward time of draft"):
+        forward_times(tiny_spec, [], None, file)
