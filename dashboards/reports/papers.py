@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, product
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from dashboards import cells
 from dashboards.figures.papers import QUANTITIES, paper_figure
 from dashboards.reports.sentences import sentences, tooltip
 from dashboards.sections import Origin, Report, Section, metric_name
-from specdec_core.config import Configuration, DrafterSettings
+from specdec_core.config import Configuration, DrafterSettings, Sampling
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.search.results import Timing
 from specdec_core.studies.papers.plan import Method, Quantity, Table
@@ -156,13 +156,16 @@ def _gains(result: PapersResult, key: str) -> Iterator[str]:
 
 
 def _against(result: PapersResult, key: str) -> Iterator[str]:
-    """How the rows below a table's `against` compare with it, a line a prompt set."""
+    """How the rows below a table's `against` compare with it, a line a prompt set and temperature:
+    a sampled text is not held against a greedy one."""
     table, names = result.plan.tables[key], [row.name for row in result.plan.tables[key].rows]
     if table.against is None:
         return
     numbers = range(names.index(table.against), len(names))
-    methods = [method for number in numbers for method in result.plan.lines(key, number)]
-    for prompts in result.sets_of(table):
+    alike: dict[Sampling, list[Method]] = {}
+    for method in (each for number in numbers for each in result.plan.lines(key, number)):
+        alike.setdefault(method.configurations[0].sampling, []).append(method)
+    for prompts, methods in product(result.sets_of(table), alike.values()):
         found = [result.find(prompts, method.configurations[0]) for method in methods]
         timings = [measured.timing if measured else None for measured in found]
         shown = [

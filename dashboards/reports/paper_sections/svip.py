@@ -29,7 +29,7 @@ SETTING = (
     "the pair's first draft; texts of the prompt sets named, as long as the tables', greedy and"
     " sampled at temperature 1"
 )
-LONG = "texts written on to the last context, each draft of the pair, coupled, timed in turns"
+LONG = "texts written on to the last context, coupled, timed in turns"
 POLICY = {
     "policy": cells.text("policy"),
     "drafted a round": cells.number("drafted", ".2f"),

@@ -144,6 +144,25 @@ def test_rows_are_compared_with_the_row_that_a_table_names(result: PapersResult)
     assert tables(result)[0].lines == PLAN.tables["methods"].notes
 
 
+def test_sampled_rows_are_compared_with_the_sampled_one(result: PapersResult) -> None:
+    table = PLAN.tables["methods"]
+    table = table.model_copy(update={"against": "Chain", "temperatures": (0.0, 1.0)})
+    plan = PLAN.model_copy(update={"tables": {"methods": table}})
+    hot = {"sampling": Sampling(temperature=1)}
+    sampled = [
+        each.model_copy(update={"configuration": each.configuration.model_copy(update=hot)})
+        for each in result.measured
+    ]
+    fields = {name: getattr(result, name) for name in PapersResult.model_fields}
+    both = PapersResult(**{**fields, "plan": plan, "measured": [*result.measured, *sampled]})
+    [section] = tables(both)
+    compared = [line for line in section.lines if line.startswith("code: ")]
+    assert len(compared) == 2
+    for line, own, other in zip(compared, ("T=0", "T=1"), ("T=1", "T=0"), strict=True):
+        assert line.startswith(f"code: times as fast as Chain, {own}: PLD, {own} 1.02× (")
+        assert other not in line
+
+
 def test_a_column_is_a_prompt_set_and_a_quantity(result: PapersResult) -> None:
     methods, _ = tables(result)
     cells = rows(methods)
