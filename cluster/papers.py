@@ -37,7 +37,7 @@ from specdec_core.config import Configuration
 from specdec_core.engine import Request
 from specdec_core.engine.turns import requests_of
 from specdec_core.models.fingerprints import fingerprints
-from specdec_core.models.pair import check_pair, load_pair
+from specdec_core.models.pair import check_pair, eagle_heads_of, load_pair
 from specdec_core.prompts.prompt_sets import PromptSet, load_prompts
 from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.schema import Recording
@@ -237,28 +237,34 @@ def _record(
     """The recordings of the sets by name."""
     sets = {}
     for name in recorded.prompts:
-        prompts = plan.prompts[name]
-        limits = [limit for limit in (prompts.limit, recorded.limit) if limit]
-        source = PromptSource(
-            source=place_of(prompts, home)[1],
-            limit=min(limits, default=None),
-            chat_template=prompts.chat_template,
-        )
-        wanted = RecordingPlan(
-            pair=plan.pair,
-            prompts=source,
-            sampling=recorded.sampling,
-            max_new_tokens=recorded.max_new_tokens or plan.max_new_tokens,
-            max_draft=recorded.max_draft,
-            mixing=0,
-        )
         try:
+            wanted = recording_plan(plan, recorded, name, home)
             sets[name] = run_recording(wanted, home, observer=observer)
         except UserError as error:
-            if not prompts.optional:
+            if not plan.prompts[name].optional:
                 raise
             observer.warned(f"{name} is not recorded ({error})")
     return sets
+
+
+def recording_plan(plan: PaperPlan, recorded: Recorded, name: str, home: Path) -> RecordingPlan:
+    """The recording of the set `name`. It is of the pair's draft models alone: no section looks at
+    an EAGLE head, which would have to draft anew from every position."""
+    prompts, heads = plan.prompts[name], eagle_heads_of(plan.pair)
+    drafts = {draft: model for draft, model in plan.pair.drafts.items() if draft not in heads}
+    limits = [limit for limit in (prompts.limit, recorded.limit) if limit]
+    return RecordingPlan(
+        pair=plan.pair.model_copy(update={"drafts": drafts}),
+        prompts=PromptSource(
+            source=place_of(prompts, home)[1],
+            limit=min(limits, default=None),
+            chat_template=prompts.chat_template,
+        ),
+        sampling=recorded.sampling,
+        max_new_tokens=recorded.max_new_tokens or plan.max_new_tokens,
+        max_draft=recorded.max_draft,
+        mixing=0,
+    )
 
 
 def _measure(

@@ -17,6 +17,7 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
+from cluster.papers import recording_plan
 from jobs import papers
 from jobs.papers import PAPERS, parse_sources
 from specdec_core.base.errors import UserError
@@ -384,6 +385,20 @@ def test_tables_of_eagle_heads_are_for_pairs_that_have_one(
     config.write_text(json.dumps(content))
     with pytest.raises(UserError, match="no table is left"):
         with_own_heads(load_paper_plan(config))
+
+
+def test_sections_are_computed_from_recordings_of_draft_models(
+    tiny_spec: PairSpec, tmp_path: Path
+) -> None:
+    config, content = tmp_path / "papers.yaml", plan(tmp_path, tiny_spec)
+    content["pair"]["drafts"]["eagle"] = "bundled:smollm2-eagle"
+    name = next(iter(content["prompts"]))
+    content["recordings"] = {"texts": {"prompts": [name], "limit": 1}}
+    config.write_text(json.dumps(content))
+    asked = load_paper_plan(config)
+    wanted = recording_plan(asked, asked.recordings["texts"], name, tmp_path)
+    assert wanted.pair.drafts == tiny_spec.drafts
+    assert (wanted.prompts.limit, wanted.max_new_tokens) == (1, asked.max_new_tokens)
 
 
 class Warned(Observer):
