@@ -23,8 +23,9 @@ Challengers = Callable[[Mapping[str, float]], Sequence[Configuration]]
 
 
 class FinalistRace:
-    """Finalists on their way: first all on the sweep's `requests`; then challengers, who may
-    be faster by the first times; then those in question on `further` ones and on all again.
+    """Finalists on their way, the first of them autoregressive decoding: first all on the sweep's
+    `requests`; then challengers, who may be faster by the first times, with it and with those
+    in question; then those in question on `further` ones and on all again.
 
     Drafters forget what they have learned before every pass over requests, so that all repeats do
     the same work. Requests are told apart by their seeds.
@@ -42,8 +43,9 @@ class FinalistRace:
         self.requests, self.further, self.timer = requests, further, timer
         self.race = Race([c.id for c in contestants], settings.challengers)
         self.laps = 0
-        # Seconds of each repeat, and the first generation, by configuration id and seed.
-        self._seconds: dict[str, dict[int, list[float]]] = {}
+        self._pass = 0  # over requests
+        # Seconds by pass, and the first generation, by configuration id and seed.
+        self._seconds: dict[str, dict[int, dict[int, float]]] = {}
         self._generations: dict[str, dict[int, Generation]] = {}
 
     def run(self, challengers: Challengers, repeats: int, observer: Observer) -> RaceSummary:
@@ -55,10 +57,12 @@ class FinalistRace:
         left = self.settings.challengers
         while perf_counter() < end and (new := challengers(self.taken())[: ceil(left / 2)]):
             observer.stage(f"timing {len(new)} that may be faster", len(self.requests))
-            champion = self._configuration(self.race.standing().champion)
+            # Compared is what was timed in the same pass.
+            again = dict.fromkeys([self.contestants[0].id, *self.race.in_question])
+            known = [self._configuration(config_id) for config_id in again]
             self.contestants += new
             self.race.enter([configuration.id for configuration in new])
-            self._time_all([champion, *new], observer)
+            self._time_all([*known, *new], observer)
             left -= len(new)
         observer.stage("timing those in question")
         for request in self._rest(repeats):
@@ -71,38 +75,42 @@ class FinalistRace:
     def taken(self) -> dict[str, float]:
         """Seconds that the sweep's prompts took, by configuration id."""
         return {
-            who: float(sum(np.median(times[r.seed]) for r in self.requests))
+            who: float(sum(np.median([*times[r.seed].values()]) for r in self.requests))
             for who, times in self._seconds.items()
         }
 
     def times(self) -> InterleavedTimes:
         """The times on the sweep's prompts."""
         seeds = [request.seed for request in self.requests]
-        seconds, generations = {}, {}
+        seconds, generations, passes = {}, {}, {}
         for who, by_seed in self._seconds.items():
-            repeats = min(len(by_seed[seed]) for seed in seeds)
-            seconds[who] = [[by_seed[seed][n] for seed in seeds] for n in range(repeats)]
+            passes[who] = sorted(set.intersection(*(set(by_seed[seed]) for seed in seeds)))
+            seconds[who] = [[by_seed[seed][n] for seed in seeds] for n in passes[who]]
             generations[who] = [self._generations[who][seed] for seed in seeds]
-        return InterleavedTimes(seconds, generations)
+        return InterleavedTimes(seconds, generations, passes=passes)
 
     def _time_all(self, configurations: Sequence[Configuration], observer: Observer) -> None:
         self.timer.warm_up(configurations, self.requests[0])
-        self.timer.forget()
+        self._begin_pass()
         for request in self.requests:
             self._lap(configurations, request, observer)
+
+    def _begin_pass(self) -> None:
+        self._pass += 1
+        self.timer.forget()
 
     def _rest(self, repeats: int) -> Iterator[Request]:
         """The prompts after the first lap over the sweep's: the further ones, then all again."""
         for requests in [self.further, *(repeats - 1) * [self.requests, self.further]]:
-            self.timer.forget()
+            self._begin_pass()
             yield from requests
 
     def _lap(
         self, configurations: Sequence[Configuration], request: Request, observer: Observer
     ) -> None:
         for who, seconds, generation in in_turns(self.timer, configurations, request, self.laps):
-            self.race.add(who.id, request.seed, seconds, len(generation.tokens))
-            self._seconds.setdefault(who.id, {}).setdefault(request.seed, []).append(seconds)
+            self.race.add(who.id, request.seed, seconds, len(generation.tokens), self._pass)
+            self._seconds.setdefault(who.id, {}).setdefault(request.seed, {})[self._pass] = seconds
             self._generations.setdefault(who.id, {}).setdefault(request.seed, generation)
         self.laps += 1
         observer.step()

@@ -37,7 +37,7 @@ from specdec_core.prompts.conversation import Conversation
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.search.load.traffic import Traffic
 from specdec_core.search.load.workload import Load
-from specdec_core.search.results import OraclePoint, Timing
+from specdec_core.search.results import OraclePoint, Timing, timed_together
 from specdec_core.studies.load_timer import EngineTimer
 from specdec_core.studies.profiling import measure_policies, profile_pair
 from specdec_core.studies.step_times import measure_steps
@@ -277,11 +277,13 @@ def in_turns(
 @dataclass
 class InterleavedTimes:
     """Interleaved times of some configurations: seconds [repeat][prompt] and the first repeat's
-    generations [prompt], by configuration id."""
+    generations [prompt], by configuration id. `passes` says which pass over the prompts each repeat
+    was, where not everybody took part in all."""
 
     seconds: dict[str, list[list[float]]] = field(default_factory=dict)
     generations: dict[str, list[Generation]] = field(default_factory=dict)
     turns: int = 0
+    passes: dict[str, list[int]] = field(default_factory=dict)
 
     def outputs(self, configuration: Configuration) -> list[list[int]]:
         """The outputs of `configuration`: tokens [prompt][position]."""
@@ -316,6 +318,7 @@ class InterleavedTimes:
         return Timing(
             config_id=configuration.id,
             seconds=seconds.tolist(),
+            passes=self.passes.get(configuration.id, []),
             tokens=tokens,
             speedup=ratio.value,
             low=ratio.low,
@@ -331,6 +334,8 @@ class InterleavedTimes:
             np.array([max(len(output), 1) for output in self.outputs(c)])
             for c in (candidate, baseline)
         )
-        repeats = min(len(self.seconds[c.id]) for c in (baseline, candidate))
-        before, after = (np.array(self.seconds[c.id][:repeats]) for c in (baseline, candidate))
+        before, after = timed_together(
+            *(self.seconds[baseline.id], self.passes.get(baseline.id, [])),
+            *(self.seconds[candidate.id], self.passes.get(candidate.id, [])),
+        )
         return paired_ratio(before, after * (theirs / ours))

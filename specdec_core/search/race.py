@@ -61,8 +61,10 @@ class Race(Generic[Name]):
     ) -> None:
         self.contestants = tuple(contestants)
         self.alpha = (1 - confidence) / max(comb(len(self.contestants) + newcomers, 2), 1)
-        # Seconds of each repeat, by prompt, for as many tokens as the prompt's first output has.
-        self._times: dict[Name, dict[Hashable, list[float]]] = {c: {} for c in self.contestants}
+        # Seconds by prompt and turn, for as many tokens as the prompt's first output has.
+        self._times: dict[Name, dict[Hashable, dict[int, float]]] = {
+            c: {} for c in self.contestants
+        }
         self._lengths: dict[Hashable, int] = {}
 
     def enter(self, newcomers: Sequence[Name]) -> None:
@@ -75,26 +77,35 @@ class Race(Generic[Name]):
         """How many prompts were timed."""
         return len(self._lengths)
 
-    def add(self, contestant: Name, prompt: Hashable, seconds: float, tokens: int) -> None:
-        """What decoding `tokens` tokens behind a prompt took."""
+    def add(
+        self,
+        contestant: Name,
+        prompt: Hashable,
+        seconds: float,
+        tokens: int,
+        turn: int | None = None,
+    ) -> None:
+        """What decoding `tokens` tokens behind a prompt took, in which turn of the prompt; unset,
+        it is the contestant's next. Only what took the same turns is compared, for the machine may
+        be slower in another."""
         length = self._lengths.setdefault(prompt, max(tokens, 1))
-        times = self._times[contestant].setdefault(prompt, [])
-        times.append(seconds * length / max(tokens, 1))
+        times = self._times[contestant].setdefault(prompt, {})
+        times[len(times) if turn is None else turn] = seconds * length / max(tokens, 1)
 
     def ratio(self, candidate: Name, baseline: Name) -> Ratio:
-        """How many times faster `candidate` is than `baseline` on the prompts that both decoded.
+        """How many times faster `candidate` is than `baseline` on the prompts that both decoded in
+        the same turns.
 
         The ratio of summed times, r = Σy / Σx, has log r̂ − log r ≈ the mean of
         ψ = y/ȳ − x/x̄ over prompts (the delta method), whose sequence gives the interval.
         """
         if candidate == baseline:
             return Ratio(1.0, 1.0, 1.0)
-        prompts = [p for p in self._times[candidate] if p in self._times[baseline]]
-        if not prompts:
+        x, y = self._together([candidate, baseline])
+        if not len(x):
             return Ratio(1.0, 0.0, inf)
-        x, y = (self._medians(who, prompts) for who in (candidate, baseline))
         value = float(y.sum() / x.sum())
-        half = width(len(prompts), self.alpha)
+        half = width(len(x), self.alpha)
         if half == inf:
             return Ratio(value, 0.0, inf)
         half *= float((y / y.mean() - x / x.mean()).std())
@@ -119,17 +130,21 @@ class Race(Generic[Name]):
 
     def _losses(self, question: Collection[Name]) -> Mapping[Name, float]:
         """E[T_c / min T − 1] for each contestant in question, by the Bayesian bootstrap over the
-        prompts that all of them decoded (Rubin, 1981)."""
-        each = [set(self._times[c]) for c in question]
-        prompts = [p for p in self._lengths if all(p in known for known in each)]
-        if not prompts:
+        prompts that all of them decoded in the same turns (Rubin, 1981)."""
+        times = self._together(question)
+        if not times.size:
             return dict.fromkeys(question, inf)
-        times = np.array([self._medians(c, prompts) for c in question])
-        weights = np.random.default_rng(0).dirichlet(np.ones(len(prompts)), DRAWS)
+        weights = np.random.default_rng(0).dirichlet(np.ones(times.shape[1]), DRAWS)
         totals = weights @ times.T  # (draws, contestants)
         losses = (totals / totals.min(axis=1, keepdims=True) - 1).mean(axis=0)
         return dict(zip(question, map(float, losses), strict=True))
 
-    def _medians(self, contestant: Name, prompts: Sequence[Hashable]) -> np.ndarray:
-        times = self._times[contestant]
-        return np.array([np.median(times[prompt]) for prompt in prompts])
+    def _together(self, contestants: Collection[Name]) -> np.ndarray:
+        """The median seconds of each, by prompt, in the turns of it that all of them took: shape
+        (contestants, prompts)."""
+        columns = []
+        for prompt in self._lengths:
+            each = [self._times[c].get(prompt, {}) for c in contestants]
+            if turns := set.intersection(*map(set, each)):
+                columns.append([np.median([times[turn] for turn in turns]) for times in each])
+        return np.array(columns).reshape(-1, len(contestants)).T

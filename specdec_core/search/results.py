@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,8 @@ class Timing(Document):
 
     config_id: str
     seconds: list[list[float]]  # [repeat][prompt]
+    # Of each repeat; what was timed in the same pass was timed in turns.
+    passes: list[int] = Field(default=[])
     tokens: list[int]  # [prompt]
     speedup: float  # over autoregressive; 1 for autoregressive itself
     low: float
@@ -100,12 +102,29 @@ class Timing(Document):
     differing_outputs: int = 0  # greedy outputs unequal to autoregressive (bfloat16 near-ties)
 
     def over(self, other: Timing) -> Ratio:
-        """How many times faster it is than another timing of the same prompts and repeats, for the
-        same number of tokens."""
+        """How many times faster it is than another timing of the same prompts, for the same number
+        of tokens: in the passes that both took part in, or without one by what both are over
+        autoregressive decoding, whose intervals add up."""
         lengths = np.array(other.tokens) / np.maximum(self.tokens, 1)
-        repeats = min(len(self.seconds), len(other.seconds))
-        ours, theirs = (np.array(t.seconds[:repeats]) for t in (self, other))
+        ours, theirs = timed_together(self.seconds, self.passes, other.seconds, other.passes)
+        if not len(ours):
+            value, low, high = self.speedup / other.speedup, self.low / other.high, self.high
+            return Ratio(value, low, high / other.low)
         return paired_ratio(theirs, ours * lengths)
+
+
+def timed_together(
+    first: Sequence[Sequence[float]],
+    first_passes: Sequence[int],
+    second: Sequence[Sequence[float]],
+    second_passes: Sequence[int],
+) -> tuple[np.ndarray, np.ndarray]:
+    """The seconds of two, [repeat][prompt], in the passes that both took part in. Without passes
+    repeats were made one after the other by both."""
+    ours = dict(zip(first_passes or range(len(first)), first, strict=True))
+    theirs = dict(zip(second_passes or range(len(second)), second, strict=True))
+    both = [number for number in ours if number in theirs]
+    return np.array([ours[n] for n in both]), np.array([theirs[n] for n in both])
 
 
 class OraclePoint(Document):

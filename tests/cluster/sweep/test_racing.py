@@ -28,7 +28,10 @@ SUFFIX = Configuration(drafter=SuffixSettings())
 
 
 class NoisyTimer:
-    """Prompts of other sizes, and 5 % noise; counts how often each was decoded."""
+    """Prompts of other sizes, and 5 % noise; counts how often each was decoded. After the first
+    pass the machine takes `drift` times as long."""
+
+    drift = 1.0
 
     def __init__(self, means: Mapping[Configuration, float], prompts: int) -> None:
         self.rng = np.random.default_rng(0)
@@ -45,6 +48,8 @@ class NoisyTimer:
     def decode(self, configuration: Configuration, request: Request) -> tuple[float, Generation]:
         self.decoded[configuration.id, request.seed] += 1
         noise = self.rng.normal(1, 0.05)
+        if self.passes > 1:
+            noise *= self.drift
         seconds = self.means[configuration] * self.sizes[request.seed] * noise
         return seconds, Generation(request.id, 5, [1] * 10, "", [], [], "length")
 
@@ -107,6 +112,24 @@ def test_who_seems_faster_after_the_first_times_is_timed_against_the_champion() 
     assert all(raced.decoded[FIXED.id, seed] >= 2 for seed in range(12))  # in the same turns
     assert raced.decoded[LOOKUP.id, 11] == 1
     assert raced.decoded[SUFFIX.id, 0] == 0
+
+
+def test_a_machine_that_got_slower_makes_no_latecomer_look_slower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(NoisyTimer, "drift", 1.5)
+    means = {AUTOREGRESSIVE: 1.0, FIXED: 0.7, LOOKUP: 0.8, CONFIDENT: 0.6}
+    raced = Raced(means, late=(CONFIDENT,))
+    assert raced.summary.champion == CONFIDENT.id
+    times = raced.race.times()
+    late, fixed, lookup = (times.timing(c, AUTOREGRESSIVE) for c in (CONFIDENT, FIXED, LOOKUP))
+    assert late.speedup == pytest.approx(1 / 0.6, rel=0.05)
+    assert late.over(fixed).value == pytest.approx(0.7 / 0.6, rel=0.05)
+    # The lookup had left the race: by what both are over autoregressive decoding.
+    assert not set(late.passes) & set(lookup.passes)
+    over = late.over(lookup)
+    assert over.value == pytest.approx(0.8 / 0.6, rel=0.07)
+    assert over.low < over.value < over.high
 
 
 @pytest.mark.parametrize("settings", [{"challengers": 0}, {"seconds": 0}])

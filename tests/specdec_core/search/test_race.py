@@ -78,6 +78,23 @@ def test_outputs_of_other_lengths_are_compared_for_as_many_tokens() -> None:
     assert race.ratio("b", "a").value == pytest.approx(2.0)
 
 
+def test_only_what_was_timed_in_the_same_turn_is_compared() -> None:
+    """The machine takes twice as long in the second turn."""
+    race = Race(["a", "b"], newcomers=1)
+    for prompt in range(30):
+        for name, seconds in (("a", 1.5), ("b", 1.0)):
+            race.add(name, prompt, seconds, 10, turn=0)
+    race.enter(["c"])
+    assert race.ratio("c", "a").high == np.inf
+    for prompt in range(30):
+        for name, seconds in (("b", 2.0), ("c", 1.8)):
+            race.add(name, prompt, seconds, 10, turn=1)
+    assert race.ratio("c", "b").value == pytest.approx(1 / 0.9)
+    assert race.ratio("b", "a").value == pytest.approx(1.5)
+    assert race.ratio("c", "a").high == np.inf  # never timed together
+    assert race.standing().champion == "c"
+
+
 def test_the_choice_costs_as_little_as_it_says() -> None:
     losses, said = [], []
     for seed in range(12):
