@@ -34,11 +34,12 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
+from specdec_core.drafting.trained import trained_digests
 from specdec_core.engine import Request
 from specdec_core.engine.turns import requests_of
 from specdec_core.models.fingerprints import fingerprints
-from specdec_core.models.pair import check_pair, eagle_heads_of, load_pair
-from specdec_core.prompts.prompt_sets import PromptSet, load_prompts
+from specdec_core.models.pair import check_pair, eagle_heads_of, load_pair, load_tokenizer
+from specdec_core.prompts.prompt_sets import Prompt, PromptSet, digest, load_prompts
 from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.folder import SweepFolder
@@ -127,7 +128,7 @@ def run_papers(
     }
     identity = plan.digest({key: prompt_set.digest for key, prompt_set in sets.items()})
     done = None if again or fresh or name else PapersFolder.measured(home / "papers", identity)
-    if done is not None and (result := done.papers()) is not None:
+    if done is not None and (result := done.papers()) is not None and _is_of(done, result):
         observer.stage(f"reading {done.path}")
         return result, done
     folder = PapersFolder.claim(
@@ -151,7 +152,9 @@ def run_papers(
         distinct = list(dict.fromkeys(c for timed in work.values() for c in timed))
         observer.stage(f"warming {len(distinct)} configurations up")
         get(bench.warm_up.remote(distinct, next(iter(requests.values()))[0]))
+        weights = get(bench.fingerprints.remote()) | trained_digests(distinct)
         with folder.lock():
+            folder.keep_weights(weights)
             folder.begin(plan.model_dump(mode="json"), identity)
             folder.save_pair(pair)
             with alone(bench, gpus, observer):
@@ -170,6 +173,12 @@ def run_papers(
     return result, folder
 
 
+def _is_of(folder: PapersFolder, result: PapersResult) -> bool:
+    """Whether a result is of the models, heads and datastores as they are now."""
+    trained = trained_digests(each.configuration for each in result.measured)
+    return folder.weights() == fingerprints(result.plan.pair) | trained
+
+
 def study_inputs(
     plan: PaperPlan,
     result: PapersResult,
@@ -186,19 +195,22 @@ def study_inputs(
     inputs = {}
     if TIMES in wanted:
         times = forward_times(result.pair, [], None, None, observer)
-        digest = hashlib.sha256(times.model_dump_json().encode()).hexdigest()
-        inputs[TIMES] = Input(digest, lambda: times)
+        key = hashlib.sha256(times.model_dump_json().encode()).hexdigest()
+        inputs[TIMES] = Input(key, lambda: times)
     if TABLES in wanted:
-        inputs[TABLES] = Input(folder.digest or "", lambda: decoded(result, folder))
+        inputs[TABLES] = Input(
+            f"{folder.digest} {folder.weights()}", lambda: decoded(result, folder)
+        )
     if long_form is not None:
         greedy = long_form.model_copy(update={"temperatures": (0.0,)})
         by_name = {LONG_FORM: long_form, LONG_FORM_GREEDY: greedy}
         for name, texts in by_name.items():
             if name not in wanted:
                 continue
-            content = [texts.model_dump_json(), str(sorted(fingerprints(plan.pair).items()))]
-            digest = hashlib.sha256("".join(content).encode()).hexdigest()
-            inputs[name] = Input(digest, partial(_write_long, texts, home, observer))
+            prints = str(sorted(fingerprints(plan.pair).items()))
+            content = [texts.model_dump_json(), prints, digest(_long_prompts(texts))]
+            key = hashlib.sha256("".join(content).encode()).hexdigest()
+            inputs[name] = Input(key, partial(_write_long, texts, home, observer))
     asked = {name: each for name, each in plan.recordings.items() if name in wanted}
     with ray_session() if asked else nullcontext():  # one for all
         for name, recorded in asked.items():
@@ -213,12 +225,16 @@ def decoded(result: PapersResult, folder: PapersFolder) -> Decoded:
     return Decoded(result, {name: folder.load_block(name, 0).generations for name in result.sets})
 
 
+def _long_prompts(plan: LongFormPlan) -> list[Prompt]:
+    asked, tokenizer = plan.prompts, load_tokenizer(plan.pair.target)
+    return load_prompts(asked.source, asked.limit, tokenizer, asked.chat_template)
+
+
 def _write_long(plan: LongFormPlan, home: Path, observer: Observer) -> LongForm:
     """Long texts by `plan`, in this process; those of an interrupted run are not written again."""
     observer.stage(f"loading {plan.pair.name}")
-    pair, asked = load_pair(plan.pair), plan.prompts
-    loaded = load_prompts(asked.source, asked.limit, pair.tokenizer, asked.chat_template)
-    tokens = [request.tokens for request in requests_of(loaded, pair, 1)]
+    pair = load_pair(plan.pair)
+    tokens = [request.tokens for request in requests_of(_long_prompts(plan), pair, 1)]
     return measure_long_form(
         pair,
         plan.configurations("long_form"),

@@ -16,7 +16,10 @@ from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specdec_core.config import PairSpec, RunnerSettings
+from specdec_core.config import PairSpec, RunnerSettings, Sampling
+from specdec_core.drafting.heads.card import HeadCard, HeadKind
+from specdec_core.drafting.heads.modules import build_head
+from specdec_core.drafting.heads.storage import save_head
 from specdec_core.models.pair import Pair, load_pair
 from tests.bench_race import bench_prompts, bench_result  # noqa: F401 (fixtures)
 from tests.full_disk import small_disk  # noqa: F401 (a fixture)
@@ -102,6 +105,17 @@ def chat_tokenizer(template: Any = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
     )
     tokenizer.chat_template = template
     return tokenizer
+
+
+def save_random_head(pair: Pair, kind: HeadKind, folder: Path, seed: int = 0) -> None:
+    """A head with random weights for the pair's draft named `draft`."""
+    hidden, own = pair.drafts["draft"].config.hidden_size, pair.fingerprints
+    card = HeadCard(
+        kind=kind, draft="draft", depth=1, width=8, hidden_size=hidden, top_k=10, w_acc=1,
+        w_rej=1, sampling=Sampling(), pair={"target": own["target"], "draft": own["draft"]},
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    save_head(build_head(kind, hidden, 10, depth=1, width=8), card, folder)
 
 
 def tiny_llama(seed: int, hidden: int, layers: int, vocab: int) -> LlamaForCausalLM:

@@ -34,6 +34,7 @@ from specdec_core.base.observer import together
 from specdec_core.config import PairSpec
 from specdec_core.cost import Profile
 from specdec_core.drafting.datastores.datastore import check_datastores
+from specdec_core.drafting.trained import trained_digests
 from specdec_core.engine import Request
 from specdec_core.models.pair import check_pair
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet, load_prompts
@@ -118,6 +119,7 @@ class _Sweep:
     requests: tuple[Request, ...]
     further: tuple[Request, ...]  # beyond the sweep's, for a race that they may decide
     replay: Replay | None
+    weights: dict[str, str]  # digests of models, heads and datastores
 
     def __init__(
         self, plan: ResolvedPlan, folder: SweepFolder, observer: SweepObserver, pair: PairSpec
@@ -144,6 +146,7 @@ class _Sweep:
         self.further = get(self.bench.fitting.remote(further, tokens, len(self.requests)))
         self.pair = get(self.bench.spec.remote())
         fingerprints = get(self.bench.fingerprints.remote())
+        self.weights = fingerprints | trained_digests(self.plan.samples)
         count = len(self.requests)
         self.replay = open_replay(
             self.plan, home, self.pair, fingerprints, recording, prompt_set.digest, count
@@ -163,6 +166,7 @@ class _Sweep:
     def begin(self, identity: str, prompt_set: PromptSet) -> None:
         """Write the plan, the pair and the profile; make the result, or read what a sweep that was
         interrupted under its workload has of it."""
+        self.folder.keep_weights(self.weights)
         self.folder.begin(self.plan.given, identity)
         self.folder.save_pair(self.pair)
         self.profile = self._profile()

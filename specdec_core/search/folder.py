@@ -2,6 +2,7 @@
 
     plan.yaml         the plan as it was given, and its digest
     pair.json         the pair with the data types that every process uses
+    weights.json      the digest of each model, head and datastore
     profile.json      what forwards cost
     trials/<id>.json  a finished configuration; its rounds are in <id>.parquet, unless it was
                       replayed: a replay yields them at any time
@@ -20,6 +21,7 @@ is finished and is not submitted again.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -83,6 +85,23 @@ class SweepFolder:
         """Write the plan, as JSON, and its digest."""
         content = {"digest": digest, **plan}
         write_atomically(self.path / "plan.yaml", yaml.safe_dump(content, sort_keys=False))
+
+    def keep_weights(self, weights: Mapping[str, str]) -> None:
+        """Write what the results are of: a digest of each model, head and datastore by name. Raises
+        :class:`UserError` where they were begun with others."""
+        kept = self.weights()
+        if kept is None:
+            write_atomically(self.path / "weights.json", json.dumps(dict(weights), indent=1))
+        elif other := [name for name in {**kept, **weights} if kept.get(name) != weights.get(name)]:
+            raise UserError(
+                f"{self.path} was begun with other weights of {', '.join(other)}; give --fresh to"
+                " start beside it"
+            )
+
+    def weights(self) -> dict[str, str] | None:
+        """What :meth:`keep_weights` wrote; None where nothing is."""
+        path = self.path / "weights.json"
+        return json.loads(path.read_text()) if path.exists() else None
 
     def finish(self) -> None:
         write_atomically(self.path / "finished", "")

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from specdec_core.base.environment import environment
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.base.workspace import workspace
@@ -31,11 +32,7 @@ def forward_times(
     if hardware is not None:
         return load_hardware(hardware).profile(list(pair.drafts))
     path = profile or workspace_profile(pair)
-    times = Profile.load(path) if profile is not None or path.exists() else None
-    for draft in pair.drafts:
-        if times is not None and draft not in times.drafts:
-            there = ", ".join(times.drafts) or "none"
-            raise UserError(f"{path}: no forward time of draft {draft!r} (it has: {there})")
+    times = load_profile(path, pair) if profile is not None or path.exists() else None
     if times is not None and profile is not None:
         return times
     measured = times.policies if times else {}
@@ -53,11 +50,22 @@ def forward_times(
     return times
 
 
+def load_profile(path: Path, pair: PairSpec) -> Profile:
+    """The forward times in a file. Raises :class:`UserError` for one that lacks a draft."""
+    times = Profile.load(path)
+    for draft in pair.drafts:
+        if draft not in times.drafts:
+            there = ", ".join(times.drafts) or "none"
+            raise UserError(f"{path}: no forward time of draft {draft!r} (it has: {there})")
+    return times
+
+
 def workspace_profile(pair: PairSpec) -> Path:
-    """Where the workspace has the times of a pair: of these models, run in this way. Raises
-    :class:`UserError` for models that are not there."""
+    """Where the workspace has the times of a pair: of these models, run in this way, on a machine
+    of this kind. Raises :class:`UserError` for models that are not there."""
     run = pair.runner.model_dump(mode="json", exclude={"max_length"})
-    content = json.dumps([fingerprints(pair), run], sort_keys=True)
+    machine = [fact for name, fact in environment().items() if name in ("cpu", "gpu", "torch")]
+    content = json.dumps([fingerprints(pair), run, machine], sort_keys=True)
     digest = hashlib.sha256(content.encode()).hexdigest()
     return workspace() / "profiles" / f"{pair.name}-{digest[:8]}.json"
 

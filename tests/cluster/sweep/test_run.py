@@ -212,6 +212,11 @@ def test_optuna_proposes_and_asha_stops_and_a_resumed_study_is_not_repeated(
         assert (trial.counts["requests"] == len(PROMPTS)) == trial.finished
 
     (folder.path / "sweep.json").unlink()  # as if the driver had died while timing
+    weights = folder.weights()
+    (folder.path / "weights.json").write_text(json.dumps({**weights, "draft": "trained since"}))
+    with pytest.raises(UserError, match="other weights of draft"):
+        run_sweep(plan, tmp_path)
+    (folder.path / "weights.json").write_text(json.dumps(weights))
     heard = Heard()
     resumed, _ = run_sweep(plan, tmp_path, observers=[heard])
     assert heard.finished == []

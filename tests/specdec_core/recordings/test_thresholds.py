@@ -6,15 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PolicySettings, Sampling
+from specdec_core.config import Configuration, PolicySettings
 from specdec_core.cost import immediate_costs
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.heads.card import HeadCard
-from specdec_core.drafting.heads.modules import build_head
-from specdec_core.drafting.heads.storage import save_head
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.policies.confidence_product import ConfidenceProductSettings
 from specdec_core.drafting.policies.decision import DecisionSettings
@@ -35,6 +31,7 @@ from specdec_core.recordings.thresholds import (
     distinct_thresholds,
 )
 from specdec_core.tokens.statistics import Counts
+from tests.conftest import save_random_head
 
 POLICIES: dict[str, PolicySettings] = {
     "confidence": ConfidenceSettings(max_tokens=12),
@@ -75,13 +72,7 @@ def policy(request: pytest.FixtureRequest, tiny_pair: Pair, folder: Path) -> Pol
     policy = POLICIES[request.param]
     if not hasattr(policy, "head"):
         return policy
-    hidden, own = tiny_pair.drafts["draft"].config.hidden_size, tiny_pair.fingerprints
-    card = HeadCard(
-        kind=policy.head, draft="draft", depth=1, width=8, hidden_size=hidden, top_k=10, w_acc=1,
-        w_rej=1, sampling=Sampling(), pair={"target": own["target"], "draft": own["draft"]},
-    )  # fmt: skip
-    torch.manual_seed(0)
-    save_head(build_head(policy.head, hidden, 10, depth=1, width=8), card, folder / policy.head)
+    save_random_head(tiny_pair, policy.head, folder / policy.head)
     return policy.model_copy(update={"head": str(folder / policy.head)})
 
 

@@ -1,0 +1,40 @@
+"""A sweep's folder goes on with what it holds only where that is of the same weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
+from specdec_core.drafting.trained import trained_digests
+from specdec_core.models.pair import Pair
+from specdec_core.search.folder import SweepFolder
+from tests.conftest import save_random_head
+
+
+def test_results_of_other_weights_are_not_gone_on_with(tmp_path: Path) -> None:
+    folder, weights = SweepFolder(tmp_path / "sweep"), {"target": "a", "small": "b"}
+    assert folder.weights() is None
+    for _ in range(2):
+        folder.keep_weights(weights)
+    for other, named in (({"small": "c"}, "small"), ({"head h": "d"}, "head h")):
+        with pytest.raises(UserError, match=f"begun with other weights of {named}; give --fresh"):
+            folder.keep_weights(weights | other)
+    assert folder.weights() == weights
+
+
+def test_a_head_that_was_trained_anew_is_another_one(tiny_pair: Pair, tmp_path: Path) -> None:
+    policy = SpecDecPlusPlusSettings(head=str(tmp_path / "head"))
+    asked = [Configuration(drafter=DraftModelSettings(policy=policy)), Configuration()]
+    [missing] = trained_digests(asked).values()
+    assert missing == ""
+    save_random_head(tiny_pair, "specdecpp", tmp_path / "head")
+    before = trained_digests(asked)
+    assert list(before) == [f"head {tmp_path / 'head'}"]
+    assert trained_digests(asked) == before
+    save_random_head(tiny_pair, "specdecpp", tmp_path / "head", seed=1)
+    assert trained_digests(asked) != before
