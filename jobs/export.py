@@ -15,7 +15,7 @@ from jobs.console import console, point, print_configuration, run
 from jobs.options import Config, Hardware, ProfileFile, check_times
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import DrafterSettings, PairConfiguration, PairSpec
+from specdec_core.config import Configuration, DrafterSettings, PairConfiguration, PairSpec
 
 if TYPE_CHECKING:
     from specdec_core.base.observer import Observer
@@ -88,7 +88,14 @@ def main(
         _deliver(server, written, version, _folder(out, choice, server))
         return
     nearest = None
-    found = partial(by_replay, pair=choice.pair, traces=traces, hardware=hardware, profile=profile)
+    found = partial(
+        by_replay,
+        pair=choice.pair,
+        configuration=configuration,
+        traces=traces,
+        hardware=hardware,
+        profile=profile,
+    )
     from specdec_core.export.nearest import rank, told
 
     if fastest:
@@ -137,43 +144,49 @@ def by_replay(
     find: Callable[[Replay, Profile, Observer], T],
     why: str,
     pair: PairSpec,
+    configuration: Configuration,
     traces: str | None = None,
     hardware: Path | None = None,
     profile: Path | None = None,
 ) -> T:
-    """What `find` makes of a recording of the pair and the times to price it by; `why` one is
-    needed."""
+    """What `find` makes of a recording of the pair on which the configuration can be replayed, and
+    the times to price it by; `why` one is needed."""
     from dashboards.progress import ConsoleProgress
 
     with ConsoleProgress(console) as progress:
-        replay, times = recorded(pair, traces, hardware, profile, why, progress)
+        replay, times = recorded(pair, configuration, traces, hardware, profile, why, progress)
+        if replay.header.sampling != configuration.sampling:
+            progress.warned(
+                f"by replay of {replay.recording.folder.name}, which has another sampling than"
+                " the configuration"
+            )
         return find(replay, times, progress)
 
 
 def recorded(
     pair: PairSpec,
+    configuration: Configuration,
     traces: str | None,
     hardware: Path | None,
     profile: Path | None,
     why: str,
     observer: Observer,
 ) -> tuple[Replay, Profile]:
-    """The replay of the recording `traces`, or of the pair's latest one, and the times to price it
-    by. Raises :class:`UserError`, which says `why` a recording is needed, without one."""
-    from specdec_core.export.places import latest_recording
+    """The replay of the recording `traces`, or of the pair's latest one under the configuration's
+    sampling, if there is any, and the times to price it by. Raises :class:`UserError`, which says
+    `why` a recording is needed, without one, and for one of other weights."""
+    from specdec_core.export.places import recording_of
     from specdec_core.recordings.replay import Replay
-    from specdec_core.search.replaying import find_named
     from specdec_core.studies.forward_times import forward_times
 
-    home = workspace()
-    recording = find_named(traces, home) if traces is not None else latest_recording(pair, home)
+    recording = recording_of(pair, workspace(), configuration.sampling, traces)
     if recording is None:
         raise UserError(
             f"{why}, and no recording of {pair.name} tells what comes nearest: make one with"
             " `specdec record`"
         )
     times = forward_times(recording.header.pair, [], hardware, profile, observer)
-    return Replay(recording, hidden=False, profile=times), times
+    return Replay(recording, hidden=bool(configuration.heads), profile=times), times
 
 
 def _show_ranked(server: Server, ranked: list[Trial]) -> None:

@@ -24,7 +24,7 @@ from jobs.options import (
 )
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import PairSpec
+from specdec_core.config import AUTOREGRESSIVE, PairSpec
 
 RUN = ("vllm", "transformers")  # servers that run here
 
@@ -75,7 +75,12 @@ def main(
 
     with ConsoleProgress(console) as progress, interruptible("nothing was written"):
         why = "a scan is of what replay ranks"
-        replay, times = recorded(spec, traces, hardware, profile, why, progress)
+        replay, times = recorded(spec, AUTOREGRESSIVE, traces, hardware, profile, why, progress)
+        if not replay.header.sampling.greedy:
+            raise UserError(
+                f"{replay.recording.folder}: was sampled, and a scan decodes greedily; record the"
+                " prompts at temperature 0"
+            )
         result = _scan(server, spec, replay, times, wanted, limit, repeats, folder.name, progress)
     deliver(report(result), folder, "scan", [result.save(folder)])
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, PretrainedConfig
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairSpec
+from specdec_core.config import PairSpec, Sampling
 from specdec_core.export.server import DraftFile, Models
 from specdec_core.models.eagle.exported import exported_head
 from specdec_core.models.eagle.loading import names_head
@@ -18,6 +19,7 @@ from specdec_core.models.pair import check_pair
 from specdec_core.models.reduced_draft.model import ReducedDraftConfig
 from specdec_core.recordings.find import finished
 from specdec_core.recordings.schema import HEADER, Recording
+from specdec_core.search.replaying import find_named
 
 _BUNDLED = "bundled:"
 
@@ -57,16 +59,35 @@ def _place(model: str) -> str:
     return str(Path(place).resolve()) if Path(place).exists() else place
 
 
-def latest_recording(pair: PairSpec, home: Path) -> Recording | None:
-    """The latest finished recording of a pair's models that can be replayed; None without one."""
+def recording_of(
+    pair: PairSpec, home: Path, sampling: Sampling, traces: str | None = None
+) -> Recording | None:
+    """The recording `traces` of a pair, or without a name its latest that is finished and can be
+    replayed, of those under `sampling` where there are any; None without one. Raises
+    :class:`UserError` for a named one of other weights."""
+    prints = fingerprints(pair)
+    if traces is not None:
+        recording = find_named(traces, home)
+        recording.check(prints)
+        return recording
+    own = [
+        recording
+        for recording in _finished(home)
+        if recording.header.replayable
+        and prints.items() <= recording.header.fingerprints.items()
+        and pair.drafts.items() <= recording.header.pair.drafts.items()
+    ]
+    alike = [recording for recording in own if recording.header.sampling == sampling]
+    return next(iter(alike or own), None)
+
+
+def _finished(home: Path) -> Iterator[Recording]:
+    """The finished recordings of a workspace that this version reads, the latest first."""
     files = sorted((home / "traces").glob(f"*/{HEADER}"), key=lambda file: -file.stat().st_mtime)
     for file in files:
         try:
             recording = Recording.open(file.parent)
         except UserError:  # of another version
             continue
-        recorded = recording.header.pair
-        same = recorded.target == pair.target and pair.drafts.items() <= recorded.drafts.items()
-        if same and finished(file.parent) and recording.header.replayable:
-            return recording
-    return None
+        if finished(file.parent):
+            yield recording

@@ -46,10 +46,13 @@ class SgLang(Server):
             )
         if isinstance(drafter, PromptLookupSettings):
             remark = "keeps n-grams of all requests, and runs on CUDA devices only"
+            # Of the draft tokens one is the root, the last token of the text.
             return Counterpart(
                 {
                     "speculative-algorithm": "NGRAM",
-                    "speculative-num-draft-tokens": drafter.max_tokens,
+                    "speculative-num-draft-tokens": drafter.max_tokens + 1,
+                    "speculative-ngram-min-match-window-size": drafter.min_ngram,
+                    "speculative-ngram-max-match-window-size": drafter.max_ngram,
                     "speculative-ngram-max-bfs-breadth": 1,
                 },
                 (remark,),

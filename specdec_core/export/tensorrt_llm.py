@@ -35,17 +35,22 @@ class TensorRtLlm(Server):
             place, kind = models.draft(drafter.draft)
             if kind != "eagle3" or drafter.expand != drafter.children or drafter.least:
                 return None
+            depth = drafter.policy.max_tokens
+            if not depth <= drafter.keep <= drafter.children * depth:
+                return None
             return Counterpart(
                 {
                     "decoding_type": "Eagle3",
                     "speculative_model": place,
-                    "max_draft_len": drafter.policy.max_tokens,
+                    "max_draft_len": depth,
                     "use_dynamic_tree": True,
                     "dynamic_tree_max_topK": drafter.children,
                     "max_total_draft_tokens": drafter.keep,
                 }
             )
         if isinstance(drafter, PromptLookupSettings):
+            if drafter.min_ngram > 1:
+                return None
             return Counterpart(
                 {
                     "decoding_type": "NGram",
@@ -55,7 +60,13 @@ class TensorRtLlm(Server):
                 }
             )
         if isinstance(drafter, SuffixSettings) and not drafter.tree and drafter.memory != "all":
-            return Counterpart({"decoding_type": "SA", "max_draft_len": drafter.max_tokens})
+            if drafter.min_match > 1:
+                return None
+            remark = "drafts as many tokens however short the match"
+            return Counterpart(
+                {"decoding_type": "SA", "max_draft_len": drafter.max_tokens},
+                (remark,) if drafter.per_match else (),
+            )
         if isinstance(drafter, HybridSettings):
             return _hybrid(drafter, models)
         return None

@@ -61,7 +61,7 @@ class Vllm(Server):
                     "prompt_lookup_max": drafter.max_ngram,
                 }
             )
-        if isinstance(drafter, SuffixSettings) and not drafter.tree:
+        if isinstance(drafter, SuffixSettings) and not drafter.tree and drafter.min_match == 1:
             shared = drafter.memory == "all"
             return Counterpart(
                 {

@@ -118,6 +118,8 @@ class Replay:
         chain = isinstance(drafter, ChainSettings) and drafter.guesses is None
         if drawn and drafter is not None and (not chain or self.header.eagle_heads):
             return "with rejection sampling only the chains of a draft model are known"
+        if configuration.heads and not self._hidden:
+            return "its head reads hidden states, which were not opened"
         return configuration.unknown_to(self.facts)
 
     def run(self, configuration: Configuration) -> ReplayedRounds:

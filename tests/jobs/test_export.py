@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,9 +12,13 @@ import torch
 import yaml
 
 from jobs import export
+from specdec_core.config import Sampling
+from specdec_core.export.places import recording_of
 from specdec_core.export.servers import SERVERS
 from specdec_core.models.pair import Pair
+from specdec_core.recordings.schema import HEADER
 from specdec_core.studies.peers.vllm import VENV, inherited_environment
+from tests.conftest import save_random_head
 from tests.jobs.conftest import Command, record_prompts
 
 installed = pytest.mark.skipif(
@@ -85,6 +90,51 @@ def test_what_has_no_counterpart_is_replaced_by_the_nearest_of_a_recording(
     # A draft that costs a hundredth of the target and is mostly right beats any lookup.
     assert written["method"] == "draft_model"
     assert written["num_speculative_tokens"] > 3
+
+
+def test_what_a_trained_head_drafts_is_replayed_to_say_what_is_left_of_it(
+    command: Command, tiny_pair: Pair, home: Path, tmp_path: Path
+) -> None:
+    save_random_head(tiny_pair, "specdecpp", tmp_path / "head")
+    policy = {"kind": "specdecpp", "head": str(tmp_path / "head"), "threshold": 0.5}
+    asked = config(tiny_pair, {"kind": "draft_model", "policy": policy}, tmp_path)
+    options = ("--config", asked, "--hardware", home / "h.yaml", "--out", tmp_path)
+    done = command(export.main, home, "--to", "vllm", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "of its speed by replay" in done.stdout
+
+
+def test_a_recording_of_other_weights_tells_nothing(
+    command: Command, tiny_pair: Pair, home: Path, tmp_path: Path
+) -> None:
+    """The same folders, whose models were trained on since."""
+    shutil.copytree(home / "traces" / "sums", tmp_path / "traces" / "old")
+    header = tmp_path / "traces" / "old" / HEADER
+    header.write_text(header.read_text().replace(tiny_pair.fingerprints["draft"], "0" * 16))
+    options = ("--to", "vllm", "--config", config(tiny_pair, SVIP, tmp_path))
+    for named, message in (
+        ((), "no recording of"),
+        (("--traces", "old"), "recorded from other weights of draft"),
+    ):
+        done = command(export.main, tmp_path, *options, "--hardware", home / "h.yaml", *named)
+        assert done.returncode == 2
+        assert message in done.stderr
+        assert not (tmp_path / "export").exists()
+
+
+def test_a_recording_under_the_configurations_sampling_is_preferred(
+    tiny_pair: Pair, home: Path, tmp_path: Path
+) -> None:
+    drawn = Sampling(temperature=1.0, coupling="gumbel")
+    shutil.copytree(home / "traces", tmp_path / "traces")
+    record_prompts(tiny_pair, home / "sums.jsonl", tmp_path / "traces" / "drawn", 8, drawn)
+    found = {
+        sampling: recording_of(tiny_pair.spec, tmp_path, sampling).folder.name
+        for sampling in (Sampling(), drawn)
+    }
+    assert found == {Sampling(): "sums", drawn: "drawn"}
+    other = Sampling(temperature=0.5)
+    assert recording_of(tiny_pair.spec, tmp_path, other).folder.name == "drawn"  # the latest
 
 
 def test_the_fastest_of_all_is_found_by_the_servers_own_times(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs import scan
+from specdec_core.config import Sampling
 from specdec_core.export.scan import ScanResult
 from specdec_core.models.pair import Pair
 from tests.jobs.conftest import Command, record_prompts
@@ -49,6 +50,20 @@ def test_a_ranking_is_held_against_transformers(
     )
     assert "Spearman" in done.stdout
     assert (folder / "scan.md").exists()
+
+
+def test_a_sampled_recording_ranks_nothing_that_is_timed_greedily(
+    command: Command, tiny_pair: Pair, tmp_path: Path
+) -> None:
+    (tmp_path / "sums.jsonl").write_text(json.dumps({"prompt": "x = 1 + "}))
+    times = {"name": "far", "target": 0.1, "drafts": {"*": 0.001}}
+    (tmp_path / "h.yaml").write_text(json.dumps(times))
+    drawn = Sampling(temperature=1.0, coupling="gumbel")
+    record_prompts(tiny_pair, tmp_path / "sums.jsonl", tmp_path / "traces" / "drawn", 8, drawn)
+    options = ["--to", "transformers", "--hardware", tmp_path / "h.yaml"]
+    done = command(scan.main, tmp_path, *options, *pair_options(tiny_pair))
+    assert done.returncode == 2
+    assert "was sampled, and a scan decodes greedily" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,30 @@ def test_vllm_is_told_of_chains_heads_lookups_and_lengths_by_load() -> None:
     assert settings("vllm", TREE) is None
 
 
+def test_sglang_counts_the_root_of_what_is_looked_up_and_is_told_the_lengths_of_matches() -> None:
+    told = settings("sglang", LOOKUP | {"min_ngram": 2})
+    assert told["speculative-num-draft-tokens"] == 9
+    assert told["speculative-ngram-min-match-window-size"] == 2
+    assert told["speculative-ngram-max-match-window-size"] == 3
+
+
+@pytest.mark.parametrize(
+    ("server", "drafter", "change"),
+    [
+        ("trtllm", LOOKUP, {"min_ngram": 2}),
+        ("trtllm", SUFFIX, {"min_match": 2}),
+        ("vllm", SUFFIX, {"min_match": 2}),
+        ("trtllm", TREE, {"keep": 13}),  # more than 3 · 4
+        ("trtllm", TREE, {"keep": 3}),  # fewer than its levels
+    ],
+)
+def test_what_a_server_would_do_otherwise_has_no_counterpart(
+    server: str, drafter: dict[str, Any], change: dict[str, Any]
+) -> None:
+    assert settings(server, drafter) is not None
+    assert settings(server, drafter | change) is None
+
+
 def test_the_others_are_told_of_what_they_have() -> None:
     assert settings("sglang", EAGLE)["speculative-num-draft-tokens"] == 5
     assert settings("sglang", TREE)["speculative-eagle-topk"] == 3
