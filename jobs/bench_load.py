@@ -46,16 +46,13 @@ def bench_load(
     from cluster.load_comparison import compare_servers
     from dashboards.progress import RaceProgress
     from specdec_core.base.environment import environment
-    from specdec_core.config import distinct_labels
     from specdec_core.models.pair import load_pair
     from specdec_core.prompts.prompt_sets import PromptSet
     from specdec_core.studies.load.requests import LoadRecord
     from specdec_core.studies.load.result import LoadResult
     from specdec_core.studies.parts import Parts, described
-    from specdec_core.studies.peers.vllm import plug_in
 
-    named = distinct_labels(plug_ins := plan.plugged_in())
-    ours = [*(plug_in(c, named[c.id]) for c in plug_ins), *our_modes(plan, pair)]
+    ours = our_modes(plan, pair)
     started, facts = datetime.now(UTC), environment()
     prompt_set = PromptSet.of(plan.prompts.source, prompts, plan.prompts.chat_template)
     told = [mode.speculative for mode in ours]

@@ -17,17 +17,21 @@ if TYPE_CHECKING:
 
 
 def our_modes(plan: BenchPlan, pair: Pair) -> list[VllmMode]:
-    """For each of the plan's whole configurations, as a champion, vLLM with the settings that are
-    exported of it, and with the plug-in that drafts by it; none where vLLM is not installed or not
-    asked for. What vLLM cannot be told, or the plug-in not draft by, is left out with a line."""
+    """vLLM with the plug-in that drafts by each of the plan's `plug_ins`; and for each of its whole
+    configurations, as a champion, with the settings that are exported of it, and with the plug-in.
+    None where vLLM is not installed or not asked for. What vLLM cannot be told, or the plug-in not
+    draft by, is left out with a line."""
     from specdec_core.studies.peers.vllm import environment_folder, exported, plug_in
 
     python = environment_folder() / "bin" / "python"
     if "vllm" not in plan.peers or not python.exists():
         return []
     modes: list[VllmMode] = []
-    labels = distinct_labels(plan.chosen)
-    elsewhere = {configuration.id for configuration in plan.plugged_in()}
+    named = distinct_labels(plug_ins := plan.plugged_in())
+    for configuration in plug_ins:
+        if plan.wants(plug_in(configuration, named[configuration.id]).label):
+            modes += _plugged_in(configuration, pair, named[configuration.id])
+    labels, elsewhere = distinct_labels(plan.chosen), {each.id for each in plug_ins}
     for configuration in plan.chosen:
         if configuration.drafter is None:
             continue
@@ -48,7 +52,7 @@ def _exported(configuration: Configuration, pair: Pair, label: str) -> list[Vllm
     server = Vllm()
     try:
         models = models_for(pair.spec, server)
-        find = partial(by_replay, pair=pair.spec)
+        find = partial(by_replay, pair=pair.spec, configuration=configuration)
         counterpart, nearest = told(server, models, configuration, find)
     except UserError as error:
         console.print(f"without vLLM with our export: {error}", soft_wrap=True)

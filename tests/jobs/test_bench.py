@@ -14,9 +14,12 @@ from jobs import bench
 from jobs.bench import ROWS
 from jobs.console import run
 from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
 from specdec_core.config import PairSpec
-from specdec_core.studies.bench.benchmark import BenchPlan, load_bench_plan
+from specdec_core.models.pair import Pair
+from specdec_core.studies.bench.benchmark import BenchPlan, load_bench_plan, open_peers
 from specdec_core.studies.bench.result import BenchResult
+from specdec_core.studies.peers.transformers import TransformersPeer
 
 DRAFTED = ", K=2"
 
@@ -137,20 +140,19 @@ def test_what_is_wrong_is_one_line(
     assert not (files["home"] / "bench").exists()
 
 
+class Warned(Observer):
+    """Keeps its last warning."""
+
+    message: str | None = None
+
+    def warned(self, message: str) -> None:
+        self.message = message
+
+
 def test_a_peer_that_was_asked_for_must_be_there(
     files: dict[str, Path], tiny_pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specdec_core.base.observer import Observer
-    from specdec_core.studies.bench.benchmark import BenchPlan, open_peers
-
     plan = BenchPlan(pair=tiny_pair.spec, peers=("vllm",))
-
-    class Warned(Observer):
-        message: str | None = None
-
-        def warned(self, message: str) -> None:
-            self.message = message
-
     monkeypatch.setattr("specdec_core.studies.peers.vllm.VENV", files["home"] / "nowhere")
     with pytest.raises(UserError, match="make bench-peers"), open_peers(plan, tiny_pair, True):
         pass
@@ -158,6 +160,29 @@ def test_a_peer_that_was_asked_for_must_be_there(
     with open_peers(plan, tiny_pair, False, observer) as others:
         assert others == []
     assert "make bench-peers" in observer.message
+
+
+def test_a_mode_that_does_not_start_leaves_the_others_in(
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = "transformers prompt lookup K=10"
+    started = TransformersPeer.open
+
+    def fails(peer: TransformersPeer) -> None:
+        if peer.name == broken:
+            raise UserError("it has no memory left")
+        started(peer)
+
+    monkeypatch.setattr(TransformersPeer, "open", fails)
+    plan = BenchPlan(pair=tiny_pair.spec, peers=("transformers",))
+    observer = Warned()
+    with open_peers(plan, tiny_pair, False, observer) as others:
+        names = [each.peer.name for each in others]
+    assert observer.message == f"without {broken}: it has no memory left"
+    assert broken not in names
+    assert [each.autoregressive for each in others] == [True] + [False] * (len(names) - 1)
+    with pytest.raises(UserError, match="no memory left"), open_peers(plan, tiny_pair, True):
+        pass
 
 
 def test_the_rows_hold_for_any_pair() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,19 @@ def test_what_vllm_cannot_do_is_left_out_with_its_reason(
     assert "needs the package arctic-inference" in said
     assert "without vLLM with our plug-in: " in said
     assert "drafts trees" in said
+
+
+def test_plug_ins_are_run_by_the_drafts_that_vllm_gives_them(
+    tiny_pair: Pair, venv: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """An EAGLE head reads the target's features, which it does not give."""
+    drafts = {**tiny_pair.spec.drafts, "eagle": "bundled:smollm2-eagle"}
+    spec = tiny_pair.spec.model_copy(update={"drafts": drafts})
+    plan = BenchPlan(pair=spec, plug_ins=({"drafter": SVIP},))
+    modes = our_modes(plan, replace(tiny_pair, spec=spec, drafts=dict.fromkeys(drafts)))
+    assert [mode.plug_in.draft for mode in modes] == [*tiny_pair.spec.drafts]
+    said = " ".join(capsys.readouterr().out.split())
+    assert "without vLLM with our plug-in: bundled:smollm2-eagle: an EAGLE head reads" in said
 
 
 def test_without_vllm_or_its_row_nothing_is_looked_for(tiny_pair: Pair, venv: Path) -> None:

@@ -106,7 +106,7 @@ class BenchPlan(Value):
         return chosen
 
     def _checked(self, configurations: Sequence[Configuration], source: str) -> list[Configuration]:
-        greedy = {c.model_copy(update={"sampling": Sampling()}): None for c in configurations}
+        greedy = dict.fromkeys(configuration.greedily for configuration in configurations)
         for configuration in greedy:
             if not configuration.lossless:
                 raise UserError(
@@ -241,8 +241,9 @@ def open_peers(
     """Every mode of a plan's libraries that it wants, and their plug-ins of this library, loaded;
     closed at the end. `ours` are modes of vLLM beside its own.
 
-    A library that cannot be used here is left out with a warning, or, if the user named it
-    (`explicit`), a :class:`UserError`. So is a part of `only` that is in no name.
+    A mode that does not start is left out with a warning, and with the first one all of its
+    library; or, if the user named that (`explicit`), a :class:`UserError` is raised. So it is for
+    a part of `only` that is in no name.
     """
     observer = observer or Observer()
     plug_ins = plan.plugged_in()
@@ -252,28 +253,27 @@ def open_peers(
     for part in plan.only:
         if not any(part in name for name in names):
             raise UserError(f"--only {part}: no name contains it (they are: {', '.join(names)})")
-    with ExitStack() as all_groups:
+    with ExitStack() as opened:
         contestants: list[PeerContestant] = []
         for group, peers in modes.items():
             wanted = {n: peer for n, peer in enumerate(peers) if plan.wants(peer.name)}
             if not wanted:
                 continue
             observer.stage(f"loading {group}", len(wanted))
-            with ExitStack() as one_group:
-                opened = []
+            for number, peer in wanted.items():
                 try:
-                    for number, peer in wanted.items():
-                        # The first mode of every library is its autoregressive decoding.
-                        ready = one_group.enter_context(peer)
-                        opened.append(PeerContestant(ready, group, autoregressive=not number))
-                        observer.step()
+                    ready = opened.enter_context(peer)
                 except UserError as error:
                     if explicit:
                         raise
-                    observer.warned(f"without {group}: {error}")
-                    continue
-                contestants += opened
-                all_groups.enter_context(one_group.pop_all())
+                    first = peer is next(iter(wanted.values()))
+                    observer.warned(f"without {group if first else peer.name}: {error}")
+                    if first:
+                        break
+                else:
+                    # The first mode of every library is its autoregressive decoding.
+                    contestants.append(PeerContestant(ready, group, autoregressive=not number))
+                observer.step()
         yield contestants
 
 

@@ -11,7 +11,7 @@ from specdec_core.config import Configuration, PairSpec, distinct_labels
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.studies.peers.peer import Peer
 from specdec_core.studies.peers.transformers import TransformersPlugIn, transformers_peers
-from specdec_core.studies.peers.vllm import VllmMode, VllmPeer, plug_in, vllm_peers
+from specdec_core.studies.peers.vllm import VllmMode, VllmPeer, vllm_peers
 
 NAMES = ("transformers", "vllm")
 
@@ -26,7 +26,7 @@ def peers_of(
     """Every mode in which the libraries `names` can complete prompts with this pair, not yet open.
 
     They use the pair's model names, data types, lengths and threads, and load the models
-    themselves. Behind a library's own modes it runs this library's plug-in with each of
+    themselves. Behind their own modes come transformers with this library's plug-in, by each of
     `plug_ins`, and vLLM in the modes `ours`. vLLM runs from the virtual environment `vllm_venv`, by
     default the one of `make bench-peers`.
 
@@ -42,8 +42,7 @@ def peers_of(
             peers += [TransformersPlugIn(load, pair, c, labels[c.id]) for c in plug_ins]
         elif name == "vllm":
             peers += vllm_peers(pair, vllm_venv)
-            modes = [*(plug_in(c, labels[c.id]) for c in plug_ins), *ours]
-            peers += [VllmPeer(pair, mode, venv=vllm_venv) for mode in modes]
+            peers += [VllmPeer(pair, mode, venv=vllm_venv) for mode in ours]
         else:
             raise UserError(f"unknown peer {name!r}; known: {', '.join(NAMES)}")
     return peers

@@ -17,7 +17,7 @@ from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.plugins import vllm
 from specdec_core.studies.peers.choose import peers_of
-from specdec_core.studies.peers.vllm import VENV
+from specdec_core.studies.peers.vllm import VENV, VllmPeer, plug_in
 
 PRODUCT = {"kind": "confidence_product", "threshold": 0.3, "max_tokens": 5}
 CHAIN = {"kind": "draft_model", "policy": PRODUCT}
@@ -153,8 +153,7 @@ def test_vllm_writes_the_same_with_the_plug_in() -> None:
     runner = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=256)
     pair = load_pair(PairSpec(drafts={"small": "bundled:draft-small"}, runner=runner))
     [reference, *_] = peers_of(pair, ["transformers"])
-    peer = peers_of(pair, ["vllm"], plug_ins=[configured(HYBRID)])[-1]
-    assert peer.name.startswith("vLLM with our plug-in, ")
+    peer = VllmPeer(pair, plug_in(configured(HYBRID), "hybrid"))
     texts = [tuple(text) for text in TEXTS[:2]]
     with reference, peer:
         for text in texts:
