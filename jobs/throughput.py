@@ -81,16 +81,16 @@ def main(
 
     # torch and MLflow take seconds to import.
     from dashboards.progress import ConsoleProgress
-    from specdec_core.cost import Profile
     from specdec_core.engine.turns import requests_of
     from specdec_core.models.pair import load_pair
     from specdec_core.prompts.prompt_sets import digest, load_prompts
     from specdec_core.studies.batch_choice import choose_by_batch
+    from specdec_core.studies.forward_times import load_profile
     from specdec_core.studies.long_context import at_contexts
     from specdec_core.studies.profiling import profile_chains
     from specdec_core.studies.throughput import measure_throughput
 
-    times = Profile.load(profile) if profile is not None else None
+    times = load_profile(profile, spec) if profile is not None else None
     with console.status(f"loading {spec.name}"):
         pair = load_pair(spec)
     loaded = load_prompts(prompts, limit, pair.tokenizer, chat_template)
@@ -99,7 +99,7 @@ def main(
         times = times or profile_chains(pair, counts, progress)
         best = choose_by_batch(pair, times, tokens, counts, max_new_tokens, progress)
         plan = best.configuration
-        chosen = [choice.configuration] if choice else []
+        chosen = [choice.configuration.greedily] if choice else []
         wanted = [*([plan] if plan else []), *best.chains(counts, fixed), *chosen]
         result = measure_throughput(
             pair, wanted, tokens, counts, repeats, queues, max_new_tokens, progress

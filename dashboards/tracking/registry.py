@@ -25,6 +25,7 @@ from dashboards.store import connect, no_store, runs_where, tracking_uri
 from dashboards.tracking.certificates import fetch, tag_version
 from dashboards.tracking.trial_runs import log_trial
 from specdec_core.base.errors import UserError
+from specdec_core.base.files import atomic_folder, atomic_path
 from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.drafting.datastores.datastore import resolve_datastore
 from specdec_core.drafting.heads.storage import resolve_head
@@ -237,11 +238,12 @@ def _read(client: MlflowClient, version: ModelVersion) -> Registered:
 
 def _copy(files: Path, path: Path) -> None:
     """Copy to `path` the folder `files`, or the file of the same name in it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     if (files / path.name).is_file():
-        shutil.copy(files / path.name, path)
+        with atomic_path(path) as copy:
+            shutil.copy(files / path.name, copy)
     else:
-        shutil.copytree(files, path)
+        with atomic_folder(path) as folder:
+            shutil.copytree(files, folder, dirs_exist_ok=True)
 
 
 def _workspace_files(configuration: Configuration) -> dict[str, Path]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
 from specdec_core.cost import Profile
@@ -59,7 +60,9 @@ def choose_by_batch(
 ) -> BatchChoice:
     """The best K at every number of requests up to the largest of `slots`, with the draft that is
     best on average, from the drafts' agreement with the target's greedy text. `predicted` has the
-    numbers in `slots` only."""
+    numbers in `slots` only. Raises :class:`UserError` for a pair without a draft model."""
+    if not pair.draft_models:
+        raise UserError("the pair has no draft model: give one with --draft")
     observer = observer or Observer()
     observer.stage("reading the target's own text", len(prompts))
     requests = [Request(str(n), tokens, new_tokens) for n, tokens in enumerate(prompts)]

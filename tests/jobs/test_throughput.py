@@ -112,3 +112,18 @@ def test_what_is_wrong_is_said_before_anything_is_loaded(
     monkeypatch.setattr("specdec_core.models.pair.load_pair", loaded)
     with pytest.raises(UserError, match=message):
         main(**options)
+
+
+def test_a_profile_without_a_draft_is_said_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = Profile(
+        target=constant(1e-2, 0),
+        drafts={"other": constant(1e-6, 0)},
+        device="cpu",
+        target_dtype="float32",
+        draft_dtype="float32",
+    )
+    monkeypatch.setattr("specdec_core.models.pair.load_pair", None)
+    with pytest.raises(UserError, match=r"no forward time of draft '.*' \(it has: other\)"):
+        main(profile=times.save(tmp_path / "other.json"))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 
+from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration
+from specdec_core.cost import ForwardCost, Profile
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.by_batch import ByBatchSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
+from specdec_core.studies.batch_choice import choose_by_batch
 from specdec_core.studies.throughput import (
     decode_queue,
     measure_throughput,
@@ -93,3 +98,16 @@ def test_speculation_stops_paying_where_the_interval_reaches_one() -> None:
     )
     assert stops_paying(table, "x") == 8
     assert stops_paying(table[:2], "x") is None
+
+
+def test_without_a_draft_model_there_is_no_length_to_choose(tiny_pair: Pair) -> None:
+    """As of a pair whose only draft is an EAGLE head."""
+    times = Profile(
+        target=ForwardCost.constant(0.1),
+        drafts={},
+        device="cpu",
+        target_dtype="float32",
+        draft_dtype="float32",
+    )
+    with pytest.raises(UserError, match="the pair has no draft model"):
+        choose_by_batch(replace(tiny_pair, drafts={}), times, [(1, 2, 3)], (1,), 4)
