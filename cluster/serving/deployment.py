@@ -212,7 +212,7 @@ def application(
         placement,
         queue,
         certificate=certified(spec, configuration),
-        operation=Operation(os.environ.get(TOKEN)),
+        operation=Operation(os.environ.get(TOKEN) or None),
         access=access,
     )
     return _bound(start, replicas, page, samples)

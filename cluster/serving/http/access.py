@@ -40,7 +40,7 @@ class Access:
 
     def admitting(self, token: str | None) -> Access:
         """The same, and the operator's token is a key."""
-        if self.keys is None or token is None:
+        if self.keys is None or not token:
             return self
         return replace(self, keys=(*self.keys, hashlib.sha256(token.encode()).digest()))
 

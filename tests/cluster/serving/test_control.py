@@ -11,7 +11,7 @@ import pytest
 from cluster.serving.control import announced, find_server
 from cluster.serving.http.app import build_app
 from cluster.serving.http.service import CompletionService
-from cluster.serving.served import Deployment, Operation
+from cluster.serving.served import NOT_OPERATED, Deployment, Operation
 from cluster.serving.server_process import free_port
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, PairSpec
@@ -76,6 +76,8 @@ def test_it_takes_orders_with_its_token_and_says_why_it_refuses_one(
     assert "pear: unknown key" in answer.json()["error"]["message"]
 
 
-def test_a_server_without_a_token_takes_no_orders(tiny_pair: Pair) -> None:
-    app = build_app(CompletionService(Engine(tiny_pair, AUTOREGRESSIVE), "tiny"))
+@pytest.mark.parametrize("operation", [NOT_OPERATED, Operation("")])
+def test_a_server_without_a_token_takes_no_orders(tiny_pair: Pair, operation: Operation) -> None:
+    engine = Engine(tiny_pair, AUTOREGRESSIVE)
+    app = build_app(CompletionService(engine, "tiny", operation=operation))
     assert not [route for route in app.routes if "specdec/deploy" in getattr(route, "path", "")]

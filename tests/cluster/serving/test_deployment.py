@@ -10,8 +10,16 @@ import httpx
 import openai
 import pytest
 from ray import serve
+from ray.serve._private.build_app import build_app
 
-from cluster.serving.deployment import check_cores, check_port, check_servable, serving
+from cluster.serving.control import TOKEN
+from cluster.serving.deployment import (
+    application,
+    check_cores,
+    check_port,
+    check_servable,
+    serving,
+)
 from cluster.serving.protocol.fields import MAX_BODY_BYTES
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement, Sampling
@@ -295,6 +303,13 @@ def test_nothing_is_started_for_a_pair_that_cannot_serve(tiny_spec):
     missing = tiny_spec.model_copy(update={"target": "/no/such/folder"})
     with pytest.raises(UserError, match="/no/such/folder"):
         check_servable(missing, CONFIGURATION)
+
+
+def test_an_empty_token_in_the_environment_is_none(tiny_spec, monkeypatch):
+    for token in ("", "secret"):
+        monkeypatch.setenv(TOKEN, token)
+        (server,) = build_app(application(tiny_spec, CONFIGURATION), name=MODEL).deployments
+        assert server.init_args[0].operation.token == (token or None)
 
 
 def test_a_port_in_use_is_refused():

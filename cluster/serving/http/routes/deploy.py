@@ -22,7 +22,7 @@ DEPLOY, ROLL_BACK = OPERATE
 def router(service: Service) -> APIRouter:
     """`/v1/specdec/deploy` and `/v1/specdec/rollback`; none for a server without a token."""
     routes = APIRouter(include_in_schema=False)
-    if service.operation.token is None:
+    if not service.operation.token:
         return routes
     token = service.operation.token.encode()
 

@@ -139,6 +139,11 @@ def test_nothing_of_a_request_is_logged(chat_pair: Pair, caplog: pytest.LogCaptu
     assert ANNE not in caplog.text
 
 
+def test_an_empty_token_of_the_operator_is_no_key() -> None:
+    assert Access(KEYS).admitting("") == Access(KEYS).admitting(None) == Access(KEYS)
+    assert len(Access(KEYS).admitting("secret").keys or ()) == len(KEYS) + 1
+
+
 def test_a_window_has_room_again_a_minute_later() -> None:
     window = Window(10)
     first = window.take(6, now=0.0)
