@@ -43,6 +43,7 @@ class Rollout:
         self._draining: dict[Served, asyncio.Task[None]] = {}
         self._cancelled = 0  # of engines that are gone
         self._changing = asyncio.Lock()
+        self._restarting: asyncio.Task[Served] | None = None
         self._broken: EngineFailed | None = None  # no engine works, and none could be started
         self.observer = LoopObserver()
         self.canary: Canary | None = None  # the last one
@@ -58,6 +59,8 @@ class Rollout:
 
     async def __aexit__(self, *_: object) -> None:
         self._watching.cancel()
+        if self._restarting is not None:
+            self._restarting.cancel()
         for served, task in [*self._draining.items()]:
             task.cancel()
             served.loop.close()
@@ -199,6 +202,14 @@ class Rollout:
     async def instead_of(self, failed: Served) -> Served:
         """Who goes on for a deployment whose engine has failed: the current one, whose engine is
         started again if it is the one. Raises :class:`EngineFailed`."""
+        if failed is not self.current:
+            return self.current
+        # In a task of its own: who asks first may leave while others wait.
+        if self._restarting is None or self._restarting.done():
+            self._restarting = asyncio.create_task(self._restart(failed))
+        return await asyncio.shield(self._restarting)
+
+    async def _restart(self, failed: Served) -> Served:
         async with self._changing:
             if failed is not self.current:
                 return self.current

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
 from cluster.serving.engine_loop import EngineLoop
@@ -134,7 +135,12 @@ class Served:
                 other.close()
                 raise
 
-        served = await asyncio.to_thread(start)
+        starting = asyncio.get_running_loop().run_in_executor(None, start)
+        try:
+            served = await asyncio.shield(starting)
+        except asyncio.CancelledError:  # the thread goes on, and so would what it has started
+            starting.add_done_callback(_end_unclaimed)
+            raise
         served.loop.open()
         return served
 
@@ -151,3 +157,10 @@ class Served:
         """End the engine's process, if it has one of its own."""
         if isinstance(self.loop.engine, EngineProcess):
             self.loop.engine.close()
+
+
+def _end_unclaimed(starting: asyncio.Future[Served]) -> None:
+    """End what was started for somebody who has left. That takes a while, also when the event loop
+    is about to end."""
+    if not starting.cancelled() and starting.exception() is None:
+        Thread(target=starting.result().end).start()

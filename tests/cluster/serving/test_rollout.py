@@ -6,9 +6,11 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cluster.serving.engine_loop import EngineFailed, LoopObserver
@@ -128,6 +130,43 @@ async def survived(service: CompletionService, pair: Pair, expected: list[str]) 
     assert health.configuration == CHAIN.id
 
 
+def engines() -> set[int]:
+    """The processes of this one's engines."""
+    found = set()
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):  # it has just ended
+            if "engine_process" in " ".join(child.cmdline()):
+                found.add(child.pid)
+    return found
+
+
+async def left(service: CompletionService, pair: Pair, expected: list[str]) -> None:
+    """A client that leaves while an engine is loaded stops it for nobody else, and leaves none."""
+    before, [first, other] = service.loop.restarts, requests(pair, "left")[:2]
+    kill(service.engine)
+    assert isinstance(service.engine, EngineProcess)
+    service.engine._process.wait()
+    leaving = asyncio.create_task(service.submit([other]))
+    while not service.loop._changing.locked():
+        await asyncio.sleep(0.001)
+    staying = asyncio.create_task(service.submit([first]))
+    await asyncio.sleep(0.1)
+    leaving.cancel()
+    assert await text(await staying) == expected[0]
+    assert service.loop.restarts == before + 1
+    [running] = engines()
+    deployment = Deployment(pair=service.loop.current.deployment.pair, configuration=LOOKUP)
+    deploying = asyncio.create_task(service.loop.deploy(deployment))
+    while len(engines()) < 2:
+        await asyncio.sleep(0.01)
+    deploying.cancel()
+    await asyncio.wait([deploying])
+    async with asyncio.timeout(60):
+        while engines() != {running}:
+            await asyncio.sleep(0.05)
+    assert service.loop.switches == 0
+
+
 async def refused(service: CompletionService, spec: PairSpec) -> None:
     """What cannot be served leaves everything as it is."""
     before = service.loop.current
@@ -241,6 +280,7 @@ def test_streams_outlive_a_killed_engine_and_a_new_configuration(
 
     async def story(service: CompletionService) -> None:
         await survived(service, tiny_pair, expected)
+        await left(service, tiny_pair, expected)
         old = service.engine
         assert await switched(service, tiny_pair, expected, [LOOKUP]) >= len(expected)
         assert isinstance(old, EngineProcess)
