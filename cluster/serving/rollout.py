@@ -154,13 +154,15 @@ class Rollout:
         working = await self.working()
         if (trying := self._trying) is None:
             return working
-        chosen = trying.choose([request.id for request in requests])
-        if trying.state == "running" and chosen.loop.works:
-            return chosen
         if trying.state == "running":
-            trying.end("dropped", "its engine has failed")
-        async with self._changing:
-            await self._decide(trying)
+            chosen = trying.choose([request.id for request in requests])
+            if trying.state == "running" and chosen.loop.works:
+                return chosen
+            if trying.state == "running":
+                trying.end("dropped", "its engine has failed")
+        if not self._changing.locked():  # else no client waits until something else is loaded
+            async with self._changing:
+                await self._decide(trying)
         return self.current
 
     async def _decide(self, canary: Canary) -> None:
@@ -229,33 +231,42 @@ class Rollout:
             return self.current
 
     async def deploy(self, deployment: Deployment) -> Served:
-        """Serve something else from now on. Raises :class:`UserError` where that cannot be; then
-        all stays as it is."""
-        await asyncio.to_thread(self.check_deployable, deployment)
+        """Serve this from now on, and nothing beside it. What is served already is not loaded
+        again. Raises :class:`UserError` where that cannot be; then all stays as it is."""
         async with self._changing:
+            return await self._deploy(deployment)
+
+    async def _deploy(self, deployment: Deployment) -> Served:
+        old = self.current
+        if old.deployment.same(deployment) and old.loop.works:
             await self._give_up_trying()
-            old = self.current
-            try:
-                self._switch(await old.beside(deployment))
-            except RuntimeError as error:
-                raise UserError(f"the new engine did not start: {error}") from None
+            old.deployment = old.deployment.told_as(deployment)
+        else:
+            await asyncio.to_thread(self.check_deployable, deployment)
+            served = await self._load(deployment)
+            await self._give_up_trying()
+            self._switch(served)
             self._switched(old)
-            await asyncio.to_thread(self.operation.keep, deployment)
-            return self.current
+        await asyncio.to_thread(self.operation.keep, self.current.deployment)
+        return self.current
+
+    async def _load(self, deployment: Deployment) -> Served:
+        """Another engine beside the current one. Raises :class:`UserError` where it cannot be."""
+        try:
+            return await self.current.beside(deployment)
+        except (RuntimeError, OSError) as error:
+            raise UserError(f"the new engine did not start: {error}") from None
 
     async def settle(self, deployment: Deployment) -> None:
         """Serve this and nothing beside it, as others have decided. Raises :class:`UserError` where
         that cannot be."""
-        trying = self._trying
-        if trying is not None and trying.sides["challenger"].deployment == deployment:
-            trying.end("promoted", "it is faster elsewhere")
-            async with self._changing:
+        async with self._changing:
+            trying = self._trying
+            if trying is not None and trying.sides["challenger"].deployment.same(deployment):
+                trying.end("promoted", "it is faster elsewhere")
                 await self._decide(trying)
-        elif self.current.deployment == deployment:
-            async with self._changing:
-                await self._give_up_trying()
-        else:
-            await self.deploy(deployment)
+            else:
+                await self._deploy(deployment)
 
     async def try_out(
         self, deployment: Deployment, share: float, confidence: float = CONFIDENCE
@@ -267,11 +278,8 @@ class Rollout:
         check_comparable(both, share)
         await asyncio.to_thread(self.check_deployable, deployment)
         async with self._changing:
+            challenger = await self._load(deployment)
             await self._give_up_trying()
-            try:
-                challenger = await self.current.beside(deployment)
-            except RuntimeError as error:
-                raise UserError(f"the new engine did not start: {error}") from None
             challenger.loop.observer = self.observer
             self._beside.append(challenger)
             self.canary = Canary(self.current, challenger, share, confidence)
@@ -283,10 +291,12 @@ class Rollout:
             await self._decide(self._trying)
 
     async def roll_back(self) -> Served:
-        """Serve again what was served before. Raises :class:`UserError` where nothing was."""
-        if self.previous is None:
-            raise UserError("nothing else was served before")
-        return await self.deploy(self.previous)
+        """Serve again what was served before; where nothing was, without a challenger beside it.
+        Raises :class:`UserError` where there is none either."""
+        async with self._changing:
+            if self.previous is None and self._trying is None:
+                raise UserError("nothing else was served before")
+            return await self._deploy(self.previous or self.current.deployment)
 
     def check_deployable(self, deployment: Deployment) -> None:
         """Raises :class:`UserError` for another target, as clients are promised this one's text,
@@ -317,7 +327,9 @@ class Rollout:
 
     def _switched(self, old: Served) -> None:
         """Another deployment has taken the place of this one."""
-        self.previous, self._broken = old.deployment, None
+        if not old.deployment.same(self.current.deployment):
+            self.previous = old.deployment
+        self._broken = None
         self.switches += 1
         self._retire(old)
 

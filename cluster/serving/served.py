@@ -42,6 +42,15 @@ class Deployment(Value):
         """`source` as everybody may read it: of a file, its name without the server's folders."""
         return Path(self.source).name
 
+    def same(self, other: Deployment) -> bool:
+        """Whether both are one to an engine, whatever is said of them."""
+        return (self.pair, self.configuration) == (other.pair, other.configuration)
+
+    def told_as(self, other: Deployment) -> Deployment:
+        """This one, and of it is said what is said of the same one, `other`."""
+        said = ("source", "version", "certificate")
+        return self.model_copy(update={name: getattr(other, name) for name in said})
+
 
 class Operation(NamedTuple):
     """How a server is operated while it runs: the token of those who may do that, and the file of
@@ -57,9 +66,13 @@ class Operation(NamedTuple):
         return parse_json(Deployment, self.deployed.read_bytes(), str(self.deployed))
 
     def keep(self, deployment: Deployment) -> None:
-        """Remember what is served now."""
-        if self.deployed is not None:
+        """Remember what is served now. It is served, too, where that cannot be written down."""
+        if self.deployed is None:
+            return
+        try:
             write_atomically(self.deployed, deployment.model_dump_json())
+        except OSError as error:
+            logger.error("what is served now is not remembered: %s", error)
 
 
 NOT_OPERATED = Operation()

@@ -149,16 +149,15 @@ class Fleet:
         """Have all replicas serve this from now on. Raises :class:`UserError` where one cannot;
         then all go on as before."""
         async with self._changing:
-            await self._tell("deploy", deployment)
-            self._served(deployment)
-            await asyncio.to_thread(self.operation.keep, deployment)
-            return deployment
+            return await self._deploy(deployment)
 
     async def roll_back(self) -> Deployment:
-        """Serve again what was served before. Raises :class:`UserError` where nothing was."""
-        if self.previous is None:
-            raise UserError("nothing else was served before")
-        return await self.deploy(self.previous)
+        """Serve again what was served before; where nothing was, without a challenger beside it.
+        Raises :class:`UserError` where there is none either."""
+        async with self._changing:
+            if self.previous is None and self._trying is None:
+                raise UserError("nothing else was served before")
+            return await self._deploy(self.previous or self.deployment)
 
     async def try_out(self, deployment: Deployment, share: float) -> Deployment:
         """Have every replica give a challenger a share of its traffic. The first that can decide
@@ -204,11 +203,19 @@ class Fleet:
             failure = first.message
         raise EngineFailed(failure)
 
+    async def _deploy(self, deployment: Deployment) -> Deployment:
+        await self._tell("deploy", deployment)
+        self._served(deployment)
+        await asyncio.to_thread(self.operation.keep, self.deployment)
+        return self.deployment
+
     async def _tell(self, name: str, *arguments: Any) -> None:
-        """Have all replicas do something, or none; then no challenger is tried any more. Raises
-        :class:`UserError`."""
+        """Have all replicas do something, or none. No challenger is tried any more then, unless all
+        have refused. Raises :class:`UserError`."""
         told: list[Told] = await self.ask(name, *arguments, seconds=_LOAD)
         errors = [each.error for each in told if each.error is not None]
+        if errors and len(errors) == len(told):
+            raise UserError(errors[0])
         if errors:
             await self.ask("deploy", self.deployment, seconds=_LOAD)
         if self._trying is not None:
@@ -220,6 +227,9 @@ class Fleet:
             raise UserError(errors[0])
 
     def _served(self, deployment: Deployment) -> None:
+        if self.deployment.same(deployment):
+            self.deployment = self.deployment.told_as(deployment)
+            return
         self.previous, self.deployment = self.deployment, deployment
         self.switches += 1
 
@@ -247,10 +257,10 @@ class Fleet:
         state = "dropped" if self.canary is None else self.canary.state
         if state == "running":
             return
+        trying, self._trying = self._trying, None
         if state == "promoted":
-            self._served(self._trying)
+            self._served(trying)
             await asyncio.to_thread(self.operation.keep, self.deployment)
-        self._trying = None
         await self.ask("deploy", self.deployment, seconds=_LOAD)
 
     def _see(self, statuses: Sequence[Status]) -> None:
@@ -270,7 +280,7 @@ class Fleet:
         strays = [
             each.replica
             for each in statuses
-            if each.deployment != self.deployment
+            if not each.deployment.same(self.deployment)
             and (each.replica, configuration) not in self._useless
         ]
         if not strays or self._trying is not None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cluster.serving.canary import Canary
 from cluster.serving.engine_loop import EngineFailed, LoopObserver
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.http.service import CompletionService
@@ -296,6 +297,122 @@ def test_streams_outlive_a_killed_engine_and_a_new_configuration(
         await broken(service, monkeypatch)
 
     told(tiny_spec, story, operation)
+
+
+def trying(service: CompletionService, pair: Pair) -> Canary:
+    """A challenger gets half of the traffic, from an engine in this process."""
+    challenger = CompletionService(Engine(pair, LOOKUP), "tiny").loop.current
+    challenger.loop.open()
+    loop = service.loop
+    loop._beside.append(challenger)
+    loop.canary = Canary(loop.current, challenger, 0.5)
+    return loop.canary
+
+
+def told_here(
+    pair: Pair,
+    story: Callable[[CompletionService], Awaitable[None]],
+    operation: Operation = NOT_OPERATED,
+) -> None:
+    """Serve by an engine in this process, which is not replaced, while a story is told."""
+    service = CompletionService(Engine(pair, CHAIN), "tiny", operation=operation)
+
+    async def main() -> None:
+        async with service.loop:
+            await story(service)
+
+    asyncio.run(asyncio.wait_for(main(), timeout=60))
+
+
+def test_what_is_served_already_is_not_loaded_again(tiny_pair: Pair, tmp_path: Path) -> None:
+    """A rollback still returns to what was served before it."""
+    operation = Operation(None, tmp_path / "deployed")
+    again = Deployment(
+        pair=tiny_pair.spec, configuration=CHAIN, source="version 2", version=2, certificate="sure"
+    )
+
+    async def story(service: CompletionService) -> None:
+        loop, served = service.loop, service.loop.current
+        before = loop.previous = Deployment(pair=tiny_pair.spec, configuration=LOOKUP)
+        for order in (loop.deploy, loop.settle):
+            canary = trying(service, tiny_pair)
+            await order(again)
+            assert canary.state == "dropped"
+        assert loop.current is served
+        assert (loop.previous, loop.switches) == (before, 0)
+        health = await service.health()
+        assert (health.source, health.version, health.certified) == ("version 2", 2, True)
+        assert operation.last() == again
+
+    told_here(tiny_pair, story, operation)
+
+
+def test_a_rollback_ends_the_first_canary(tiny_pair: Pair) -> None:
+    async def story(service: CompletionService) -> None:
+        canary, served = trying(service, tiny_pair), service.loop.current
+        assert await service.loop.roll_back() is served
+        assert canary.state == "dropped"
+        with pytest.raises(UserError, match="nothing else was served before"):
+            await service.loop.roll_back()
+
+    told_here(tiny_pair, story)
+
+
+def test_a_rollback_waits_for_what_is_being_deployed(tiny_pair: Pair) -> None:
+    """It returns to what was served before that."""
+
+    async def story(service: CompletionService) -> None:
+        loop = service.loop
+        async with loop._changing:
+            rolling = asyncio.create_task(loop.roll_back())
+            await asyncio.sleep(0.01)
+            loop.previous = loop.current.deployment
+        assert await rolling is loop.current
+
+    told_here(tiny_pair, story)
+
+
+def test_a_deployment_that_fails_leaves_the_canary_running(tiny_pair: Pair) -> None:
+    wanted = Deployment(pair=tiny_pair.spec, configuration=AUTOREGRESSIVE)
+
+    async def story(service: CompletionService) -> None:
+        canary = trying(service, tiny_pair)
+        for order in (service.loop.deploy, partial(service.loop.try_out, share=0.5)):
+            with pytest.raises(UserError, match="is not replaced while it serves"):
+                await order(wanted)
+        assert canary.state == "running"
+        assert service.loop._trying is canary
+
+    told_here(tiny_pair, story)
+
+
+def test_no_client_waits_for_a_load_where_a_canary_is_decided_meanwhile(tiny_pair: Pair) -> None:
+    async def story(service: CompletionService) -> None:
+        canary, champion = trying(service, tiny_pair), service.loop.current
+        first, second = requests(tiny_pair, "meanwhile", 4)[:2]
+        async with service.loop._changing, asyncio.timeout(20):
+            canary.end("promoted", "the test says so")
+            stream = await service.submit([first])
+            assert stream._served is champion
+            await text(stream)
+        await text(await service.submit([second]))
+        assert service.loop.current is canary.sides["challenger"]
+
+    told_here(tiny_pair, story)
+
+
+def test_what_cannot_be_written_down_is_served_all_the_same(
+    tiny_pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    again = Deployment(pair=tiny_pair.spec, configuration=CHAIN, version=2)
+
+    async def story(service: CompletionService) -> None:
+        await service.loop.deploy(again)
+        assert service.loop.current.deployment == again
+
+    told_here(tiny_pair, story, Operation(None, tmp_path / "file" / "deployed"))
+    assert "is not remembered" in caplog.text
 
 
 @pytest.mark.long

@@ -1,0 +1,154 @@
+"""All replicas serve one thing, and the ingress knows which. These replicas are in this process,
+with an engine that is not replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.serving.canary import Canary
+from cluster.serving.http.service import CompletionService
+from cluster.serving.replicas.fleet import Fleet
+from cluster.serving.replicas.replica import EngineReplica
+from cluster.serving.served import NOT_OPERATED, Deployment, Operation
+from specdec_core.base.errors import UserError
+from specdec_core.config import AUTOREGRESSIVE, Configuration
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.engine import Engine
+from specdec_core.models.pair import Pair
+
+CHAIN = Configuration(drafter=DraftModelSettings())
+LOOKUP = Configuration(drafter=PromptLookupSettings())
+
+
+class Replica(EngineReplica.func_or_class):
+    """Of a service that others start and end."""
+
+    def __init__(self, name: str, service: CompletionService) -> None:
+        self._name, self._service = name, service
+
+    def __del__(self) -> None: ...
+
+
+class Handle:
+    """Calls all replicas, as Ray Serve's does."""
+
+    def __init__(self, replicas: list[Replica]) -> None:
+        self.replicas, self.called = replicas, []
+
+    def options(self, **_: Any) -> Handle:
+        return self
+
+    def broadcast(self, name: str, *arguments: Any) -> Answers:
+        self.called.append(name)
+        return Answers([getattr(replica, name)(*arguments) for replica in self.replicas])
+
+
+class Answers(list):
+    async def results_async(self, **_: Any) -> list[Any]:
+        return [await answer if inspect.isawaitable(answer) else answer for answer in self]
+
+
+def told(
+    pair: Pair,
+    story: Callable[[Fleet, Handle], Awaitable[None]],
+    operation: Operation = NOT_OPERATED,
+) -> None:
+    """Two replicas serve CHAIN while a story is told."""
+    first, second = (CompletionService(Engine(pair, CHAIN), "tiny") for _ in range(2))
+    handle = Handle([Replica("first", first), Replica("second", second)])
+    deployment = Deployment(pair=pair.spec, configuration=CHAIN)
+
+    async def main() -> None:
+        async with first.loop, second.loop:
+            await story(Fleet(handle, deployment, operation), handle)
+
+    asyncio.run(asyncio.wait_for(main(), timeout=60))
+
+
+async def tried(fleet: Fleet, handle: Handle) -> list[Canary]:
+    """Every replica gives LOOKUP half of its traffic."""
+    pair = handle.replicas[0]._service.engine.pair
+    fleet._trying = Deployment(pair=pair.spec, configuration=LOOKUP)
+    canaries = []
+    for replica in handle.replicas:
+        loop = replica._service.loop
+        challenger = CompletionService(Engine(pair, LOOKUP), "tiny").loop.current
+        challenger.loop.open()
+        loop._beside.append(challenger)
+        loop.canary = Canary(loop.current, challenger, 0.5)
+        canaries.append(loop.canary)
+    await fleet._watch()
+    assert fleet.canary is not None
+    assert fleet.canary.state == "running"
+    return canaries
+
+
+def test_what_is_served_already_is_told_anew_and_no_more(tiny_pair: Pair) -> None:
+    again = Deployment(pair=tiny_pair.spec, configuration=CHAIN, source="version 2", version=2)
+
+    async def story(fleet: Fleet, handle: Handle) -> None:
+        before = fleet.previous = Deployment(pair=tiny_pair.spec, configuration=LOOKUP)
+        assert await fleet.deploy(again) == fleet.deployment == again
+        assert (fleet.previous, fleet.switches) == (before, 0)
+        handle.replicas[1]._service.loop.current.deployment = before.model_copy(
+            update={"configuration": CHAIN}
+        )
+        handle.called.clear()
+        await fleet._watch()  # the one that is said to be another's is no stray
+        assert handle.called == ["status"]
+
+    told(tiny_pair, story)
+
+
+def test_a_rollback_ends_the_first_canary_everywhere(tiny_pair: Pair) -> None:
+    async def story(fleet: Fleet, handle: Handle) -> None:
+        canaries = await tried(fleet, handle)
+        assert (await fleet.roll_back()).configuration == CHAIN
+        assert fleet.canary.state == "dropped"
+        assert {canary.state for canary in canaries} == {"dropped"}
+        with pytest.raises(UserError, match="nothing else was served before"):
+            await fleet.roll_back()
+
+    told(tiny_pair, story)
+
+
+def test_a_deployment_that_all_refuse_leaves_the_canary_running(tiny_pair: Pair) -> None:
+    wanted = Deployment(pair=tiny_pair.spec, configuration=AUTOREGRESSIVE)
+
+    async def story(fleet: Fleet, handle: Handle) -> None:
+        canaries = await tried(fleet, handle)
+        for order in (fleet.deploy, lambda wanted: fleet.try_out(wanted, 0.5)):
+            with pytest.raises(UserError, match="is not replaced while it serves"):
+                await order(wanted)
+        await fleet._watch()
+        assert fleet.canary.state == "running"
+        assert {canary.state for canary in canaries} == {"running"}
+
+    told(tiny_pair, story)
+
+
+def test_a_promotion_that_cannot_be_written_down_happens_once(
+    tiny_pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+
+    async def story(fleet: Fleet, handle: Handle) -> None:
+        first, _ = await tried(fleet, handle)
+        first.end("promoted", "the test says so")
+        for _ in range(2):
+            await fleet._watch()
+        assert fleet.deployment.configuration == LOOKUP
+        assert fleet.previous.configuration == CHAIN
+        assert fleet.switches == 1
+        served = {replica._service.engine.configuration for replica in handle.replicas}
+        assert served == {LOOKUP}
+
+    told(tiny_pair, story, Operation(None, tmp_path / "file" / "deployed"))
+    assert "is not remembered" in caplog.text
