@@ -220,7 +220,7 @@ class Rollout:
             logger.warning("the engine has failed and is started again")
             try:
                 self._switch(await failed.beside(failed.deployment))
-            except (UserError, RuntimeError) as error:
+            except (UserError, RuntimeError, OSError) as error:
                 self._broken = EngineFailed(f"the engine failed, and cannot be started: {error}")
                 raise self._broken from None
             self.current.since = failed.since
@@ -344,8 +344,11 @@ class Rollout:
         """Start an engine again that has died while nobody was waiting for it."""
         while self._replaceable:
             await asyncio.sleep(_WATCH)
-            with suppress(EngineFailed):
-                await self.working()
+            try:
+                with suppress(EngineFailed):
+                    await self.working()
+            except Exception:
+                logger.exception("the engine was not looked after; that is tried again")
 
     async def _drain(self, served: Served) -> None:
         """Let an engine finish what it has, keep what it has learned, and end it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
@@ -24,6 +25,8 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
+
+logger = logging.getLogger(__name__)
 
 KEEP_SECONDS = 60  # between copies of what was learned while serving
 
@@ -178,7 +181,10 @@ class CompletionService(Service):
         """Save it periodically, so that little is lost however the server ends."""
         while True:
             await asyncio.sleep(KEEP_SECONDS)
-            await self.loop.between_steps(self.keep_learned)
+            try:
+                await self.loop.between_steps(self.keep_learned)
+            except Exception:  # the engine may just have died, and is started again
+                logger.exception("what was learned was not saved; that is tried again")
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

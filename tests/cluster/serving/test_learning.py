@@ -20,7 +20,7 @@ from specdec_core.drafting.bandit.drafter import build_bandit
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.states import save_state
-from specdec_core.engine import Engine
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 
 BANDIT = Configuration(drafter=BanditSettings(rule="exp3", arms=[1, 4, {"kind": "prompt_lookup"}]))
@@ -78,6 +78,32 @@ def test_it_is_kept_now_and_then_as_well(
                 await asyncio.sleep(0.02)
 
     asyncio.run(asyncio.wait_for(main(), timeout=60))
+
+
+def test_one_failure_to_keep_it_is_not_the_last_time(
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_service, "KEEP_SECONDS", 0.01)
+    path = tmp_path / "state.json"
+    service = CompletionService(Engine(tiny_pair, BANDIT), "tiny", path)
+    keep, failures = service.keep_learned, [RuntimeError("the engine's process has ended")]
+
+    def fails_once() -> None:
+        if failures:
+            raise failures.pop()
+        keep()
+
+    monkeypatch.setattr(service, "keep_learned", fails_once)
+
+    async def main() -> None:
+        async with service.running():
+            stream = await service.submit([Request("r", (5, 6, 7), 8, ignore_eos=True)])
+            async for _ in stream:
+                pass
+            while not path.exists():
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(main(), timeout=20))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cluster.serving import rollout
 from cluster.serving.canary import Canary
 from cluster.serving.engine_loop import EngineFailed, LoopObserver
 from cluster.serving.engine_process import EngineProcess
@@ -168,7 +169,31 @@ async def left(service: CompletionService, pair: Pair, expected: list[str]) -> N
     assert service.loop.switches == 0
 
 
-async def refused(service: CompletionService, spec: PairSpec) -> None:
+async def looked_after(service: CompletionService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at the engine that fails is not the last one."""
+    looks = 0
+
+    async def fails() -> None:
+        nonlocal looks
+        looks += 1
+        raise OSError("no look")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rollout, "_WATCH", 0.01)
+        patch.setattr(service.loop, "working", fails)
+        async with asyncio.timeout(10):
+            while looks < 2:
+                await asyncio.sleep(0.01)
+
+
+def too_many_files(*_: object) -> EngineProcess:
+    """No engine can be started."""
+    raise OSError("too many open files")
+
+
+async def refused(
+    service: CompletionService, spec: PairSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What cannot be served leaves everything as it is."""
     before = service.loop.current
     unknown = Configuration(drafter=DraftModelSettings(draft="nobody"))
@@ -181,6 +206,11 @@ async def refused(service: CompletionService, spec: PairSpec) -> None:
     other = spec.model_copy(update={"target": "elsewhere/other"})
     with pytest.raises(UserError, match="another target writes other texts"):
         await service.loop.deploy(Deployment(pair=other, configuration=CHAIN))
+    with monkeypatch.context() as patch:
+        patch.setattr(service.engine, "another", too_many_files)
+        for order in (service.loop.deploy, partial(service.loop.try_out, share=0.5)):
+            with pytest.raises(UserError, match="did not start: too many open files"):
+                await order(Deployment(pair=spec, configuration=CHAIN))
     assert service.loop.current is before
 
 
@@ -209,14 +239,10 @@ async def tried_out(service: CompletionService, pair: Pair, expected: list[str])
 
 async def broken(service: CompletionService, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine dies, and cannot be started again."""
-
-    def never(*_: object) -> EngineProcess:
-        raise UserError("the disk is gone")
-
-    monkeypatch.setattr(service.engine, "another", never)
+    monkeypatch.setattr(service.engine, "another", too_many_files)
     stream = await service.submit([Request("r", (5, 6, 7), 200, ignore_eos=True)])
     kill(service.engine)
-    with pytest.raises(EngineFailed, match="the disk is gone"):
+    with pytest.raises(EngineFailed, match="too many open files"):
         await text(stream)
     assert not (await service.health()).ready
     with pytest.raises(EngineFailed):
@@ -282,13 +308,14 @@ def test_streams_outlive_a_killed_engine_and_a_new_configuration(
     async def story(service: CompletionService) -> None:
         await survived(service, tiny_pair, expected)
         await left(service, tiny_pair, expected)
+        await looked_after(service, monkeypatch)
         old = service.engine
         assert await switched(service, tiny_pair, expected, [LOOKUP]) >= len(expected)
         assert isinstance(old, EngineProcess)
         assert not old.alive
         assert service.loop.previous is not None
         assert service.loop.previous.configuration == CHAIN
-        await refused(service, tiny_spec)
+        await refused(service, tiny_spec, monkeypatch)
         health = await service.health()
         assert (health.configuration, health.switches) == (LOOKUP.id, 1)
         kept = operation.last()  # what a replica that is started again serves
