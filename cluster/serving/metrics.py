@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 from cluster.serving.drift import Drift
 from cluster.serving.engine_loop import LoopObserver
 from cluster.serving.engine_process import EngineProcess
-from cluster.serving.protocol.counts import arm_label
+from cluster.serving.protocol.counts import drafted_by
 from cluster.serving.rollout import Rollout
 from specdec_core.base.memory import resident
 from specdec_core.config import Configuration
@@ -115,12 +115,13 @@ class Metrics(Collector, LoopObserver):
         rounds = self._rounds.setdefault(configuration, Counter())
         for chunk in chunks:
             began, prompt = self._began[chunk.request_id]
-            if (latest := self._latest.get(chunk.request_id)) is None:
-                self._first.observe(now - began)
-                self._prompt += prompt
-            elif chunk.tokens:
-                self._between.observe((now - latest) / len(chunk.tokens))
-            self._latest[chunk.request_id] = now
+            if chunk.adds:
+                if (latest := self._latest.get(chunk.request_id)) is None:
+                    self._first.observe(now - began)
+                    self._prompt += prompt
+                elif chunk.tokens:
+                    self._between.observe((now - latest) / len(chunk.tokens))
+                self._latest[chunk.request_id] = now
             self._generated += len(chunk.tokens)
             self._origins.update(chunk.origins)
             rounds[chunk.round.arm, chunk.round.drafted, chunk.round.accepted] += 1
@@ -247,10 +248,10 @@ class Metrics(Collector, LoopObserver):
             "position",
             places,
         )
-        arms = Counter({_drafted_by(self._loop.engine.configuration, None): 0})
+        arms = Counter({drafted_by(self._loop.engine.configuration, None): 0})
         for configuration, table in self._rounds.items():
             for arm, count in _sums(table, 0).items():
-                arms[_drafted_by(configuration, arm)] += count
+                arms[drafted_by(configuration, arm)] += count
         yield self._counters("specdec:rounds", "Rounds by who drafted.", "arm", arms)
         yield self._counters("specdec:tokens", "Tokens by origin.", "origin", self._origins)
         yield self._counters(
@@ -287,14 +288,6 @@ class Metrics(Collector, LoopObserver):
         for key, value in values.items():
             family.add_metric([self._model, str(key)], value)
         return family
-
-
-def _drafted_by(configuration: Configuration, arm: int | None) -> str:
-    """The label of the arm; of the configuration where its drafter has no arms."""
-    drafter = configuration.drafter
-    if drafter is None or drafter.chosen(0) == drafter:
-        return configuration.label
-    return arm_label(drafter, arm)
 
 
 def _sums(rounds: Rounds, column: int) -> Counter:

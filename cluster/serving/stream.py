@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
@@ -24,7 +25,7 @@ class Submitted(Protocol):
 
     @property
     def configuration(self) -> Configuration:
-        """By which they are decoded."""
+        """By which they are decoded; of a chunk that comes, its own."""
 
     def __aiter__(self) -> AsyncIterator[tuple[int, Chunk]]: ...
 
@@ -118,10 +119,12 @@ class Stream(Generic[Engine]):
     ) -> None:
         self._engines, self._served, self._submission = engines, served, submission
         self._answers = [_Answer(request) for request in requests]
+        # Rounds by the drafter's arm, under each configuration: another's may have other arms.
+        self.arms: list[tuple[Configuration, Counter[int | None]]] = []
 
     @property
     def configuration(self) -> Configuration:
-        """By which it is decoded."""
+        """By which it is decoded; of a chunk that comes, its own."""
         return self._submission.configuration
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk]]:
@@ -132,6 +135,7 @@ class Stream(Generic[Engine]):
                     await self._go_on([self._answers[n].rest() for n in indices])
                 async for place, chunk in self._submission:
                     failed = 0
+                    self._count(chunk.round)
                     chunk = self._answers[indices[place]].took(chunk)
                     if chunk.finished:
                         self._engines.finished(chunk.request_id, chunk.finished)
@@ -147,6 +151,11 @@ class Stream(Generic[Engine]):
     async def _go_on(self, requests: Sequence[Request]) -> None:
         """Hand what is left to an engine that works."""
         self._served, self._submission = await self._engines.go_on(self._served, requests)
+
+    def _count(self, round: Round) -> None:
+        if not self.arms or self.arms[-1][0] is not self.configuration:
+            self.arms.append((self.configuration, Counter()))
+        self.arms[-1][1][round.arm] += 1
 
     def close(self) -> None:
         """Cancel the requests that are not finished; together they count as one."""

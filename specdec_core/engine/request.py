@@ -153,3 +153,9 @@ class Chunk:
     logprobs: list[TokenLogprobs] | None = None  # of each of `tokens`, where asked for
     candidates: Candidates | None = None  # where asked for
     prompt_logprobs: list[TokenLogprobs] | None = None  # with the first one, where asked for
+
+    @property
+    def adds(self) -> bool:
+        """Whether it has tokens or the end: the first round of a text whose trees the target begins
+        only draws those beginnings."""
+        return bool(self.tokens) or self.finished is not None

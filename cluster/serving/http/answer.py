@@ -24,7 +24,7 @@ from cluster.serving.protocol.fields import StreamOptions
 from cluster.serving.protocol.generation import GenerationRequest
 from cluster.serving.stream import Stream
 from specdec_core.engine import Chunk, Request
-from specdec_core.tokens.statistics import Generation
+from specdec_core.tokens.statistics import Generation, TokenLogprobs
 
 Body = TypeVar("Body", bound=GenerationRequest)
 Choice = BaseModel  # of a protocol
@@ -33,10 +33,12 @@ Choice = BaseModel  # of a protocol
 class Answer(ABC, Generic[Body]):
     """What is said to one body. `requests` are the engine's, one for each choice.
 
-    A choice's opening comes with its first token, so that its time is the first token's.
+    A choice's opening comes with its first token, so that its time is the first token's. Where
+    rounds are told, it comes with the first of them.
     """
 
     prefix: str  # of ids
+    stream: Stream  # from when the engine has the requests
 
     def __init__(self, service: Service, body: Body, requests: Sequence[Request]) -> None:
         self.service, self.body, self.requests = service, body, requests
@@ -49,9 +51,9 @@ class Answer(ABC, Generic[Body]):
         """A whole choice."""
 
     @abstractmethod
-    def opening(self, index: int, first: Chunk) -> Choice | None:
-        """What comes before a choice's first text, that of the chunk `first`, in a stream, if
-        anything does."""
+    def opening(self, index: int, prompt: Sequence[TokenLogprobs] | None) -> Choice | None:
+        """What comes before a choice's first text in a stream, if anything does; with the prompt's
+        log-probabilities, where they were asked for."""
 
     @abstractmethod
     def part(self, index: int, chunk: Chunk) -> Choice:
@@ -71,24 +73,24 @@ class Answer(ABC, Generic[Body]):
         most = prompts + sum(request.max_new_tokens for request in self.requests)
         taken = account.tokens(most)
         try:
-            submission = await self.service.submit(self.requests)
+            stream = self.stream = await self.service.submit(self.requests)
         except BaseException:
             taken.close()
             raise
         taken.used = prompts
-        self.configuration = submission.configuration  # that of now, should it have changed
+        self.configuration = stream.configuration  # that of now, should it have changed
         if not self.body.stream:
-            with closing(submission), closing(taken):
-                return await self.complete(self._chunks(submission, taken))
+            with closing(stream), closing(taken):
+                return await self.complete(self._chunks(taken))
         return StreamingResponse(
-            self.events(submission, taken),
+            self.events(taken),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-cache"},
         )
 
-    async def _chunks(self, submission: Stream, taken: Taken) -> AsyncIterator[tuple[int, Chunk]]:
+    async def _chunks(self, taken: Taken) -> AsyncIterator[tuple[int, Chunk]]:
         """What the engine adds, with the choice that it adds to. Raises :class:`ApiError` (408)."""
-        async for index, chunk in within(submission, self.service.access.limits.seconds):
+        async for index, chunk in within(self.stream, self.service.access.limits.seconds):
             taken.used += len(chunk.tokens)
             yield index, chunk
 
@@ -104,7 +106,8 @@ class Answer(ABC, Generic[Body]):
 
     def counts(self, generations: Sequence[Generation]) -> dict[str, Any]:
         """How the tokens came about."""
-        counts: dict[str, Any] = {"specdec": SpecDec.of(generations, self.configuration)}
+        said = SpecDec.of(generations, self.configuration, self.stream.arms)
+        counts: dict[str, Any] = {"specdec": said}
         if self.configuration.drafter is not None:
             counts["metrics"] = Metrics.of(generations)
         return counts
@@ -119,12 +122,12 @@ class Answer(ABC, Generic[Body]):
             **self.counts(generations),
         )
 
-    async def events(self, submission: Stream, taken: Taken) -> AsyncIterator[str]:
+    async def events(self, taken: Taken) -> AsyncIterator[str]:
         """The answer as server-sent events, the choices' parts as they come. The last part of text
         carries the counts; usage follows if requested."""
-        with closing(submission), closing(taken):
+        with closing(self.stream), closing(taken):
             try:
-                async for event in self._events(self._chunks(submission, taken)):
+                async for event in self._events(self._chunks(taken)):
                     yield f"data: {event.model_dump_json()}\n\n"
                 yield "data: [DONE]\n\n"
             except EngineFailed:
@@ -137,24 +140,28 @@ class Answer(ABC, Generic[Body]):
         tokens_told = self.body.return_token_ids or self.body.tops is not None
         done: dict[int, Generation] = {}
         written = dict.fromkeys(range(len(self.requests)), 0)
-        rounds = None
-        if self.body.traced:
-            rounds = Rounds(self.service, self.configuration, self.requests)
+        opened: set[int] = set()
+        prompts: dict[int, list[TokenLogprobs] | None] = {}  # of the choices' first chunks
+        rounds = Rounds(self.service, self.requests) if self.body.traced else None
         async for index, chunk in chunks:
-            first = not written[index]
+            prompts[index] = chunk.prompt_logprobs or prompts.get(index)
+            if not chunk.adds and rounds is None:
+                continue
             written[index] += len(chunk.tokens)
             fields: dict[str, Any] = {}
             if options.continuous_usage_stats:
                 prompt = len(self.requests[index].tokens)
                 fields["usage"] = Usage.so_far(prompt, written[index])
-            if first and (opening := self.opening(index, chunk)) is not None:
-                yield self.event([opening], **fields)
+            if index not in opened:
+                opened.add(index)
+                if (opening := self.opening(index, prompts[index])) is not None:
+                    yield self.event([opening], **fields)
             if chunk.finished:
                 done[index] = chunk.finished
                 if len(done) == len(self.requests):
                     fields |= self.counts(list(done.values()))
             if rounds is not None:
-                fields["round"] = rounds.of(index, chunk)
+                fields["round"] = rounds.of(index, chunk, self.stream.configuration)
             if chunk.text or chunk.finished or tokens_told or rounds is not None:
                 yield self.event([self.part(index, chunk)], **fields)
         if options.include_usage:

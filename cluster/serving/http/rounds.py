@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import exp
 
 from cluster.serving.http.service import Service
-from cluster.serving.protocol.counts import arm_label
+from cluster.serving.protocol.counts import drafted_by, has_arms
 from cluster.serving.protocol.rounds import Candidate, RoundToken, StreamedRound
 from specdec_core.config import Configuration
 from specdec_core.engine import Chunk, Request
@@ -17,25 +17,22 @@ class Rounds:
     """The rounds of an answer's choices. A chunk's text may end within a token, so each token's
     text is decoded here; joined, these texts are the choice's."""
 
-    def __init__(
-        self, service: Service, configuration: Configuration, requests: Sequence[Request]
-    ) -> None:
-        self._drafter = configuration.drafter
+    def __init__(self, service: Service, requests: Sequence[Request]) -> None:
         self._name = service.prompts.texts.named
         tokenizer = service.prompts.tokenizer
         self._decoders = [StreamDecoder(tokenizer, r.stop, r.tokens) for r in requests]
 
-    def of(self, index: int, chunk: Chunk) -> StreamedRound:
-        """The round of a chunk of the choice `index`, whose request had a trace."""
-        round, drafter = chunk.round, self._drafter
-        has_arms = drafter is not None and drafter.chosen(0) != drafter
+    def of(self, index: int, chunk: Chunk, configuration: Configuration) -> StreamedRound:
+        """The round of a chunk of the choice `index`, whose request had a trace, by this
+        configuration."""
+        round = chunk.round
         return StreamedRound(
             index=index,
             tokens=self._tokens(index, chunk),
             candidates=self._candidates(chunk),
             drafted=round.drafted,
             accepted=round.accepted,
-            arm=arm_label(drafter, round.arm) if drafter is not None and has_arms else None,
+            arm=drafted_by(configuration, round.arm) if has_arms(configuration) else None,
             milliseconds=1e3 * round.seconds,
             draft_milliseconds=1e3 * round.draft_seconds,
             target_milliseconds=1e3 * round.target_seconds,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, Field
 
-from specdec_core.config import Configuration, DrafterSettings, distinct_labels, identity
+from specdec_core.config import Configuration, distinct_labels, identity
 from specdec_core.tokens.statistics import Counts, Generation
 
 NOBODY = "nobody"  # drafts, in a range of a schedule
@@ -65,7 +65,14 @@ class SpecDec(BaseModel):
     arms: dict[str, int] = {}  # rounds by who drafted, where that changes from round to round
 
     @classmethod
-    def of(cls, generations: Sequence[Generation], configuration: Configuration) -> SpecDec:
+    def of(
+        cls,
+        generations: Sequence[Generation],
+        configuration: Configuration,
+        arms: Iterable[tuple[Configuration, Mapping[int | None, int]]] = (),
+    ) -> SpecDec:
+        """`arms` are the rounds by the arm that drafted, for each configuration that had a part in
+        them."""
         counts = Counts.of(generations)
         metrics = counts.metrics()
         return cls(
@@ -76,23 +83,32 @@ class SpecDec(BaseModel):
             accepted=counts.n_accepted,
             verification_rate=metrics["verification_rate"],
             mat=metrics["mat"],
-            arms=_arms(generations, configuration.drafter),
+            arms=_by_label(arms),
         )
 
 
-def _arms(generations: Sequence[Generation], drafter: DrafterSettings | None) -> dict[str, int]:
-    """Rounds by the label of the arm that drafted, of a drafter that has arms."""
-    if drafter is None or drafter.chosen(0) == drafter:
-        return {}
-    rounds = Counter(r.arm for generation in generations for r in generation.rounds)
-    return {arm_label(drafter, arm): count for arm, count in rounds.items()}
+def _by_label(arms: Iterable[tuple[Configuration, Mapping[int | None, int]]]) -> dict[str, int]:
+    """Rounds by the label of who drafted, where any drafter has arms."""
+    arms = list(arms)
+    rounds: Counter[str] = Counter()
+    for configuration, counts in arms:
+        for arm, count in counts.items():
+            rounds[drafted_by(configuration, arm)] += count
+    return dict(rounds) if any(has_arms(configuration) for configuration, _ in arms) else {}
 
 
-def arm_label(drafter: DrafterSettings, arm: int | None) -> str:
-    """The label of one of a drafter's arms."""
-    if arm is None:
-        return NOBODY
-    return distinct_labels(drafter.parts)[identity(drafter.chosen(arm))]
+def has_arms(configuration: Configuration) -> bool:
+    """Whether who drafts changes from round to round."""
+    drafter = configuration.drafter
+    return drafter is not None and drafter.chosen(0) != drafter
+
+
+def drafted_by(configuration: Configuration, arm: int | None) -> str:
+    """The label of the arm of a configuration that drafted; its own where it has no arms."""
+    drafter = configuration.drafter
+    if drafter is None or not has_arms(configuration):
+        return configuration.label
+    return NOBODY if arm is None else distinct_labels(drafter.parts)[identity(drafter.chosen(arm))]
 
 
 class SpeculativeMetrics(BaseModel):

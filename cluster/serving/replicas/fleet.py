@@ -60,6 +60,9 @@ class Submission:
             async for part in self._answer:
                 if isinstance(part, Failed):
                     raise EngineFailed(part.message)
+                if isinstance(part, Taken):
+                    self.configuration = part.configuration
+                    continue
                 index, chunk = part
                 self._unfinished -= chunk.finished is not None
                 yield index, chunk

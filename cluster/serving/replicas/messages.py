@@ -18,8 +18,8 @@ class Facts(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A replica decodes the requests, by this configuration. Their chunks follow, each with its
-    request's index."""
+    """A replica decodes the requests, by this configuration until another one is said. Their chunks
+    follow, each with its request's index."""
 
     replica: str
     configuration: Configuration

@@ -90,9 +90,13 @@ class EngineReplica:
             yield Refused(self._name, "failed", str(error))
             return
         with closing(stream):
-            yield Taken(self._name, stream.configuration)
+            told = stream.configuration
+            yield Taken(self._name, told)
             try:
                 async for part in stream:
+                    if stream.configuration is not told:  # another engine goes on
+                        told = stream.configuration
+                        yield Taken(self._name, told)
                     yield part
             except EngineFailed as error:
                 yield Failed(str(error))

@@ -19,6 +19,7 @@ from specdec_core.config import Configuration
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.engine import Chunk, Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Round
@@ -135,6 +136,23 @@ def test_an_oracle_drafts_up_to_the_last_accepted_candidate(engine: Engine) -> N
         before = metrics._oracle
         metrics.stepped(FIXED, chunks)
         assert metrics._oracle - before == pytest.approx(seconds)
+
+
+def test_the_first_tokens_time_is_not_that_of_a_round_before_it(tiny_pair: Pair) -> None:
+    """Where the target begins the trees, a text's first round adds nothing to it."""
+    configuration = Configuration(drafter=TargetTreeSettings(branching=(1, 2, 2)))
+    engine = Engine(tiny_pair, configuration)
+    deployment = Deployment(pair=tiny_pair.spec, configuration=configuration)
+    metrics = Metrics("tiny", Rollout(Served(EngineLoop(engine), deployment)))
+    request = Request("r", (5, 6, 7), 8, ignore_eos=True)
+    metrics.submitted(request)
+    engine.add(request)
+    for counted in (0, 1):
+        metrics.stepped(configuration, engine.step())
+        found = samples(metrics.page()[0].decode())
+        assert value(found, "vllm:time_to_first_token_seconds_count") == counted
+        assert value(found, "vllm:prompt_tokens_total") == 3 * counted
+        assert value(found, "vllm:inter_token_latency_seconds_count") == 0
 
 
 def test_the_configuration_is_named(engine: Engine) -> None:

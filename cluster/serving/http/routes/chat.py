@@ -64,7 +64,7 @@ class ChatAnswer(Answer[ChatRequest]):
             token_ids=generation.tokens if self.body.return_token_ids else None,
         )
 
-    def opening(self, index: int, first: Chunk) -> DeltaChoice:
+    def opening(self, index: int, prompt: Sequence[TokenLogprobs] | None) -> DeltaChoice:
         told: list[int] | None = [] if self.body.return_token_ids else None
         return DeltaChoice(index=index, delta=Delta(role="assistant", content=""), token_ids=told)
 

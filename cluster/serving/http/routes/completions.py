@@ -79,15 +79,17 @@ class CompletionAnswer(Answer[CompletionRequest]):
             prompt_token_ids=self._prompt_tokens(index),
         )
 
-    def opening(self, index: int, first: Chunk) -> CompletionChoice | None:
+    def opening(
+        self, index: int, prompt: Sequence[TokenLogprobs] | None
+    ) -> CompletionChoice | None:
         text, tokens = self._echoed(index), self._prompt_tokens(index)
-        if not text and tokens is None and first.prompt_logprobs is None:
+        if not text and tokens is None and prompt is None:
             return None
         told: list[int] | None = None if tokens is None else []
         return CompletionChoice(
             index=index,
             text=text,
-            logprobs=self._logprobs(index, None, first.prompt_logprobs),
+            logprobs=self._logprobs(index, None, prompt),
             prompt_token_ids=tokens,
             token_ids=told,
         )

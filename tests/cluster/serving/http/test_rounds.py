@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from typing import Any
 
+import httpx
 import openai
 import pytest
+
+from cluster.serving.http.app import build_app
+from cluster.serving.http.service import CompletionService
+from specdec_core.config import Configuration
+from specdec_core.drafting.bandit.settings import BanditSettings
+from specdec_core.engine import Engine
+from specdec_core.models.pair import Pair
+from tests.cluster.serving.http.events import events_of
 
 ROUNDS = {"include_rounds": True}
 OPTIONS: dict[str, Any] = {"model": "tiny", "stream": True, "max_tokens": 40}
@@ -47,3 +58,38 @@ def test_a_chat_without_speculation_has_rounds_of_one_token(client: openai.OpenA
 def test_other_streams_have_none(client: openai.OpenAI) -> None:
     parts = client.completions.create(**OPTIONS, prompt="def main(")
     assert not any(hasattr(part, "round") for part in parts)
+
+
+def test_what_goes_on_elsewhere_says_who_drafted_there(chat_pair: Pair) -> None:
+    """The other engine's bandit has more arms, and others."""
+    bandits = BanditSettings(arms=[1, 4]), BanditSettings(arms=[2, 3, 5, {"kind": "prompt_lookup"}])
+    first, second = (
+        CompletionService(Engine(chat_pair, Configuration(drafter=bandit)), "tiny")
+        for bandit in bandits
+    )
+    body = {"prompt": "def main(", "max_tokens": 200, "ignore_eos": True, "stream": True}
+
+    async def main() -> list[dict[str, Any]]:
+        app = build_app(first)
+        transport = httpx.ASGITransport(app)
+        async with (
+            app.router.lifespan_context(app),
+            second.loop,
+            httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as http,
+        ):
+            asked = http.post("/v1/completions", json={**body, "stream_options": ROUNDS})
+            answering = asyncio.create_task(asked)
+            while first.metrics._generated < 20:
+                await asyncio.sleep(0.001)
+            failed = first.loop.current
+            first.loop._switch(second.loop.current)
+            failed.loop._fail("killed")
+            return events_of(await answering)
+
+    *_, last = events = asyncio.run(asyncio.wait_for(main(), timeout=60))
+    told = Counter(event["round"]["arm"] for event in events)
+    assert last["specdec"]["arms"] == told
+    assert last["specdec"]["rounds"] == told.total()
+    for bandit in bandits:
+        assert set(told) & {arm.label for arm in bandit.arms}
+    assert {arm.label for arm in bandits[1].arms} <= set(told)

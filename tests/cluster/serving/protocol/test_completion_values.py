@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from cluster.serving.protocol.completions import CompletionRequest
@@ -35,7 +37,9 @@ def test_an_answer_says_who_drafted_where_that_follows_the_load(tiny_pair: Pair)
     engine = Engine(tiny_pair, schedule, slots=2)
     requests = [Request(str(n), (5, 6, 7 + n), 4 + 8 * n, ignore_eos=True) for n in range(2)]
     generations = engine.generate(requests)
-    told = SpecDec.of(generations, schedule)
+    rounds = Counter(r.arm for generation in generations for r in generation.rounds)
+    told = SpecDec.of(generations, schedule, [(schedule, rounds)])
     assert set(told.arms) == {NOBODY, chain.label}
     assert sum(told.arms.values()) == told.rounds
-    assert SpecDec.of(generations, Configuration(drafter=chain)).arms == {}
+    alone = Configuration(drafter=chain)
+    assert SpecDec.of(generations, alone, [(alone, Counter({None: 3}))]).arms == {}

@@ -13,14 +13,14 @@ import pytest
 
 from cluster.serving.canary import Canary
 from cluster.serving.http.service import CompletionService
-from cluster.serving.replicas.fleet import Fleet
+from cluster.serving.replicas.fleet import Fleet, Submission
 from cluster.serving.replicas.replica import EngineReplica
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
-from specdec_core.engine import Engine
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 
 CHAIN = Configuration(drafter=DraftModelSettings())
@@ -152,3 +152,26 @@ def test_a_promotion_that_cannot_be_written_down_happens_once(
 
     told(tiny_pair, story, Operation(None, tmp_path / "file" / "deployed"))
     assert "is not remembered" in caplog.text
+
+
+def test_a_replica_says_under_which_configuration_it_goes_on(tiny_pair: Pair) -> None:
+    request = Request("r", (5, 6, 7), 100, ignore_eos=True)
+
+    async def story(fleet: Fleet, handle: Handle) -> None:
+        first = handle.replicas[0]
+        other = CompletionService(Engine(tiny_pair, LOOKUP), "tiny")
+        async with other.loop:
+            submission = Submission(first.answer([request], False, ()), CHAIN, 1)
+            by = []
+            async for _ in submission:
+                if not by:
+                    failed = first._service.loop.current
+                    first._service.loop._switch(other.loop.current)
+                    failed.loop._fail("killed")
+                by.append(submission.configuration)
+        assert [*dict.fromkeys(configuration.label for configuration in by)] == [
+            CHAIN.label,
+            LOOKUP.label,
+        ]
+
+    told(tiny_pair, story)

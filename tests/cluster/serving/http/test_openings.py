@@ -1,0 +1,74 @@
+"""A choice of a stream is opened once, also where the target begins the trees: a text's first round
+then adds nothing to it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.serving.http.app import build_app
+from cluster.serving.http.service import CompletionService
+from specdec_core.config import Configuration
+from specdec_core.drafting.target_tree.settings import TargetTreeSettings
+from specdec_core.engine import Engine
+from specdec_core.models.pair import Pair
+from tests.cluster.serving.http.events import events_of
+
+BEGUN = Configuration(drafter=TargetTreeSettings(branching=(1, 2, 2)))
+BODY = {"max_tokens": 8, "ignore_eos": True, "n": 2, "return_token_ids": True}
+
+
+def answered(
+    pair: Pair, path: str, body: dict[str, Any], options: dict[str, Any]
+) -> tuple[Any, list[dict[str, Any]]]:
+    """The whole answer, and the events of one that is streamed with these options."""
+    body = {**BODY, **body}
+    streamed = {**body, "stream": True, "stream_options": options}
+
+    async def main() -> tuple[Any, list[dict[str, Any]]]:
+        app = build_app(CompletionService(Engine(pair, BEGUN, 2), "tiny"))
+        transport = httpx.ASGITransport(app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as http,
+        ):
+            whole = await http.post(path, json=body)
+            return whole.json(), events_of(await http.post(path, json=streamed))
+
+    return asyncio.run(main())
+
+
+def parts_of(events: list[dict[str, Any]], index: int) -> list[dict[str, Any]]:
+    return [part for event in events for part in event["choices"] if part["index"] == index]
+
+
+def test_a_completion_repeats_its_prompt_once(chat_pair: Pair) -> None:
+    body = {"prompt": "def main(", "echo": True, "logprobs": 1}
+    whole, events = answered(chat_pair, "/v1/completions", body, {})
+    for choice in whole["choices"]:
+        parts = parts_of(events, choice["index"])
+        assert "".join(part["text"] for part in parts) == choice["text"]
+        for name in ("tokens", "text_offset"):
+            told = [value for part in parts for value in part["logprobs"][name]]
+            assert told == choice["logprobs"][name]
+        assert [part["prompt_token_ids"] for part in parts if part.get("prompt_token_ids")] == [
+            choice["prompt_token_ids"]
+        ]
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_chats_choice_has_one_role(chat_pair: Pair, traced: bool) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    options = {"include_rounds": traced}
+    whole, events = answered(chat_pair, "/v1/chat/completions", body, options)
+    for choice in whole["choices"]:
+        deltas = [part["delta"] for part in parts_of(events, choice["index"])]
+        assert [n for n, delta in enumerate(deltas) if delta.get("role")] == [0]
+        text = "".join(delta.get("content") or "" for delta in deltas)
+        assert text == choice["message"]["content"]
+    if traced:
+        rounds = [event for event in events if "round" in event]
+        assert len(rounds) == events[-1]["specdec"]["rounds"]
