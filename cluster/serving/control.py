@@ -85,6 +85,12 @@ def _reason(answer: httpx.Response) -> str:
         return f"status {answer.status_code}"
 
 
+def url_of(host: str, port: int, encrypted: bool = False) -> str:
+    """The address of a server that listens there."""
+    name = f"[{host}]" if ":" in host else host
+    return f"{'https' if encrypted else 'http'}://{name}:{port}"
+
+
 @contextmanager
 def announced(
     url: str, pair: PairSpec, operation: Operation, certificate: Path | None = None
@@ -135,9 +141,8 @@ def find_server(url: str | None = None) -> RunningServer:
 def _from_here(url: str) -> str:
     """The address of a server at `url` for clients on this machine."""
     address = httpx.URL(url)
-    if address.host in ("0.0.0.0", "::"):  # every address of this machine
-        return str(address.copy_with(host="127.0.0.1"))
-    return url
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host)  # of every address, one
+    return url if here is None else str(address.copy_with(host=here))
 
 
 def _folder() -> Path:

@@ -16,7 +16,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
 from cluster.placed_engine import check_models
-from cluster.serving.control import TOKEN, announced, new_operation
+from cluster.serving.control import TOKEN, announced, new_operation, url_of
 from cluster.serving.engine_loop import QUEUE
 from cluster.serving.http.access import EVERYBODY, Access
 from cluster.serving.http.app import build_app
@@ -340,7 +340,7 @@ def serving(
                 serve.run(bound, name=APPLICATION, route_prefix="/")
             except RuntimeError:
                 raise UserError(f"the server did not start: {_failure()}") from None
-            url = f"{'https' if tls else 'http'}://{host}:{port}"
+            url = url_of(host, port, tls is not None)
             with announced(url, spec, operation, tls.certificate if tls else None):
                 yield url
         finally:

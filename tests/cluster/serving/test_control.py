@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cluster.serving.control import announced, find_server
+from cluster.serving.control import announced, find_server, url_of
 from cluster.serving.http.app import build_app
 from cluster.serving.http.service import CompletionService
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation
@@ -53,6 +53,19 @@ def test_a_running_server_is_found_by_its_user_alone(home: Path, tiny_spec: Pair
                 find_server()
             assert find_server("http://127.0.0.1:8124/").url.endswith("8124")
     assert not list((home / "servers").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("host", "here"),
+    [("::1", "[::1]"), ("::", "[::1]"), ("0.0.0.0", "127.0.0.1"), ("my-host", "my-host")],
+)
+def test_a_server_is_found_at_any_address(
+    home: Path, tiny_spec: PairSpec, host: str, here: str
+) -> None:
+    url = url_of(host, 8123)
+    with announced(url, tiny_spec, OPERATION):
+        assert find_server(url).url == f"http://{here}:8123"
+    assert url_of("::1", 8123, encrypted=True) == "https://[::1]:8123"
 
 
 def test_it_takes_orders_with_its_token_and_says_why_it_refuses_one(

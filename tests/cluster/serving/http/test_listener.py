@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 
 import httpx
@@ -10,6 +11,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 
+from cluster.serving.control import url_of
 from cluster.serving.http.listener import Listener
 from cluster.serving.server_process import free_port
 
@@ -32,13 +34,13 @@ def app(part: float) -> FastAPI:
     return app
 
 
-async def stopped(part: float, drain: float) -> list[str]:
+async def stopped(part: float, drain: float, host: str = "127.0.0.1") -> list[str]:
     """The parts of an answer that a client reads when the server stops after the first one."""
-    listener, read = Listener("127.0.0.1", free_port(), drain=drain), []
+    listener, read = Listener(host, free_port(), drain=drain), []
     first = asyncio.Event()
 
     async def client() -> None:
-        url = f"http://127.0.0.1:{listener.port}/"
+        url = url_of(listener.host, listener.port)
         async with httpx.AsyncClient(trust_env=False) as http, http.stream("GET", url) as answer:
             async for text in answer.aiter_text():
                 read.extend(text.split())
@@ -51,8 +53,20 @@ async def stopped(part: float, drain: float) -> list[str]:
     return read
 
 
-def test_answers_under_way_end_whole() -> None:
-    assert asyncio.run(stopped(0.05, drain=5)) == [str(number) for number in range(PARTS)]
+def bound(host: str) -> bool:
+    """Whether this machine has the address."""
+    try:
+        socket.create_server((host, 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_answers_under_way_end_whole(host: str) -> None:
+    if host == "::1" and not bound(host):
+        pytest.skip("this machine has no IPv6")
+    assert asyncio.run(stopped(0.05, 5, host)) == [str(number) for number in range(PARTS)]
 
 
 def test_an_answer_that_takes_too_long_is_broken_off() -> None:
