@@ -202,6 +202,11 @@ class SlotCache(Cache):
         self.claim(rows, counts)
         self.window = window
 
+    def fits(self, rows: Iterable[int], counts: Iterable[int]) -> bool:
+        """Whether each row has room for so many more tokens."""
+        pairs = zip(rows, counts, strict=True)
+        return all(self.lengths[row] + count <= self.positions for row, count in pairs)
+
     def claim(self, rows: Iterable[int], counts: Iterable[int]) -> None:
         """Have the memory of so many positions after each row's tokens be the row's own, before
         something is written there."""

@@ -31,6 +31,7 @@ from specdec_core.tokens.topology import Slices, Topologies
 log = logging.getLogger(__name__)
 
 # Rows are padded to the widest of the batch, so one that is nearly full writes beyond its end.
+# Where this is too little, beside a piece of a prompt, they are run apart.
 _PADDING = 160
 _ALIKE = {torch.float32: 1e-3}  # how far logits may differ, as a share of their norm
 _ALIKE_REDUCED = 0.1
@@ -164,7 +165,10 @@ class EagerRunner(LocalRunner):
 
     def _forward_padded(self, batch: Batch) -> Output:
         rows, tokens = batch.rows, batch.tokens
-        width = max(self._least_width, *map(len, tokens))
+        counts = [max(self._least_width, len(row)) for row in tokens]
+        width = max(counts)
+        if not self.cache.fits(rows, [width] * len(rows)) and self.cache.fits(rows, counts):
+            return self._forward_apart(batch)
         window = self.cache.open_window(rows, width)
         ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in tokens])
         slices = self.topologies.slices([len(row) for row in tokens], width, batch.parents)
@@ -184,6 +188,18 @@ class EagerRunner(LocalRunner):
         logits = self._run(ids.to(self.device), positions, masks, last_only)
         self.cache.append(rows, map(len, tokens))
         return PaddedOutput(batch, logits, self._hidden, first=first if last_only else 0)
+
+    def _forward_apart(self, batch: Batch) -> Output:
+        """Row after row: where one is too full for padding as wide as the widest."""
+        trees = batch.parents or [None] * len(batch.rows)
+        each = zip(batch.rows, batch.tokens, trees, batch.counts, strict=True)
+        alone = [
+            self._forward_padded(Batch([row], [tokens], [parents], [count]))
+            for row, tokens, parents, count in each
+        ]
+        logits = torch.cat([output.logits for output in alone])
+        hidden = [output.hidden for output in alone if output.hidden is not None]
+        return PackedOutput(batch.counts, logits, torch.cat(hidden) if hidden else None)
 
     def _forward_packed(self, batch: Batch) -> Output:
         counts = [len(row) for row in batch.tokens]

@@ -123,11 +123,24 @@ def test_padding_never_touches_a_text_that_fills_its_slot(runners: list[EagerRun
         runner.prefill([0], [text])
     for token in (5, 6, 7):
         assert_alike(runners, [0, 2], [[token], [token, 8, 9]])
-    room = runners[1].cache.positions - runners[1].lengths[0]
+    room = runners[1].cache.positions - runners[1].lengths[0] + 1
     lengths = list(runners[1].lengths)
     with pytest.raises(ValueError, match="do not fit"):
         runners[1].forward(Batch([0], [[1] * room]))
     assert runners[1].lengths == lengths
+
+
+def test_prompts_are_read_beside_a_text_that_fills_its_slot_and_on_both_sides_of_it(
+    runners: list[EagerRunner],
+) -> None:
+    text = [3 + n % 300 for n in range(POSITIONS)]
+    for runner in runners:
+        runner.watch_hidden(True)
+        runner.prefill([1], [text])
+    prompt = text[: runners[0].cache.positions - POSITIONS + 1]  # as padding, one token too wide
+    assert_alike(runners, [0, 2], [prompt, [9]], None, [1, 1])
+    assert_alike(runners, [1, 0], [[7], prompt], [[-1], None], [1, 3])
+    assert_alike(runners, [0, 1, 2], [[3], [4], [5]])
 
 
 @NEEDS_GPU

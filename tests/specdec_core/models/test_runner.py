@@ -159,6 +159,24 @@ def test_of_padded_rows_only_the_logits_from_the_first_wanted_one_on_are_compute
     torch.testing.assert_close(two.of_row(1), plain(model, text)[-5:], atol=2e-5, rtol=0)
 
 
+def test_a_prompt_is_read_beside_a_row_that_is_nearly_full(tiny_pair: Pair) -> None:
+    runner = EagerRunner(tiny_pair.target, slots=2, max_length=300, packs=False)
+    text = [(7 * i) % 300 for i in range(299)]
+    runner.prefill([0], [text[:-1]])
+    runner.watch_hidden(True)
+    prompt = text[::-1]  # as padding it has no room after the other text
+    assert runner.lengths[0] + len(prompt) > runner.cache.positions
+    try:
+        output = runner.forward(Batch([1, 0], [prompt, text[-1:]], wanted=[2, 1]))
+    finally:
+        runner.watch_hidden(False)
+    assert runner.lengths == [299, 299]
+    assert len(output.hidden) == len(output.logits) == 3
+    for row, expected in enumerate((prompt, text)):
+        logits = plain(tiny_pair.target, expected)[-output.counts[row] :]
+        torch.testing.assert_close(output.of_row(row), logits, atol=1e-4, rtol=0)
+
+
 def test_a_single_token_in_bfloat16_gives_its_own_logits_and_leaves_no_trace() -> None:
     model = tiny_llama(0, hidden=32, layers=2, vocab=320).bfloat16()
     runner = EagerRunner(model, slots=1, max_length=64)

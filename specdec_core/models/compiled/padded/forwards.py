@@ -37,8 +37,9 @@ class PaddedForwards(Forwards):
         width = self._graphs.width(max(map(len, tokens)))
         first, count = self._graphs.cover(rows, self._cache.slots)
         end = max(lengths[row] for row in rows) + width
-        if end >= self._cache.positions:
-            raise ValueError(f"{end} tokens do not fit in a slot of {self._cache.positions}")
+        # Graphs leave a slot's last position free.
+        if max(lengths[first : first + count]) + width >= self._cache.positions:
+            return self._run_eagerly(batch, hidden)
         self._cache.claim(range(first, first + count), [width] * count)
         slices = self._eager.topologies.slices([len(row) for row in tokens], width, batch.parents)
         # Rows in between are fed padding, which lands after their text.
@@ -63,6 +64,14 @@ class PaddedForwards(Forwards):
         logits, chosen, read = (out if places is None else out[places] for out in outputs)
         self._cache.append(rows, map(len, tokens))
         return PaddedOutput(batch, logits, read if hidden else None, chosen)
+
+    def _run_eagerly(self, batch: Batch, hidden: bool) -> Output:
+        """Where padding has no room in one of the rows that a graph covers."""
+        self._eager.watch_hidden(hidden)
+        try:
+            return self._eager._forward(batch)
+        finally:
+            self._eager.watch_hidden(False)
 
     @staticmethod
     def _sees(slices: Tensor, places: list[int] | None, count: int) -> Tensor:
