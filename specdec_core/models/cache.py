@@ -306,8 +306,9 @@ class SlotCache(Cache):
         """Give back the memory of what `row` held beyond `length`."""
         first = -(-length // BLOCK)
         self._own(row, first * BLOCK, self._used[row])
+        at_home = [Run(row, first, row, first, self.blocks.count - first)]
         for store in self._stores():
-            for run in self.blocks.runs(row, first):
+            for run in self.blocks.runs(row, first) if store.shares else at_home:
                 store.release(run)
         self._used[row] = length
 

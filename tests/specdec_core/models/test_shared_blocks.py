@@ -115,6 +115,27 @@ def test_sizes_of_which_no_block_is_whole_pages_are_copied(
     assert torch.equal(held, text[: 2 * BLOCK])
 
 
+@linux
+def test_a_row_that_is_cut_gives_back_its_own_where_only_features_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slot_cache, "_SPARE", 0)
+    cache = SlotCache(1, 2, POSITIONS, torch.bfloat16)
+    cache.keep_features(SIZE, torch.empty(0))
+    text = torch.randn(6 * BLOCK, HEADS, 80).bfloat16()  # a block of two and a half pages
+    write(cache, 0, text)
+    features = torch.randn(6 * BLOCK, SIZE)
+    cache.features.tensor[0, 0, : len(text)] = features
+    assert [store.shares for store in cache._stores()] == [False, False, True]
+    cache.fork(0, [1], [len(text)])
+    cache.truncate(0, 0)
+    assert torch.equal(cache.layers[0].keys[1, :, : len(text)], text.transpose(0, 1))
+    assert torch.equal(cache.layers[0].values[1, :, : len(text)], -text.transpose(0, 1))
+    assert torch.equal(cache.features.tensor[1, 0, : len(text)], features)
+    cache.truncate(1, 0)
+    assert cache.taken == 0
+
+
 def test_a_block_returns_home_once_that_is_free() -> None:
     blocks = Blocks(rows=3, count=4)
     moved, unused = blocks.share(0, 1, 3)
