@@ -198,7 +198,7 @@ def check_pair(spec: PairSpec) -> PreTrainedTokenizerBase:
         if names_head(name):
             continue
         config = _from_pretrained(AutoConfig, name, "configuration")
-        check_supported(config, name)
+        check_supported(config, name, spec.runner.max_length)
         if isinstance(config, ReducedDraftConfig):
             if name == spec.target:
                 raise UserError(f"{name}: a draft with a reduced vocabulary; it cannot be a target")

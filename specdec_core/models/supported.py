@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import PreTrainedConfig
 from transformers.cache_utils import get_layer_types_and_kwargs
 
@@ -10,8 +12,9 @@ from specdec_core.base.errors import UserError
 _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 
 
-def check_supported(config: PreTrainedConfig, name: str) -> None:
-    """Raises :class:`UserError` for a model that the slot cache cannot serve exactly."""
+def check_supported(config: PreTrainedConfig, name: str, max_length: int) -> None:
+    """Raises :class:`UserError` for a model that the slot cache cannot serve exactly, or not texts
+    of `max_length` tokens."""
     config = config.get_text_config(decoder=True)
     if getattr(config, "is_encoder_decoder", False):
         raise UserError(f"{name}: an encoder-decoder model; only decoder-only models are supported")
@@ -28,8 +31,27 @@ def check_supported(config: PreTrainedConfig, name: str) -> None:
             f"{name}: {config.model_type} has layers of kind {', '.join(unsupported)};"
             " only full and sliding attention are supported"
         )
+    short = _short_positions(config)
+    if short and max_length > short:
+        raise UserError(
+            f"{name}: past {short} tokens longrope changes the positions of the whole text and of"
+            f" those beside it; --max-length (runner.max_length) is {max_length}, and may be"
+            f" {short} at most"
+        )
 
 
 def context_length(config: PreTrainedConfig) -> int | None:
-    """The number of positions that the model distinguishes, where its configuration has it."""
-    return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    """The number of positions that the model distinguishes whatever else its forward has, where its
+    configuration has it."""
+    config = config.get_text_config(decoder=True)
+    limits = getattr(config, "max_position_embeddings", None), _short_positions(config)
+    return min((limit for limit in limits if limit), default=None)
+
+
+def _short_positions(config: PreTrainedConfig) -> int | None:
+    """How many positions the short frequencies of longrope have, in a model with it. A forward with
+    one beyond them takes the long ones for all its tokens, those of other rows among them."""
+    ropes: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    each = [ropes] if "rope_type" in ropes else ropes.values()  # or one for each kind of layer
+    long = [rope for rope in each if rope and rope["rope_type"] == "longrope"]
+    return min((rope["original_max_position_embeddings"] for rope in long), default=None)

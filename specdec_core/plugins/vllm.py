@@ -29,6 +29,7 @@ from specdec_core.models.pair import (
     load_drafts,
     load_skeleton,
     load_tokenizer,
+    max_length_of,
     resolve_dtypes,
 )
 from specdec_core.plugins import vllm_sampling
@@ -82,6 +83,9 @@ class Proposer:
                 "runner": chosen.pair.runner.model_copy(update=runner),
             }
         )
+        # Texts that are longer than the models can hold get no candidates.
+        longest = spec.runner.model_copy(update={"max_length": max_length_of(spec)})
+        spec = spec.model_copy(update={"runner": longest})
         tokenizer = check_pair(spec) if models else load_tokenizer(spec.target)
         spec = resolve_dtypes(spec) if models else spec
         pair = Pair(spec, tokenizer, load_skeleton(spec.target), load_drafts(spec))

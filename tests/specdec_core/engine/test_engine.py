@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from transformers import BloomConfig
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, Sampling
@@ -18,7 +17,6 @@ from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair, check_pair, load_pair
-from specdec_core.models.supported import check_supported
 from specdec_core.tokens.statistics import Counts, Origin
 
 CHAIN = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
@@ -271,8 +269,3 @@ def test_truncated_weights_are_one_line(
     with pytest.raises(UserError, match="cannot load its weights") as error:
         load_pair(tiny_spec.model_copy(update={"target": str(broken)}))
     assert "\n" not in str(error.value)
-
-
-def test_an_alibi_model_is_refused_by_name() -> None:
-    with pytest.raises(UserError, match="bloom uses ALiBi positions"):
-        check_supported(BloomConfig(), "some/model")

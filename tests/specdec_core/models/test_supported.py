@@ -1,0 +1,67 @@
+"""Models that the slot cache cannot serve exactly are refused in one line, at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BloomConfig, Phi3Config, Phi3ForCausalLM
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import PairSpec, RunnerSettings
+from specdec_core.models.eager import EagerRunner
+from specdec_core.models.pair import check_pair, max_length_of
+from specdec_core.models.runner import Batch
+from specdec_core.models.supported import check_supported
+from tests.conftest import tiny_tokenizer
+
+SHORT = 64
+
+
+@pytest.fixture(scope="module")
+def longrope() -> Phi3Config:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    return Phi3Config(
+        vocab_size=320, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, initializer_range=0.2, pad_token_id=0,
+        bos_token_id=None, eos_token_id=None,
+        max_position_embeddings=4 * SHORT, original_max_position_embeddings=SHORT,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, **factors},
+    )  # fmt: skip
+
+
+def test_an_alibi_model_is_refused_by_name() -> None:
+    with pytest.raises(UserError, match="bloom uses ALiBi positions"):
+        check_supported(BloomConfig(), "some/model", 64)
+
+
+def test_slots_in_which_longrope_would_change_positions_are_refused(
+    longrope: Phi3Config, tmp_path: Path
+) -> None:
+    longrope.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    spec = PairSpec(target=str(tmp_path), drafts={}, runner=RunnerSettings(max_length=SHORT + 1))
+    assert max_length_of(spec) == SHORT
+    with pytest.raises(UserError, match=f"is {SHORT + 1}, and may be {SHORT} at most") as error:
+        check_pair(spec)
+    assert "\n" not in str(error.value)
+    check_pair(spec.model_copy(update={"runner": RunnerSettings(max_length=SHORT)}))
+
+
+@pytest.mark.parametrize("packs", [True, False])
+@torch.inference_mode()
+def test_longrope_rows_change_no_positions_of_one_another(
+    longrope: Phi3Config, packs: bool
+) -> None:
+    """Padding and candidates may lie past what a slot holds."""
+    torch.manual_seed(0)
+    model = Phi3ForCausalLM(longrope).eval()
+    long, short = [5 + 3 * n % 300 for n in range(SHORT)], [9, 8, 7]
+    expected = [model(torch.tensor([text])).logits[0, -1] for text in (long, short)]
+    runner = EagerRunner(model, slots=2, max_length=SHORT, packs=packs)
+    runner.prefill([0], [long[:-1]])
+    beyond = [long[-1], 20, 21, 22]
+    output = runner.forward(Batch([0, 1], [beyond, short]))
+    torch.testing.assert_close(output.of_row(0)[0], expected[0], atol=2e-5, rtol=0)
+    torch.testing.assert_close(output.of_row(1)[-1], expected[1], atol=2e-5, rtol=0)
