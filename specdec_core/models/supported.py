@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
-from transformers import PreTrainedConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from specdec_core.base.errors import UserError
 
 _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
+_TAKEN = ("past_key_values", "position_ids")  # by every forward of ours
 
 
 def check_supported(config: PreTrainedConfig, name: str, max_length: int) -> None:
     """Raises :class:`UserError` for a model that the slot cache cannot serve exactly, or not texts
     of `max_length` tokens."""
+    model: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     config = config.get_text_config(decoder=True)
     if getattr(config, "is_encoder_decoder", False):
         raise UserError(f"{name}: an encoder-decoder model; only decoder-only models are supported")
     if config.model_type in {"bloom", "mpt"} or getattr(config, "alibi", False):
         raise UserError(
             f"{name}: {config.model_type} uses ALiBi positions, which are not supported"
+        )
+    if "local" in getattr(config, "attention_layers", ()):
+        raise UserError(
+            f"{name}: {config.model_type} has local attention layers, which take a token's place in"
+            " the cache for its position; only full and sliding attention are supported"
         )
     try:
         kinds = set(get_layer_types_and_kwargs(config)[0])
@@ -30,6 +38,13 @@ def check_supported(config: PreTrainedConfig, name: str, max_length: int) -> Non
         raise UserError(
             f"{name}: {config.model_type} has layers of kind {', '.join(unsupported)};"
             " only full and sliding attention are supported"
+        )
+    # A forward may swallow what it does not know, without a word.
+    taken = _TAKEN if model is None else inspect.signature(model.forward).parameters
+    if lacking := [argument for argument in _TAKEN if argument not in taken]:
+        raise UserError(
+            f"{name}: {config.model_type} takes no {' and no '.join(lacking)}; only models that"
+            " keep keys and values of tokens at given positions are supported"
         )
     short = _short_positions(config)
     if short and max_length > short:

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import BloomConfig, Phi3Config, Phi3ForCausalLM
+from transformers import (
+    BloomConfig,
+    GPTNeoConfig,
+    OpenAIGPTConfig,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PreTrainedConfig,
+    RwkvConfig,
+    xLSTMConfig,
+)
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, RunnerSettings
@@ -34,6 +43,22 @@ def longrope() -> Phi3Config:
 def test_an_alibi_model_is_refused_by_name() -> None:
     with pytest.raises(UserError, match="bloom uses ALiBi positions"):
         check_supported(BloomConfig(), "some/model", 64)
+
+
+@pytest.mark.parametrize(
+    "config", [RwkvConfig(), xLSTMConfig(), OpenAIGPTConfig()], ids=lambda config: config.model_type
+)
+def test_a_model_whose_forward_takes_no_cache_is_refused_by_name(config: PreTrainedConfig) -> None:
+    with pytest.raises(UserError, match=f"{config.model_type} takes no past_key_values") as error:
+        check_supported(config, "some/model", 64)
+    assert "\n" not in str(error.value)
+
+
+def test_local_attention_that_counts_columns_is_refused_by_name() -> None:
+    with pytest.raises(UserError, match="gpt_neo has local attention layers"):
+        check_supported(GPTNeoConfig(), "some/model", 64)
+    alike = GPTNeoConfig(num_layers=2, attention_types=[[["global"], 2]])
+    check_supported(alike, "some/model", 64)
 
 
 def test_slots_in_which_longrope_would_change_positions_are_refused(
