@@ -126,7 +126,7 @@ class EagleRunner(ModelRunner):
         end = self._length(row)
         in_order = next((n for n, place in enumerate(kept) if place != n), len(kept))
         if start + len(kept) > end or in_order == len(kept):
-            self.truncate(row, min(start + len(kept), end))
+            self.truncate(row, min(start + in_order, end))
             return
         # Between its forwards of a round, a draft keeps a branch of what it has read.
         self.cache.keep(row, start - 1, kept)

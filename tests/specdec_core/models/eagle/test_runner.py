@@ -135,6 +135,19 @@ def test_a_kept_branch_is_drafted_on(rig: Rig) -> None:
     assert same(rig.feed(0, 15)[0], rig.plain(TEXT, [11, 13, 15]))
 
 
+def test_a_root_that_lost_leaves_the_row(rig: Rig) -> None:
+    """Of those that the target begins a tree with, the first is settled as soon as it is read."""
+    rig.read(0, TEXT)
+    rig.runner.prefill([0], [TEXT])
+    rig.feed(0, 10, 11, parents=[-1, -1])
+    rig.feed(0, 12, parents=[-1, -1, 1])
+    rig.read(0, [11, 12])  # verified: the other one, and what follows it
+    rig.runner.keep(0, len(TEXT), [1, 2])
+    assert rig.runner.lengths[0] == len(TEXT)
+    text = [*TEXT, 11, 12, 44]
+    assert same(rig.feed(0, *text[len(TEXT) :])[-1], rig.plain(text))
+
+
 def test_rows_are_independent_and_may_be_at_any_place(rig: Rig) -> None:
     rig.read(0, TEXT[:-1])
     rig.read(2, OTHER[:-1])
