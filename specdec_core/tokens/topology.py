@@ -73,7 +73,7 @@ class Topology:
             if parent != ROOT:
                 sees[node] = sees[parent]
             sees[node, node] = True
-        self._slices: dict[tuple[int | None, int, int], Tensor] = {}
+        self._masks: dict[int | None, Tensor] = {}
 
     def __len__(self) -> int:
         return len(self.parents)
@@ -86,22 +86,21 @@ class Topology:
         """The whole additive mask (nodes, 1 + nodes + 1), with or without a sliding window. Column
         0 stands for the text, column 1 + i for node i, and the last column for whatever comes after
         the tree, which no node sees. The part of the text outside the window is not masked here."""
-        return self.rows(window, 0, len(self))[0]
-
-    def rows(self, window: int | None, first: int, count: int) -> Tensor:
-        """Rows of :meth:`mask`, (1, count, columns)."""
-        rows = self._slices.get((window, first, count))
-        if rows is None:
-            sees = self._sees[first : first + count]
+        mask = self._masks.get(window)
+        if mask is None:
+            sees = self._sees
             if window is not None:
                 depths = np.array(self.depth_list)
-                sees = sees & (depths[first : first + count, None] - depths < window)
-            mask = np.full((1, len(sees), len(self) + 2), torch.finfo(self.dtype).min, np.float32)
-            mask[..., 0] = 0
-            mask[0, :, 1:-1][sees] = 0
-            rows = torch.from_numpy(mask).to(self.device, self.dtype)
-            self._slices[window, first, count] = rows
-        return rows
+                sees = sees & (depths[:, None] - depths < window)
+            full = np.full((len(self), len(self) + 2), torch.finfo(self.dtype).min, np.float32)
+            full[:, 0] = 0
+            full[:, 1:-1][sees] = 0
+            mask = self._masks[window] = torch.from_numpy(full).to(self.device, self.dtype)
+        return mask
+
+    def rows(self, window: int | None, first: int, count: int) -> Tensor:
+        """Rows of :meth:`mask`, (1, count, columns), in its memory."""
+        return self.mask(window)[None, first : first + count]
 
 
 class Topologies:

@@ -131,6 +131,15 @@ def test_a_chain_is_the_tree_of_width_one(rows: list[tuple[int, int]], window: i
         assert torch.equal(chain[row, :, :count], tree[row, :, :count])
 
 
+@pytest.mark.parametrize("window", [None, 4])
+def test_chains_of_all_lengths_are_slices_of_one_mask(window: int | None) -> None:
+    known = new()
+    known.chain(POSITIONS)
+    masks = [known.slices([n], n).sees(window) for n in range(1, POSITIONS + 1)]
+    assert [mask.shape[1] for mask in masks] == [*range(1, POSITIONS + 1)]
+    assert len({mask.untyped_storage().data_ptr() for mask in masks}) == 1
+
+
 def test_shapes_are_numbered_level_by_level() -> None:
     assert k_configuration((2, 2)) == [ROOT, ROOT, 0, 0, 1, 1]
     assert fork(2, 3) == [ROOT, ROOT, 0, 1, 2, 3]
