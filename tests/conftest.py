@@ -14,7 +14,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from specdec_core.config import PairSpec, RunnerSettings, Sampling
 from specdec_core.drafting.heads.card import HeadCard, HeadKind
@@ -165,6 +171,24 @@ def tiny_pair_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pat
         model.save_pretrained(folders[name])
         tokenizer.save_pretrained(folders[name])
     return folders
+
+
+@pytest.fixture(scope="session")
+def longrope_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Phi-3 whose positions change, all at once, in a text of more than 64 tokens."""
+    torch.manual_seed(0)
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    config = Phi3Config(
+        vocab_size=320, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, initializer_range=0.2,
+        max_position_embeddings=256, original_max_position_embeddings=64,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, **factors},
+        pad_token_id=0, bos_token_id=None, eos_token_id=0,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("longrope")
+    Phi3ForCausalLM(config).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import (
+    AutoModelForCausalLM,
     BloomConfig,
     GPTNeoConfig,
     OpenAIGPTConfig,
-    Phi3Config,
-    Phi3ForCausalLM,
     PreTrainedConfig,
     RwkvConfig,
     xLSTMConfig,
@@ -23,21 +22,8 @@ from specdec_core.models.eager import EagerRunner
 from specdec_core.models.pair import check_pair, max_length_of
 from specdec_core.models.runner import Batch
 from specdec_core.models.supported import check_supported
-from tests.conftest import tiny_tokenizer
 
-SHORT = 64
-
-
-@pytest.fixture(scope="module")
-def longrope() -> Phi3Config:
-    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
-    return Phi3Config(
-        vocab_size=320, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, initializer_range=0.2, pad_token_id=0,
-        bos_token_id=None, eos_token_id=None,
-        max_position_embeddings=4 * SHORT, original_max_position_embeddings=SHORT,
-        rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, **factors},
-    )  # fmt: skip
+SHORT = 64  # positions of the Phi-3 with longrope
 
 
 def test_an_alibi_model_is_refused_by_name() -> None:
@@ -61,12 +47,9 @@ def test_local_attention_that_counts_columns_is_refused_by_name() -> None:
     check_supported(alike, "some/model", 64)
 
 
-def test_slots_in_which_longrope_would_change_positions_are_refused(
-    longrope: Phi3Config, tmp_path: Path
-) -> None:
-    longrope.save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
-    spec = PairSpec(target=str(tmp_path), drafts={}, runner=RunnerSettings(max_length=SHORT + 1))
+def test_slots_in_which_longrope_would_change_positions_are_refused(longrope_folder: Path) -> None:
+    runner = RunnerSettings(max_length=SHORT + 1)
+    spec = PairSpec(target=str(longrope_folder), drafts={}, runner=runner)
     assert max_length_of(spec) == SHORT
     with pytest.raises(UserError, match=f"is {SHORT + 1}, and may be {SHORT} at most") as error:
         check_pair(spec)
@@ -77,11 +60,10 @@ def test_slots_in_which_longrope_would_change_positions_are_refused(
 @pytest.mark.parametrize("packs", [True, False])
 @torch.inference_mode()
 def test_longrope_rows_change_no_positions_of_one_another(
-    longrope: Phi3Config, packs: bool
+    longrope_folder: Path, packs: bool
 ) -> None:
     """Padding and candidates may lie past what a slot holds."""
-    torch.manual_seed(0)
-    model = Phi3ForCausalLM(longrope).eval()
+    model = AutoModelForCausalLM.from_pretrained(longrope_folder).eval()
     long, short = [5 + 3 * n % 300 for n in range(SHORT)], [9, 8, 7]
     expected = [model(torch.tensor([text])).logits[0, -1] for text in (long, short)]
     runner = EagerRunner(model, slots=2, max_length=SHORT, packs=packs)

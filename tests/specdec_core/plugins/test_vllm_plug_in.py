@@ -94,6 +94,20 @@ def with_pauses() -> Iterator[list[int]]:
         yield [2, 3, 1]
 
 
+def test_a_text_that_is_longer_than_a_draft_can_hold_gets_no_candidates(
+    longrope_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(longrope_folder)
+    runner = RunnerSettings(max_length=64, target_dtype="float32", draft_dtype="float32")
+    pair = load_pair(PairSpec(target=folder, drafts={"same": folder}, runner=runner))
+    chain = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": MOST}}
+    own = proposer(pair, chain, tmp_path, monkeypatch)
+    ids = np.arange(2 * 128, dtype=np.int32).reshape(2, 128)
+    short, long = own.propose([[9], [127 + 80]], np.array([10, 80]), ids)
+    assert short
+    assert long == []
+
+
 @pytest.mark.parametrize("drafter", [HYBRID, CHAIN], ids=["hybrid", "chain"])
 def test_requests_are_found_by_their_texts(
     tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drafter: dict[str, Any]
