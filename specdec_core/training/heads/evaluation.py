@@ -156,7 +156,7 @@ def predictor_auc(
     trace = replay.track(draft).trace
     rule = replay.rule(draft, policy)
     values = replay.track(draft).values(rule)
-    candidates, after = rows_after(trace)
+    candidates, after = rows_after(trace, draft)
     if prompts is not None:
         inside = np.isin(trace.prompt[candidates], prompts)
         candidates, after = candidates[inside], after[inside]

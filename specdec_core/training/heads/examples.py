@@ -76,7 +76,7 @@ def load_examples(
             if kind != "specdecpp":
                 prompts, features, labels = _decisions(kind, trace, sampling)
             elif source == "trajectory":
-                prompts, features, labels = _after_candidates(trace, sampling)
+                prompts, features, labels = _after_candidates(trace, draft, sampling)
             else:
                 prompts, features, labels = _mixed(recording.examples(draft))
             parts[kind].append((features, labels, split[prompts]))
@@ -182,22 +182,27 @@ def _decisions(kind: HeadKind, trace: Trace, sampling: Sampling) -> Rows:
     return trace.prompt[rows], features, labels
 
 
-def _after_candidates(trace: Trace, sampling: Sampling) -> Rows:
+def _after_candidates(trace: Trace, draft: str, sampling: Sampling) -> Rows:
     """What SpecDec++'s head reads after each candidate of the trajectory. §4.4 calls this ideal
     but too expensive; here the continuations are recorded anyway."""
-    candidates, after = rows_after(trace)
+    candidates, after = rows_after(trace, draft)
     labels = acceptance(trace, candidates, sampling)
     return trace.prompt[candidates], trace.hidden[after], labels
 
 
-def rows_after(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
-    """Rows (n,) of the trajectory's candidates Y_t, and rows (n,) of what is drafted after them,
-    whose hidden state is that of Y_t: the next position where Y_t is the target's token, the
-    continuation where it is not. Candidates with nothing after them are left out."""
-    rows, agrees = trace.trajectory, trace.agrees
+def rows_after(trace: Trace, draft: str) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (n,) of the trajectory's candidates Y_t, and rows (n,) of what `draft` drafts after
+    them, whose hidden state is that of Y_t: the next position where Y_t is the target's token, the
+    continuation where it is not. An EAGLE head drafts the next position from the target's features
+    and a candidate from its own state: of one it is the continuation everywhere. Candidates with
+    nothing after them are left out."""
+    rows = trace.trajectory
+    next_position = trace.agrees & (draft not in trace.header.eagle_heads)
     keys = _keys(trace.prompt, trace.position, trace.step)
     order = np.argsort(keys)
-    sought = _keys(trace.prompt[rows], trace.position[rows] + agrees, (~agrees).astype(int))
+    sought = _keys(
+        trace.prompt[rows], trace.position[rows] + next_position, (~next_position).astype(int)
+    )
     places = np.searchsorted(keys, sought, sorter=order).clip(max=len(keys) - 1)
     after = order[places]
     recorded = keys[after] == sought

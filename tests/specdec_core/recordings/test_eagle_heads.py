@@ -16,6 +16,7 @@ from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Header, Recording, save_header, write_shard
+from specdec_core.training.heads.examples import rows_after
 from tests.specdec_core.drafting.proofs import PROMPTS
 from tests.specdec_core.models.eagle.pair_heads import head_of
 from tests.specdec_core.recordings.test_every_kind import KNOWN, TOKENS, assert_replayed
@@ -117,6 +118,19 @@ def test_trees_and_guesses_are_not_known(replay: Replay, kind: str) -> None:
         replay.run(configuration)
     other = decoding({"kind": kind, "draft": "draft", **known}, replay)
     assert replay.can(other) == (kind not in ("tree", "fork") or replay.header.sampling.greedy)
+
+
+def test_what_follows_a_candidate_does_not_tell_whether_it_was_accepted(replay: Replay) -> None:
+    """Or an acceptance head would learn to tell the target's features from the head's states."""
+    track = replay.track(HEAD)
+    candidates, after = rows_after(track.trace, HEAD)
+    agrees = track.trace.draft_token[candidates] == track.trace.target_token[candidates]
+    assert agrees.any()
+    assert not agrees.all()
+    # What a round's second candidate is drafted from, live and in replays.
+    starts = np.searchsorted(track.trace.trajectory, candidates)
+    np.testing.assert_array_equal(after, track.windows[starts, 1])
+    assert (track.trace.step[after] == 1).all()
 
 
 def test_examples_of_mixed_texts_are_refused(replay: Replay) -> None:

@@ -63,7 +63,7 @@ def test_the_row_after_a_candidate_holds_the_state_of_the_candidate(
     recording: Recording, tiny_pair: Pair
 ) -> None:
     trace = recording.trace("draft")
-    candidates, after = rows_after(trace)
+    candidates, after = rows_after(trace, "draft")
     agrees = trace.draft_token[candidates] == trace.target_token[candidates]
     assert agrees.any()
     assert not agrees.all()
