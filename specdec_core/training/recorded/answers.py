@@ -6,6 +6,7 @@ the same call goes on after the last shard that is whole.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,12 @@ class AnswersCard(Document):
     digest: str  # of the prompts' tokens
     max_new_tokens: int
     temperatures: tuple[float, ...]
+
+    @property
+    def identity(self) -> str:
+        """The same for the same answers, in whatever folder they or their target are."""
+        content = self.model_dump_json(exclude={"target"})
+        return hashlib.sha256(content.encode()).hexdigest()
 
 
 @dataclass(frozen=True)

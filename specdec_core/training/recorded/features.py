@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -48,6 +48,8 @@ class FeaturesCard(Document):
     layers: tuple[int, ...]
     eos_token_ids: tuple[int, ...]
     config: dict[str, Any]  # the target's
+    # Of the answers' card. Unknown of features that earlier versions recorded.
+    identity: str | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 def missing_bytes(answers: Path, folder: Path, layers: int, width: int) -> int:
@@ -71,13 +73,11 @@ def record_features(
     follows the shards. The pair's target is on the CPU, its weights not packed.
 
     Raises:
-        UserError: the answers are another target's, `folder` holds other features, or the target's
-            output layer is more than a matrix.
+        UserError: see :func:`check_folder`; or the target's output layer is more than a matrix.
     """
     observer = observer or Observer()
     fingerprint, target = pair.fingerprints[TARGET], pair.target
-    if read_card(answers).fingerprint != fingerprint:
-        raise UserError(f"{answers}: the answers of another target than {pair.spec.target}")
+    check_folder(folder, answers, fingerprint, layers)
     card = FeaturesCard(
         answers=str(answers),
         target=pair.spec.target,
@@ -85,14 +85,9 @@ def record_features(
         layers=tuple(layers),
         eos_token_ids=tuple(sorted(pair.eos_token_ids)),
         config=target.config.get_text_config(decoder=True).to_dict(),
+        identity=read_card(answers).identity,
     )
-    if (folder / _CARD).exists():
-        found = read_features_card(folder)
-        if (found.fingerprint, found.layers) != (card.fingerprint, card.layers):
-            raise UserError(
-                f"{folder}: holds other features ({_CARD} differs); name another folder"
-            )
-    else:
+    if not (folder / _CARD).exists():
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_path(folder / TABLES) as path:
             save_file(_tables(target), path)
@@ -107,6 +102,27 @@ def record_features(
             observer.step()
     finally:
         reader.inputs.remove()
+
+
+def check_folder(folder: Path, answers: Path, fingerprint: str, layers: Sequence[int]) -> None:
+    """Raises :class:`UserError` unless the answers are of the target with that fingerprint, and
+    `folder` is empty or for the inputs of its `layers` at these very answers."""
+    card = read_card(answers)
+    if card.fingerprint != fingerprint:
+        raise UserError(
+            f"{answers}: the answers of another target (weights {card.fingerprint}, not"
+            f" {fingerprint}); name another --answers"
+        )
+    if not (folder / _CARD).exists():
+        return
+    found = read_features_card(folder)
+    if (found.fingerprint, found.layers) != (fingerprint, tuple(layers)):
+        raise UserError(f"{folder}: holds other features ({_CARD} differs); name another --out")
+    if found.identity not in (None, card.identity):
+        raise UserError(
+            f"{folder}: holds the features of other answers than those in {answers}; name another"
+            " --out"
+        )
 
 
 def read_features_card(folder: Path) -> FeaturesCard:

@@ -17,7 +17,11 @@ from specdec_core.training.recorded.answers import (
     claim,
     write_answers,
 )
-from specdec_core.training.recorded.features import missing_bytes, record_features
+from specdec_core.training.recorded.features import (
+    check_folder,
+    missing_bytes,
+    record_features,
+)
 from specdec_core.training.recorded.precision import working_type
 from specdec_core.training.recorded.prompts import TokenPrompt, prompts_digest
 
@@ -64,11 +68,12 @@ def gather_features(
     layer reads is recorded; None is for the three that heads read by default.
 
     Raises:
-        UserError: the answers are another target's, or `out` holds other features.
+        UserError: the answers are another target's, or `out` holds features of others.
     """
     config = load_skeleton(spec.target).config.get_text_config(decoder=True)
     layers = default_layers(config.num_hidden_layers) if layers is None else layers
     folder = out / "features" / ("-".join(map(str, layers)) or "output")
+    check_folder(folder, answers, fingerprint(spec.target), layers)
     if room := missing_bytes(answers, folder, len(layers), config.hidden_size):
         say(f"features will take {room / 1e9:.2f} GB in {folder}")
         # A forward of many tokens is quickest with weights as they are.

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
 from specdec_core.models.pair import Pair
 from specdec_core.training.eagle.settings import EagleTrainingSettings
 from specdec_core.training.eagle.training import EagleTraining
 from specdec_core.training.recorded.features import RecordedTexts, record_features
+from specdec_core.training.recorded.gather import gather_features
 from specdec_core.training.recorded.schedule import plan_epoch, rate
 from tests.specdec_core.training.conftest import LAYERS, Recorded, answer_prompts, unpacked
 
@@ -86,6 +89,35 @@ def test_features_are_recorded_once_and_gone_on_with(
     assert {p.name: p.read_bytes() for p in features.glob("0*.safetensors")} == whole
     with pytest.raises(UserError, match="holds other features"):
         record_features(pair, (1,), answers, features)
+
+
+def test_features_of_other_answers_are_not_taken_for_those_that_are_asked_for(
+    tiny_pair: Pair, tmp_path: Path
+) -> None:
+    """Nor where there are as many shards of them, and nothing is missing."""
+
+    def gathered(answers: str) -> Path:
+        return gather_features(
+            tiny_pair.spec, LAYERS, tmp_path / answers, tmp_path, Observer(), lambda line: None
+        )
+
+    for answers, prompts in (("one", 20), ("two", 21)):
+        answer_prompts(tiny_pair, tmp_path / answers, prompts=prompts, new_tokens=4)
+    features = gathered("one")
+    assert gathered("one") == features
+    with pytest.raises(
+        UserError, match=r"of other answers than those in .*two; name another --out"
+    ):
+        gathered("two")
+    # Those that an earlier version recorded do not know.
+    card = json.loads((features / "features.json").read_text())
+    del card["identity"]
+    (features / "features.json").write_text(json.dumps(card))
+    assert gathered("two") == features
+    card = json.loads((tmp_path / "two" / "answers.json").read_text())
+    (tmp_path / "two" / "answers.json").write_text(json.dumps({**card, "fingerprint": "0"}))
+    with pytest.raises(UserError, match="the answers of another target"):
+        gathered("two")
 
 
 def test_features_are_those_of_each_text_alone(tiny_pair: Pair, recorded: Recorded) -> None:

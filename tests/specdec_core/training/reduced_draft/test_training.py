@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,16 @@ def test_an_interrupted_training_ends_with_the_same_weights(
         torch.testing.assert_close(part.finished().state_dict()[name], weight, rtol=0, atol=0)
 
 
+def test_features_of_earlier_versions_give_trainings_the_names_that_they_had(
+    recorded: Recorded,
+) -> None:
+    texts = RecordedTexts(recorded.features)
+    texts.card = texts.card.model_copy(update={"fingerprint": "0", "identity": None})
+    settings = DraftTrainingSettings()
+    named = f"{settings.model_dump_json()} ['0', (0, 1, 2), [0], 200]"
+    assert training_digest(texts, settings) == hashlib.sha256(named.encode()).hexdigest()
+
+
 def test_a_training_goes_on_from_what_an_earlier_one_reached(
     recorded: Recorded, tmp_path: Path
 ) -> None:
@@ -138,9 +150,10 @@ def test_a_training_that_cannot_go_on_says_why(recorded: Recorded, tmp_path: Pat
     wider = settings.model_copy(update={"draft_vocab_size": settings.draft_vocab_size + 1})
     with pytest.raises(UserError, match="was trained with draft_vocab_size"):
         trained_after(card, recorded.texts, wider, tmp_path)
-    other = card.model_copy(update={"training": "0" * 64})
+    others = RecordedTexts(recorded.features)
+    others.card = others.card.model_copy(update={"identity": "of as many others"})
     with pytest.raises(UserError, match="was trained on other answers"):
-        trained_after(other, recorded.texts, settings, tmp_path)
+        trained_after(card, others, settings, tmp_path)
     with pytest.raises(UserError, match="is no longer there"):
         checkpoint_of(tmp_path, "0" * 64)
 
