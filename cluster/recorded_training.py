@@ -78,7 +78,7 @@ def train(
         RuntimeError: no model could be trained.
     """
     texts = RecordedTexts(features)
-    texts.split()
+    texts.split(kind.judged_at)
     if further:
         earlier = load_card(out / kind.name, kind.card)
         settings = trained_after(earlier, texts, settings, out / kind.name)

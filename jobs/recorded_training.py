@@ -95,6 +95,7 @@ def train_on_answers(
     from dashboards.reports.learning import learning
     from dashboards.tracking.training_run import TrainingRun
     from specdec_core.config import PairSpec, RunnerSettings
+    from specdec_core.training.recorded.answers import read_card
     from specdec_core.training.recorded.features import check_features
 
     temperatures = numbers(answering.temperatures, "--temperatures", float)
@@ -106,6 +107,10 @@ def train_on_answers(
         check_features(features, target)
     elif answering.prompts is None and not (answers / "answers.json").exists():
         raise UserError(f"{answers}: no answers in it; give --prompts to have some written")
+    elif answering.prompts is None:
+        _check_temperatures(kind, read_card(answers).temperatures, str(answers))
+    else:
+        _check_temperatures(kind, temperatures, f"--temperatures {answering.temperatures}")
     rates = [own.learning_rate for own in settings]
     params = {
         "target": target,
@@ -128,6 +133,16 @@ def train_on_answers(
             with console.status("writing to MLflow"):
                 tracking.finish(model)
     return model
+
+
+def _check_temperatures(kind: Kind, temperatures: tuple[float, ...], where: str) -> None:
+    """Raises :class:`UserError` where answers at these temperatures say nothing of a model."""
+    if kind.judged_at and not set(kind.judged_at) & set(temperatures):
+        needed = " or ".join(f"{temperature:g}" for temperature in kind.judged_at)
+        raise UserError(
+            f"{where}: no answers at temperature {needed}, by which an {kind.title} is judged; have"
+            " some of them"
+        )
 
 
 def _gathered(

@@ -20,7 +20,8 @@ class Kind:
     """A kind of model: the command that trains it, and what its training is made of.
 
     `name` is also that of the folder that the model is put into, `title` that of its run;
-    `workspace` is the folder of the workspace that all of the kind are in.
+    `workspace` is the folder of the workspace that all of the kind are in. Evaluations are of the
+    answers at the temperatures `judged_at`, of all answers where there are none.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Kind:
     settings: type[TrainingSettings]
     training: type[RecordedTraining[Any, Any, Any]]
     card: type[TrainingCard]
+    judged_at: tuple[float, ...] = ()
 
 
 HEAD = Kind(
@@ -40,6 +42,7 @@ HEAD = Kind(
     settings=EagleTrainingSettings,
     training=EagleTraining,
     card=EagleTrainingCard,
+    judged_at=(0.0, 1.0),
 )
 DRAFT = Kind(
     name="draft",

@@ -12,7 +12,7 @@ from jobs.train_eagle import main
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec
 from specdec_core.training.eagle.finished import EagleTrainingCard
-from specdec_core.training.recorded.answers import read_card
+from specdec_core.training.recorded.answers import AnswersCard, claim, read_card
 from specdec_core.training.recorded.finished import load_card
 from tests.jobs.conftest import Command
 
@@ -70,6 +70,23 @@ def test_bad_input_gets_one_line(
     with pytest.raises(UserError, match=complaint) as error:
         main(**{"target": tiny_spec.target, "out": tmp_path / "out", **options})
     assert "\n" not in str(error.value)
+    assert not list(tmp_path.glob("out/*/*"))
+
+
+def test_answers_that_a_head_cannot_be_judged_on_are_refused_where_they_are(
+    tiny_spec: PairSpec, tmp_path: Path
+) -> None:
+    card = AnswersCard(
+        target=tiny_spec.target,
+        fingerprint="0",
+        prompts=1,
+        digest="0",
+        max_new_tokens=1,
+        temperatures=(0.5, 0.7),
+    )
+    claim(tmp_path / "answers", card)
+    with pytest.raises(UserError, match="answers: no answers at temperature 0 or 1"):
+        main(target=tiny_spec.target, answers=tmp_path / "answers", out=tmp_path / "out")
 
 
 def test_prompts_are_rendered_and_those_that_are_too_long_left_out(

@@ -6,7 +6,7 @@ that is whole. Beside them are the target's own tables, so that training needs t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -251,13 +251,15 @@ class RecordedTexts:
             self._open(path, held_out)
         self.held_out = np.concatenate([np.zeros(0, bool), *held_out])
 
-    def split(self) -> tuple[list[int], list[int]]:
+    def split(self, judged_at: Collection[float] = ()) -> tuple[list[int], list[int]]:
         """The numbers of the texts to train on and of those held out, by a hash of their prompts.
-        Raises :class:`UserError` where either are none."""
+        Raises :class:`UserError` where either are none, or none held out is at one of the
+        temperatures `judged_at`, if there are any."""
         usable = [n for n, text in enumerate(self.texts) if text.length > 0]
         train = [n for n in usable if not self.held_out[n]]
         rest = [n for n in usable if self.held_out[n]]
-        if not train or not rest:
+        judged = [n for n in rest if not judged_at or self.texts[n].temperature in judged_at]
+        if not train or not judged:
             raise UserError(
                 f"{self.card.answers}: too few answers to train on some and evaluate on the others"
             )

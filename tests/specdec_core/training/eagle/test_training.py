@@ -13,6 +13,7 @@ from specdec_core.base.observer import Observer
 from specdec_core.models.pair import Pair
 from specdec_core.training.eagle.settings import EagleTrainingSettings
 from specdec_core.training.eagle.training import EagleTraining
+from specdec_core.training.kinds import HEAD
 from specdec_core.training.recorded.features import RecordedTexts, record_features
 from specdec_core.training.recorded.gather import gather_features
 from specdec_core.training.recorded.schedule import plan_epoch, rate
@@ -138,6 +139,12 @@ def test_features_are_those_of_each_text_alone(tiny_pair: Pair, recorded: Record
         logits = output.logits[0, text.prompt : length - 1]
         found = batch.normaliser[row, : text.length]
         torch.testing.assert_close(found, logits.logsumexp(-1), **near)
+
+
+def test_a_training_has_texts_held_out_that_it_can_be_judged_on(recorded: Recorded) -> None:
+    assert recorded.texts.split(HEAD.judged_at) == recorded.texts.split()
+    with pytest.raises(UserError, match="too few answers to train on some and evaluate on"):
+        recorded.texts.split((0.7,))
 
 
 def test_every_text_is_in_one_batch_that_is_no_larger_than_asked() -> None:
