@@ -30,6 +30,12 @@ class TrainingSettings(Value):
         description="the digest of a training beside it, whose best weights it begins with",
     )
 
+    @property
+    def order_seed(self) -> int:
+        """Of the texts' order: another than that of the training before, so that its first texts
+        are not read most often."""
+        return self.seed if self.after is None else self.seed ^ int(self.after[:8], 16)
+
 
 class Evaluation(Value):
     """A model on texts held out. A subclass has figures of its kind."""

@@ -75,6 +75,7 @@ class RecordedTraining(ABC, Generic[S, E, M]):
         self.seconds = self.loss = 0.0
         self.curve: list[E] = []
         self.seconds_before = 0.0
+        self.order_seed = settings.order_seed
         if settings.after is not None:
             self._begin_after(checkpoint_of(checkpoint.parent.parent, settings.after))
         self.evaluations_before = len(self.curve)
@@ -149,7 +150,7 @@ class RecordedTraining(ABC, Generic[S, E, M]):
         begun = time.monotonic()
         settings = self.settings
         batch = self.texts.batch(self.batches[self.batch], self.reads_features)
-        place = np.random.SeedSequence([settings.seed, self.epoch, self.batch])
+        place = np.random.SeedSequence([self.order_seed, self.epoch, self.batch])
         generator = torch.Generator().manual_seed(int(place.generate_state(1)[0]))
         with self._autocast():
             loss = self._loss(batch, generator)
@@ -185,7 +186,7 @@ class RecordedTraining(ABC, Generic[S, E, M]):
     def _plan(self) -> None:
         lengths = {number: self.texts.texts[number].length for number in self.train}
         self.batches = plan_epoch(
-            self.train, lengths, self.settings.batch_tokens, self.settings.seed, self.epoch
+            self.train, lengths, self.settings.batch_tokens, self.order_seed, self.epoch
         )
 
     def _autocast(self) -> torch.autocast:
@@ -203,6 +204,7 @@ class RecordedTraining(ABC, Generic[S, E, M]):
             "optimizer": self.optimizer.state_dict(),
             "curve": [evaluation.model_dump(mode="json") for evaluation in self.curve],
             "seconds_before": self.seconds_before,
+            "order_seed": self.order_seed,
             **{name: getattr(self, name) for name in _COUNTERS},
         }
         with atomic_path(self.checkpoint) as path:
@@ -216,6 +218,8 @@ class RecordedTraining(ABC, Generic[S, E, M]):
         self.curve = self._read_curve(state)
         for name in _COUNTERS:
             setattr(self, name, state[name])
+        # Places in the order of an earlier version would not be places in another.
+        self.order_seed = state.get("order_seed", self.settings.seed)
         self._plan()
 
     def _begin_after(self, earlier: Path) -> None:

@@ -131,7 +131,17 @@ def test_a_training_goes_on_from_what_an_earlier_one_reached(
         torch.testing.assert_close(further.best[name], weight, rtol=0, atol=0)
     assert further.curve == earlier.curve
     assert not further.done
+    # The texts come in another order, or those that come first would be read most often.
+    order = DraftTraining(recorded.texts, settings, tmp_path / CHECKPOINT).batches
+    assert sorted(chain(*further.batches)) == sorted(chain(*order))
+    assert further.batches != order
     further.advance(1e-9)
+    # One that an earlier version began keeps its order: its place would be another in this one.
+    state = torch.load(further.checkpoint, weights_only=True)
+    del state["order_seed"]
+    (tmp_path / "begun").mkdir()
+    torch.save(state, tmp_path / "begun" / CHECKPOINT)
+    assert DraftTraining(recorded.texts, again, tmp_path / "begun" / CHECKPOINT).batches == order
     resumed = run(DraftTraining(recorded.texts, again, tmp_path / "further" / CHECKPOINT))
     assert resumed.tokens == 2 * earlier.tokens
     assert resumed.curve[:2] == earlier.curve
